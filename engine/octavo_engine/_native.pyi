@@ -1,0 +1,185 @@
+"""The CPU extension (csrc). Every call that computes releases the GIL.
+
+Matrices [rows = out features, cols = in features] are *packed* into panels of 16 rows: panel p holds,
+for each pair of columns (2j, 2j + 1), its 16 rows' two values side by side (bf16), or for each column
+its 16 rows' values (f32). Rows are padded to 16 and columns to 2 with zeros. The KV cache uses the
+same panels: 16 tokens of a block are 16 rows of K, and 16 columns of V are 16 rows.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+def cpu_features() -> dict[str, bool]:
+    """What this processor offers: avx2, fma, f16c, avx512f, avx512_bf16, avx512_vnni, amx_bf16, neon …"""
+
+def available_isas() -> list[str]:
+    """Instruction sets that were compiled in and can run here, best first: e.g. ["avx2", "generic"]."""
+
+def available_cores() -> int:
+    """Cores this process may use: affinity and cgroup quota respected."""
+
+class Team:
+    """Worker threads that compute together; parked when idle. `isa` as OCTAVO_CPU_ISA or the best."""
+
+    def __init__(self, num_threads: int, isa: str = "") -> None: ...
+    @property
+    def num_threads(self) -> int: ...
+    @property
+    def isa(self) -> str: ...
+
+class Packed:
+    """A weight matrix in panels. dtype "bf16" or "f32"."""
+
+    def __init__(self, rows: int, cols: int, dtype: str) -> None: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    def pack(
+        self,
+        team: Team,
+        first_row: int,
+        data: NDArray[np.uint8],
+        source_dtype: str,
+        num_rows: int,
+        row_map: NDArray[np.int32] | None = None,
+    ) -> None:
+        """Pack `num_rows` stored rows behind one another, from `data`, as rows first_row ….
+
+        `source_dtype` is F32, F16, BF16 or a GGUF type (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K … Q6_K);
+        source rows are dequantised on the way. `row_map[i]` names the stored row that becomes row i.
+        Raises ValueError when sizes do not agree.
+        """
+    def unpack(self) -> NDArray[np.float32]:
+        """The matrix [rows, cols]; for tests."""
+
+def dequantize(data: NDArray[np.uint8], source_dtype: str, num_values: int) -> NDArray[np.float32]:
+    """Stored values as float32; source dtypes as in Packed.pack."""
+
+class KVCache:
+    """K and V of all layers in blocks of 16 tokens; dtype "bf16" or "f32"."""
+
+    def __init__(
+        self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: str
+    ) -> None: ...
+    @property
+    def bytes_per_block(self) -> int: ...
+    def copy(self, copies: NDArray[np.int32]) -> None:
+        """Rows (source block, target block, number of tokens), over all layers."""
+    def poison(self, block_ids: list[int]) -> None: ...
+    def read(self, layer: int, block: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """K and V of one block, each [num_kv_heads, 16, head_dim]; for tests."""
+
+class Program:
+    """Instructions over buffers in one arena, run as a whole.
+
+    A buffer is (byte offset in the arena, columns, dtype "f32" | "bf16", rows "T" | "S"). Python decides
+    where buffers lie and what is fused; csrc only runs. Instructions run in the order they were added.
+    """
+
+    def __init__(
+        self, team: Team, arena_bytes: int, max_tokens: int, max_logit_rows: int
+    ) -> None: ...
+    def buffer(self, offset: int, cols: int, dtype: str, rows: str) -> int:
+        """Declare a buffer; returns its number. Offsets are multiples of 64."""
+    def embed(self, dst: int, table: Packed, scale: float) -> None:
+        """dst = table[token_ids] * scale. dst is f32, rows T."""
+    def rms_norm(
+        self,
+        dst: int,
+        src: int,
+        weight: NDArray[np.float32],
+        eps: float,
+        add: int = -1,
+        add_scale: float = 1.0,
+    ) -> None:
+        """If add >= 0 first src += add_scale * add, in place. dst = norm(src) * weight, rounded to dst's dtype."""
+    def linear(
+        self,
+        dst: int,
+        src: int,
+        weight: Packed,
+        bias: NDArray[np.float32] | None = None,
+        mode: str = "store",
+        activation: str = "",
+        scale: float = 1.0,
+    ) -> None:
+        """mode "store": dst = y; "add": dst += scale * y; "glu": dst = activation(y left) * y right,
+        where left and right are the two halves of weight's rows. y = src · weightᵀ + bias.
+        src has the dtype of the weight; dst is f32 (store, add) or f32 | bf16 (glu)."""
+    def attention(
+        self,
+        dst: int,
+        qkv: int,
+        layer: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        rotary_dim: int = 0,
+        cos_sin: NDArray[np.float32] | None = None,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        q_norm: NDArray[np.float32] | None = None,
+        k_norm: NDArray[np.float32] | None = None,
+        norm_eps: float = 1e-6,
+    ) -> None:
+        """Per-head norms, rope, KV write, then paged causal attention.
+        cos_sin is [max positions, rotary_dim]: cos of each pair, then sin of each pair."""
+    def glu(self, dst: int, src: int, activation: str) -> None: ...
+    def activation(self, dst: int, src: int, activation: str) -> None: ...
+    def add(self, dst: int, x: int, y: int, scale: float = 1.0) -> None:
+        """dst = x + scale * y; dst may be x."""
+    def scale(self, dst: int, src: int, factor: float) -> None: ...
+    def soft_cap(self, dst: int, src: int, cap: float) -> None: ...
+    def convert(self, dst: int, src: int) -> None:
+        """Copy with rounding to dst's dtype."""
+    def select_rows(self, dst: int, src: int) -> None:
+        """dst (rows S) = src (rows T) at logit_rows."""
+    def run(
+        self,
+        kv: KVCache,
+        token_ids: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        slots: NDArray[np.int32],
+        seq_starts: NDArray[np.int32],
+        seq_lens: NDArray[np.int32],
+        rows: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
+        logit_rows: NDArray[np.int32],
+    ) -> None:
+        """Run a step. Raises ValueError when the arrays do not agree or exceed the plan."""
+    def read(self, buffer: int, num_rows: int) -> NDArray[np.float32]:
+        """A view (f32) or copy (bf16) of the first rows of a buffer, e.g. the logits after `run`."""
+
+def sample(
+    team: Team,
+    logits: NDArray[np.float32],
+    table: NDArray[Any],
+    rows: NDArray[np.int32],
+    positions: NDArray[np.int32],
+    targets: NDArray[np.int32],
+    history: NDArray[np.int32],
+    bias_starts: NDArray[np.int32] | None,
+    bias_ids: NDArray[np.int32] | None,
+    bias_values: NDArray[np.float32] | None,
+    allow_starts: NDArray[np.int32] | None,
+    allow_ids: NDArray[np.int32] | None,
+    num_logprobs: int,
+    tokens: NDArray[np.int32],
+    status: NDArray[np.uint8],
+    logprobs: NDArray[np.float32] | None,
+    ranks: NDArray[np.int32] | None,
+    top_ids: NDArray[np.int32] | None,
+    top_logprobs: NDArray[np.float32] | None,
+) -> None:
+    """Sample or score every row of logits [S, V] (modified in place); see octavo_engine.sampling.batch."""
+
+def philox(key: int, counter: int) -> tuple[int, int, int, int]:
+    """Four 32-bit random numbers of Philox-4x32-10; for tests."""

@@ -1,0 +1,1 @@
+"""What executes a step: native (csrc), torch (the reference), sim (modelled time)."""

@@ -1,0 +1,65 @@
+"""What the runner needs from any backend: load a model, hold KV blocks, execute a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from octavo_engine.sampling.batch import Sampled, SamplingBatch
+
+
+@dataclass(slots=True)
+class Step:
+    """One step as flat arrays. B sequences, T tokens, S rows of logits, R rows of the runner's tables.
+
+    Sequence b owns tokens [seq_starts[b], seq_starts[b + 1]); they are the last ones of its
+    `seq_lens[b]` tokens. Its block table is `block_tables[rows[b]]`.
+    """
+
+    token_ids: NDArray[np.int32]  # [T]
+    positions: NDArray[np.int32]  # [T]
+    slots: NDArray[np.int32]  # [T]  block id * 16 + offset: where the token's k and v go
+    seq_starts: NDArray[np.int32]  # [B + 1]
+    seq_lens: NDArray[np.int32]  # [B]  tokens of the sequence once this step is done
+    rows: NDArray[np.int32]  # [B]
+    block_tables: NDArray[np.int32]  # [R, blocks per sequence]
+    logit_rows: NDArray[np.int32]  # [S]  which tokens' logits are wanted
+    copies: NDArray[np.int32]  # [C, 3]  source block, target block, tokens; done before the step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendLimits:
+    """The largest step a backend must be ready for; it plans its memory once."""
+
+    max_tokens: int
+    max_seqs: int
+    max_logit_rows: int
+    max_model_len: int
+
+
+class Backend(Protocol):
+    """A model in memory, ready to compute. Built by `backends.registry.build_backend`."""
+
+    @property
+    def name(self) -> str:
+        """Such as "native/avx2"; for the log and `octavo doctor`."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        """Bytes that one block of 16 tokens takes over all layers."""
+
+    def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
+        """Plan memory for the largest step and allocate the KV cache. Called once, after loading."""
+
+    def execute(self, step: Step, sampling: SamplingBatch) -> Sampled:
+        """Compute the step, then sample or score each row of logits."""
+
+    def poison_blocks(self, block_ids: list[int]) -> None:
+        """Fill blocks with NaN: tests show by it that freed memory is never read."""

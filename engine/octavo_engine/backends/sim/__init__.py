@@ -1,0 +1,1 @@
+"""The simulator: true scheduling, modelled step time, seeded tokens."""

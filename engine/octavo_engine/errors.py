@@ -1,0 +1,99 @@
+"""Everything that can go wrong, drawn once. Each error says whose fault it is and what to do.
+
+OctavoError
+├── ConfigError               the operator's settings: a flag, a file, memory that is not there
+├── ModelError                the model's files: missing, truncated, wrong shape, hostile, unsupported
+├── RequestError              the caller's request; carries status, code and the field's name
+│   ├── InvalidRequest          400
+│   ├── ContextLengthExceeded   400, both numbers
+│   ├── ModelUnknown            404
+│   ├── QueueFull               503, Retry-After
+│   └── DeadlineExceeded        504
+├── GenerationFailed          500: this request's numbers went wrong (NaN in its logits); no other is touched
+└── EngineDead                503: the engine core is gone or hung; it is being restarted
+"""
+
+
+class OctavoError(Exception):
+    """Base of all errors that Octavo raises on purpose."""
+
+
+class ConfigError(OctavoError):
+    """The settings cannot work; the message names the flag and the numbers."""
+
+
+class ModelError(OctavoError):
+    """The model's files cannot be used; the message names the file, and the tensor where there is one."""
+
+
+class RequestError(OctavoError):
+    """The request cannot be served as asked. `param` names the field that is to blame, if one is."""
+
+    status = 400
+    type = "invalid_request_error"
+    code: str | None = "invalid_request"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequest(RequestError):
+    """A field is missing, of the wrong type, or out of range."""
+
+
+class ContextLengthExceeded(RequestError):
+    """The prompt does not fit; the message carries both numbers."""
+
+    code = "context_length_exceeded"
+
+
+class ModelUnknown(RequestError):
+    """No model of that name is served here."""
+
+    status = 404
+    type = "not_found_error"
+    code = "model_not_found"
+
+
+class QueueFull(RequestError):
+    """The server holds as many waiting requests as it may."""
+
+    status = 503
+    type = "overloaded_error"
+    code = "queue_full"
+
+
+class DeadlineExceeded(RequestError):
+    """The request's own deadline passed before it was done."""
+
+    status = 504
+    type = "timeout_error"
+    code = "deadline_exceeded"
+
+
+class GenerationFailed(RequestError):
+    """The model produced numbers that are not numbers for this request."""
+
+    status = 500
+    type = "server_error"
+    code = "model_error"
+
+
+class EngineDead(RequestError):
+    """The engine core died or hangs; requests in flight are lost, new ones may come back shortly."""
+
+    status = 503
+    type = "server_error"
+    code = "engine_dead"

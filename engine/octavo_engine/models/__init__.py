@@ -1,0 +1,1 @@
+"""Model families, each a page over the operations of `octavo_engine.ops`."""

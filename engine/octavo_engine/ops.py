@@ -1,0 +1,124 @@
+"""The operations a model may use. Every backend answers to this page; a model is written in nothing else.
+
+A model is built once with a `Loader` (its weights, by their Hugging Face names) and then written down
+as a function of `Ops`. The torch backend executes each call at once; the native backend records the
+calls into a program that csrc runs in one go. So a model may not look at values, only pass them on.
+
+Values are [rows, columns] in float32. `T` rows stand for the step's tokens; after `select_rows`, `S`
+rows stand for the tokens whose logits are wanted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+Value: TypeAlias = Any  # a backend's own: a torch tensor, or a recorded value
+Linear: TypeAlias = Any  # a weight [out, in] in whatever format, with its bias
+Embedding: TypeAlias = Any  # a table [vocabulary, hidden]
+Vector: TypeAlias = Any  # a float32 vector, such as a norm's weight
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rope:
+    """Rotary position embedding over the first `2 * len(inv_freq)` columns of a head.
+
+    Pairs are (i, i + rotary_dim / 2), as Hugging Face stores them. cos and sin are of
+    float32(position) * inv_freq, times `attention_factor`.
+    """
+
+    inv_freq: NDArray[np.float32]  # [rotary_dim / 2]
+    attention_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionSpec:
+    """One layer's paged causal attention over columns [q heads | k heads | v heads]."""
+
+    layer: int  # index into the KV cache
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float  # of q · k
+    rope: Rope | None = None
+    window: int | None = None  # a token sees itself and the window - 1 tokens before it
+    soft_cap: float | None = None  # scores become cap * tanh(score / cap)
+    q_norm: Vector | None = None  # RMS norm of each head, before rope
+    k_norm: Vector | None = None
+    norm_eps: float = 1e-6
+
+
+class Loader(Protocol):
+    """Hands out weights by name and keeps account of which were taken.
+
+    Raises ModelError at once on a wrong shape; missing names are collected, so that one error lists
+    them all (`finish`).
+    """
+
+    def embedding(self, name: str, rows: int, columns: int) -> Embedding:
+        """The table `name`.weight."""
+
+    def linear(
+        self,
+        names: str | Sequence[str],
+        in_features: int,
+        out_features: int | Sequence[int],
+        *,
+        bias: bool = False,
+    ) -> Linear:
+        """The weights `names`.weight stacked along their outputs, and `names`.bias if there is one."""
+
+    def tied(self, embedding: Embedding) -> Linear:
+        """The embedding table as the language model's head; shares its memory."""
+
+    def vector(self, name: str, size: int, *, offset: float = 0.0) -> Vector:
+        """The vector `name` plus `offset`, in float32. `name` is whole: it ends in .weight or .bias."""
+
+
+class Ops(Protocol):
+    """What a model is composed of."""
+
+    def embedding(self, table: Embedding, *, scale: float = 1.0) -> Value:
+        """The step's token ids looked up in `table`, times scale: [T, hidden]."""
+
+    def linear(self, x: Value, weight: Linear) -> Value:
+        """x · weightᵀ + bias. The result is float32; x is rounded to what the weight's format wants."""
+
+    def rms_norm(self, x: Value, weight: Vector, eps: float) -> Value:
+        """x / sqrt(mean(x²) + eps) * weight, row by row."""
+
+    def attention(self, qkv: Value, spec: AttentionSpec) -> Value:
+        """Norm and rotate q and k, write k and v to the cache, attend: [T, num_heads * head_dim]."""
+
+    def glu(self, x: Value, activation: Activation) -> Value:
+        """activation(left half) * right half."""
+
+    def activation(self, x: Value, activation: Activation) -> Value:
+        """Element by element."""
+
+    def add(self, x: Value, y: Value, *, scale: float = 1.0) -> Value:
+        """x + scale * y."""
+
+    def scale(self, x: Value, factor: float) -> Value:
+        """x * factor."""
+
+    def soft_cap(self, x: Value, cap: float) -> Value:
+        """cap * tanh(x / cap)."""
+
+    def select_rows(self, x: Value) -> Value:
+        """Only the rows whose logits are wanted: [S, columns]."""
+
+
+class Model(Protocol):
+    """A model family: weights taken from a loader, and one forward pass over ops."""
+
+    def forward(self, ops: Ops) -> Value:
+        """The logits of the selected rows: [S, vocabulary]."""

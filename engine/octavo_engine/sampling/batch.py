@@ -1,0 +1,68 @@
+"""The sampler's input and output as arrays: what each row of logits should become.
+
+The kernel is `_native.sample`: one call a step, rows in parallel, each row on its own, so that a
+request's tokens never depend on its company. The order of work is vLLM's: log-probabilities of the
+raw logits; allowed ids; bias (bad words and too-early stops are a bias of -inf); repetition, frequency
+and presence penalties; greedy, or temperature, min-p, top-k, top-p and one draw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# One record a row of the runner's tables; csrc/sampling.h mirrors it.
+SAMPLING_ROW = np.dtype(
+    [
+        ("seed", np.uint64),  # Philox key; the counter is the token's position
+        ("temperature", np.float32),  # below 1e-5: greedy
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("repetition_penalty", np.float32),
+        ("frequency_penalty", np.float32),
+        ("presence_penalty", np.float32),
+        ("top_k", np.int32),  # 0: all
+        ("num_prompt_tokens", np.int32),  # frequency and presence count what comes after
+    ]
+)
+
+SAMPLED_OK, SAMPLED_NOT_FINITE, SAMPLED_NOTHING_ALLOWED = 0, 1, 2
+
+
+class Ragged(NamedTuple):
+    """A list per logits row: row s has ids[starts[s]:starts[s + 1]]."""
+
+    starts: NDArray[np.int32]  # [S + 1]
+    ids: NDArray[np.int32]
+    values: NDArray[np.float32] | None = None
+
+
+@dataclass(slots=True)
+class SamplingBatch:
+    """S rows of logits and what to do with each."""
+
+    table: NDArray[np.void]  # [R] of SAMPLING_ROW
+    rows: NDArray[np.int32]  # [S]  row of the sequence that the logits belong to
+    positions: NDArray[np.int32]  # [S]  position that the token will take = tokens before it
+    targets: NDArray[np.int32]  # [S]  -1: sample; otherwise the prompt token to score
+    history: NDArray[np.int32]  # [R, max_model_len]  all tokens of each row
+    bias: Ragged | None = None
+    allowed: Ragged | None = None  # an empty list allows everything
+    num_logprobs: int = -1  # -1: none wanted; otherwise the most alternatives that any row wants
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What the sampler found, row by row."""
+
+    tokens: NDArray[np.int32]  # [S]  sampled token, or the target
+    status: NDArray[np.uint8]  # [S]  SAMPLED_*
+    logprobs: NDArray[np.float32] | None = None  # [S]
+    ranks: NDArray[np.int32] | None = None  # [S]  1 = the most likely
+    top_ids: NDArray[np.int32] | None = None  # [S, K]
+    top_logprobs: NDArray[np.float32] | None = None  # [S, K]

@@ -1,0 +1,57 @@
+"""What one step computes: the scheduler's decision, as values that could cross a process boundary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from octavo_engine.state.sequence import Sequence
+
+
+class BlockGrowth(NamedTuple):
+    """Block `block_id` became number `index` of the block table in row `row`."""
+
+    row: int
+    index: int
+    block_id: int
+
+
+class BlockCopy(NamedTuple):
+    """Copy-on-write: the first `num_tokens` slots of `source` are copied to `target` before the step."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class ScheduledBatch:
+    """Parallel lists, one entry a scheduled sequence, and what changed since the last step.
+
+    A *row* is the place a running sequence keeps in the runner's arrays from admission to its end.
+    Entry i computes tokens [starts[i], starts[i] + counts[i]) of its sequence. `num_logits[i]` says of
+    how many of its last tokens the logits are wanted: 0 within a prompt, 1 when it is caught up after
+    this step and so samples a token, more when prompt log-probabilities were asked for. `samples[i]`
+    is true if the last of them yields the next token.
+    """
+
+    sequences: list[Sequence] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    num_logits: list[int] = field(default_factory=list)
+    samples: list[bool] = field(default_factory=list)
+    admitted: list[Sequence] = field(
+        default_factory=list
+    )  # rows to write afresh, block table included
+    grown: list[BlockGrowth] = field(default_factory=list)  # blocks added to rows admitted earlier
+    copies: list[BlockCopy] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.sequences
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.counts)

@@ -1,0 +1,71 @@
+"""What a step yields: from the runner to the scheduler, and from the core to its clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error", "deadline"]
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one token and of the most likely ones at its position."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 = the most likely
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What the executor computed, in the order of the batch's sequences."""
+
+    tokens: list[int]  # the sampled token, or -1 where none was sampled
+    failed: list[int] = field(default_factory=list)  # entries whose logits were not finite
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by entry, where asked
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # this chunk's
+
+
+class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """News of one sequence after a step."""
+
+    request_id: str
+    token_ids: list[int] = []
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the stop id that ended it; None for end of text
+    error: str | None = None  # one sentence, with finish_reason "error"
+    num_cached_tokens: int = 0  # prompt tokens taken from the cache; in the first output
+    logprobs: list[TokenLogprobs] = []  # one a token, where asked
+    prompt_logprobs: list[
+        TokenLogprobs
+    ] = []  # of the prompt positions computed since the last output
+
+
+class EngineStats(msgspec.Struct, kw_only=True):
+    """Where the engine stands; counters only grow."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    queued_tokens: int = 0  # prompt tokens that wait or are still to be computed
+    kv_blocks_total: int = 0
+    kv_blocks_used: int = 0  # held by sequences; cached but free ones do not count
+    steps: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
+    prefix_hits: int = 0  # of those, found
+    preemptions: int = 0
+    nan_failures: int = 0
+    step_ms: float = 0.0  # of the last step
+    last_step_at: float = 0.0  # monotonic seconds
+
+
+class StepOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The one message a step sends from the core to its client."""
+
+    outputs: list[SequenceOutput] = []
+    stats: EngineStats | None = None

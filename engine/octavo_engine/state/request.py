@@ -1,0 +1,24 @@
+"""What was asked of the engine core: one request is one sequence (n > 1 arrives as n requests)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from octavo_engine.state.sampling_params import SamplingParams  # noqa: TC001  (msgspec reads it)
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One sequence to generate. Immutable; crosses the process boundary as msgpack."""
+
+    request_id: str  # unique in this engine's life; made by us, never by a client
+    prompt_token_ids: list[int]  # at least one
+    params: SamplingParams
+    output_token_ids: list[
+        int
+    ] = []  # tokens generated elsewhere before: the resume of a broken stream
+    eos_token_ids: tuple[int, ...] = ()
+    seed: int = 0  # settled 64-bit key of the counter-based generator
+    arrival_at: float = 0.0  # monotonic seconds
+    deadline_at: float | None = None  # monotonic seconds; work past it is dropped
+    priority: int = 0  # lower runs first, under the priority policy
+    cache_salt: str = ""  # separates prefix caches of tenants

@@ -1,0 +1,89 @@
+"""How one request wants its tokens chosen. A value; it crosses the process boundary as msgpack."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from octavo_engine.errors import InvalidRequest
+
+MAX_SEED = 2**63 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling parameters under vLLM's names. Raises InvalidRequest that names the field."""
+
+    n: int = 1  # answers to the same prompt
+    temperature: float = 1.0  # below 1e-5 the most likely token is taken
+    top_p: float = 1.0
+    top_k: int = 0  # 0 and -1: all
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16  # None: as many as the context has room for
+    min_tokens: int = 0  # no end of text and no stop id before this many
+    logprobs: int | None = None  # alternatives per token beside the chosen one
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # `bad_words` once tokenised
+    allowed_token_ids: tuple[int, ...] | None = None
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+    logits_processors: tuple[str, ...] = ()  # names of entry points in `octavo.logits_processors`
+
+    def __post_init__(self) -> None:
+        _range("n", self.n, 1, 128)
+        _finite("temperature", self.temperature, 0.0, 1e4)
+        _finite("top_p", self.top_p, 0.0, 1.0)
+        _range("top_k", self.top_k, -1, 2**31 - 1)
+        _finite("min_p", self.min_p, 0.0, 1.0)
+        _finite("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _finite("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _finite("repetition_penalty", self.repetition_penalty, 0.0, 1e4)
+        if self.repetition_penalty == 0.0:
+            raise InvalidRequest("repetition_penalty must be above 0", param="repetition_penalty")
+        if self.seed is not None:
+            _range("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
+        if self.max_tokens is not None:
+            _range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _range("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})",
+                param="min_tokens",
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _range(name, value, 0, 20)
+        if any(not s for s in self.stop):
+            raise InvalidRequest("stop strings must not be empty", param="stop")
+        for token, bias in (self.logit_bias or {}).items():
+            if math.isnan(bias):
+                raise InvalidRequest(f"logit_bias[{token}] is not a number", param="logit_bias")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids must not be empty", param="allowed_token_ids")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+
+def _range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} must be between {low} and {high}; got {value}", param=name)
+
+
+def _finite(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # false for NaN too
+        raise InvalidRequest(
+            f"{name} must be between {low:g} and {high:g}; got {value}", param=name
+        )

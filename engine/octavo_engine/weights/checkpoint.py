@@ -1,0 +1,39 @@
+"""A model's stored tensors by Hugging Face name, read by mmap. Formats: safetensors, GGUF, dummy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTensor:
+    """A tensor as it lies in the file: nothing is copied until a backend packs it."""
+
+    name: str  # Hugging Face name, e.g. model.layers.0.self_attn.q_proj.weight
+    dtype: str  # F32, F16, BF16, or a GGUF type: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K … Q6_K
+    shape: tuple[int, ...]  # [out, in] for a matrix
+    data: NDArray[np.uint8]  # the raw bytes, a view of the mapped file
+    row_map: NDArray[np.int32] | None = (
+        None  # stored row that is row i, where the file permutes rows
+    )
+    offset: float = 0.0  # to add to every value (GGUF stores Gemma's norms as 1 + w: offset -1)
+
+
+class Checkpoint(Protocol):
+    """Raises ModelError that names the file and tensor."""
+
+    def names(self) -> Iterable[str]: ...
+
+    def read(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        """The tensor, whose shape must be the one asked for."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Stored bytes of all tensors, for progress."""
