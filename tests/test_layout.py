@@ -1,0 +1,86 @@
+"""The architecture as tests: what must hold of the tree itself."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE_ROOTS = ("engine/octavo_engine", "router/octavo_router", "operator/octavo_operator", "octavo")
+MAX_LINES = 500
+LONGER_WITH_REASON: dict[str, str] = {}  # path: why it is one idea all the same
+
+
+def sources() -> list[Path]:
+    return [path for root in SOURCE_ROOTS for path in sorted((ROOT / root).rglob("*.py"))]
+
+
+def test_the_operator_folder_is_no_package():
+    """With `operator/__init__.py`, `import operator` finds our folder instead of the standard library,
+    and every Python that is started at the root dies in `import collections`."""
+    assert not (ROOT / "operator" / "__init__.py").exists()
+
+
+def test_the_standard_library_imports_at_the_root():
+    subprocess.run([sys.executable, "-c", "import collections, operator"], cwd=ROOT, check=True)
+
+
+def test_tests_are_no_packages():
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_each_module_opens_with_its_sentence(path):
+    assert ast.get_docstring(ast.parse(path.read_text())), "say in one sentence what the module owns"
+
+
+def test_no_source_file_outgrows_one_idea():
+    code = [*sources(), *(ROOT / "csrc").rglob("*.cpp"), *(ROOT / "csrc").rglob("*.h")]
+    long = {str(p.relative_to(ROOT)) for p in code if len(p.read_text().splitlines()) > MAX_LINES}
+    assert long == set(LONGER_WITH_REASON)
+
+
+def test_the_engine_package_costs_nothing_to_import():
+    """Router and operator import the protocol; that must not bring numpy, let alone torch."""
+    script = (
+        "import sys, octavo_engine.protocol.endpoints\n"
+        "import importlib, pkgutil, octavo_engine.protocol as p\n"
+        "for m in pkgutil.iter_modules(p.__path__): importlib.import_module(f'{p.__name__}.{m.name}')\n"
+        "print(sorted(m for m in ('numpy', 'torch', 'msgspec', 'starlette') if m in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_cpu_engine_imports_no_torch():
+    script = (
+        "import sys\n"
+        "import octavo_engine.core.build, octavo_engine.backends.native.backend\n"
+        "import octavo_engine.server.app, octavo.cli\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def test_every_decision_record_is_linked_from_the_architecture_page():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    for record in sorted((ROOT / "docs" / "adr").glob("*.md")):
+        assert f"adr/{record.name}" in page, record.name
+
+
+def test_every_dependency_is_explained():
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    for requirement in project["dependencies"]:
+        name = requirement.split(">")[0].split(";")[0].strip()
+        assert name in page, name
+    for extra in project["optional-dependencies"]:
+        assert f"`{extra}`" in page, extra
