@@ -8,7 +8,21 @@
 
 namespace octavo {
 
-enum class StoredType { F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K };
+enum class StoredType {
+    F32,
+    F16,
+    BF16,
+    Q8_0,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q2_K,
+    Q3_K,
+    Q4_K,
+    Q5_K,
+    Q6_K
+};
 
 // The type of that name, if there is one.
 std::optional<StoredType> stored_type(std::string_view name);

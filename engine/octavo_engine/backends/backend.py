@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Step:
-    """One step as flat arrays. B sequences, T tokens, S rows of logits, R rows of the runner's tables.
+    """One step as flat arrays: B sequences, T tokens, S rows of logits, R rows of the runner's.
 
     Sequence b owns tokens [seq_starts[b], seq_starts[b + 1]); they are the last ones of its
     `seq_lens[b]` tokens. Its block table is `block_tables[rows[b]]`.
@@ -56,10 +56,13 @@ class Backend(Protocol):
         """Bytes that one block of 16 tokens takes over all layers."""
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
-        """Plan memory for the largest step and allocate the KV cache. Called once, after loading."""
+        """Plan memory for the largest step, allocate the KV cache. Called once, after loading."""
 
     def execute(self, step: Step, sampling: SamplingBatch) -> Sampled:
         """Compute the step, then sample or score each row of logits."""
 
     def poison_blocks(self, block_ids: list[int]) -> None:
         """Fill blocks with NaN: tests show by it that freed memory is never read."""
+
+    def close(self) -> None:
+        """Let go of memory and threads; nothing may be called afterwards."""

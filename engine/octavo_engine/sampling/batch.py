@@ -2,8 +2,8 @@
 
 The kernel is `_native.sample`: one call a step, rows in parallel, each row on its own, so that a
 request's tokens never depend on its company. The order of work is vLLM's: log-probabilities of the
-raw logits; allowed ids; bias (bad words and too-early stops are a bias of -inf); repetition, frequency
-and presence penalties; greedy, or temperature, min-p, top-k, top-p and one draw.
+raw logits; allowed ids; bias (bad words and too-early stops are a bias of -inf); repetition,
+frequency and presence penalties; greedy, or temperature, min-p, top-k, top-p and one draw.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-# One record a row of the runner's tables; csrc/sampling.h mirrors it.
+    from octavo_engine.sampling.processors import ProcessedRow
+
+# One record a row of the runner's tables; csrc/cpu/sampling.h mirrors it.
 SAMPLING_ROW = np.dtype(
     [
         ("seed", np.uint64),  # Philox key; the counter is the token's position
@@ -54,6 +58,7 @@ class SamplingBatch:
     bias: Ragged | None = None
     allowed: Ragged | None = None  # an empty list allows everything
     num_logprobs: int = -1  # -1: none wanted; otherwise the most alternatives that any row wants
+    processed: Sequence[ProcessedRow] = ()  # rows for custom processors, before all else
 
 
 @dataclass(slots=True)

@@ -1,0 +1,42 @@
+"""The executor in the engine's own process: one backend, called directly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo_engine.model_runner.runner import ModelRunner
+
+if TYPE_CHECKING:
+    from octavo_engine.backends.backend import Backend, BackendLimits
+    from octavo_engine.config import SchedulerConfig
+    from octavo_engine.state.batch import ScheduledBatch
+    from octavo_engine.state.outputs import StepResult
+
+
+class UniExecutor:
+    """Owns a backend from here on: prepares it for `limits` and `num_blocks`, and closes it."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        scheduler_config: SchedulerConfig,
+        limits: BackendLimits,
+        num_blocks: int,
+    ) -> None:
+        self._backend = backend
+        self._is_closed = False
+        backend.prepare(limits, num_blocks)
+        self._runner = ModelRunner(backend, scheduler_config=scheduler_config, limits=limits)
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        return self._runner.execute(batch)
+
+    def poison_blocks(self, block_ids: list[int]) -> None:
+        self._backend.poison_blocks(block_ids)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._backend.close()

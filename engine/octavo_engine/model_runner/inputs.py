@@ -1,0 +1,200 @@
+"""The flat arrays of a step, built from a scheduled batch and from what each row keeps.
+
+A row's tokens, blocks and sampling parameters are written when its sequence is admitted and then
+only grow, so a step gathers from them with a few numpy calls, however many sequences there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_engine.backends.backend import Step
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.model_runner.wishes import RowWishes
+from octavo_engine.sampling.adjust import AdjustedRow, build_lists
+from octavo_engine.sampling.batch import SamplingBatch
+from octavo_engine.sampling.processors import ProcessedRow
+from octavo_engine.sampling.rows import fill_row, new_table
+
+if TYPE_CHECKING:
+    from octavo_engine.sampling.processors import ProcessorRegistry
+    from octavo_engine.state.batch import BlockCopy, ScheduledBatch
+    from octavo_engine.state.sequence import Sequence
+
+Ints: TypeAlias = NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class BuiltStep:
+    """A step, and where in its logits each sequence of the batch finds its own.
+
+    Entry i has the rows of logits [logit_starts[i], logit_starts[i + 1]); all but a last one that
+    samples are scored against tokens already known.
+    """
+
+    step: Step
+    sampling: SamplingBatch
+    logit_starts: Ints  # [B + 1]
+    is_decode: bool  # each entry is one token that samples
+
+
+class StepInputs:
+    """The arrays of all rows: row r has tokens `token_ids[r, :n]`, blocks `block_tables[r, :m]`."""
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        processors: ProcessorRegistry | None = None,
+    ) -> None:
+        width = -(-max_model_len // BLOCK_SIZE)
+        # Zero pages: memory that no sequence ever reaches is never touched.
+        self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
+        self.block_tables = np.zeros((max_num_seqs, width), np.int32)
+        self.table = new_table(max_num_seqs)
+        self.wishes = RowWishes(processors)
+        # Constants to take slices of.
+        self._arange = np.arange(max_num_seqs + 1, dtype=np.int32)
+        self._no_targets = np.full(max_num_seqs, -1, np.int32)
+        self._no_copies = np.zeros((0, 3), np.int32)
+
+    def build(self, batch: ScheduledBatch) -> BuiltStep:
+        """Take in what changed since the last step, then lay out this one."""
+        for sequence in batch.admitted:
+            self._admit(sequence)
+        for row, index, block_id in batch.grown:
+            self.block_tables[row, index] = block_id
+        rows = np.array(batch.rows, np.int32)
+        starts = np.array(batch.starts, np.int32)
+        is_decode = (
+            max(batch.counts) == 1 == min(batch.num_logits) == max(batch.num_logits)
+            and all(batch.samples)
+        )  # fmt: skip
+        layout = self._decode_step if is_decode else self._mixed_step
+        built = layout(batch, rows, starts)
+        self._add_wishes(batch, built)
+        return built
+
+    def store(self, rows: Ints, positions: Ints, tokens: Ints) -> None:
+        """Append sampled tokens to their rows; the next step computes them."""
+        self.token_ids[rows, positions] = tokens
+
+    def _admit(self, sequence: Sequence) -> None:
+        row = sequence.row
+        self.token_ids[row, : len(sequence.token_ids)] = sequence.token_ids
+        self.block_tables[row, : len(sequence.block_table)] = sequence.block_table
+        fill_row(self.table, row, sequence.request)
+        self.wishes.fill(row, sequence.request)
+
+    def _copies(self, copies: list[BlockCopy]) -> Ints:
+        return np.array(copies, np.int32) if copies else self._no_copies
+
+    def _decode_step(self, batch: ScheduledBatch, rows: Ints, positions: Ints) -> BuiltStep:
+        # Hot path: once per step of nothing but decoding.
+        num_seqs = len(rows)
+        blocks, offsets = np.divmod(positions, BLOCK_SIZE)
+        ends = positions + 1
+        ramp = self._arange[: num_seqs + 1]
+        step = Step(
+            token_ids=self.token_ids[rows, positions],
+            positions=positions,
+            slots=self.block_tables[rows, blocks] * BLOCK_SIZE + offsets,
+            seq_starts=ramp,
+            seq_lens=ends,
+            rows=rows,
+            block_tables=self.block_tables,
+            logit_rows=ramp[:num_seqs],
+            copies=self._copies(batch.copies),
+        )
+        sampling = SamplingBatch(
+            table=self.table,
+            rows=rows,
+            positions=ends,
+            targets=self._no_targets[:num_seqs],
+            history=self.token_ids,
+        )
+        return BuiltStep(step, sampling, ramp, is_decode=True)
+
+    def _mixed_step(self, batch: ScheduledBatch, rows: Ints, starts: Ints) -> BuiltStep:
+        counts = np.array(batch.counts, np.int32)
+        num_logits = np.array(batch.num_logits, np.int32)
+        samples = np.array(batch.samples, bool)
+        seq_starts, logit_starts = _offsets(counts), _offsets(num_logits)
+        positions = _ranges(starts, counts, seq_starts)
+        token_rows = np.repeat(rows, counts)
+        logit_rows = _ranges(seq_starts[1:] - num_logits, num_logits, logit_starts)
+        after = positions[logit_rows] + 1
+        logit_owners = np.repeat(rows, num_logits)
+        targets = np.full(len(logit_rows), -1, np.int32)
+        is_scored = np.ones(len(logit_rows), bool)
+        is_scored[logit_starts[1:][samples] - 1] = False
+        targets[is_scored] = self.token_ids[logit_owners[is_scored], after[is_scored]]
+        blocks, offsets = np.divmod(positions, BLOCK_SIZE)
+        step = Step(
+            token_ids=self.token_ids[token_rows, positions],
+            positions=positions,
+            slots=self.block_tables[token_rows, blocks] * BLOCK_SIZE + offsets,
+            seq_starts=seq_starts,
+            seq_lens=starts + counts,
+            rows=rows,
+            block_tables=self.block_tables,
+            logit_rows=logit_rows,
+            copies=self._copies(batch.copies),
+        )
+        sampling = SamplingBatch(
+            table=self.table,
+            rows=logit_owners,
+            positions=after,
+            targets=targets,
+            history=self.token_ids,
+        )
+        return BuiltStep(step, sampling, logit_starts, is_decode=False)
+
+    def _add_wishes(self, batch: ScheduledBatch, built: BuiltStep) -> None:
+        """Adjustments, processors and log-probabilities, of the rows that want them."""
+        wishes, sampling = self.wishes, built.sampling
+        if wishes.adjustments or wishes.processors:
+            self._add_edits(batch, built)
+        wanted = -1
+        if wishes.logprobs:
+            wanted = max((wishes.logprobs.get(row, -1) for row in batch.rows), default=-1)
+        if wishes.prompt_logprobs and not built.is_decode:
+            wanted = max(wanted, *(wishes.prompt_logprobs.get(row, -1) for row in batch.rows))
+        sampling.num_logprobs = wanted
+
+    def _add_edits(self, batch: ScheduledBatch, built: BuiltStep) -> None:
+        wishes, sampling = self.wishes, built.sampling
+        adjusted: list[AdjustedRow] = []
+        processed: list[ProcessedRow] = []
+        last_rows = built.logit_starts[1:].tolist()
+        for i, row in enumerate(batch.rows):
+            adjustments, processors = wishes.adjustments.get(row), wishes.processors.get(row)
+            if not batch.samples[i] or (adjustments is None and processors is None):
+                continue
+            index = last_rows[i] - 1
+            tokens = self.token_ids[row, : int(sampling.positions[index])]
+            if adjustments is not None:
+                num_prompt_tokens = int(self.table["num_prompt_tokens"][row])
+                adjusted.append(AdjustedRow(index, adjustments, tokens[num_prompt_tokens:]))
+            if processors is not None:
+                processed.append(ProcessedRow(index, processors, tokens))
+        sampling.bias, sampling.allowed = build_lists(adjusted, len(sampling.rows))
+        sampling.processed = processed
+
+
+def _offsets(lengths: Ints) -> Ints:
+    """Where each of the parts begins, and where the last one ends."""
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _ranges(firsts: Ints, lengths: Ints, offsets: Ints) -> Ints:
+    """The ranges firsts[i], firsts[i] + 1, … of the given lengths, one behind the other."""
+    ramp = np.arange(offsets[-1], dtype=np.int32)
+    return ramp + np.repeat(firsts - offsets[:-1], lengths)

@@ -1,0 +1,99 @@
+"""Executes a scheduled batch on a backend and says what came of each sequence. Decides nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo_engine.model_runner.inputs import StepInputs
+from octavo_engine.sampling.batch import SAMPLED_OK
+from octavo_engine.state.outputs import StepResult, TokenLogprobs
+
+if TYPE_CHECKING:
+    from octavo_engine.backends.backend import Backend, BackendLimits
+    from octavo_engine.config import SchedulerConfig
+    from octavo_engine.model_runner.inputs import BuiltStep
+    from octavo_engine.sampling.batch import Sampled
+    from octavo_engine.sampling.processors import ProcessorRegistry
+    from octavo_engine.state.batch import ScheduledBatch
+
+
+class ModelRunner:
+    """One backend, prepared already, and the arrays of its rows."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        scheduler_config: SchedulerConfig,
+        limits: BackendLimits,
+        processors: ProcessorRegistry | None = None,
+    ) -> None:
+        self.backend = backend
+        self.inputs = StepInputs(
+            max_num_seqs=scheduler_config.max_num_seqs,
+            max_model_len=limits.max_model_len,
+            processors=processors,
+        )
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        """Compute the batch. Sampled tokens are noted in the rows, ready for the next step."""
+        built = self.inputs.build(batch)
+        sampled = self.backend.execute(built.step, built.sampling)
+        if built.is_decode:
+            self.inputs.store(built.step.rows, built.sampling.positions, sampled.tokens)
+            result = StepResult(tokens=sampled.tokens.tolist())
+        else:
+            result = StepResult(tokens=self._take_tokens(batch, built, sampled))
+        if np.count_nonzero(sampled.status):
+            self._take_failures(built, sampled, result)
+        if sampled.logprobs is not None:
+            self._take_logprobs(batch, built, sampled, result)
+        return result
+
+    def _take_tokens(self, batch: ScheduledBatch, built: BuiltStep, sampled: Sampled) -> list[int]:
+        entries = np.flatnonzero(batch.samples)
+        last = built.logit_starts[entries + 1] - 1
+        tokens = np.full(len(batch.sequences), -1, np.int32)
+        tokens[entries] = sampled.tokens[last]
+        self.inputs.store(built.step.rows[entries], built.sampling.positions[last], tokens[entries])
+        result: list[int] = tokens.tolist()
+        return result
+
+    def _take_failures(self, built: BuiltStep, sampled: Sampled, result: StepResult) -> None:
+        bad_rows = np.flatnonzero(sampled.status != SAMPLED_OK)
+        entries = np.searchsorted(built.logit_starts, bad_rows, side="right") - 1
+        result.failed = sorted(set(entries.tolist()))
+        for i in result.failed:
+            result.tokens[i] = -1
+
+    def _take_logprobs(
+        self, batch: ScheduledBatch, built: BuiltStep, sampled: Sampled, result: StepResult
+    ) -> None:
+        wishes = self.inputs.wishes
+        failed = set(result.failed)
+        starts = built.logit_starts.tolist()
+        for i, row in enumerate(batch.rows):
+            if i in failed:
+                continue
+            wanted = wishes.logprobs.get(row)
+            if wanted is not None and batch.samples[i]:
+                result.logprobs[i] = _logprobs(sampled, starts[i + 1] - 1, wanted)
+            wanted = wishes.prompt_logprobs.get(row)
+            scored = range(starts[i], starts[i + 1] - batch.samples[i])
+            if wanted is not None and scored:
+                result.prompt_logprobs[i] = [_logprobs(sampled, s, wanted) for s in scored]
+
+
+def _logprobs(sampled: Sampled, s: int, num_top: int) -> TokenLogprobs:
+    assert sampled.logprobs is not None and sampled.ranks is not None
+    assert sampled.top_ids is not None and sampled.top_logprobs is not None
+    top_ids = [token for token in sampled.top_ids[s, :num_top].tolist() if token >= 0]
+    return TokenLogprobs(
+        token_id=int(sampled.tokens[s]),
+        logprob=float(sampled.logprobs[s]),
+        rank=int(sampled.ranks[s]),
+        top_ids=top_ids,
+        top_logprobs=sampled.top_logprobs[s, : len(top_ids)].tolist(),
+    )

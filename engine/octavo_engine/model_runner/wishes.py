@@ -1,0 +1,61 @@
+"""What the runner knows of the request in each row, beside its arrays: only the unusual wishes."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, TypeVar
+
+from octavo_engine.errors import InvalidRequest
+from octavo_engine.sampling.adjust import Adjustments
+from octavo_engine.sampling.processors import ProcessorRegistry, failing_processor
+
+if TYPE_CHECKING:
+    from octavo_engine.sampling.processors import LogitsProcessor
+    from octavo_engine.state.request import EngineRequest
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class RowWishes:
+    """Rows that want more than the sampling table says. A plain request appears nowhere here.
+
+    NOTE: rows are not reported when they fall vacant; an entry lives until its row is filled again,
+    and is not looked at until then, since only rows of the batch are.
+    """
+
+    def __init__(self, processors: ProcessorRegistry | None = None) -> None:
+        self.registry = processors or ProcessorRegistry()
+        self.adjustments: dict[int, Adjustments] = {}
+        self.processors: dict[int, tuple[LogitsProcessor, ...]] = {}
+        self.logprobs: dict[int, int] = {}
+        self.prompt_logprobs: dict[int, int] = {}
+
+    def fill(self, row: int, request: EngineRequest) -> None:
+        """Forget the row's former owner and note what its new one wants."""
+        params = request.params
+        _put(self.adjustments, row, Adjustments.of(request))
+        _put(self.processors, row, self._resolve(request))
+        _put(self.logprobs, row, params.logprobs)
+        _put(self.prompt_logprobs, row, params.prompt_logprobs)
+
+    def _resolve(self, request: EngineRequest) -> tuple[LogitsProcessor, ...] | None:
+        names = request.params.logits_processors
+        if not names:
+            return None
+        try:
+            return self.registry.resolve(names)
+        except InvalidRequest as error:  # refused at the door as a rule; here the step must go on
+            logger.warning(
+                "Request has no such logits processor",
+                extra={"request_id": request.request_id, "error": error.message},
+            )
+            return (failing_processor,)
+
+
+def _put(entries: dict[int, T], row: int, value: T | None) -> None:
+    if value is None:
+        entries.pop(row, None)
+    else:
+        entries[row] = value
