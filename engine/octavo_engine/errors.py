@@ -2,6 +2,7 @@
 
 OctavoError
 ├── ConfigError               the operator's settings: a flag, a file, memory that is not there
+│   └── ExtensionMissing        the compiled part was not built; an ImportError too
 ├── ModelError                the model's files: missing, truncated, wrong shape, hostile, unsupported
 ├── RequestError              the caller's request; carries status, code and the field's name
 │   ├── InvalidRequest          400
@@ -20,6 +21,10 @@ class OctavoError(Exception):
 
 class ConfigError(OctavoError):
     """The settings cannot work; the message names the flag and the numbers."""
+
+
+class ExtensionMissing(ConfigError, ImportError):
+    """The compiled extension is not installed; the message says how to build it."""
 
 
 class ModelError(OctavoError):

@@ -1,0 +1,314 @@
+"""The engine as asyncio sees it: an async iterator a request, over a core that may come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from octavo_engine.core import wire
+from octavo_engine.core.build import build_engine, load_model_tokenizer, localized, resolve
+from octavo_engine.core.in_process_client import InProcessClient
+from octavo_engine.core.info import Health, ModelInfo
+from octavo_engine.core.output_processor import OutputProcessor, Submission
+from octavo_engine.core.process_client import ProcessClient
+from octavo_engine.core.seeds import Seeds
+from octavo_engine.core.validate import settle_params
+from octavo_engine.errors import EngineDead, OctavoError
+from octavo_engine.state.outputs import EngineStats
+from octavo_engine.tokenization.tokenizer import check_vocab
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable, Sequence
+    from typing import Self
+
+    from octavo_engine.config import EngineConfig
+    from octavo_engine.core.client import EngineClient, Listener
+    from octavo_engine.core.output_processor import Processed, Request
+    from octavo_engine.core.outputs import RequestOutput
+    from octavo_engine.errors import RequestError
+    from octavo_engine.state.outputs import StepOutput
+    from octavo_engine.state.sampling_params import SamplingParams
+    from octavo_engine.tokenization.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_LOADING = "the model is still being loaded"
+_LONG_PROMPT = 8192  # characters; longer ones are tokenised off the event loop
+
+
+class Connect(Protocol):
+    """Makes the client of a core; a place for tests to put their own."""
+
+    def __call__(self, config: EngineConfig, listener: Listener) -> EngineClient: ...
+
+
+def in_process(config: EngineConfig, listener: Listener) -> EngineClient:
+    return InProcessClient(config, listener, build=build_engine)
+
+
+def in_child_process(config: EngineConfig, listener: Listener) -> EngineClient:
+    return ProcessClient(config, listener)
+
+
+class AsyncEngine:
+    """Lives on the event loop it was started on. Requests may come once it is ready.
+
+    The core runs in a child process, which is restarted when it dies or hangs; the simulator's runs
+    in a thread. Requests in flight when a core is lost end with EngineDead.
+    """
+
+    def __init__(self, config: EngineConfig, connect: Connect) -> None:
+        self.config = config
+        self.stats = EngineStats()
+        self._connect = connect
+        self._client: EngineClient | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._processor: OutputProcessor | None = None
+        self._info: ModelInfo | None = None
+        self._start_error: OctavoError | None = None
+        self._seeds = Seeds(config.seed)
+        self._news: dict[Request, asyncio.Event] = {}  # who reads, and what wakes them
+        self._silent: set[Request] = set()  # of those, who reads at the end only
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._download = 0.0  # how much of it, 0 to 1
+        self._loading = asyncio.create_task(self._load(), name="octavo-load")
+
+    @classmethod
+    async def start(cls, config: EngineConfig, *, connect: Connect | None = None) -> Self:
+        """Begin to load and return, so that the port can be opened; `ready` waits for the rest."""
+        if connect is None:
+            connect = in_process if config.device == "sim" else in_child_process
+        return cls(config, connect)
+
+    async def ready(self) -> ModelInfo:
+        """Raises the ConfigError or ModelError that ended the start."""
+        await asyncio.wait([self._loading])
+        if self._start_error is not None:
+            raise self._start_error
+        if self._loading.cancelled():
+            raise OctavoError("the engine was stopped while it loaded")
+        return self.info
+
+    @property
+    def info(self) -> ModelInfo:
+        if self._info is None:
+            raise EngineDead(_LOADING, code="loading", retry_after_s=1)
+        return self._info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise EngineDead(_LOADING, code="loading", retry_after_s=1)
+        return self._tokenizer
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that somebody reads."""
+        return len(self._news)
+
+    def health(self) -> Health:
+        if self._start_error is not None:
+            return Health("dead", str(self._start_error))
+        if self._client is None:
+            return Health("loading", "the model is being fetched", self._download)
+        health = self._client.health()
+        if health.state == "ready" and self._info is None:
+            return Health("loading", "the model is being loaded", health.progress)
+        if health.state == "ready" and self._draining:
+            return Health("draining", "the server is shutting down")
+        return health
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        cache_salt: str = "",
+        output_token_ids: Sequence[int] = (),
+        stream: bool = True,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """News of the request until it is finished; with `stream` false only one, with everything.
+
+        A slow reader loses nothing: what it has not read is joined into one output. Closing the
+        iterator aborts the request in the core. Raises a RequestError, which may come after news.
+        """
+        arrival_at = time.monotonic()
+        self._check_open()
+        token_ids = await self._encode(prompt)
+        params = settle_params(token_ids, params, self.info, self.tokenizer, output_token_ids)
+        self._check_open()  # it may have closed while a long prompt was tokenised
+        submission = Submission(
+            request_id=request_id,
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=token_ids,
+            params=params,
+            seed=self._seeds.settle(params.seed),
+            eos_token_ids=self.info.eos_token_ids,
+            output_token_ids=list(output_token_ids),
+            arrival_at=arrival_at,
+            deadline_at=None if deadline_s is None else arrival_at + deadline_s,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        request = self._submit(submission, stream=stream)
+        try:
+            while not (output := await self._next(request)).finished:
+                yield output
+            yield output
+        finally:
+            self._close(request)
+
+    async def abort(self, request_id: str) -> bool:
+        """End all requests of that id with what they have; false if there is none."""
+        requests = [r for r in self._news if r.submission.request_id == request_id]
+        for request in requests:
+            if not request.finished:
+                self._send_abort(self._outputs.abort(request))
+                self._wake([request])
+        return bool(requests)
+
+    async def reset_prefix_cache(self) -> None:
+        if self._client is not None:
+            self._client.send(wire.ResetPrefixCache())
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no new requests and let those in flight end; what is left then is aborted."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            for request in list(self._news):
+                self._send_abort(self._outputs.abort(request))
+                self._wake([request])
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """End the core. Requests in flight end with EngineDead. A second call does nothing."""
+        self._draining = True
+        self._loading.cancel()
+        await asyncio.wait([self._loading])
+        self.on_lost(EngineDead("the server has stopped"))
+        if self._client is not None:
+            await self._client.stop()
+
+    # ── what the client calls ──
+
+    def on_step(self, step: StepOutput) -> None:
+        if step.stats is not None:
+            self.stats = step.stats
+        if step.outputs:
+            self._settle(self._outputs.process(step.outputs))
+
+    def on_refused(self, sequence_id: str, error: RequestError) -> None:
+        self._settle(self._outputs.refuse(sequence_id, error))
+
+    def on_lost(self, error: RequestError) -> None:
+        if self._processor is not None:
+            self._wake(self._processor.lose_all(error))
+
+    # ── inside ──
+
+    @property
+    def _outputs(self) -> OutputProcessor:
+        if self._processor is None:
+            raise EngineDead(_LOADING, code="loading", retry_after_s=1)
+        return self._processor
+
+    async def _load(self) -> None:
+        """The tokenizer is read here while the core reads the weights."""
+        try:
+            files = await asyncio.to_thread(resolve, self.config, self._note_download)
+            self._client = self._connect(localized(self.config, files), self)
+            tokenizer = await asyncio.to_thread(load_model_tokenizer, self.config, files)
+            info = await self._client.ready()
+            check_vocab(tokenizer, info.vocab_size)
+        except OctavoError as error:
+            await self._fail_start(error)
+            return
+        except Exception as error:
+            logger.exception("The engine failed to start")
+            await self._fail_start(OctavoError(f"{type(error).__name__}: {error}"))
+            return
+        self._tokenizer = tokenizer
+        self._processor = OutputProcessor(tokenizer)
+        self._info = info
+
+    def _note_download(self, done: int, total: int) -> None:
+        self._download = done / total if total else 0.0
+
+    async def _fail_start(self, error: OctavoError) -> None:
+        self._start_error = error
+        if self._client is not None:
+            await self._client.stop()
+
+    def _check_open(self) -> None:
+        if self._draining:
+            raise EngineDead("the server is shutting down", code="draining", retry_after_s=5)
+        health = self.health()
+        if health.state == "loading":
+            raise EngineDead(health.reason or _LOADING, code="loading", retry_after_s=1)
+        if health.state in ("stalled", "dead"):
+            raise EngineDead(health.reason, retry_after_s=1)
+
+    async def _encode(self, prompt: str | Sequence[int]) -> list[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if len(prompt) > _LONG_PROMPT:
+            return await asyncio.to_thread(self.tokenizer.encode, prompt)
+        return self.tokenizer.encode(prompt)
+
+    def _submit(self, submission: Submission, *, stream: bool) -> Request:
+        assert self._client is not None  # _check_open sees to it
+        request, sequences = self._outputs.add(submission)
+        self._news[request] = asyncio.Event()
+        if not stream:
+            self._silent.add(request)
+        self._idle.clear()
+        for sequence in sequences:
+            self._client.send(wire.AddRequests([sequence]))
+        return request
+
+    async def _next(self, request: Request) -> RequestOutput:
+        """The news of a request once there are any that its reader wants."""
+        silent = request in self._silent
+        while True:
+            if not silent or (request.finished and request.error is None):
+                output = request.take()
+                if output is not None:
+                    return output
+            if request.error is not None:
+                raise request.error
+            await self._news[request].wait()
+            self._news[request].clear()
+
+    def _close(self, request: Request) -> None:
+        if not request.finished:
+            self._send_abort(self._outputs.abort(request))
+        del self._news[request]
+        self._silent.discard(request)
+        if not self._news:
+            self._idle.set()
+
+    def _settle(self, processed: Processed) -> None:
+        self._send_abort(processed.aborts)
+        self._wake(processed.touched)
+
+    def _send_abort(self, sequence_ids: list[str]) -> None:
+        if sequence_ids and self._client is not None:
+            self._client.send(wire.Abort(sequence_ids))
+
+    def _wake(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            if request.finished or request not in self._silent:
+                with suppress(KeyError):  # its reader has left
+                    self._news[request].set()

@@ -1,0 +1,151 @@
+"""The composition root of the core: from settings to an engine that is loaded, sized and warm."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from octavo_engine.backends.backend import BackendLimits
+from octavo_engine.core.capacity import Capacity, gib, kv_memory, settle_capacity
+from octavo_engine.core.engine import Engine
+from octavo_engine.core.extension import require_extension
+from octavo_engine.core.identity import identify
+from octavo_engine.core.info import ModelInfo
+from octavo_engine.core.memory import free_memory
+from octavo_engine.errors import ConfigError
+from octavo_engine.executor.uni import UniExecutor
+from octavo_engine.scheduling.scheduler import SPARE_LOGITS, Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from octavo_engine.backends.backend import Backend
+    from octavo_engine.config import EngineConfig
+    from octavo_engine.tokenization.tokenizer import Tokenizer
+    from octavo_engine.weights.source import ModelFiles
+
+logger = logging.getLogger(__name__)
+
+
+def resolve(
+    config: EngineConfig, progress: Callable[[int, int], None] | None = None
+) -> ModelFiles | None:
+    """The model's files, fetched if need be; None for the simulator, which has none."""
+    if config.device == "sim":
+        return None
+    from octavo_engine.weights.source import resolve_model
+
+    return resolve_model(config.model, revision=config.revision, progress=progress)
+
+
+def localized(config: EngineConfig, files: ModelFiles | None) -> EngineConfig:
+    """The same settings with the model found: nobody has to fetch it again."""
+    if files is None:
+        return config
+    return config.replace(
+        model=str(files.path.absolute()), served_model_names=config.names, revision=None
+    )
+
+
+def load_model_tokenizer(config: EngineConfig, files: ModelFiles | None) -> Tokenizer:
+    """Of the simulator, which speaks bytes, when there are no files."""
+    if files is None:
+        from octavo_engine.tokenization.bytes_tokenizer import ByteTokenizer
+
+        for flag, value in (
+            ("--tokenizer", config.tokenizer),
+            ("--chat-template", config.chat_template),
+        ):
+            if value is not None:
+                raise ConfigError(f"{flag} has no effect with --device sim; leave it out")
+        return ByteTokenizer(config.sim.vocab_size)
+    from octavo_engine.tokenization.tokenizer import load_tokenizer
+
+    return load_tokenizer(files, override=config.tokenizer, chat_template=config.chat_template)
+
+
+def build_engine(
+    config: EngineConfig,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    backend: Backend | None = None,
+    now: Callable[[], float] = time.monotonic,
+) -> tuple[Engine, ModelInfo]:
+    """Load, size and warm up. Raises ConfigError or ModelError; then nothing is left behind.
+
+    A `backend` that is given is used, and closed, instead of the one that the settings name.
+    """
+    started = time.monotonic()
+    files = resolve(config)
+    identity = identify(config, files)
+    if backend is None:
+        if config.device in ("auto", "cpu"):
+            require_extension()
+        from octavo_engine.backends.registry import build_backend
+
+        backend = build_backend(config, files, progress)
+    try:
+        capacity = _capacity(config, backend, identity.own_max_model_len)
+        cache_key = hashlib.blake2b(
+            identity.digest + backend.name.encode(), digest_size=16
+        ).digest()
+        engine = _assemble(config, backend, capacity, cache_key, now)
+        engine.warm_up()
+    except BaseException:
+        backend.close()
+        raise
+    kv_bytes = 0 if config.device == "sim" else capacity.num_blocks * backend.kv_bytes_per_block
+    info = ModelInfo(
+        names=config.names,
+        max_model_len=capacity.max_model_len,
+        vocab_size=backend.vocab_size,
+        eos_token_ids=identity.eos_token_ids,
+        num_blocks=capacity.num_blocks,
+        kv_bytes=kv_bytes,
+        backend=backend.name,
+        default_params=identity.default_params,
+        load_seconds=time.monotonic() - started,
+        cache_key=cache_key,
+    )
+    logger.info(
+        "Loaded %s on %s in %.1f s: %s, %s of memory",
+        info.names[0], info.backend, info.load_seconds, capacity.note, gib(info.kv_bytes),
+    )  # fmt: skip
+    return engine, info
+
+
+def _capacity(config: EngineConfig, backend: Backend, own_max_model_len: int) -> Capacity:
+    """Measured now, after loading: what is free is what is really there."""
+    if config.device == "sim":
+        max_blocks, where = config.sim.kv_blocks, "the simulated KV pool"
+    else:
+        memory = kv_memory(config, free_memory())
+        max_blocks = memory // backend.kv_bytes_per_block
+        where = f"the KV cache of {gib(memory)}"
+    return settle_capacity(
+        config, own_max_model_len=own_max_model_len, max_blocks=max_blocks, where=where
+    )
+
+
+def _assemble(
+    config: EngineConfig,
+    backend: Backend,
+    capacity: Capacity,
+    cache_key: bytes,
+    now: Callable[[], float],
+) -> Engine:
+    settings = dataclasses.replace(config.scheduler, max_model_len=capacity.max_model_len)
+    limits = BackendLimits(
+        max_tokens=settings.max_num_batched_tokens,
+        max_seqs=settings.max_num_seqs,
+        max_logit_rows=settings.max_num_seqs + SPARE_LOGITS,
+        max_model_len=capacity.max_model_len,
+    )
+    executor = UniExecutor(
+        backend, scheduler_config=settings, limits=limits, num_blocks=capacity.num_blocks
+    )
+    scheduler = Scheduler(settings, num_blocks=capacity.num_blocks, cache_key=cache_key, now=now)
+    return Engine(scheduler, executor, now=now)

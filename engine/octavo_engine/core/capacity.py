@@ -1,0 +1,70 @@
+"""How many KV blocks there will be and how long a sequence may get. Arithmetic, with reasons."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from octavo_engine.config import BLOCK_SIZE, EngineConfig
+from octavo_engine.errors import ConfigError
+
+# A context cut to less would serve nobody; who wants it can ask for it by name.
+MIN_CONTEXT = 128
+
+
+class Capacity(NamedTuple):
+    """The settled sizes, and the sum in words."""
+
+    num_blocks: int
+    max_model_len: int
+    note: str
+
+
+def kv_memory(config: EngineConfig, free_bytes: int) -> int:
+    """Bytes for the KV cache: what was asked for, or a share of what is free after loading."""
+    asked = config.kv_cache_memory_bytes
+    if asked is None:
+        return int(free_bytes * config.memory_fraction)
+    if asked > free_bytes:
+        raise ConfigError(
+            f"--kv-cache-memory-bytes asks for {gib(asked)}, but only {gib(free_bytes)} of memory "
+            "are free after loading the model"
+        )
+    return asked
+
+
+def settle_capacity(
+    config: EngineConfig, *, own_max_model_len: int, max_blocks: int, where: str
+) -> Capacity:
+    """`max_blocks` is what there is room for; `where` names that room in errors.
+
+    Never more blocks than `max_num_seqs` sequences of full length can use. A context that was asked
+    for and does not fit is an error; the model's own is cut.
+    """
+    asked = config.max_model_len
+    if asked is not None and asked > own_max_model_len:
+        raise ConfigError(
+            f"--max-model-len {asked} is more than the model was made for "
+            f"({own_max_model_len} tokens)"
+        )
+    length = min(asked or own_max_model_len, max_blocks * BLOCK_SIZE)
+    wanted = asked or min(MIN_CONTEXT, own_max_model_len)
+    if length < wanted:
+        raise ConfigError(
+            f"one sequence of {wanted} tokens needs {_blocks(wanted)} KV blocks, but {where} holds "
+            f"{max_blocks}; free memory, raise --kv-cache-memory-bytes or --memory-fraction, "
+            "or lower --max-model-len"
+        )
+    num_blocks = min(max_blocks, config.scheduler.max_num_seqs * _blocks(length))
+    note = f"{num_blocks} KV blocks of {BLOCK_SIZE} tokens, sequences of up to {length} tokens"
+    if length < (asked or own_max_model_len):
+        note += f" (cut from the model's own {own_max_model_len}: that is what {where} holds)"
+    return Capacity(num_blocks, length, note)
+
+
+def gib(num_bytes: int) -> str:
+    """A size for people."""
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**28 else f"{num_bytes / 2**20:.1f} MiB"
+
+
+def _blocks(num_tokens: int) -> int:
+    return -(-num_tokens // BLOCK_SIZE)

@@ -1,0 +1,97 @@
+"""What a model is, as far as the core needs to know before its weights are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from octavo_engine.config import EngineConfig
+    from octavo_engine.weights.source import ModelFiles
+
+_SIM_EOS = 257  # of ByteTokenizer
+
+# generation_config.json's names for our sampling parameters.
+_DEFAULT_PARAMS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+_INTEGERS = ("top_k", "max_tokens")
+
+
+class ModelIdentity(NamedTuple):
+    """Facts from the model's files, weights aside."""
+
+    own_max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    default_params: dict[str, int | float]
+    digest: bytes  # 16 bytes; covers whatever makes two models' KV differ
+
+
+def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
+    """Of the simulator, which has no files, when they are None."""
+    if files is None:
+        facts = {"sim": config.names[0], "vocab": config.sim.vocab_size}
+        own = config.max_model_len or config.scheduler.max_model_len
+        return ModelIdentity(own, (_SIM_EOS,), {}, _digest(facts))
+    from octavo_engine.models.config import ModelConfig
+
+    shape = ModelConfig.from_hf(files.config)
+    generation_eos = _ids(files.generation_config.get("eos_token_id"))
+    facts = {
+        "config": files.config,
+        "files": _listing(files.path),
+        "tokenizer": config.tokenizer,
+        "dtype": config.dtype,
+        "device": config.device,
+        "load_format": config.load_format,
+        "seed": config.seed if config.load_format == "dummy" else None,
+    }
+    return ModelIdentity(
+        shape.max_position_embeddings,
+        tuple(dict.fromkeys((*shape.eos_token_ids, *generation_eos))),
+        default_params(files.generation_config),
+        _digest(facts),
+    )
+
+
+def default_params(generation_config: Mapping[str, Any]) -> dict[str, int | float]:
+    """Sampling parameters that the model's makers recommend; what is no number is passed over."""
+    found: dict[str, int | float] = {}
+    for theirs, ours in _DEFAULT_PARAMS.items():
+        value = generation_config.get(theirs)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
+            continue
+        found[ours] = int(value) if ours in _INTEGERS else float(value)
+    if generation_config.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return found
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    values = value if isinstance(value, list) else [value]
+    return tuple(v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0)
+
+
+def _listing(path: Path) -> list[tuple[str, int]]:
+    """Names and sizes: reading the weights to hash them would take longer than loading."""
+    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file())
+    return [(file.name, file.stat().st_size) for file in files]
+
+
+def _digest(facts: Mapping[str, Any]) -> bytes:
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -1,0 +1,46 @@
+"""What a running engine says of itself: the model it serves and how it fares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+HealthState = Literal["loading", "ready", "stalled", "draining", "dead"]
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Settled once the model is loaded. Crosses the process boundary as msgpack."""
+
+    names: tuple[str, ...]
+    max_model_len: int  # tokens in one sequence, prompt and output together
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    num_blocks: int  # of the KV pool, 16 tokens each
+    kv_bytes: int  # that pool's memory; 0 for the simulator
+    backend: str  # such as "native/avx2"
+    default_params: dict[str, int | float]  # of generation_config.json, under SamplingParams' names
+    load_seconds: float
+    cache_key: bytes  # digest of all that makes one KV block differ from another model's
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """One answer to "how is the engine?". `ready` and `draining` are well; `loading` is not yet.
+
+    A `stalled` engine makes no progress and is killed soon; a `dead` one is gone, and `reason` says
+    whether it is being restarted.
+    """
+
+    state: HealthState
+    reason: str = ""  # one sentence; empty when all is well
+    progress: float = 1.0  # of loading, 0 to 1
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in ("loading", "ready", "draining")
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state == "ready"

@@ -1,0 +1,91 @@
+"""The engine core's main loop: takes commands, steps while there is work, blocks otherwise."""
+
+from __future__ import annotations
+
+import logging
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, TypeAlias
+
+from octavo_engine.core import wire
+from octavo_engine.errors import EngineDead, GenerationFailed, RequestError
+from octavo_engine.state.outputs import StepOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from octavo_engine.core.engine import Engine
+    from octavo_engine.state.request import EngineRequest
+
+logger = logging.getLogger(__name__)
+
+# SimpleQueue, because its put is safe in a signal handler and its get blocks without polling.
+Inbox: TypeAlias = SimpleQueue[wire.ToCore]
+
+
+class CoreLoop:
+    """Runs in the thread that calls `run`, until Shutdown; all the engine's state belongs to it."""
+
+    def __init__(self, engine: Engine, inbox: Inbox, emit: Callable[[wire.FromCore], None]) -> None:
+        self._engine = engine
+        self._inbox = inbox
+        self._emit = emit
+        self._closing = False  # no new requests; ends when the last one is done
+        self._stopped = False
+
+    def run(self) -> None:
+        engine = self._engine
+        idled = False  # work is there, but nothing could be done: never spin on that
+        while True:
+            messages = self._take(wait=not engine.has_work, pause_s=0.005 if idled else 0.0)
+            engine.heartbeat.begin()
+            for message in messages:
+                self._handle(message)
+            if self._stopped or (self._closing and not engine.has_work):
+                return
+            step = engine.step() if engine.has_work else StepOutput(stats=engine.stats())
+            engine.heartbeat.end()
+            idled = engine.last_step_was_empty and not step.outputs
+            if step.outputs or messages or not idled:
+                self._emit(wire.Outputs(step))
+
+    def _take(self, *, wait: bool, pause_s: float) -> list[wire.ToCore]:
+        """All commands that are there; at least one if asked to wait."""
+        messages: list[wire.ToCore] = []
+        try:
+            if wait and not self._closing:
+                messages.append(self._inbox.get())
+            elif pause_s:
+                messages.append(self._inbox.get(timeout=pause_s))
+            while True:
+                messages.append(self._inbox.get_nowait())
+        except Empty:
+            return messages
+
+    def _handle(self, message: wire.ToCore) -> None:
+        match message:
+            case wire.AddRequests(requests):
+                for request in requests:
+                    self._add(request)
+            case wire.Abort(request_ids):
+                for request_id in request_ids:
+                    self._engine.abort(request_id)
+            case wire.ResetPrefixCache():
+                self._engine.reset_prefix_cache()
+            case wire.Shutdown(graceful):
+                self._closing = True
+                self._stopped = not graceful
+            case _:
+                logger.warning("Dropped an unexpected message", extra={"kind": type(message)})
+
+    def _add(self, request: EngineRequest) -> None:
+        """What goes wrong with one request ends that request only."""
+        try:
+            if self._closing:
+                raise EngineDead("the engine is shutting down", retry_after_s=1)
+            self._engine.add(request)
+        except RequestError as error:
+            self._emit(wire.refusal(request.request_id, error))
+        except Exception as error:
+            logger.exception("Could not take in a request", extra={"request": request.request_id})
+            failure = GenerationFailed(f"the engine could not take the request in: {error}")
+            self._emit(wire.refusal(request.request_id, failure))

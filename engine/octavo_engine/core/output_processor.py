@@ -1,0 +1,375 @@
+"""From the core's tokens to what callers read: text, stop strings, log-probabilities, n answers.
+
+Synchronous and free of effects: the one who feeds it sends the aborts that it asks for. News pile
+up in `Request.pending` until taken, so that a slow reader gets fewer and larger pieces and nothing
+is queued twice.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from octavo_engine.core.outputs import (
+    CompletionOutput,
+    DecodedLogprobs,
+    RequestOutput,
+    TokenChoice,
+)
+from octavo_engine.core.seeds import key
+from octavo_engine.errors import DeadlineExceeded, GenerationFailed, RequestError
+from octavo_engine.state.request import EngineRequest
+from octavo_engine.tokenization.detokenizer import Detokenizer
+from octavo_engine.tokenization.stop_strings import StopStrings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from octavo_engine.state.outputs import FinishReason, SequenceOutput, TokenLogprobs
+    from octavo_engine.state.sampling_params import SamplingParams
+    from octavo_engine.tokenization.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A request that was validated and settled, ready to be cut into sequences."""
+
+    request_id: str  # the caller's; need not be unique
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    eos_token_ids: tuple[int, ...] = ()
+    output_token_ids: list[int] = field(default_factory=list)
+    arrival_at: float = 0.0
+    deadline_at: float | None = None
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class Answer:
+    """One of a request's n answers: its place in the text and the search for stop strings."""
+
+    __slots__ = (
+        "detokenizer",
+        "finished",
+        "index",
+        "num_tokens",
+        "request",
+        "sequence_id",
+        "stops",
+    )
+
+    def __init__(
+        self, request: Request, index: int, sequence_id: str, tokenizer: Tokenizer
+    ) -> None:
+        params = request.submission.params
+        self.request = request
+        self.index = index
+        self.sequence_id = sequence_id
+        self.num_tokens = 0
+        self.finished = False
+        self.detokenizer = (
+            Detokenizer(
+                tokenizer,
+                skip_special_tokens=params.skip_special_tokens,
+                prompt_token_ids=request.submission.prompt_token_ids,
+            )
+            if params.detokenize
+            else None
+        )
+        self.stops = (
+            StopStrings(params.stop, include=params.include_stop_str_in_output)
+            if params.stop
+            else None
+        )
+
+
+class Request:
+    """A caller's request while it is in flight, and the news that nobody has read yet."""
+
+    __slots__ = ("answers", "error", "pending", "prompt_logprobs", "submission", "unfinished")
+
+    def __init__(self, submission: Submission) -> None:
+        self.submission = submission
+        self.answers: list[Answer] = []
+        self.unfinished = submission.params.n
+        self.pending: RequestOutput | None = None
+        self.error: RequestError | None = None  # raised to the reader once `pending` is read
+        self.prompt_logprobs: list[TokenLogprobs] = []
+
+    @property
+    def finished(self) -> bool:
+        return self.unfinished == 0
+
+    def take(self) -> RequestOutput | None:
+        """The news since the last call."""
+        news, self.pending = self.pending, None
+        return news
+
+    def news(self) -> RequestOutput:
+        """The unread output, to be added to."""
+        if self.pending is None:
+            asked = self.submission
+            self.pending = RequestOutput(asked.request_id, asked.prompt, asked.prompt_token_ids)
+        return self.pending
+
+    def news_of(self, answer: Answer) -> CompletionOutput:
+        outputs = self.news().outputs
+        for output in outputs:
+            if output.index == answer.index:
+                return output
+        new = CompletionOutput(answer.index)
+        if not outputs:
+            outputs.append(new)
+            return new
+        insort(outputs, new, key=lambda output: output.index)
+        return new
+
+
+@dataclass(slots=True)
+class Processed:
+    """Whom a step concerns."""
+
+    touched: list[Request] = field(default_factory=list)  # have news; may hold one twice
+    aborts: list[str] = field(default_factory=list)  # sequences the core must stop
+
+
+class OutputProcessor:
+    """All requests in flight, by the ids of their sequences in the core."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._answers: dict[str, Answer] = {}
+        self._numbers = count(1)
+
+    def __len__(self) -> int:
+        """Sequences in flight."""
+        return len(self._answers)
+
+    def add(self, submission: Submission) -> tuple[Request, list[EngineRequest]]:
+        """The request and its sequences for the core; none if it resumes what was complete."""
+        request = Request(submission)
+        number = next(self._numbers)
+        for index in range(submission.params.n):
+            answer = Answer(request, index, f"{number}.{index}", self._tokenizer)
+            request.answers.append(answer)
+            if not self._resume(answer):
+                self._answers[answer.sequence_id] = answer
+        sequences = [self._sequence(answer) for answer in request.answers if not answer.finished]
+        return request, sequences
+
+    def process(self, outputs: Iterable[SequenceOutput]) -> Processed:
+        """Hot path: once per sequence and step. Unknown ids are late news of what was aborted."""
+        done = Processed()
+        for output in outputs:
+            answer = self._answers.get(output.request_id)
+            if answer is None:
+                continue
+            self._advance(answer, output)
+            request = answer.request
+            if answer.finished:
+                del self._answers[output.request_id]
+                if output.finish_reason is None:  # a stop string: the core does not know yet
+                    done.aborts.append(output.request_id)
+            if request.error is not None:
+                done.aborts += self._drop(request)
+            if request.pending is not None or request.error is not None:
+                done.touched.append(request)
+        return done
+
+    def refuse(self, sequence_id: str, error: RequestError) -> Processed:
+        """The core did not take this sequence; its request is over, the other answers with it."""
+        answer = self._answers.get(sequence_id)
+        if answer is None:
+            return Processed()
+        answer.request.error = error
+        aborts = [other for other in self._drop(answer.request) if other != sequence_id]
+        return Processed([answer.request], aborts)
+
+    def abort(self, request: Request) -> list[str]:
+        """End it here and now, with what it has; the sequences to stop in the core."""
+        for answer in request.answers:
+            if not answer.finished:
+                self._finish(answer, request.news_of(answer), "abort")
+        return self._drop(request)
+
+    def lose_all(self, error: RequestError) -> list[Request]:
+        """The core is gone and all that was in flight with it."""
+        lost = list({id(a.request): a.request for a in self._answers.values()}.values())
+        for request in lost:
+            request.error = copy(error)  # each is raised on its own
+            self._drop(request)
+        return lost
+
+    # ── one answer ──
+
+    def _advance(self, answer: Answer, output: SequenceOutput) -> None:
+        request = answer.request
+        if answer.index == 0:
+            self._note_prompt(request, output)
+        if output.finish_reason in ("error", "deadline"):
+            request.error = _failure(output)
+            return
+        ids = output.token_ids
+        if not ids and output.finish_reason is None:
+            return
+        new = request.news_of(answer)
+        shown = len(ids)  # the text of the token that ends an answer is not part of it
+        params = request.submission.params
+        if output.finish_reason == "stop" and not params.include_stop_str_in_output:
+            shown -= 1
+        kept, stop = self._add_text(answer, new, ids, shown)
+        new.token_ids += ids[:kept]
+        new.num_tokens = answer.num_tokens
+        if params.logprobs is not None:
+            decoded = [self._decode(entry, params.logprobs) for entry in output.logprobs[:kept]]
+            new.logprobs = decoded if new.logprobs is None else new.logprobs + decoded
+        if stop is not None:
+            self._finish(answer, new, "stop", stop)
+        elif output.finish_reason is not None:
+            self._finish(answer, new, output.finish_reason, output.stop_token_id)
+
+    def _add_text(
+        self, answer: Answer, new: CompletionOutput, ids: list[int], shown: int
+    ) -> tuple[int, str | None]:
+        """How many of the tokens count, and the stop string that was met."""
+        detokenizer, stops = answer.detokenizer, answer.stops
+        if stops is None:
+            answer.num_tokens += len(ids)
+            if detokenizer is not None and shown > 0:
+                new.text += detokenizer.push(ids if shown == len(ids) else ids[:shown])
+            return len(ids), None
+        assert detokenizer is not None  # settle_params sees to it
+        min_tokens = answer.request.submission.params.min_tokens
+        for position, token in enumerate(ids):
+            answer.num_tokens += 1
+            if position >= shown:
+                continue
+            text = detokenizer.push([token])
+            if answer.num_tokens <= min_tokens:  # too early to stop: not searched
+                new.text += text
+                continue
+            safe, stop = stops.push(text)
+            new.text += safe
+            if stop is not None:
+                return position + 1, stop
+        return len(ids), None
+
+    def _finish(
+        self,
+        answer: Answer,
+        new: CompletionOutput,
+        reason: FinishReason,
+        stop: str | int | None = None,
+    ) -> None:
+        """The held-back text comes out, unless a stop string was in it."""
+        if not isinstance(stop, str) and answer.detokenizer is not None:
+            tail = answer.detokenizer.flush()
+            if answer.stops is None:
+                new.text += tail
+            else:
+                safe, met = answer.stops.push(tail)
+                new.text += safe
+                if met is not None:
+                    reason, stop = "stop", met
+                else:
+                    new.text += answer.stops.flush()
+        new.finish_reason, new.stop_reason = reason, stop
+        new.num_tokens = answer.num_tokens
+        answer.finished = True
+        request = answer.request
+        request.unfinished -= 1
+        request.news().finished = request.finished
+
+    def _resume(self, answer: Answer) -> bool:
+        """Replay what another engine has sent already; true if the answer was complete with it.
+
+        The text that comes out was seen by the caller, so it is dropped. What detokeniser and stop
+        search hold back was not: it comes out with the first new token, as it would have there.
+        """
+        submission = answer.request.submission
+        params = submission.params
+        if not submission.output_token_ids:
+            return False
+        new = CompletionOutput(answer.index)
+        ids = submission.output_token_ids
+        ends = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            ends.update(submission.eos_token_ids)
+        complete = ids[-1] in ends and len(ids) >= params.min_tokens
+        shown = len(ids) - (complete and not params.include_stop_str_in_output)
+        kept, stop = self._add_text(answer, new, ids, shown)
+        reason: FinishReason = "stop"
+        if stop is None and not complete:
+            if params.max_tokens is None or kept < params.max_tokens:
+                return False
+            reason = "length"
+        self._finish(answer, answer.request.news_of(answer), reason, stop)
+        return True
+
+    def _sequence(self, answer: Answer) -> EngineRequest:
+        asked = answer.request.submission
+        return EngineRequest(
+            request_id=answer.sequence_id,
+            prompt_token_ids=asked.prompt_token_ids,
+            params=msgspec.structs.replace(
+                asked.params,
+                n=1,
+                seed=None,
+                stop=(),  # searched here; the core knows tokens only
+                prompt_logprobs=asked.params.prompt_logprobs if answer.index == 0 else None,
+            ),
+            output_token_ids=asked.output_token_ids,
+            eos_token_ids=asked.eos_token_ids,
+            seed=key(asked.seed, answer.index),
+            arrival_at=asked.arrival_at,
+            deadline_at=asked.deadline_at,
+            priority=asked.priority,
+            cache_salt=asked.cache_salt,
+        )
+
+    def _drop(self, request: Request) -> list[str]:
+        """Forget a request; the sequences that still ran."""
+        dropped = [a.sequence_id for a in request.answers if a.sequence_id in self._answers]
+        for sequence_id in dropped:
+            del self._answers[sequence_id]
+        request.unfinished = 0
+        return dropped
+
+    # ── log-probabilities ──
+
+    def _note_prompt(self, request: Request, output: SequenceOutput) -> None:
+        """Cached tokens, and log-probabilities of the prompt, which arrive chunk by chunk."""
+        if output.num_cached_tokens:  # in the first output, with or without a token
+            request.news().num_cached_tokens = output.num_cached_tokens
+        request.prompt_logprobs += output.prompt_logprobs
+        wanted = request.submission.params.prompt_logprobs
+        if wanted is None or not (output.token_ids or output.finish_reason):
+            return
+        if request.answers[0].num_tokens == len(request.submission.output_token_ids):
+            decoded = [self._decode(entry, wanted) for entry in request.prompt_logprobs]
+            request.news().prompt_logprobs = [None, *decoded]
+            request.prompt_logprobs = []
+
+    def _decode(self, entry: TokenLogprobs, alternatives: int) -> DecodedLogprobs:
+        text, raw = self._tokenizer.token_text, self._tokenizer.token_bytes
+        top = [
+            TokenChoice(token, text(token), raw(token), logprob, rank)
+            for rank, (token, logprob) in enumerate(
+                zip(entry.top_ids[:alternatives], entry.top_logprobs, strict=False), start=1
+            )
+        ]
+        token = entry.token_id
+        return DecodedLogprobs(token, text(token), raw(token), entry.logprob, entry.rank, top)
+
+
+def _failure(output: SequenceOutput) -> RequestError:
+    if output.finish_reason == "deadline":
+        return DeadlineExceeded("the request's deadline passed before it was done")
+    return GenerationFailed(output.error or "the engine could not compute this request")

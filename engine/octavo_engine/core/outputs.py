@@ -1,0 +1,88 @@
+"""What a caller gets back: one RequestOutput per piece of news, or one with all at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from octavo_engine.state.outputs import FinishReason
+
+
+class TokenChoice(NamedTuple):
+    """One token that could stand at a position, with its text."""
+
+    token_id: int
+    text: str  # as decoded alone; the replacement character where its bytes are no whole character
+    bytes: bytes
+    logprob: float
+    rank: int  # 1 = the most likely
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedLogprobs:
+    """The token at a position and the most likely ones there, best first."""
+
+    token_id: int
+    text: str
+    bytes: bytes
+    logprob: float
+    rank: int
+    top: list[TokenChoice]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """News of one answer: its text, tokens and logprobs, what is new or all, see RequestOutput."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[DecodedLogprobs] | None = None  # one a token; None unless asked for
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string or stop id; None for end of text
+    num_tokens: int = 0  # generated so far in all, resumed ones included
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """News of one request. From AsyncEngine it carries what is new since the last, from LLM all.
+
+    `outputs` holds only the answers that have news, in the order of their index.
+    """
+
+    request_id: str
+    prompt: str | None  # None when it came as token ids
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = False
+    num_cached_tokens: int = 0  # prompt tokens that were not computed again
+    # One entry a prompt token, None for the first; whole in the output that brings the first token.
+    prompt_logprobs: list[DecodedLogprobs | None] | None = None
+
+    def absorb(self, later: RequestOutput) -> None:
+        """Take in what came later, so that two pieces of news read as one."""
+        known = {output.index: output for output in self.outputs}
+        for new in later.outputs:
+            old = known.get(new.index)
+            if old is None:
+                self.outputs.append(new)
+                continue
+            old.text += new.text
+            old.token_ids += new.token_ids
+            if old.logprobs is None:
+                old.logprobs = new.logprobs
+            elif new.logprobs is not None:
+                old.logprobs += new.logprobs
+            old.finish_reason = new.finish_reason
+            old.stop_reason = new.stop_reason
+            old.num_tokens = new.num_tokens
+        self.outputs.sort(key=lambda output: output.index)
+        self.finished = later.finished
+        self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = later.prompt_logprobs

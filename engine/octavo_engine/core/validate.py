@@ -1,0 +1,110 @@
+"""Whether the model at hand can serve a request, and the parameters settled for it. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from octavo_engine.errors import ContextLengthExceeded, InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from octavo_engine.core.info import ModelInfo
+    from octavo_engine.state.sampling_params import SamplingParams
+
+
+class Encoder(Protocol):
+    """The one thing that is asked of a tokenizer here."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+
+def settle_params(
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    info: ModelInfo,
+    tokenizer: Encoder,
+    output_token_ids: Sequence[int] = (),
+) -> SamplingParams:
+    """The parameters with `max_tokens` filled in and bad words as token ids.
+
+    Raises ContextLengthExceeded or InvalidRequest that names the field. A prompt must leave room
+    for one token. An explicit `max_tokens` beyond the room is refused rather than cut: who asked
+    for so many should learn that they cannot come.
+    """
+    check_prompt(prompt_token_ids, info)
+    _check_ids("output_token_ids", output_token_ids, info)
+    _check_ids("stop_token_ids", params.stop_token_ids, info)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or (), info)
+    _check_ids("logit_bias", params.logit_bias or (), info)
+    for word in params.bad_words_token_ids:
+        _check_ids("bad_words_token_ids", word, info)
+    if params.stop and not params.detokenize:
+        raise InvalidRequest("stop strings need detokenize to be true", param="stop")
+    if output_token_ids and params.n > 1:
+        raise InvalidRequest("output_token_ids resumes one answer; n must be 1", param="n")
+    changes: dict[str, object] = {"max_tokens": _max_tokens(len(prompt_token_ids), params, info)}
+    if params.bad_words:
+        words = _bad_words(params.bad_words, tokenizer)
+        changes["bad_words_token_ids"] = (*params.bad_words_token_ids, *words)
+    return msgspec.structs.replace(params, **changes)
+
+
+def check_prompt(prompt_token_ids: Sequence[int], info: ModelInfo) -> None:
+    length = len(prompt_token_ids)
+    if length == 0:
+        raise InvalidRequest("the prompt is empty; it needs at least one token", param="prompt")
+    if length >= info.max_model_len:
+        raise ContextLengthExceeded(
+            f"the prompt has {length} tokens, but the model's context holds {info.max_model_len}, "
+            "the answer included",
+            param="prompt",
+        )
+    _check_ids("prompt", prompt_token_ids, info)
+
+
+def _max_tokens(prompt_length: int, params: SamplingParams, info: ModelInfo) -> int:
+    room = info.max_model_len - prompt_length
+    if params.max_tokens is None:
+        if params.min_tokens > room:
+            raise ContextLengthExceeded(
+                f"min_tokens is {params.min_tokens}, but the prompt of {prompt_length} tokens "
+                f"leaves room for {room} in the context of {info.max_model_len}",
+                param="min_tokens",
+            )
+        return room
+    if params.max_tokens > room:
+        raise ContextLengthExceeded(
+            f"the prompt has {prompt_length} tokens and max_tokens is {params.max_tokens}, "
+            f"together {prompt_length + params.max_tokens}, but the model's context holds "
+            f"{info.max_model_len}",
+            param="max_tokens",
+        )
+    return params.max_tokens
+
+
+def _check_ids(param: str, ids: Iterable[int], info: ModelInfo) -> None:
+    if not ids:
+        return
+    low, high = min(ids), max(ids)
+    if low < 0 or high >= info.vocab_size:
+        bad = low if low < 0 else high
+        raise InvalidRequest(
+            f"{param}: token id {bad} is not in the vocabulary of {info.vocab_size}", param=param
+        )
+
+
+def _bad_words(words: Sequence[str], tokenizer: Encoder) -> list[tuple[int, ...]]:
+    """Each word as it is tokenised at the start of a text and after a space."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip()
+        if not bare:
+            raise InvalidRequest("bad_words must not be empty", param="bad_words")
+        for text in (bare, " " + bare):
+            ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+            if ids:
+                found[ids] = None
+    return list(found)

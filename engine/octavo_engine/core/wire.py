@@ -1,0 +1,209 @@
+"""What crosses the socket between API server and engine core: typed messages in framed msgpack."""
+
+from __future__ import annotations
+
+import struct
+from typing import Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from octavo_engine.config import EngineConfig  # noqa: TC001  (msgspec reads it)
+from octavo_engine.core.info import ModelInfo  # noqa: TC001  (msgspec reads it)
+from octavo_engine.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineDead,
+    ExtensionMissing,
+    GenerationFailed,
+    InvalidRequest,
+    ModelError,
+    ModelUnknown,
+    OctavoError,
+    QueueFull,
+    RequestError,
+)
+from octavo_engine.state.outputs import StepOutput  # noqa: TC001
+from octavo_engine.state.request import EngineRequest  # noqa: TC001
+
+MAX_FRAME = 64 << 20  # bytes; a prompt of a million tokens takes five
+# ValueError: text that is no UTF-8. OctavoError: settings that break their own rules.
+_NO_MESSAGE = (msgspec.MsgspecError, OctavoError, ValueError, OverflowError, RecursionError)
+_LENGTH = struct.Struct("<I")
+_REQUEST_ERRORS: dict[str, type[RequestError]] = {
+    kind.__name__: kind
+    for kind in (
+        InvalidRequest,
+        ContextLengthExceeded,
+        ModelUnknown,
+        QueueFull,
+        DeadlineExceeded,
+        GenerationFailed,
+        EngineDead,
+    )
+}
+
+
+class WireError(Exception):
+    """The peer sent something that is no message of ours; the connection is of no further use."""
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of all messages; the class name travels as the tag."""
+
+
+# From the API server to the core.
+
+
+class Configure(Message, frozen=True):
+    """The first frame: what to load."""
+
+    config: EngineConfig
+    log_level: int
+
+
+class AddRequests(Message, frozen=True):
+    requests: list[EngineRequest]
+
+
+class Abort(Message, frozen=True):
+    request_ids: list[str]
+
+
+class Ping(Message, frozen=True):
+    number: int
+
+
+class ResetPrefixCache(Message, frozen=True):
+    pass
+
+
+class Shutdown(Message, frozen=True):
+    """Stop now, or, when graceful, once all that runs is done."""
+
+    graceful: bool = False
+
+
+# From the core to the API server.
+
+
+class Progress(Message, frozen=True):
+    """Bytes of the weights that are in."""
+
+    done: int
+    total: int
+
+
+class Ready(Message, frozen=True):
+    info: ModelInfo
+
+
+class Pong(Message, frozen=True):
+    """How the step loop stands, told by a thread that does not share it."""
+
+    number: int
+    steps: int
+    step_age_s: float  # how long the step at hand has taken; 0 when none is
+    expected_s: float  # how long it should take
+
+
+class Outputs(Message, frozen=True):
+    """All that one step yields: one message a step, not one a token."""
+
+    step: StepOutput
+
+
+class Refused(Message, frozen=True):
+    """A request that was not taken in: its error, on its way over the wire."""
+
+    request_id: str
+    kind: str  # class name in errors.py
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: int | None = None
+
+
+class Fatal(Message, frozen=True):
+    """The core ends; `kind` is the class name in errors.py that the operator should see."""
+
+    kind: str
+    message: str
+
+
+ToCore: TypeAlias = Configure | AddRequests | Abort | Ping | ResetPrefixCache | Shutdown
+FromCore: TypeAlias = Progress | Ready | Pong | Outputs | Refused | Fatal
+M = TypeVar("M")
+
+_encoder = msgspec.msgpack.Encoder()
+TO_CORE: msgspec.msgpack.Decoder[ToCore] = msgspec.msgpack.Decoder(ToCore)
+FROM_CORE: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)
+
+
+def encode(message: ToCore | FromCore) -> bytes:
+    """The message as one frame."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME:
+        raise WireError(f"a message of {len(body)} bytes is above the limit of {MAX_FRAME}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader(Generic[M]):
+    """Cuts a byte stream into messages. Bytes arrive in any portions."""
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
+        self._decoder = decoder
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[M]:
+        """The messages that are whole with these bytes. Raises WireError; then stop reading."""
+        buffer = self._buffer
+        buffer += data
+        messages: list[M] = []
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            if length > MAX_FRAME:
+                raise WireError(f"a frame of {length} bytes is above the limit of {MAX_FRAME}")
+            end = start + _LENGTH.size + length
+            if len(buffer) < end:
+                break
+            messages.append(self._decode(bytes(buffer[start + _LENGTH.size : end])))
+            start = end
+        del buffer[:start]
+        return messages
+
+    def _decode(self, body: bytes) -> M:
+        try:
+            return self._decoder.decode(body)
+        except _NO_MESSAGE as error:
+            raise WireError(f"a frame of {len(body)} bytes is no message: {error}") from error
+
+
+def refusal(request_id: str, error: RequestError) -> Refused:
+    """The error of one request as a message."""
+    return Refused(
+        request_id=request_id,
+        kind=type(error).__name__,
+        message=error.message,
+        param=error.param,
+        code=error.code,
+        retry_after_s=error.retry_after_s,
+    )
+
+
+def error_of(refused: Refused) -> RequestError:
+    """The error that `refusal` was made from."""
+    kind = _REQUEST_ERRORS.get(refused.kind, GenerationFailed)
+    return kind(
+        refused.message,
+        param=refused.param,
+        code=refused.code,
+        retry_after_s=refused.retry_after_s,
+    )
+
+
+def startup_error_of(fatal: Fatal) -> OctavoError:
+    """The error that ended the core while it started, as its operator should see it."""
+    kinds = {kind.__name__: kind for kind in (ConfigError, ExtensionMissing, ModelError)}
+    return kinds.get(fatal.kind, OctavoError)(fatal.message)

@@ -1,0 +1,492 @@
+"""The engine over asyncio, its core in a thread: streams, slow readers, cancellation, drain."""
+
+import asyncio
+import dataclasses
+import threading
+from functools import partial
+
+import pytest
+
+from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
+from octavo_engine.core.async_engine import AsyncEngine
+from octavo_engine.core.build import build_engine
+from octavo_engine.core.in_process_client import InProcessClient
+from octavo_engine.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineDead,
+    GenerationFailed,
+    InvalidRequest,
+    QueueFull,
+)
+from octavo_engine.state.sampling_params import SamplingParams
+from tests.fakes.backend import FakeBackend
+from tests.fakes.requests import make_prompt
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+def make_config(**scheduler):
+    return EngineConfig(
+        device="sim",
+        max_model_len=512,
+        scheduler=SchedulerConfig(**{"max_num_seqs": 8, "max_queue": 500, **scheduler}),
+        sim=SimConfig(kv_blocks=256, time_scale=0.0),
+    )
+
+
+SLOW = dataclasses.replace(make_config(), sim=SimConfig(kv_blocks=256, step_base_ms=20.0))
+
+
+class Running:
+    """`async with Running(backend) as engine`: ready on entry, stopped on exit."""
+
+    def __init__(self, backend=None, config=None):
+        build = build_engine if backend is None else partial(build_engine, backend=backend)
+        self.connect = partial(InProcessClient, build=build)
+        self.config = config or make_config()
+
+    async def __aenter__(self):
+        self.engine = await AsyncEngine.start(self.config, connect=self.connect)
+        await self.engine.ready()
+        return self.engine
+
+    async def __aexit__(self, *_):
+        await self.engine.stop()
+
+
+class Gate:
+    """Holds the core at the beginning of each step, while closed, until let on."""
+
+    def __init__(self, backend, *, closed=False):
+        self.reached, self._permits = threading.Event(), threading.Semaphore(0)
+        self.closed = closed
+        backend.on_execute = self
+
+    def __call__(self, step):
+        if self.closed:
+            self.reached.set()
+            assert self._permits.acquire(timeout=20)
+
+    def let_one_step_on(self):
+        """If one waits."""
+        if self.reached.is_set():
+            self.reached.clear()
+            self._permits.release()
+
+    def open(self):
+        self.closed = False
+        self._permits.release()
+
+
+def run(test):
+    asyncio.run(asyncio.wait_for(test, 30))
+
+
+async def until(fact):
+    async with asyncio.timeout(10):
+        while not fact():  # noqa: ASYNC110  (facts of another thread)
+            await asyncio.sleep(0.002)
+
+
+async def collect(engine, prompt, params=GREEDY, **options):
+    """Each answer's text and tokens by index, and the last output."""
+    texts: dict[int, str] = {}
+    tokens: dict[int, list[int]] = {}
+    last = None
+    async for last in engine.generate(prompt, params, **{"request_id": "r", **options}):
+        for output in last.outputs:
+            texts[output.index] = texts.get(output.index, "") + output.text
+            tokens[output.index] = tokens.get(output.index, []) + output.token_ids
+    return texts, tokens, last
+
+
+def test_streamed_and_whole_answers_are_the_same_and_true():
+    async def test():
+        backend = FakeBackend(256)
+        async with Running(backend) as engine:
+            for length in (1, 15, 16, 17, 100):
+                prompt = make_prompt(length, first=length)
+                texts, tokens, last = await collect(engine, prompt)
+                whole = [
+                    o async for o in engine.generate(prompt, GREEDY, request_id="w", stream=False)
+                ]
+                assert len(whole) == 1 and whole[0].finished and last.finished
+                assert (
+                    tokens[0] == backend.continuation(prompt, 12) == whole[0].outputs[0].token_ids
+                )
+                assert texts[0] == whole[0].outputs[0].text
+                assert whole[0].outputs[0].num_tokens == 12
+
+    run(test())
+
+
+def test_two_hundred_at_once_each_get_their_own():
+    async def test():
+        backend = FakeBackend(256)
+        async with Running(backend) as engine:
+            prompts = [make_prompt(5 + i % 30, first=i) for i in range(200)]
+            answers = await asyncio.gather(
+                *(collect(engine, p, stream=bool(i % 2)) for i, p in enumerate(prompts))
+            )
+            for prompt, (_, tokens, _) in zip(prompts, answers, strict=True):
+                assert tokens[0] == backend.continuation(prompt, 12)
+            assert engine.num_in_flight == 0
+            assert engine.stats.num_running == engine.stats.num_waiting == 0
+            assert engine.stats.generation_tokens == 200 * 12
+
+    run(test())
+
+
+def test_a_stop_string_across_tokens_ends_the_answer_and_its_sequence():
+    async def test():
+        async with Running() as engine:
+            seeded = SamplingParams(seed=4, max_tokens=60)
+            texts, _, _ = await collect(engine, "tell me", seeded)
+            stop = texts[0][20:27]
+            params = SamplingParams(seed=4, max_tokens=60, stop=(stop,))
+            stopped, tokens, last = await collect(engine, "tell me", params)
+            assert stopped[0] == texts[0][: texts[0].find(stop)]
+            assert last.outputs[0].stop_reason == stop
+            assert len(tokens[0]) == texts[0].find(stop) + 7
+            await until(lambda: engine.stats.num_running == 0)
+
+    run(test())
+
+
+def test_n_answers_come_in_one_stream_and_differ():
+    async def test():
+        async with Running() as engine:
+            params = SamplingParams(n=3, seed=1, max_tokens=30)
+            texts, tokens, _ = await collect(engine, "hi", params)
+            assert sorted(texts) == [0, 1, 2] and len(set(texts.values())) == 3
+            assert all(len(t) == 30 for t in tokens.values())
+            alone, _, _ = await collect(engine, "hi", SamplingParams(seed=1, max_tokens=30))
+            assert alone[0] == texts[0]
+
+    run(test())
+
+
+def test_a_slow_reader_loses_nothing_and_gets_larger_pieces():
+    async def test():
+        backend = FakeBackend(256)
+        gate = Gate(backend)
+        async with Running(backend) as engine:
+            gate.closed = True
+            stream = engine.generate([1, 2, 3], GREEDY, request_id="slow")
+            first_news = asyncio.ensure_future(anext(stream))
+            assert await asyncio.to_thread(gate.reached.wait, 10)
+            gate.let_one_step_on()
+            first = await first_news
+            assert len(first.outputs[0].token_ids) == 1
+            gate.open()
+            await until(lambda: engine.stats.generation_tokens == 12)
+            second = await anext(stream)
+            assert second.finished
+            tokens = first.outputs[0].token_ids + second.outputs[0].token_ids
+            assert tokens == backend.continuation([1, 2, 3], 12)
+            await stream.aclose()
+
+    run(test())
+
+
+@pytest.mark.parametrize("phase", ["waiting", "prefill", "decode"])
+def test_closing_the_iterator_aborts_in_the_core(phase):
+    async def test():
+        backend = FakeBackend(256)
+        gate = Gate(backend)
+        async with Running(
+            backend, make_config(max_num_seqs=1, max_num_batched_tokens=16)
+        ) as engine:
+            long = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+            if phase == "waiting":
+                first = engine.generate([9], long, request_id="first")
+                await anext(first)
+            gate.closed = phase != "decode"
+            stream = engine.generate(make_prompt(100), long, request_id="victim")
+            pending = asyncio.ensure_future(anext(stream))
+            if phase == "prefill":
+                assert await asyncio.to_thread(gate.reached.wait, 10)
+            elif phase == "waiting":
+                await until(lambda: gate.let_one_step_on() or engine.stats.num_waiting == 1)
+            else:
+                await pending
+                pending = asyncio.ensure_future(anext(stream))
+            pending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await pending
+            await stream.aclose()
+            if phase == "waiting":
+                await until(lambda: gate.let_one_step_on() or engine.stats.num_waiting == 0)
+                assert engine.stats.num_running == 1
+                await first.aclose()
+            gate.open()
+            await until(lambda: engine.stats.num_running == 0)
+            assert engine.stats.kv_blocks_used == 0 and engine.num_in_flight == 0
+            assert (await collect(engine, [5]))[1][0] == backend.continuation([5], 12)
+
+    run(test())
+
+
+def test_abort_by_id_ends_all_of_that_id_with_what_they_have():
+    async def test():
+        async with Running(config=SLOW) as engine:
+            params = SamplingParams(max_tokens=400, n=2)
+            streams = [engine.generate("hi", params, request_id="same") for _ in range(2)]
+            for stream in streams:
+                await anext(stream)
+            assert await engine.abort("same") is True
+            for stream in streams:
+                last = [output async for output in stream][-1]
+                assert last.finished
+            assert await engine.abort("same") is False
+            await until(lambda: engine.stats.num_running == 0)
+
+    run(test())
+
+
+def test_bad_requests_are_refused_before_they_reach_the_core():
+    async def test():
+        async with Running() as engine:
+            steps = engine.stats.steps
+            for prompt, params, kind in (
+                ([], GREEDY, InvalidRequest),
+                ([512], GREEDY, InvalidRequest),
+                ([1] * 512, GREEDY, ContextLengthExceeded),
+                ("hi", SamplingParams(max_tokens=512), ContextLengthExceeded),
+            ):
+                with pytest.raises(kind):
+                    await collect(engine, prompt, params)
+            assert engine.stats.steps == steps and engine.num_in_flight == 0
+
+    run(test())
+
+
+def test_a_full_queue_refuses_one_request_and_serves_the_others():
+    async def test():
+        backend = FakeBackend(256)
+        gate = Gate(backend)
+        async with Running(backend, make_config(max_num_seqs=1, max_queue=2)) as engine:
+            gate.closed = True
+            first = asyncio.ensure_future(collect(engine, [1]))
+            assert await asyncio.to_thread(gate.reached.wait, 10)
+            rest = [asyncio.ensure_future(collect(engine, [2 + i])) for i in range(4)]
+            await until(lambda: engine.num_in_flight == 5)
+            gate.open()
+            answers = await asyncio.gather(first, *rest, return_exceptions=True)
+            refused = [a for a in answers if isinstance(a, QueueFull)]
+            assert len(refused) == 2 and all(r.retry_after_s for r in refused)
+            assert sum(isinstance(a, tuple) for a in answers) == 3
+
+    run(test())
+
+
+def test_not_a_number_fails_its_request_alone():
+    async def test():
+        backend = FakeBackend(256)
+        async with Running(backend) as engine:
+            backend.fail_after([1, 2, 3, *backend.continuation([1, 2, 3], 4)])
+            good = asyncio.ensure_future(collect(engine, [7, 7]))
+            got = []
+            with pytest.raises(GenerationFailed):
+                async for output in engine.generate([1, 2, 3], GREEDY, request_id="bad"):
+                    got += output.outputs[0].token_ids
+            assert got == backend.continuation([1, 2, 3], 4)
+            assert (await good)[1][0] == backend.continuation([7, 7], 12)
+
+    run(test())
+
+
+def test_a_passed_deadline_ends_a_waiting_request():
+    async def test():
+        backend = FakeBackend(256)
+        gate = Gate(backend)
+        async with Running(backend, make_config(max_num_seqs=1)) as engine:
+            gate.closed = True
+            first = asyncio.ensure_future(collect(engine, [1]))
+            assert await asyncio.to_thread(gate.reached.wait, 10)
+            late = asyncio.ensure_future(collect(engine, [2], deadline_s=0.0))
+            await until(lambda: engine.num_in_flight == 2)
+            gate.open()
+            with pytest.raises(DeadlineExceeded):
+                await late
+            assert (await first)[1][0] == backend.continuation([1], 12)
+
+    run(test())
+
+
+def test_a_resumed_answer_goes_on_where_it_broke():
+    async def test():
+        async with Running() as engine:
+            params = SamplingParams(seed=9, max_tokens=40)
+            texts, tokens, _ = await collect(engine, "go", params)
+            for cut in (1, 17, 39):
+                rest, more, last = await collect(
+                    engine, "go", params, output_token_ids=tokens[0][:cut]
+                )
+                assert tokens[0][:cut] + more[0] == tokens[0]
+                assert texts[0].endswith(rest[0]) and len(rest[0]) == 40 - cut
+                assert last.outputs[0].num_tokens == 40
+
+    run(test())
+
+
+def test_cached_prompt_tokens_are_reported():
+    async def test():
+        async with Running() as engine:
+            prompt = make_prompt(64)
+            assert (await collect(engine, prompt))[2].num_cached_tokens == 0
+            cached = [
+                o.num_cached_tokens async for o in engine.generate(prompt, GREEDY, request_id="2")
+            ]
+            assert cached[0] == 63
+            await engine.reset_prefix_cache()
+            again = [o async for o in engine.generate(prompt, GREEDY, request_id="3", stream=False)]
+            assert again[0].num_cached_tokens == 0
+
+    run(test())
+
+
+def test_a_tenants_salt_keeps_its_cache_apart():
+    async def test():
+        async with Running() as engine:
+            prompt = make_prompt(64)
+            cached = []
+            for salt in ("a", "b", "a"):
+                stream = engine.generate(
+                    prompt, GREEDY, request_id=salt, cache_salt=salt, stream=False
+                )
+                cached += [output.num_cached_tokens async for output in stream]
+            assert cached == [0, 0, 63]
+
+    run(test())
+
+
+def test_draining_finishes_what_runs_and_takes_nothing_new():
+    async def test():
+        backend = FakeBackend(256)
+        gate = Gate(backend)
+        async with Running(backend) as engine:
+            gate.closed = True
+            running = asyncio.ensure_future(collect(engine, [1]))
+            assert await asyncio.to_thread(gate.reached.wait, 10)
+            drained = asyncio.ensure_future(engine.drain(20))
+            await until(lambda: engine.health().state == "draining")
+            with pytest.raises(EngineDead, match="shutting down") as caught:
+                await collect(engine, [2])
+            assert caught.value.code == "draining"
+            gate.open()
+            assert await drained is True
+            assert (await running)[1][0] == backend.continuation([1], 12)
+
+    run(test())
+
+
+def test_draining_aborts_what_is_left_at_its_deadline():
+    async def test():
+        backend = FakeBackend(256)
+        gate = Gate(backend)
+        async with Running(backend) as engine:
+            gate.closed = True
+            running = asyncio.ensure_future(collect(engine, [1]))
+            assert await asyncio.to_thread(gate.reached.wait, 10)
+            assert await engine.drain(0.0) is False
+            _, _, last = await running
+            assert last.finished and last.outputs[0].finish_reason == "abort"
+            gate.open()
+
+    run(test())
+
+
+def test_stopping_ends_what_is_in_flight_with_a_clean_error():
+    async def test():
+        running = Running(config=SLOW)
+        engine = await running.__aenter__()
+        stream = engine.generate("hi", SamplingParams(max_tokens=400), request_id="r")
+        await anext(stream)
+        await engine.stop()
+        with pytest.raises(EngineDead):
+            async for _ in stream:
+                pass
+        await engine.stop()
+        assert engine.health().state == "dead"
+
+    run(test())
+
+
+def test_a_core_that_breaks_is_reported_with_its_reason():
+    async def test():
+        backend = FakeBackend(256)
+        async with Running(backend) as engine:
+
+            def explode(step):
+                raise RuntimeError("sticky")
+
+            backend.on_execute = explode
+            for kind in (GenerationFailed, GenerationFailed, EngineDead, EngineDead):
+                with pytest.raises(kind):
+                    await collect(engine, [1])
+            health = engine.health()
+            assert health.state == "dead" and not health.is_live
+            assert "3 steps in a row failed" in health.reason
+
+    run(test())
+
+
+def test_while_loading_the_engine_says_so_and_takes_nothing():
+    async def test():
+        loading = threading.Event()
+
+        def build(config, *, progress):
+            progress(25, 100)
+            assert loading.wait(10)
+            return build_engine(config, progress=progress)
+
+        connect = partial(InProcessClient, build=build)
+        engine = await AsyncEngine.start(make_config(), connect=connect)
+        await until(lambda: engine.health().progress == 0.25)
+        assert engine.health().state == "loading" and engine.health().is_live
+        with pytest.raises(EngineDead) as caught:
+            await collect(engine, [1])
+        assert (caught.value.code, caught.value.status) == ("loading", 503)
+        loading.set()
+        info = await engine.ready()
+        assert (engine.health().state, info) == ("ready", engine.info)
+        await engine.stop()
+
+    run(test())
+
+
+def test_a_failed_start_is_its_own_sentence():
+    async def test():
+        config = EngineConfig(device="sim", max_model_len=5000, sim=SimConfig(kv_blocks=10))
+        engine = await AsyncEngine.start(config)
+        with pytest.raises(ConfigError, match="the simulated KV pool holds 10"):
+            await engine.ready()
+        assert engine.health().state == "dead"
+        assert "the simulated KV pool holds 10" in engine.health().reason
+        await engine.stop()
+
+    run(test())
+
+
+def test_stopping_while_loading_ends_the_wait():
+    async def test():
+        release = threading.Event()
+
+        def build(config, *, progress):
+            assert release.wait(10)
+            return build_engine(config, progress=progress)
+
+        engine = await AsyncEngine.start(
+            make_config(), connect=partial(InProcessClient, build=build)
+        )
+        waiting = asyncio.ensure_future(engine.ready())
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.05, release.set)
+        await engine.stop()
+        with pytest.raises(Exception, match="stopped while it loaded"):
+            await waiting
+
+    run(test())

@@ -1,0 +1,87 @@
+"""What is known of a model from its files, and the settings that travel to the core."""
+
+from pathlib import Path
+
+import pytest
+
+from octavo_engine.config import EngineConfig, SimConfig
+from octavo_engine.core.build import build_engine, load_model_tokenizer, localized, resolve
+from octavo_engine.core.identity import default_params, identify
+from octavo_engine.errors import ConfigError
+from octavo_engine.weights.source import ModelFiles
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 96,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 3,
+}
+
+
+def make_files(folder: Path, *, generation=None, **config):
+    (folder / "model.safetensors").write_bytes(b"x" * 10)
+    return ModelFiles(str(folder), folder, "safetensors", {**LLAMA, **config}, generation or {})
+
+
+def test_end_of_text_is_what_config_and_generation_config_say(tmp_path):
+    files = make_files(tmp_path, generation={"eos_token_id": [3, 7]})
+    identity = identify(EngineConfig(), files)
+    assert (identity.own_max_model_len, identity.eos_token_ids) == (96, (3, 7))
+
+
+def test_the_digest_covers_files_shape_and_settings_that_change_numbers(tmp_path):
+    config = EngineConfig()
+    files = make_files(tmp_path)
+    digests = [
+        identify(config, files).digest,
+        identify(config, make_files(tmp_path, rms_norm_eps=1e-6)).digest,
+        identify(config.replace(dtype="float32"), files).digest,
+        identify(config.replace(load_format="dummy"), files).digest,
+    ]
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 11)
+    digests.append(identify(config, files).digest)
+    assert len(set(digests)) == 5
+    again = identify(config.replace(seed=5, max_model_len=50), files)
+    assert again.digest == digests[-1]
+
+
+def test_recommended_parameters_are_taken_where_they_are_numbers():
+    found = default_params({
+        "temperature": 0.6, "top_p": 1, "top_k": 20.0, "max_new_tokens": 50, "min_p": "x",
+        "repetition_penalty": float("nan"), "do_sample": True,
+    })  # fmt: skip
+    assert found == {"temperature": 0.6, "top_p": 1.0, "top_k": 20, "max_tokens": 50}
+    assert default_params({"do_sample": False}) == {"temperature": 0.0}
+
+
+def test_a_model_that_was_found_need_not_be_fetched_again(tmp_path):
+    config = EngineConfig(model="hf://org/name@main", revision="main")
+    there = localized(config, make_files(tmp_path))
+    assert (there.model, there.revision) == (str(tmp_path), None)
+    assert there.names == ("hf://org/name@main",)
+
+
+def test_the_simulator_has_no_files_and_speaks_bytes():
+    config = EngineConfig(device="sim", sim=SimConfig(vocab_size=300))
+    assert resolve(config) is None
+    assert load_model_tokenizer(config, None).vocab_size == 300
+    for flag, changed in (
+        ("--tokenizer", config.replace(tokenizer="x")),
+        ("--chat-template", config.replace(chat_template="{{ x }}")),
+    ):
+        with pytest.raises(ConfigError, match=f"{flag} has no effect with --device sim"):
+            load_model_tokenizer(changed, None)
+
+
+def test_one_line_says_the_sum(caplog):
+    caplog.set_level("INFO")
+    engine, info = build_engine(EngineConfig(device="sim", sim=SimConfig(kv_blocks=16)))
+    engine.close()
+    assert info.num_blocks == 16 and info.kv_bytes == 0
+    (line,) = [r.getMessage() for r in caplog.records if "Loaded" in r.getMessage()]
+    assert "16 KV blocks of 16 tokens, sequences of up to 256 tokens (cut from" in line
