@@ -1,0 +1,114 @@
+"""The simulated backend: each step takes as long as the settings say, and yields seeded tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo_engine.backends.sim.clock import RealClock
+from octavo_engine.backends.sim.text import sim_tokens
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.sampling.batch import SAMPLED_OK, Sampled
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from octavo_engine.backends.backend import BackendLimits, Step
+    from octavo_engine.backends.sim.clock import Clock
+    from octavo_engine.config import EngineConfig, SimConfig
+    from octavo_engine.sampling.batch import Ragged, SamplingBatch
+
+KV_BYTES_PER_TOKEN = 1024  # what a block pretends to take; only sums over it are ever shown
+CHOSEN_LOGPROB = float(np.log(0.5))  # each alternative is half as likely as the one before
+
+
+class SimBackend:
+    """A model without weights or memory: for everything around the model, at true scheduling.
+
+    The tokens of a request are a function of its seed and their positions, so they are the same in
+    any batch, after preemption and after a resume. They spell words; end of text never comes.
+    """
+
+    def __init__(self, config: EngineConfig, clock: Clock | None = None) -> None:
+        self._sim = config.sim
+        self._clock = RealClock() if clock is None else clock
+        self._limits: BackendLimits | None = None
+
+    @property
+    def name(self) -> str:
+        return "sim"
+
+    @property
+    def isa(self) -> str:
+        return "sim"
+
+    @property
+    def vocab_size(self) -> int:
+        return self._sim.vocab_size
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        return BLOCK_SIZE * KV_BYTES_PER_TOKEN
+
+    def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
+        self._limits = limits
+
+    def execute(self, step: Step, sampling: SamplingBatch) -> Sampled:
+        """Take the step's time, then say what was sampled."""
+        limits = self._limits
+        assert limits is not None, "prepare() comes first"
+        assert len(step.token_ids) <= limits.max_tokens
+        assert len(step.logit_rows) <= limits.max_logit_rows
+        started_at = self._clock.now()
+        counts = np.diff(step.seq_starts)
+        num_decodes = int(np.count_nonzero(counts == 1))
+        duration_s = step_seconds(
+            self._sim, num_decodes=num_decodes, num_prefill_tokens=int(counts.sum()) - num_decodes
+        )
+        sampled = self._sample(sampling)
+        self._clock.sleep(duration_s - (self._clock.now() - started_at))
+        return sampled
+
+    def poison_blocks(self, block_ids: list[int]) -> None:
+        """There is no memory to spoil."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _sample(self, sampling: SamplingBatch) -> Sampled:
+        seeds = sampling.table["seed"][sampling.rows]
+        tokens = sim_tokens(seeds, sampling.positions)
+        if sampling.allowed is not None:
+            _keep_to_allowed(tokens, sampling.allowed)
+        tokens = np.where(sampling.targets >= 0, sampling.targets, tokens).astype(np.int32)
+        sampled = Sampled(tokens, np.full(len(tokens), SAMPLED_OK, np.uint8))
+        if sampling.num_logprobs >= 0:
+            self._add_logprobs(sampled, sampling.num_logprobs)
+        return sampled
+
+    def _add_logprobs(self, sampled: Sampled, num_logprobs: int) -> None:
+        """The chosen token is the most likely one; those after it in the vocabulary follow."""
+        num_rows = len(sampled.tokens)
+        places = np.arange(min(num_logprobs, self.vocab_size), dtype=np.int32)
+        sampled.logprobs = np.full(num_rows, CHOSEN_LOGPROB, np.float32)
+        sampled.ranks = np.ones(num_rows, np.int32)
+        sampled.top_ids = (sampled.tokens[:, None] + places) % np.int32(self.vocab_size)
+        falling = (CHOSEN_LOGPROB * (places + 1)).astype(np.float32)
+        sampled.top_logprobs = np.tile(falling, (num_rows, 1))
+
+
+def step_seconds(sim: SimConfig, *, num_decodes: int, num_prefill_tokens: int) -> float:
+    """How long a step takes: a base, and so much for each token."""
+    milliseconds = (
+        sim.step_base_ms
+        + sim.decode_token_ms * num_decodes
+        + sim.prefill_token_ms * num_prefill_tokens
+    )
+    return milliseconds * 1e-3 * sim.time_scale
+
+
+def _keep_to_allowed(tokens: NDArray[np.int32], allowed: Ragged) -> None:
+    for row, (start, end) in enumerate(zip(allowed.starts[:-1], allowed.starts[1:], strict=True)):
+        if end > start:
+            tokens[row] = allowed.ids[start + tokens[row] % (end - start)]

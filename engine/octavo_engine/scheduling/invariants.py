@@ -1,0 +1,97 @@
+"""What must hold between steps: blocks are accounted for, sequences are in one place each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.protocol.prefix_hash import block_digest, pack_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from octavo_engine.kv.manager import KVManager
+    from octavo_engine.scheduling.scheduler import Scheduler
+    from octavo_engine.state.sequence import Sequence
+
+
+def check_invariants(scheduler: Scheduler) -> None:
+    """Raises AssertionError that says what is wrong."""
+    check_sequences(scheduler)
+    check_blocks(scheduler.kv, scheduler.running)
+    check_cache(scheduler.kv)
+    for sequence in scheduler.running:
+        check_contents(scheduler.kv, sequence)
+    if not scheduler.sequences and not scheduler.kv.pinned:
+        assert scheduler.kv.pool.num_free == len(scheduler.kv.pool.blocks), (
+            "idle, yet blocks are held"
+        )
+        assert not scheduler.kv.computing, "idle, yet something counts as being computed"
+
+
+def check_sequences(scheduler: Scheduler) -> None:
+    """Each live sequence either waits and holds nothing, or runs in a row of its own."""
+    config, running, waiting = scheduler.config, scheduler.running, list(scheduler.waiting)
+    assert {id(s) for s in [*running, *waiting]} == {id(s) for s in scheduler.sequences.values()}
+    assert len(running) + len(waiting) == len(scheduler.sequences), "a sequence is in two places"
+    assert len(running) <= config.max_num_seqs
+    for line in (running, waiting):
+        assert [s.order for s in line] == sorted(s.order for s in line), "out of policy order"
+    rows = [s.row for s in running] + scheduler.free_rows
+    assert sorted(rows) == list(range(config.max_num_seqs)), "rows are lost or shared"
+    assert scheduler.waiting.num_tokens == sum(s.num_tokens for s in waiting)
+    for sequence in waiting:
+        assert sequence.row == -1
+        assert not sequence.block_table
+        assert sequence.num_computed_tokens == 0
+    for sequence in scheduler.sequences.values():
+        assert not sequence.is_finished
+        assert sequence.num_computed_tokens < sequence.num_tokens < sequence.max_num_tokens
+        assert sequence.max_num_tokens <= config.max_model_len
+
+
+def check_blocks(kv: KVManager, running: Iterable[Sequence]) -> None:
+    """Every block is counted by exactly those that hold it, and free if that is nobody."""
+    pool = kv.pool
+    holders = Counter(block_id for s in running for block_id in s.block_table)
+    holders.update(block.id for block in kv.pinned)
+    free = pool.free_blocks()
+    assert len(free) == pool.num_free == len({block.id for block in free})
+    for block in pool.blocks:
+        assert block.ref_count == holders[block.id], f"{block} is held {holders[block.id]} times"
+        assert (block.previous is not None) == (block.ref_count == 0), f"{block} is free, or is it?"
+    assert len(free) == sum(block.ref_count == 0 for block in pool.blocks)
+
+
+def check_cache(kv: KVManager) -> None:
+    """Every published block is found under its name, and the name is right."""
+    published = [block for block in kv.pool.blocks if block.is_published]
+    assert len(kv.pool.cache) == len(published)
+    for block in published:
+        assert block.parent is not None
+        if block.digest is not None:
+            assert len(block.tokens) == 4 * BLOCK_SIZE
+            assert block.digest == block_digest(block.parent, block.tokens)
+            assert kv.pool.cache.get(block.digest) is block
+
+
+def check_contents(kv: KVManager, sequence: Sequence) -> None:
+    """A running sequence's table holds its tokens, and nobody else could write where it does."""
+    table = sequence.block_table
+    assert len(table) * BLOCK_SIZE >= sequence.num_computed_tokens
+    assert len(set(table)) == len(table), "a block stands twice in one table"
+    for index, block_id in enumerate(table):
+        block = kv.pool.blocks[block_id]
+        begin = index * BLOCK_SIZE
+        if begin + BLOCK_SIZE > sequence.num_computed_tokens:
+            num_holders = block.ref_count - kv.pinned.count(block)
+            assert num_holders == 1, f"{block} is written by one sequence and shared with others"
+        if block.is_published:
+            end = begin + len(block.tokens) // 4
+            assert end <= sequence.num_computed_tokens, (
+                f"{block} was published before it was computed"
+            )
+            assert block.tokens == pack_tokens(sequence.token_ids[begin:end])
+    for digest in kv.computing:
+        assert kv.computing[digest].row >= 0, "a sequence that does not run is waited for"

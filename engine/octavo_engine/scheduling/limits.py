@@ -1,0 +1,64 @@
+"""How long a sequence may get, and when it is at its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo_engine.errors import ContextLengthExceeded, InvalidRequest
+from octavo_engine.state.outputs import SequenceOutput
+
+if TYPE_CHECKING:
+    from octavo_engine.config import SchedulerConfig
+    from octavo_engine.state.outputs import FinishReason
+    from octavo_engine.state.request import EngineRequest
+    from octavo_engine.state.sequence import Sequence
+
+
+def max_num_tokens(request: EngineRequest, config: SchedulerConfig, *, kv_tokens: int) -> int:
+    """The most tokens the sequence may have, prompt included. An error if that cannot work: a
+    request that memory cannot hold even alone would wait forever, and everyone behind it."""
+    num_prompt = len(request.prompt_token_ids)
+    if num_prompt == 0:
+        raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
+    if num_prompt >= config.max_model_len:
+        raise ContextLengthExceeded(
+            f"the prompt has {num_prompt} tokens, but the context holds {config.max_model_len} and "
+            "at least one must be left for the answer; shorten the prompt",
+            param="prompt",
+        )
+    max_tokens = request.params.max_tokens
+    wanted = min(num_prompt + (1 if max_tokens is None else max_tokens), config.max_model_len)
+    capacity = kv_tokens + 1  # the last token of a sequence is never computed
+    if wanted > capacity:
+        raise InvalidRequest(
+            f"the request needs KV memory for {wanted - 1} tokens, but there is memory for "
+            f"{kv_tokens} in all; shorten the prompt or lower max_tokens",
+            param="prompt" if num_prompt > kv_tokens else "max_tokens",
+        )
+    return wanted if max_tokens is not None else min(config.max_model_len, capacity)
+
+
+def end_of(sequence: Sequence) -> FinishReason | None:
+    """Why the sequence ends with its last token; None if it goes on."""
+    num_tokens = len(sequence.token_ids)
+    if sequence.token_ids[-1] in sequence.stop_ids and num_tokens >= sequence.min_num_tokens:
+        return "stop"
+    return "length" if num_tokens >= sequence.max_num_tokens else None
+
+
+def stop_token_id(sequence: Sequence) -> int | None:
+    """The caller's stop id that ended it; None for the model's own end of text."""
+    if sequence.finish_reason != "stop":
+        return None
+    request, last = sequence.request, sequence.token_ids[-1]
+    is_end_of_text = last in request.eos_token_ids and not request.params.ignore_eos
+    return None if is_end_of_text else last
+
+
+def last_output(sequence: Sequence) -> SequenceOutput:
+    """What there is to say of a sequence that ended without a further token."""
+    return SequenceOutput(
+        request_id=sequence.request_id,
+        finish_reason=sequence.finish_reason,
+        stop_token_id=stop_token_id(sequence),
+    )

@@ -1,0 +1,52 @@
+"""Who comes first: the order of sequences, and the queue of those that wait."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from octavo_engine.config import SchedulerConfig
+    from octavo_engine.state.sequence import Sequence
+
+by_order = attrgetter("order")
+
+
+def place_in_line(
+    config: SchedulerConfig, *, priority: int, number: int, arrived_at: float
+) -> tuple[float, int]:
+    """The sort key of a sequence, settled on arrival: lower is served first and preempted last.
+
+    Under `fcfs` the order of arrival. Under `priority` a level is worth `aging_s` seconds of
+    waiting, so a stream of urgent requests delays the others by a bounded time and never for good.
+    """
+    if config.policy == "fcfs":
+        return (0.0, number)
+    return (arrived_at + priority * config.aging_s, number)
+
+
+class WaitingQueue:
+    """Sequences that do not run yet, or no longer, in policy order."""
+
+    def __init__(self) -> None:
+        self._line: list[Sequence] = []
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._line)
+
+    def push(self, sequence: Sequence) -> None:
+        insort(self._line, sequence, key=by_order)
+        self.num_tokens += len(sequence.token_ids)
+
+    def remove(self, sequence: Sequence) -> None:
+        place = bisect_left(self._line, sequence.order, key=by_order)
+        assert self._line[place] is sequence
+        del self._line[place]
+        self.num_tokens -= len(sequence.token_ids)

@@ -1,0 +1,380 @@
+"""The scheduler: which sequences get how many tokens in the next step, and what came of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import insort
+from copy import copy
+from typing import TYPE_CHECKING
+
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.errors import InvalidRequest, QueueFull
+from octavo_engine.kv.manager import KVManager
+from octavo_engine.scheduling import limits
+from octavo_engine.scheduling.admission import AdmissionControl
+from octavo_engine.scheduling.chunks import demand, is_long, schedule_chunks
+from octavo_engine.scheduling.deadlines import Deadlines
+from octavo_engine.scheduling.invariants import check_invariants
+from octavo_engine.scheduling.policy import WaitingQueue, by_order, place_in_line
+from octavo_engine.scheduling.step_time import StepTimeModel
+from octavo_engine.state.batch import BlockGrowth, ScheduledBatch
+from octavo_engine.state.outputs import EngineStats, SequenceOutput
+from octavo_engine.state.sequence import Sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from octavo_engine.config import SchedulerConfig
+    from octavo_engine.kv.manager import PrefixMatch
+    from octavo_engine.state.outputs import FinishReason, StepResult
+    from octavo_engine.state.request import EngineRequest
+
+SPARE_LOGITS = 64  # rows of logits in a step beyond one a sequence, for prompt log-probabilities
+MIN_CHUNK = 16  # prefill tokens that a step computes however slow it is: prompts must advance
+MAX_LONG = 2  # prompts longer than half a step's room that run at once: more would only hold memory
+MAX_PASSED = 8  # sequences without memory that are looked past in one step
+
+
+class Scheduler:
+    """Gives each sequence some number of tokens in each step.
+
+    There is one rule and no phases: `num_computed_tokens` chases `num_tokens`, and a sequence
+    samples in the step in which it catches up. A new prompt, the rest of a long one, a prefix found
+    in the cache, a resume, recomputation after preemption and plain decoding differ only in how far
+    behind they are.
+
+    A step serves the running sequences first, then admits waiting ones. Sequences one token behind
+    all take part; those further behind share what is left of the token budget and of the time
+    budget. A sequence is admitted with blocks for all its tokens, so only decoding can run out of
+    memory; the last running sequence in policy order then gives its blocks up and waits again.
+
+    Call schedule() and update() in turn: a batch is computed and reported before the next is
+    planned. If computing a batch fails as a whole, update() it with every entry failed; nobody else
+    was touched by it.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        num_blocks: int,
+        cache_key: bytes = b"",
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.kv = KVManager(num_blocks, cache_key=cache_key, caching=config.enable_prefix_caching)
+        self.sequences: dict[str, Sequence] = {}  # all live ones: waiting or running
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []  # in policy order
+        self.free_rows = list(reversed(range(config.max_num_seqs)))
+        self.max_num_logits = config.max_num_seqs + SPARE_LOGITS
+        self._kv_tokens = num_blocks * BLOCK_SIZE
+        self._now = now
+        self._num_added = 0
+        self._behind: list[Sequence] = []  # running ones that had to catch up in the last step
+        self._finished: list[SequenceOutput] = []  # outside update()
+        self._deadlines = Deadlines()
+        self._admission = AdmissionControl()
+        self._step_time = StepTimeModel()
+        self._stats = EngineStats(kv_blocks_total=num_blocks)
+
+    # -- requests come and go --------------------------------------------------------------------
+
+    def add(self, request: EngineRequest) -> None:
+        """Put a request in line. Raises QueueFull, ContextLengthExceeded or InvalidRequest."""
+        max_num_tokens = limits.max_num_tokens(request, self.config, kv_tokens=self._kv_tokens)
+        if request.request_id in self.sequences:
+            raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
+        if len(self.waiting) >= self.config.max_queue:
+            raise QueueFull(
+                f"{len(self.waiting)} requests are waiting, the most allowed (--max-queue)",
+                retry_after_s=self._retry_after_s(),
+            )
+        now = self._now()
+        self._num_added += 1
+        order = place_in_line(
+            self.config, priority=request.priority, number=self._num_added, arrived_at=now
+        )
+        sequence = Sequence(request, max_num_tokens=max_num_tokens, order=order)
+        if request.output_token_ids and (reason := limits.end_of(sequence)) is not None:
+            sequence.finish_reason = reason  # a resume of what was complete already
+            self._finished.append(limits.last_output(sequence))
+            return
+        self.kv.name_blocks(sequence)
+        self.sequences[request.request_id] = sequence
+        self.waiting.push(sequence)
+        if request.deadline_at is not None:
+            self._deadlines.add(sequence, request.deadline_at, num_live=len(self.sequences))
+
+    def abort(self, request_id: str) -> SequenceOutput | None:
+        """End a request at once, whatever its state. None if it is unknown or has ended already."""
+        sequence = self.sequences.get(request_id)
+        if sequence is None:
+            return None
+        return self._finish(sequence, "abort")
+
+    def take_finished(self) -> list[SequenceOutput]:
+        """Last outputs of sequences that ended outside update(); each is handed out once."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes. False, and nothing is done, while sequences run."""
+        if self.running:
+            return False
+        self.kv.clear_cache()
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.sequences or self._finished)
+
+    # -- one step --------------------------------------------------------------------------------
+
+    def schedule(self) -> ScheduledBatch:
+        """Plan the next step. Empty if there is nothing to compute."""
+        now = self._now()
+        for sequence in self._deadlines.pop_expired(now):
+            self._finished.append(self._finish(sequence, "deadline"))
+
+        batch = ScheduledBatch()
+        budget = self.config.max_num_batched_tokens
+        num_preemptions = self._stats.preemptions
+        behind: list[Sequence] = []
+        # Hot path: once per running sequence. Preemption shortens the list from its end meanwhile.
+        for sequence in self.running:
+            start = sequence.num_computed_tokens
+            if len(sequence.token_ids) - start > 1:
+                behind.append(sequence)
+                continue
+            if budget == 0:
+                break
+            if start == len(sequence.block_table) * BLOCK_SIZE and not self._grow(sequence, batch):
+                break
+            batch.sequences.append(sequence)
+            batch.rows.append(sequence.row)
+            batch.starts.append(start)
+            budget -= 1
+        num_decodes = len(batch.sequences)
+        batch.counts = [1] * num_decodes
+        batch.num_logits = [1] * num_decodes
+        batch.samples = [True] * num_decodes
+
+        has_room = self.waiting and self.free_rows and num_preemptions == self._stats.preemptions
+        if behind or has_room:
+            budget = self._prefill_budget(budget, num_decodes)
+            if has_room:
+                self._admit(batch, behind, budget, now)
+            spare_logits = self.max_num_logits - len(self.running)
+            schedule_chunks(batch, behind, budget, spare_logits=spare_logits)
+        self._behind = behind
+        return batch
+
+    def update(
+        self, batch: ScheduledBatch, result: StepResult, step_s: float
+    ) -> list[SequenceOutput]:
+        """Take in what a step computed. Returns the news of each sequence that has any."""
+        self.kv.end_step()
+        outputs: list[SequenceOutput] = []
+        failed = set(result.failed)
+        num_generated = 0
+        entries = zip(
+            batch.sequences, batch.starts, batch.counts, batch.samples, result.tokens, strict=True
+        )
+        # Hot path: once per scheduled sequence.
+        for index, (sequence, start, count, samples, token) in enumerate(entries):
+            if sequence.finish_reason is not None:
+                continue  # it was aborted while this step ran
+            if index in failed:
+                outputs.append(self._fail(sequence))
+                continue
+            computed = sequence.num_computed_tokens = start + count
+            was_behind = computed <= sequence.num_admitted_tokens
+            if was_behind or computed % BLOCK_SIZE == 0:
+                self.kv.publish(sequence)
+            output = SequenceOutput(request_id=sequence.request_id)
+            if was_behind and sequence.wants_prompt_scores and start >= sequence.num_scored_tokens:
+                sequence.num_scored_tokens = min(computed, sequence.num_prompt_tokens - 1)
+                output.prompt_logprobs = result.prompt_logprobs.get(index, [])
+            if samples:
+                if len(sequence.token_ids) == sequence.num_given_tokens:
+                    self._stats.prompt_tokens += sequence.num_prompt_tokens
+                    output.num_cached_tokens = sequence.num_cached_tokens
+                num_generated += 1
+                sequence.token_ids.append(token)
+                output.token_ids = [token]
+                if index in result.logprobs:
+                    output.logprobs = [result.logprobs[index]]
+                if token in sequence.stop_ids or len(sequence.token_ids) >= sequence.max_num_tokens:
+                    self._end_if_due(sequence, output)
+            elif not output.prompt_logprobs:
+                continue
+            outputs.append(output)
+        self._admission.after_step()
+        num_decodes = batch.counts.count(1)
+        if step_s > 0.0:
+            self._step_time.observe(num_decodes, sum(batch.counts) - num_decodes, step_s)
+        stats = self._stats
+        stats.steps += 1
+        stats.generation_tokens += num_generated
+        stats.step_ms = step_s * 1e3
+        stats.last_step_at = self._now()
+        return outputs
+
+    # -- memory for those that run ---------------------------------------------------------------
+
+    def _grow(self, sequence: Sequence, batch: ScheduledBatch) -> bool:
+        """Give it one more block, the last in line's if need be. False if that was itself."""
+        while (block_id := self.kv.grow(sequence)) is None:
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        batch.grown.append(BlockGrowth(sequence.row, len(sequence.block_table) - 1, block_id))
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to waiting. Its blocks stay cached until they are needed, so it may lose little."""
+        self._stop_running(sequence)
+        self.kv.release(sequence)
+        self.kv.name_blocks(sequence)
+        sequence.num_preemptions += 1
+        self._stats.preemptions += 1
+        self._admission.after_preemption(self.running)
+        self.waiting.push(sequence)
+
+    # -- those that wait -------------------------------------------------------------------------
+
+    def _admit(
+        self, batch: ScheduledBatch, behind: list[Sequence], budget: int, now: float
+    ) -> None:
+        """Let waiting sequences run while the step has room for their tokens and memory for them.
+
+        One that memory does not suffice for may be passed by smaller ones, for `aging_s` seconds;
+        from then on nobody overtakes it and what becomes free is kept for it.
+        """
+        lengths = [s.num_tokens - s.num_computed_tokens for s in behind]
+        reserved = sum(self._admission.reserve(sequence) for sequence in self.running)
+        num_passed = 0
+        for sequence in list(self.waiting):
+            num_long = sum(is_long(length, budget) for length in lengths)
+            if not self.free_rows or len(lengths) >= budget or demand(lengths, budget) >= budget:
+                break  # who is let in computes at least one token now
+            if sequence.awaits in self.kv.computing:
+                continue
+            match = self.kv.match(sequence)
+            sequence.awaits = match.awaits
+            if match.awaits is not None:
+                continue
+            length = sequence.num_tokens - match.num_tokens
+            if self._is_hopeless(sequence, length, now):
+                self._finished.append(self._finish(sequence, "deadline"))
+                continue
+            if num_long >= MAX_LONG and is_long(length, budget):
+                continue
+            reserve = self._admission.reserve(sequence)
+            # With nothing running all memory is free, and add() saw that it is enough.
+            if self.running and match.num_blocks + reserved + reserve > self.kv.pool.num_free:
+                if sequence.blocked_at is None:
+                    sequence.blocked_at = now
+                num_passed += 1
+                if now - sequence.blocked_at >= self.config.aging_s or num_passed == MAX_PASSED:
+                    break
+                continue
+            self._start(sequence, match, batch)
+            behind.append(sequence)
+            lengths.append(length)
+            reserved += reserve
+        behind.sort(key=by_order)
+
+    def _start(self, sequence: Sequence, match: PrefixMatch, batch: ScheduledBatch) -> None:
+        self.waiting.remove(sequence)
+        copy = self.kv.admit(sequence, match)
+        if copy is not None:
+            batch.copies.append(copy)
+        sequence.row = self.free_rows.pop()
+        sequence.blocked_at = sequence.awaits = None
+        insort(self.running, sequence, key=by_order)
+        batch.admitted.append(sequence)
+        if sequence.num_preemptions == 0:
+            sequence.num_cached_tokens = min(match.num_tokens, sequence.num_prompt_tokens)
+            self._stats.prefix_hits += sequence.num_cached_tokens
+            self._stats.prefix_queries += sequence.num_prompt_tokens
+
+    def _is_hopeless(self, sequence: Sequence, num_tokens: int, now: float) -> bool:
+        """Its deadline would pass before its first token: computing it would be waste."""
+        deadline_at = sequence.request.deadline_at
+        return deadline_at is not None and now + self._step_time.prefill_s(num_tokens) > deadline_at
+
+    # -- those that have to catch up -------------------------------------------------------------
+
+    def _prefill_budget(self, budget: int, num_decodes: int) -> int:
+        """Tokens that leave the step short enough for the sequences that decode in it."""
+        if num_decodes == 0:
+            return budget
+        max_step_s = self.config.max_step_ms / 1e3
+        in_time = self._step_time.prefill_tokens(max_step_s, num_decodes=num_decodes)
+        return min(budget, max(in_time, MIN_CHUNK))
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _end_if_due(self, sequence: Sequence, output: SequenceOutput) -> None:
+        reason = limits.end_of(sequence)
+        if reason is not None:
+            self._finish(sequence, reason)
+            output.finish_reason = reason
+            output.stop_token_id = limits.stop_token_id(sequence)
+
+    def _fail(self, sequence: Sequence) -> SequenceOutput:
+        self._stats.nan_failures += 1
+        self._leave(sequence, "error")
+        self.kv.release_spoiled(sequence)
+        message = (
+            f"no token could be chosen at position {sequence.num_tokens}: the model's logits are "
+            "not finite, or the request forbids every token"
+        )
+        return SequenceOutput(request_id=sequence.request_id, finish_reason="error", error=message)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> SequenceOutput:
+        self._leave(sequence, reason)
+        self.kv.release(sequence)
+        return SequenceOutput(request_id=sequence.request_id, finish_reason=reason)
+
+    def _leave(self, sequence: Sequence, reason: FinishReason) -> None:
+        sequence.finish_reason = reason
+        del self.sequences[sequence.request_id]
+        if sequence.row >= 0:
+            self._stop_running(sequence)
+        else:
+            self.waiting.remove(sequence)
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.free_rows.append(sequence.row)
+        sequence.row = -1
+
+    # -- limits and facts ------------------------------------------------------------------------
+
+    def _retry_after_s(self) -> int:
+        """About how long it takes to work off what waits."""
+        tokens_per_s = self._step_time.tokens_per_s
+        seconds = self._queued_tokens() / tokens_per_s if tokens_per_s else 1.0
+        return min(max(math.ceil(seconds), 1), 60)
+
+    def _queued_tokens(self) -> int:
+        rests = (s.num_tokens - s.num_computed_tokens for s in self._behind if s.row >= 0)
+        return self.waiting.num_tokens + sum(rest for rest in rests if rest > 1)
+
+    def stats(self) -> EngineStats:
+        """Where the engine stands now."""
+        stats = self._stats
+        stats.num_running = len(self.running)
+        stats.num_waiting = len(self.waiting)
+        stats.queued_tokens = self._queued_tokens()
+        stats.kv_blocks_used = stats.kv_blocks_total - self.kv.pool.num_free
+        return copy(stats)
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError if the books do not balance. For tests: it looks at every block."""
+        check_invariants(self)

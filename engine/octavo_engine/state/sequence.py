@@ -1,0 +1,112 @@
+"""A request's progress: its tokens so far, how many are computed, and the blocks that hold them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo_engine.state.outputs import FinishReason
+    from octavo_engine.state.request import EngineRequest
+
+
+class Sequence:
+    """One sequence from arrival to its end. The scheduler changes it; everyone else only reads.
+
+    There is no prefill and no decode state: `num_computed_tokens` chases `num_tokens`, and the
+    sequence samples in the step that catches up.
+
+        token_ids   | prompt ...................... | output ........... |
+        computed    | KV exists ................. |  (the last token sampled is never computed yet)
+                    0                             num_computed_tokens    num_tokens
+    """
+
+    # Plain attributes in slots: the scheduler walks every running sequence twice a step.
+    __slots__ = (
+        "awaits",
+        "block_table",
+        "blocked_at",
+        "digests",
+        "finish_reason",
+        "max_num_tokens",
+        "min_num_tokens",
+        "num_admitted_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_given_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_published_blocks",
+        "num_scored_tokens",
+        "order",
+        "request",
+        "request_id",
+        "root",
+        "row",
+        "stop_ids",
+        "tail_digest",
+        "token_ids",
+    )
+
+    def __init__(
+        self, request: EngineRequest, *, max_num_tokens: int, order: tuple[float, int] = (0.0, 0)
+    ) -> None:
+        params = request.params
+        self.request = request
+        self.request_id = request.request_id
+        self.token_ids: list[int] = [*request.prompt_token_ids, *request.output_token_ids]
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_given_tokens = len(self.token_ids)  # known on arrival: the prompt and a resume
+        self.num_computed_tokens = 0
+        self.num_scored_tokens = 0  # prompt positions whose log-probabilities were handed out
+        self.row = -1  # in the runner's arrays; -1 when not running
+        self.order = order  # place under the policy; lower runs first
+        self.finish_reason: FinishReason | None = None
+
+        # When it ends.
+        self.max_num_tokens = max_num_tokens
+        self.min_num_tokens = self.num_prompt_tokens + params.min_tokens
+        eos = () if params.ignore_eos else request.eos_token_ids
+        self.stop_ids: frozenset[int] = frozenset(params.stop_token_ids).union(eos)
+
+        # What of it lies in the KV pool (kept by kv.manager).
+        self.block_table: list[int] = []
+        self.root = b""  # of its digest chain
+        self.digests: list[bytes] = []  # of its full blocks, as far as tokens are known
+        self.tail_digest: bytes | None = (
+            None  # of the partly filled block at the end, if there is one
+        )
+        self.num_published_blocks = 0
+        self.num_admitted_tokens = 0  # tokens to catch up with, when it last began to run
+        self.num_cached_tokens = 0  # of the prompt, found in the cache at its first admission
+
+        # Its fate while waiting (kept by the scheduler).
+        self.awaits: bytes | None = None  # digest of a block that another sequence is computing
+        self.blocked_at: float | None = None  # since when memory does not suffice
+        self.num_preemptions = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def wants_prompt_scores(self) -> bool:
+        """Prompt log-probabilities were asked for and some are still owed."""
+        return (
+            self.request.params.prompt_logprobs is not None
+            and self.num_scored_tokens < self.num_prompt_tokens - 1
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.request_id!r}, "
+            f"tokens={self.num_prompt_tokens}+{self.num_output_tokens}, "
+            f"computed={self.num_computed_tokens}, row={self.row}, finish={self.finish_reason})"
+        )

@@ -1,0 +1,179 @@
+"""The smallest executor that tells the truth: it has KV memory, and nothing but the batch to go by.
+
+Each slot holds a digest of all tokens up to its own, made from the digest that the block table
+shows for the position before. The next token is a function of that digest. So a sequence's tokens
+are right only if every block it reads holds what it should, and the truth is computable from the
+prompt alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.state.outputs import StepResult, TokenLogprobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from octavo_engine.scheduling.scheduler import Scheduler
+    from octavo_engine.state.batch import ScheduledBatch
+    from octavo_engine.state.outputs import SequenceOutput
+
+VOCABULARY = 500
+_PRIME = (1 << 61) - 1
+
+
+def continue_digest(before: int, token: int) -> int:
+    return (before * 1_000_003 + token + 1) % _PRIME
+
+
+def digest_of(tokens: Iterable[int]) -> int:
+    digest = 1
+    for token in tokens:
+        digest = continue_digest(digest, token)
+    return digest
+
+
+def next_token(tokens: Iterable[int]) -> int:
+    """The truth: what follows these tokens."""
+    return digest_of(tokens) % VOCABULARY
+
+
+def true_output(prompt: list[int], num_tokens: int) -> list[int]:
+    digest, output = digest_of(prompt), []
+    for _ in range(num_tokens):
+        output.append(digest % VOCABULARY)
+        digest = continue_digest(digest, output[-1])
+    return output
+
+
+class KVMachine:
+    """Executes batches. Keeps rows as a runner would: written at admission, grown block by
+    block."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.slots: list[int | None] = [None] * (num_blocks * BLOCK_SIZE)
+        self.tables: dict[int, list[int]] = {}  # by row
+        self.tokens: dict[int, list[int]] = {}
+        self.num_computed = 0
+        self.fails: Callable[[list[int]], bool] = lambda tokens: False
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        for sequence in batch.admitted:
+            self.tables[sequence.row] = list(sequence.block_table)
+            self.tokens[sequence.row] = list(sequence.token_ids)
+        for growth in batch.grown:
+            assert len(self.tables[growth.row]) == growth.index
+            self.tables[growth.row].append(growth.block_id)
+        self._copy(batch)
+        result = StepResult(tokens=[])
+        for index, row in enumerate(batch.rows):
+            start, count = batch.starts[index], batch.counts[index]
+            tokens, table = self.tokens[row], self.tables[row]
+            for position in range(start, start + count):
+                self._compute(tokens, table, position)
+            end = start + count
+            token = -1
+            if batch.samples[index]:
+                assert end == len(tokens)
+                token = self._read(table, end - 1) % VOCABULARY
+                if self.fails(tokens):
+                    token = -1
+                    result.failed.append(index)
+                tokens.append(token)
+            result.tokens.append(token)
+            num_scored = batch.num_logits[index] - batch.samples[index]
+            if num_scored:
+                last = end - batch.samples[index]
+                scored = tokens[last - num_scored + 1 : last + 1]
+                scores = [TokenLogprobs(t, 0.0, 1, [], []) for t in scored]
+                result.prompt_logprobs[index] = scores
+        return result
+
+    def _copy(self, batch: ScheduledBatch) -> None:
+        # All reads before all writes, as copies may run in any order: none may depend on another.
+        contents = []
+        for copy in batch.copies:
+            source = copy.source * BLOCK_SIZE
+            contents.append(self.slots[source : source + copy.num_tokens])
+            assert None not in contents[-1]
+        for copy, content in zip(batch.copies, contents, strict=True):
+            target = copy.target * BLOCK_SIZE
+            self.slots[target : target + BLOCK_SIZE] = [None] * BLOCK_SIZE
+            self.slots[target : target + copy.num_tokens] = content
+        sources = {copy.source for copy in batch.copies}
+        assert not sources & {copy.target for copy in batch.copies}
+
+    def _compute(self, tokens: list[int], table: list[int], position: int) -> None:
+        before = self._read(table, position - 1) if position else 1
+        slot = table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+        self.slots[slot] = continue_digest(before, tokens[position])
+        self.num_computed += 1
+
+    def _read(self, table: list[int], position: int) -> int:
+        digest = self.slots[table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE]
+        assert digest is not None, "read before it was computed"
+        return digest
+
+
+class Loop:
+    """Scheduler and machine in turn, with every invariant checked at every stage of every step."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.machine = KVMachine(len(scheduler.kv.pool.blocks))
+        self.outputs: dict[str, list[int]] = {}
+        self.reasons: dict[str, str] = {}
+        self.batches: list[ScheduledBatch] = []
+        self.between: Callable[[ScheduledBatch], None] = lambda batch: None  # abort here, say
+        self.step_s = 0.01
+
+    def step(self) -> list[SequenceOutput]:
+        scheduler = self.scheduler
+        batch = scheduler.schedule()
+        scheduler.check_invariants()
+        self._check_batch(batch)
+        self.batches.append(batch)
+        result = self.machine.execute(batch)
+        self.between(batch)
+        outputs = scheduler.take_finished()
+        if not batch.is_empty:
+            outputs += scheduler.update(batch, result, self.step_s)
+        scheduler.check_invariants()
+        for output in outputs:
+            self.take(output)
+        return outputs
+
+    def take(self, output: SequenceOutput) -> None:
+        assert output.request_id not in self.reasons, "news after the end"
+        self.outputs.setdefault(output.request_id, []).extend(output.token_ids)
+        if output.finish_reason is not None:
+            self.reasons[output.request_id] = output.finish_reason
+
+    def run(self, max_steps: int = 100_000) -> int:
+        """Step until all work is done; the number of steps that took."""
+        for num_steps in range(max_steps):
+            if not self.scheduler.has_work:
+                return num_steps
+            before = self.machine.num_computed
+            finished = len(self.reasons)
+            self.step()
+            advanced = self.machine.num_computed > before or len(self.reasons) > finished
+            assert advanced, "there is work, but nobody advances"
+        raise AssertionError(f"not done after {max_steps} steps")
+
+    def _check_batch(self, batch: ScheduledBatch) -> None:
+        scheduler = self.scheduler
+        assert batch.num_tokens <= scheduler.config.max_num_batched_tokens
+        assert sum(batch.num_logits) <= scheduler.max_num_logits
+        assert len(set(map(id, batch.sequences))) == len(batch.sequences)
+        for sequence, row, start, count in zip(
+            batch.sequences, batch.rows, batch.starts, batch.counts, strict=True
+        ):
+            assert sequence.row == row >= 0
+            assert count > 0
+            assert start == sequence.num_computed_tokens
+            assert start + count <= sequence.num_tokens
+        grown = {growth.row for growth in batch.grown}
+        assert not grown & {sequence.row for sequence in batch.admitted}
