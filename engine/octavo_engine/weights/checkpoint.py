@@ -1,4 +1,4 @@
-"""A model's stored tensors by Hugging Face name, read by mmap. Formats: safetensors, GGUF, dummy."""
+"""A model's stored tensors by Hugging Face name, mapped: safetensors, GGUF or dummy."""
 
 from __future__ import annotations
 

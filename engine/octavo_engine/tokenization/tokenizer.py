@@ -1,0 +1,116 @@
+"""Text to token ids and back: what every tokenizer answers to, and the one way to load one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from octavo_engine.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+class Template(Protocol):
+    """A conversation as the text that the model was trained on."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """Raises InvalidRequest(param="messages") when the conversation does not fit it."""
+
+
+class Tokenizer(Protocol):
+    """Safe to share between threads. Raises InvalidRequest on text or ids that cannot be."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every id that ends an answer, the main one first."""
+
+    @property
+    def bos_token_id(self) -> int | None: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Control tokens: left out of text where special tokens are skipped."""
+
+    @property
+    def chat_template(self) -> Template | None: ...
+
+    @property
+    def strips_first_space(self) -> bool:
+        """Whether the space before the first word belongs to the vocabulary, not to the text."""
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
+    ) -> list[int]:
+        """`allow_special=False`: text that spells a control token stays text."""
+
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> list[list[int]]: ...
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> list[int]:
+        """The rendered conversation; only the template's own control tokens become control ids."""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def token_text(self, token_id: int) -> str:
+        """The token alone; bytes that are no whole character become U+FFFD."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to the text. Empty for ids that stand for nothing."""
+
+
+class TokenizerFiles(Protocol):
+    """Where a tokenizer comes from; weights.source.ModelFiles is one."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def config(self) -> dict[str, Any]: ...
+    @property
+    def generation_config(self) -> dict[str, Any]: ...
+    @property
+    def gguf_metadata(self) -> Mapping[str, Any] | None: ...
+    def with_tokenizer(self, reference: str) -> TokenizerFiles: ...
+
+
+def load_tokenizer(
+    files: TokenizerFiles, *, override: str | None = None, chat_template: str | None = None
+) -> Tokenizer:
+    """The model's tokenizer, or the one `override` names; `chat_template` is a file or a template.
+
+    Raises ModelError that names the file, ConfigError for a chat template that is not there.
+    """
+    # The simulator needs this page, but neither tokenizers nor jinja2.
+    from octavo_engine.tokenization.load import load
+
+    return load(files if override is None else files.with_tokenizer(override), chat_template)
+
+
+def check_vocab(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raises ModelError when the tokenizer has ids that the model's table does not."""
+    if tokenizer.vocab_size > vocab_size:
+        raise ModelError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {vocab_size}: "
+            "they do not belong together (check --tokenizer)"
+        )

@@ -1,0 +1,55 @@
+"""Random weights of whatever shape is asked for: to measure and test without a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo_engine.weights.checkpoint import StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+SCALE = 0.02
+
+
+class DummyCheckpoint:
+    """The same seed and name give the same bf16 values, in any order of asking."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+        self._asked: dict[str, int] = {}  # name → bytes
+
+    def names(self) -> Iterable[str]:
+        """What was asked for so far; anything else would be given too."""
+        return self._asked.keys()
+
+    def read(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        data = _bfloat16(self._values(name, shape)).view(np.uint8).reshape(-1)
+        self._asked[name] = len(data)
+        return StoredTensor(name, "BF16", tuple(shape), data)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self._asked.values())
+
+    def _values(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        count = math.prod(shape)
+        if name.endswith(".bias"):
+            return np.zeros(count, np.float32)
+        if name.endswith("norm.weight"):
+            return np.ones(count, np.float32)
+        digest = hashlib.blake2b(f"{self._seed}:{name}".encode(), digest_size=16).digest()
+        rng = np.random.Generator(np.random.SFC64(int.from_bytes(digest, "little")))
+        return rng.standard_normal(count, dtype=np.float32) * np.float32(SCALE)
+
+
+def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Rounded to nearest, ties to even; the values here are finite."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

@@ -1,0 +1,65 @@
+"""The tensors of a GGUF file under Hugging Face names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo_engine.errors import ModelError
+from octavo_engine.weights.checkpoint import StoredTensor
+from octavo_engine.weights.gguf_config import architecture_of, gguf_config
+from octavo_engine.weights.gguf_names import hugging_face_name, unpermuted_rows
+from octavo_engine.weights.gguf_types import READABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from octavo_engine.weights.gguf import GGUFFile, GGUFTensor
+
+
+class GGUFCheckpoint:
+    """Undoes what the converter did to rows and norms; the bytes stay where they are."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._file = file
+        self._architecture = architecture_of(file)
+        config = gguf_config(file)
+        self._heads = {
+            ".self_attn.q_proj.": config["num_attention_heads"],
+            ".self_attn.k_proj.": config["num_key_value_heads"],
+        }
+        self._tensors: dict[str, GGUFTensor] = {}
+        for tensor in file.tensors.values():
+            name = hugging_face_name(tensor.name, self._architecture)
+            if name is not None:
+                self._tensors[name] = tensor
+
+    def names(self) -> Iterable[str]:
+        return self._tensors.keys()
+
+    def read(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ModelError(f"tensor {name} is missing from {self._file.path}")
+        described = f"tensor {name} ({tensor.name}) in {self._file.path}"
+        if tensor.type not in READABLE:
+            raise ModelError(
+                f"{described} has type {tensor.type}; readable are {', '.join(READABLE)}"
+            )
+        if tensor.shape != tuple(shape):
+            raise ModelError(
+                f"{described} has shape {list(tensor.shape)}; its metadata asks for {list(shape)}"
+            )
+        row_map = None
+        heads = next((count for part, count in self._heads.items() if part in name), None)
+        if self._architecture.permutes_heads and heads is not None:
+            if tensor.shape[0] % (2 * heads):
+                raise ModelError(f"{described}: {tensor.shape[0]} rows do not make {heads} heads")
+            row_map = unpermuted_rows(tensor.shape[0], heads)
+        is_norm = name.endswith("norm.weight")
+        offset = self._architecture.norm_offset if is_norm else 0.0
+        data = self._file.data(tensor)
+        return StoredTensor(name, tensor.type, tensor.shape, data, row_map, offset)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(tensor.end - tensor.begin for tensor in self._tensors.values())

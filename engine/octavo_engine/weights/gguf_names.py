@@ -1,0 +1,92 @@
+"""What GGUF calls the tensors of each architecture, and what it did to them on the way."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+_COMMON = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GEMMA = {
+    **_COMMON,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_PHI3 = {**_COMMON, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
+_OUTER = re.compile(r"(\w+)\.(weight|bias)")
+
+# Tensors that are settings: gguf_config reads them, no model asks for them.
+ROPE_TENSORS = frozenset({"rope_freqs.weight", "rope_factors_long.weight",
+                          "rope_factors_short.weight"})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One value of general.architecture, in Hugging Face's words."""
+
+    class_name: str
+    model_type: str
+    layer: Mapping[str, str] = field(default_factory=lambda: _COMMON)
+    permutes_heads: bool = False  # q and k rows lie as (pair, half) instead of (half, pair)
+    norm_offset: float = 0.0  # to add to norm weights to have them as Hugging Face does
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    # Mistral, SmolLM and SmolLM2 are written as llama too.
+    "llama": Architecture("LlamaForCausalLM", "llama", permutes_heads=True),
+    "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3", permutes_heads=True),
+    "granite": Architecture("GraniteForCausalLM", "granite", permutes_heads=True),
+    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
+    "gemma2": Architecture("Gemma2ForCausalLM", "gemma2", _GEMMA, norm_offset=-1.0),
+    "gemma3": Architecture("Gemma3ForCausalLM", "gemma3_text", _GEMMA, norm_offset=-1.0),
+    "phi3": Architecture("Phi3ForCausalLM", "phi3", _PHI3),
+}
+
+
+def hugging_face_name(name: str, architecture: Architecture) -> str | None:
+    """The name Hugging Face gives the tensor; None if it knows none."""
+    if match := _LAYER.fullmatch(name):
+        index, part, leaf = match.groups()
+        known = architecture.layer.get(part)
+        return f"model.layers.{index}.{known}.{leaf}" if known else None
+    if match := _OUTER.fullmatch(name):
+        part, leaf = match.groups()
+        return f"{_TOP[part]}.{leaf}" if part in _TOP else None
+    return None
+
+
+def unpermuted_rows(num_rows: int, num_heads: int) -> NDArray[np.int32]:
+    """For each row as Hugging Face orders it, the row of the file that holds it.
+
+    The converter interleaves the two halves of every head: row (half, pair) went to (pair, half).
+    """
+    rows = np.arange(num_rows, dtype=np.int32)
+    half = num_rows // num_heads // 2
+    return np.ascontiguousarray(rows.reshape(num_heads, half, 2).swapaxes(1, 2)).reshape(-1)

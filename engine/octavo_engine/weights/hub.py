@@ -1,0 +1,181 @@
+"""Fetches a model from the Hugging Face Hub, or finds it in the hub's cache."""
+
+from __future__ import annotations
+
+import errno
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo_engine.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Never pickles, never a repository's Python.
+_TOKENIZER = [
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "config.json",
+    "generation_config.json",
+]
+_MODEL = [*_TOKENIZER, "*.safetensors", "*.safetensors.index.json"]
+_IGNORED = ["*/*", "consolidated*"]
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_REPOSITORY = re.compile(
+    rf"(?P<repo>{_PART}/{_PART})(?:/(?P<file>[\w.-]+\.gguf))?(?:@(?P<rev>\S+))?"
+)
+
+
+def is_repository(reference: str) -> bool:
+    """Whether it is written as ORG/NAME, with a .gguf file and @REV at will."""
+    return _REPOSITORY.fullmatch(reference) is not None and ".." not in reference
+
+
+def download(
+    reference: str,
+    revision: str | None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    tokenizer_only: bool = False,
+) -> Path:
+    """The snapshot's folder, or the one .gguf. HF_HUB_OFFLINE, HF_TOKEN and HF_HOME count."""
+    match = _REPOSITORY.fullmatch(reference)
+    if match is None or ".." in reference:
+        raise ModelError(
+            f"hf://{reference:.200} is not of the form hf://ORG/NAME[/FILE.gguf][@REV]"
+        )
+    repo, file, own_revision = match["repo"], match["file"], match["rev"]
+    if own_revision and revision and own_revision != revision:
+        raise ModelError(f"{reference} names revision {own_revision}, --revision {revision}")
+    fetch = _Fetch(repo, own_revision or revision, progress)
+    if file:
+        return fetch.file(file)
+    folder = fetch.snapshot(_TOKENIZER if tokenizer_only else _MODEL)
+    if tokenizer_only or any(folder.glob("*.safetensors")):
+        return folder
+    return fetch.only_gguf(folder)
+
+
+class _Fetch:
+    """One repository at one revision; every call translates the hub's errors."""
+
+    def __init__(
+        self, repo: str, revision: str | None, progress: Callable[[int, int], None] | None
+    ) -> None:
+        self._repo = repo
+        self._revision = revision
+        self._progress = progress
+
+    def snapshot(self, patterns: list[str]) -> Path:
+        import huggingface_hub
+
+        return Path(
+            self._call(
+                huggingface_hub.snapshot_download,
+                allow_patterns=patterns,
+                ignore_patterns=_IGNORED,
+                **self._bar(),
+            )
+        )
+
+    def file(self, name: str) -> Path:
+        import huggingface_hub
+
+        return Path(self._call(huggingface_hub.hf_hub_download, filename=name, **self._bar()))
+
+    def only_gguf(self, folder: Path) -> Path:
+        """The repository has no safetensors: its single .gguf, or a list to choose from."""
+        import huggingface_hub
+
+        if huggingface_hub.constants.HF_HUB_OFFLINE:
+            names = sorted(path.name for path in folder.glob("*.gguf"))
+        else:
+            listed = self._call(huggingface_hub.HfApi().list_repo_files)
+            names = sorted(name for name in listed if name.endswith(".gguf") and "/" not in name)
+        if len(names) == 1:
+            return self.file(names[0])
+        if names:
+            choice = ", ".join(f"hf://{self._repo}/{name}" for name in names[:20])
+            raise ModelError(f"{self._repo} has several .gguf files; name one: {choice}")
+        raise ModelError(
+            f"{self._repo} has no *.safetensors and no .gguf; "
+            "pickled weights (.bin, .pt) are never read: convert them to safetensors"
+        )
+
+    def _bar(self) -> dict[str, Any]:
+        return {} if self._progress is None else {"tqdm_class": _reporting(self._progress)}
+
+    def _call(self, function: Callable[..., Any], **arguments: Any) -> Any:
+        from huggingface_hub import errors
+
+        where = self._repo + (f"@{self._revision}" if self._revision else "")
+        try:
+            return function(repo_id=self._repo, revision=self._revision, **arguments)
+        except errors.GatedRepoError:
+            raise ModelError(
+                f"{where} is gated: accept its licence at https://huggingface.co/{self._repo} "
+                "and set HF_TOKEN to a token of that account"
+            ) from None
+        except errors.RevisionNotFoundError:
+            raise ModelError(f"{self._repo} has no revision {self._revision}") from None
+        except errors.RepositoryNotFoundError:
+            raise ModelError(
+                f"{where} is not on the hub, or is private: check the name, "
+                "or set HF_TOKEN to a token that may read it"
+            ) from None
+        except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError):
+            raise ModelError(
+                f"{where} is not in the local cache and the hub cannot be reached "
+                "(or HF_HUB_OFFLINE is set): download it once while online, or name a local folder"
+            ) from None
+        except errors.EntryNotFoundError:
+            raise ModelError(f"{where} has no file {arguments.get('filename')}") from None
+        except errors.HFValidationError as error:
+            raise ModelError(f"{where} is not a valid name on the hub: {error}") from None
+        except errors.HfHubHTTPError as error:
+            raise ModelError(f"{where} could not be fetched: {_status(error)}") from error
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise ModelError(
+                    f"the disk is full while fetching {where}; free some space, or let HF_HOME "
+                    "point to a larger disk"
+                ) from error
+            raise ModelError(f"{where} could not be fetched: {error}") from error
+
+
+def _status(error: Any) -> str:
+    status = getattr(error.response, "status_code", None)
+    if status in (401, 403):
+        return f"the hub answers {status}; set HF_TOKEN to a token that may read it"
+    return f"the hub answers {status}" if status else str(error)
+
+
+def _reporting(progress: Callable[[int, int], None]) -> type:
+    """A tqdm that draws nothing and reports bytes instead."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Reporting(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._counts_bytes = kwargs.get("unit") == "B"
+            kwargs |= {"disable": False, "file": _Nowhere()}
+            super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> bool | None:
+            drawn: bool | None = super().update(n)
+            if self._counts_bytes:
+                progress(int(self.n), int(self.total or 0))
+            return drawn
+
+    return Reporting
+
+
+class _Nowhere:
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass

@@ -1,0 +1,25 @@
+"""Opens the weights of a resolved model, whatever their format."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo_engine.errors import ModelError
+from octavo_engine.weights.dummy import DummyCheckpoint
+from octavo_engine.weights.gguf_checkpoint import GGUFCheckpoint
+from octavo_engine.weights.safetensors import SafetensorsCheckpoint
+
+if TYPE_CHECKING:
+    from octavo_engine.weights.checkpoint import Checkpoint
+    from octavo_engine.weights.source import ModelFiles
+
+
+def open_checkpoint(files: ModelFiles, *, load_format: str = "auto", seed: int = 0) -> Checkpoint:
+    """The model's tensors; `dummy` makes them up. Headers are read now, tensors when packed."""
+    if load_format == "dummy":
+        return DummyCheckpoint(seed)
+    if load_format != "auto":
+        raise ModelError(f"load format {load_format!r} is unknown; known are auto, dummy")
+    if files.gguf is not None:
+        return GGUFCheckpoint(files.gguf)
+    return SafetensorsCheckpoint.open(files.path)

