@@ -1,0 +1,141 @@
+"""The CPU backend: a model recorded once, fused and planned, then one call into csrc a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from octavo_engine import _native
+from octavo_engine.backends.native.emit import compile_graph
+from octavo_engine.backends.native.fusion import fuse, settle_dtypes
+from octavo_engine.backends.native.loader import NativeLoader
+from octavo_engine.backends.native.recorder import record
+from octavo_engine.backends.sampled import sample_rows
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.errors import ConfigError, ModelError
+from octavo_engine.models.registry import build_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from octavo_engine.backends.backend import BackendLimits, Step
+    from octavo_engine.backends.native.emit import Compiled
+    from octavo_engine.backends.native.graph import Dtype
+    from octavo_engine.models.config import ModelConfig
+    from octavo_engine.ops import Model
+    from octavo_engine.sampling.batch import Sampled, SamplingBatch
+    from octavo_engine.weights.checkpoint import Checkpoint
+
+HEAD_DIM_MULTIPLE = 16  # the kernels' panel width
+
+
+class _Loaded(NamedTuple):
+    """What `close` lets go of: threads and weights."""
+
+    team: _native.Team
+    model: Model
+
+
+class NativeBackend:
+    """Packed weights, KV cache and program in csrc."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        *,
+        max_model_len: int,
+        dtype: Dtype = "bf16",
+        num_threads: int | None = None,
+        isa: str = "",
+        is_fused: bool = True,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        if config.head_dim % HEAD_DIM_MULTIPLE:
+            raise ModelError(
+                f"config.json: head_dim must be a multiple of {HEAD_DIM_MULTIPLE} on this device; "
+                f"got {config.head_dim}; --device torch takes it"
+            )
+        self.config = config
+        self.dtype = dtype
+        self._is_fused = is_fused  # tests compare both
+        team = _native.Team(num_threads or _native.available_cores(), isa)
+        self.isa = team.isa
+        loader = NativeLoader(checkpoint, team, dtype, progress)
+        self._loaded: _Loaded | None = _Loaded(team, build_model(config, loader, max_model_len))
+        loader.finish()
+        self._compiled: Compiled | None = None
+        self._kv: _native.KVCache | None = None
+
+    @property
+    def name(self) -> str:
+        return f"native/{self.isa}"
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        values = 2 * BLOCK_SIZE * self.config.num_kv_heads * self.config.head_dim
+        return self.config.num_layers * values * (4 if self.dtype == "f32" else 2)
+
+    def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
+        team, model = self._in_memory
+        graph = record(model)
+        graph = fuse(graph) if self._is_fused else graph
+        graph = settle_dtypes(graph, elide=self._is_fused)
+        try:
+            self._compiled = compile_graph(graph, team, limits)
+            self._kv = self._make_kv(num_blocks)
+        except MemoryError as error:
+            kv_bytes = num_blocks * self.kv_bytes_per_block
+            raise ConfigError(
+                f"no memory for a KV cache of {kv_bytes} bytes and steps of "
+                f"{limits.max_tokens} tokens; lower --kv-cache-memory-bytes or "
+                "--max-num-batched-tokens"
+            ) from error
+
+    def execute(self, step: Step, sampling: SamplingBatch) -> Sampled:
+        return sample_rows(self._in_memory.team, self.logits(step), sampling)
+
+    def logits(self, step: Step) -> NDArray[np.float32]:
+        """Compute the step; a view of its logits, [S, vocabulary], valid until the next one."""
+        assert self._compiled is not None and self._kv is not None, "prepare() comes first"
+        if len(step.copies):
+            self._kv.copy(step.copies)
+        program, logits = self._compiled
+        program.run(
+            self._kv,
+            step.token_ids,
+            step.positions,
+            step.slots,
+            step.seq_starts,
+            step.seq_lens,
+            step.rows,
+            step.block_tables,
+            step.logit_rows,
+        )
+        return program.read(logits, len(step.logit_rows))
+
+    def poison_blocks(self, block_ids: list[int]) -> None:
+        assert self._kv is not None, "prepare() comes first"
+        self._kv.poison(block_ids)
+
+    def close(self) -> None:
+        self._compiled = None
+        self._kv = None
+        self._loaded = None
+
+    @property
+    def _in_memory(self) -> _Loaded:
+        assert self._loaded is not None, "the backend was closed"
+        return self._loaded
+
+    def _make_kv(self, num_blocks: int) -> _native.KVCache:
+        c = self.config
+        kv = _native.KVCache(c.num_layers, num_blocks, c.num_kv_heads, c.head_dim, self.dtype)
+        assert kv.bytes_per_block == self.kv_bytes_per_block
+        return kv

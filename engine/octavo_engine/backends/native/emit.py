@@ -1,0 +1,112 @@
+"""From a planned graph to a Program that csrc runs: one call for each instruction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, assert_never
+
+from octavo_engine import _native
+from octavo_engine.backends.native import graph as g
+from octavo_engine.backends.native.plan import plan_memory
+from octavo_engine.backends.native.rope_table import RopeTables
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from octavo_engine.backends.backend import BackendLimits
+    from octavo_engine.ops import AttentionSpec
+
+
+class Compiled(NamedTuple):
+    """A program and the number of the buffer that holds the logits."""
+
+    program: _native.Program
+    logits: int
+
+
+def compile_graph(graph: g.Graph, team: _native.Team, limits: BackendLimits) -> Compiled:
+    """Plan the arena for the largest step and add all instructions."""
+    plan = plan_memory(graph, {"T": limits.max_tokens, "S": limits.max_logit_rows})
+    program = _native.Program(team, plan.num_bytes, limits.max_tokens, limits.max_logit_rows)
+    buffers = {
+        value: program.buffer(offset, value.cols, value.dtype, value.rows)
+        for value, offset in plan.offsets.items()
+    }
+    tables = RopeTables(limits.max_model_len)
+    for instruction in graph.instructions:
+        _emit(program, instruction, buffers, tables)
+    return Compiled(program, buffers[graph.result])
+
+
+def _emit(
+    program: _native.Program,
+    instruction: g.Instruction,
+    buffers: Mapping[g.Value, int],
+    tables: RopeTables,
+) -> None:
+    out = buffers[instruction.out]
+    match instruction:
+        case g.Embed(table=table, scale=scale):
+            program.embed(out, table, scale)
+        case g.Linear():
+            _emit_linear(program, instruction, buffers)
+        case g.RmsNorm(x=x, weight=weight, eps=eps, add=add, add_scale=add_scale):
+            added = -1 if add is None else buffers[add]
+            program.rms_norm(out, buffers[x], weight, eps, added, add_scale)
+        case g.Attention(qkv=qkv, spec=spec):
+            _emit_attention(program, out, buffers[qkv], spec, tables)
+        case g.Glu(x=x, activation=activation):
+            program.glu(out, buffers[x], activation)
+        case g.Activate(x=x, activation=activation):
+            program.activation(out, buffers[x], activation)
+        case g.Add(x=x, y=y, scale=scale):
+            program.add(out, buffers[x], buffers[y], scale)
+        case g.Scale(x=x, factor=factor):
+            program.scale(out, buffers[x], factor)
+        case g.SoftCap(x=x, cap=cap):
+            program.soft_cap(out, buffers[x], cap)
+        case g.Convert(x=x):
+            program.convert(out, buffers[x])
+        case g.SelectRows(x=x):
+            program.select_rows(out, buffers[x])
+        case _:
+            assert_never(instruction)
+
+
+def _emit_linear(
+    program: _native.Program, instruction: g.Linear, buffers: Mapping[g.Value, int]
+) -> None:
+    mode, activation = "store", ""
+    if instruction.glu is not None:
+        mode, activation = "glu", instruction.glu
+    elif instruction.onto is not None:
+        mode = "add"
+    program.linear(
+        buffers[instruction.out],
+        buffers[instruction.x],
+        instruction.linear.weight,
+        instruction.linear.bias,
+        mode,
+        activation,
+        instruction.scale,
+    )
+
+
+def _emit_attention(
+    program: _native.Program, out: int, qkv: int, spec: AttentionSpec, tables: RopeTables
+) -> None:
+    program.attention(
+        out,
+        qkv,
+        layer=spec.layer,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        scale=spec.scale,
+        rotary_dim=0 if spec.rope is None else 2 * len(spec.rope.inv_freq),
+        cos_sin=None if spec.rope is None else tables.get(spec.rope),
+        window=spec.window or 0,
+        soft_cap=spec.soft_cap or 0.0,
+        q_norm=spec.q_norm,
+        k_norm=spec.k_norm,
+        norm_eps=spec.norm_eps,
+    )

@@ -1,0 +1,192 @@
+"""A forward pass as a list of instructions over values that are each written once.
+
+What fusion adds is in the same instructions: a linear that adds onto a residual, a norm that adds
+first. Such an instruction takes over the memory of a value it reads (`takes_over`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from octavo_engine import _native
+    from octavo_engine.ops import Activation, AttentionSpec
+
+Dtype = Literal["f32", "bf16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What an instruction wrote: a row for each token (T), or for each row of logits (S)."""
+
+    id: int
+    cols: int
+    rows: Literal["T", "S"] = "T"
+    dtype: Dtype = "f32"
+
+
+class NativeLinear(NamedTuple):
+    """A packed weight [out, in] and its bias."""
+
+    weight: _native.Packed
+    bias: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    out: Value
+    table: _native.Packed
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """out = x · weightᵀ + bias.
+
+    With `glu`: activation(left half) * right half of that. With `onto`: onto + scale * that, in
+    onto's memory.
+    """
+
+    out: Value
+    x: Value
+    linear: NativeLinear
+    glu: Activation | None = None
+    onto: Value | None = None
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RmsNorm:
+    """out = norm(x).
+
+    With `add`: total = x + add_scale * add, in x's memory, and out = norm(total).
+    """
+
+    out: Value
+    x: Value
+    weight: NDArray[np.float32]
+    eps: float
+    add: Value | None = None
+    add_scale: float = 1.0
+    total: Value | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attention:
+    out: Value
+    qkv: Value
+    spec: AttentionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Glu:
+    out: Value
+    x: Value
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Activate:
+    out: Value
+    x: Value
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    out: Value
+    x: Value
+    y: Value
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    out: Value
+    x: Value
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class SoftCap:
+    out: Value
+    x: Value
+    cap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Convert:
+    """The same numbers rounded to another dtype."""
+
+    out: Value
+    x: Value
+
+
+@dataclass(frozen=True, slots=True)
+class SelectRows:
+    out: Value
+    x: Value
+
+
+Instruction: TypeAlias = (
+    Embed
+    | Linear
+    | RmsNorm
+    | Attention
+    | Glu
+    | Activate
+    | Add
+    | Scale
+    | SoftCap
+    | Convert
+    | SelectRows
+)
+
+
+class Graph(NamedTuple):
+    """Instructions in the order they run, and the value that is the result."""
+
+    instructions: tuple[Instruction, ...]
+    result: Value
+
+
+def written(instruction: Instruction) -> list[Value]:
+    total = instruction.total if isinstance(instruction, RmsNorm) else None
+    return [instruction.out] if total is None else [total, instruction.out]
+
+
+def read(instruction: Instruction) -> list[Value]:
+    """In the order of the instruction's fields; a value may stand there twice."""
+    outputs = written(instruction)
+    values = (getattr(instruction, field.name) for field in fields(instruction))
+    return [value for value in values if isinstance(value, Value) and value not in outputs]
+
+
+def takes_over(instruction: Instruction) -> tuple[Value, Value] | None:
+    """The value written, and the value read whose memory it is written to."""
+    if isinstance(instruction, Linear) and instruction.onto is not None:
+        return instruction.out, instruction.onto
+    if isinstance(instruction, RmsNorm) and instruction.total is not None:
+        return instruction.total, instruction.x
+    return None
+
+
+def last_reads(instructions: Iterable[Instruction]) -> dict[Value, int]:
+    """Where each value is read for the last time."""
+    return {value: i for i, instruction in enumerate(instructions) for value in read(instruction)}
+
+
+def substitute(instruction: Instruction, values: Mapping[Value, Value]) -> Instruction:
+    """The instruction over other values."""
+    changes = {
+        field.name: values[value]
+        for field in fields(instruction)
+        if isinstance(value := getattr(instruction, field.name), Value) and value in values
+    }
+    return replace(instruction, **changes)  # type: ignore[arg-type]  # by the fields' own names

@@ -1,0 +1,104 @@
+"""Weights packed for the kernels, straight from the mapped file, so that no second copy exists."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo_engine import _native
+from octavo_engine.backends.dequantize import to_float32
+from octavo_engine.backends.ledger import WeightLedger
+from octavo_engine.backends.native.graph import NativeLinear
+from octavo_engine.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from octavo_engine.backends.native.graph import Dtype
+    from octavo_engine.weights.checkpoint import Checkpoint
+
+
+class NativeLoader:
+    """The Loader of the native backend; matrices become `dtype` whatever they are stored as."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        team: _native.Team,
+        dtype: Dtype,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._ledger = WeightLedger(checkpoint, progress)
+        self._team = team
+        self._dtype = dtype
+
+    def embedding(self, name: str, rows: int, columns: int) -> _native.Packed:
+        return self._pack([f"{name}.weight"], [rows], columns)
+
+    def linear(
+        self,
+        names: str | Sequence[str],
+        in_features: int,
+        out_features: int | Sequence[int],
+        *,
+        bias: bool = False,
+    ) -> NativeLinear:
+        names = [names] if isinstance(names, str) else names
+        sizes = [out_features] if isinstance(out_features, int) else out_features
+        weight = self._pack([f"{name}.weight" for name in names], sizes, in_features)
+        if not bias:
+            return NativeLinear(weight)
+        parts = [self.vector(f"{name}.bias", size) for name, size in zip(names, sizes, strict=True)]
+        return NativeLinear(weight, np.concatenate(parts))
+
+    def tied(self, embedding: _native.Packed) -> NativeLinear:
+        return NativeLinear(embedding)
+
+    def vector(self, name: str, size: int, *, offset: float = 0.0) -> NDArray[np.float32]:
+        stored = self._ledger.take(name, (size,))
+        if stored is None:
+            return np.zeros(size, np.float32)
+        values = to_float32(stored) + np.float32(offset)
+        self._ledger.account(stored)
+        return values
+
+    def finish(self) -> None:
+        """Raises ModelError that lists the missing tensors."""
+        self._ledger.finish()
+
+    def _pack(self, names: Sequence[str], sizes: Sequence[int], columns: int) -> _native.Packed:
+        """The matrices one below the other."""
+        parts = [
+            self._ledger.take(name, (size, columns))
+            for name, size in zip(names, sizes, strict=True)
+        ]
+        if not self._ledger.is_complete:
+            return _native.Packed(1, 1, self._dtype)  # never used: `finish` will raise
+        packed = _allocate(names[0], sum(sizes), columns, self._dtype)
+        starts = accumulate(sizes, initial=0)
+        for stored, first_row, num_rows in zip(parts, starts, sizes, strict=False):
+            assert stored is not None  # since nothing is missing
+            if stored.offset:
+                raise ModelError(f"{stored.name}: a matrix with an offset cannot be packed")
+            try:
+                packed.pack(
+                    self._team, first_row, stored.data, stored.dtype, num_rows, stored.row_map
+                )
+            except ValueError as error:
+                raise ModelError(f"{stored.name} cannot be packed: {error}") from error
+            self._ledger.account(stored)
+        return packed
+
+
+def _allocate(name: str, rows: int, columns: int, dtype: Dtype) -> _native.Packed:
+    try:
+        return _native.Packed(rows, columns, dtype)
+    except MemoryError as error:
+        raise ModelError(
+            f"{name}: no memory for a matrix of {rows} x {columns}; "
+            "the model needs a machine, or a container limit, with more of it"
+        ) from error

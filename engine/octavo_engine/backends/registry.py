@@ -1,0 +1,97 @@
+"""From the engine's settings to a backend that holds the model; imports only the one it builds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo_engine.backends.text_part import TextPart
+from octavo_engine.errors import ConfigError
+from octavo_engine.models.config import ModelConfig
+from octavo_engine.weights.open import open_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from octavo_engine.backends.backend import Backend
+    from octavo_engine.config import EngineConfig
+    from octavo_engine.weights.checkpoint import Checkpoint
+    from octavo_engine.weights.source import ModelFiles
+
+
+def build_backend(
+    config: EngineConfig,
+    files: ModelFiles | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Backend:
+    """The backend that `config.device` names; reads the weights, which takes the time it takes.
+
+    `progress(bytes_done, bytes_total)` follows it. Raises ModelError and ConfigError.
+    """
+    if config.device == "sim":
+        from octavo_engine.backends.sim.backend import SimBackend
+
+        return SimBackend(config)
+    if files is None:
+        raise ConfigError(f"--device {config.device} needs a model")
+    model = ModelConfig.from_hf(files.config)
+    max_model_len = config.max_model_len or model.max_position_embeddings
+    if config.device == "torch":
+        return _build_torch(config, model, files, max_model_len=max_model_len, progress=progress)
+    return _build_native(config, model, files, max_model_len=max_model_len, progress=progress)
+
+
+def _build_native(
+    config: EngineConfig,
+    model: ModelConfig,
+    files: ModelFiles,
+    *,
+    max_model_len: int,
+    progress: Callable[[int, int], None] | None,
+) -> Backend:
+    if config.dtype == "float16":
+        raise ConfigError(
+            "--dtype float16 is not available on this device; use bfloat16, float32 or auto"
+        )
+    from octavo_engine.backends.native.backend import NativeBackend
+
+    return NativeBackend(
+        model,
+        _open(config, model, files),
+        max_model_len=max_model_len,
+        dtype="f32" if config.dtype == "float32" else "bf16",
+        num_threads=config.num_threads,
+        progress=progress,
+    )
+
+
+def _build_torch(
+    config: EngineConfig,
+    model: ModelConfig,
+    files: ModelFiles,
+    *,
+    max_model_len: int,
+    progress: Callable[[int, int], None] | None,
+) -> Backend:
+    try:
+        import torch
+    except ImportError as error:
+        raise ConfigError("--device torch needs torch; pip install 'octavo[torch]'") from error
+    from octavo_engine.backends.torch.backend import TorchBackend
+    from octavo_engine.backends.torch.precision import Precision
+
+    # The reference computes in float32 whatever is asked for; a 16-bit dtype is that of storage.
+    storage = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.dtype)
+    return TorchBackend(
+        model,
+        _open(config, model, files),
+        max_model_len=max_model_len,
+        precision=Precision(storage=storage),
+        num_threads=config.num_threads,
+        progress=progress,
+    )
+
+
+def _open(config: EngineConfig, model: ModelConfig, files: ModelFiles) -> Checkpoint:
+    checkpoint = open_checkpoint(files, load_format=config.load_format, seed=config.seed)
+    is_whole = model.is_part and config.load_format != "dummy"
+    return TextPart(checkpoint) if is_whole else checkpoint

@@ -1,0 +1,98 @@
+"""The torch backend: a model executed at once, operation by operation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from octavo_engine.backends.sampled import sample_rows
+from octavo_engine.backends.torch.loader import TorchLoader
+from octavo_engine.backends.torch.precision import Precision
+from octavo_engine.backends.torch.reference import PagedKV, ReferenceOps
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.models.registry import build_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from octavo_engine import _native
+    from octavo_engine.backends.backend import BackendLimits, Step
+    from octavo_engine.models.config import ModelConfig
+    from octavo_engine.ops import Model
+    from octavo_engine.sampling.batch import Sampled, SamplingBatch
+    from octavo_engine.weights.checkpoint import Checkpoint
+
+
+class TorchBackend:
+    """Weights and KV cache as torch tensors."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        *,
+        max_model_len: int,
+        precision: Precision | None = None,
+        num_threads: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.precision = precision or Precision()
+        self._num_threads = num_threads
+        loader = TorchLoader(checkpoint, self.precision, progress)
+        self._model: Model | None = build_model(config, loader, max_model_len)
+        loader.finish()
+        self._kv: PagedKV | None = None
+        self._team: _native.Team | None = None
+
+    @property
+    def name(self) -> str:
+        return f"torch/{self.precision.storage or self.precision.dtype}".replace("torch.", "")
+
+    @property
+    def isa(self) -> str:
+        return "torch"
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        values = 2 * BLOCK_SIZE * self.config.num_kv_heads * self.config.head_dim
+        return self.config.num_layers * values * self.precision.dtype.itemsize
+
+    def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
+        c = self.config
+        self._kv = PagedKV(
+            c.num_layers, num_blocks, c.num_kv_heads, c.head_dim, self.precision.dtype
+        )
+
+    def execute(self, step: Step, sampling: SamplingBatch) -> Sampled:
+        from octavo_engine import _native
+
+        if self._team is None:
+            self._team = _native.Team(self._num_threads or _native.available_cores())
+        return sample_rows(self._team, self.logits(step), sampling)
+
+    def logits(self, step: Step) -> NDArray[np.float32]:
+        """Compute the step; the logits of the wanted rows, [S, vocabulary]."""
+        assert self._model is not None and self._kv is not None, "prepare() comes first"
+        with torch.inference_mode():
+            for source, target, num_tokens in step.copies.tolist():
+                self._kv.copy(source, target, num_tokens)
+            logits = self._model.forward(ReferenceOps(step, self._kv, self.precision))
+            return np.ascontiguousarray(logits.float().numpy())
+
+    def poison_blocks(self, block_ids: list[int]) -> None:
+        assert self._kv is not None, "prepare() comes first"
+        self._kv.poison(block_ids)
+
+    def close(self) -> None:
+        self._model = None
+        self._kv = None
+        self._team = None

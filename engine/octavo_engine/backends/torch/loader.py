@@ -1,0 +1,71 @@
+"""Weights as plain torch tensors, whatever format they are stored in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from octavo_engine.backends.dequantize import to_float32
+from octavo_engine.backends.ledger import WeightLedger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from octavo_engine.backends.torch.precision import Precision
+    from octavo_engine.weights.checkpoint import Checkpoint
+
+
+class TorchLinear(NamedTuple):
+    weight: Tensor  # [out, in]
+    bias: Tensor | None  # [out]
+
+
+class TorchLoader:
+    """The Loader of the reference."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        precision: Precision,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._ledger = WeightLedger(checkpoint, progress)
+        self._precision = precision
+
+    def embedding(self, name: str, rows: int, columns: int) -> Tensor:
+        return self._precision.stored(self._read(f"{name}.weight", (rows, columns)))
+
+    def linear(
+        self,
+        names: str | Sequence[str],
+        in_features: int,
+        out_features: int | Sequence[int],
+        *,
+        bias: bool = False,
+    ) -> TorchLinear:
+        names = [names] if isinstance(names, str) else names
+        sizes = [out_features] if isinstance(out_features, int) else out_features
+        parts = list(zip(names, sizes, strict=True))
+        weight = torch.cat([self._read(f"{name}.weight", (n, in_features)) for name, n in parts])
+        total = torch.cat([self._read(f"{name}.bias", (n,)) for name, n in parts]) if bias else None
+        return TorchLinear(self._precision.stored(weight), total)
+
+    def tied(self, embedding: Tensor) -> TorchLinear:
+        return TorchLinear(embedding, None)
+
+    def vector(self, name: str, size: int, *, offset: float = 0.0) -> Tensor:
+        return self._read(name, (size,)) + offset
+
+    def finish(self) -> None:
+        self._ledger.finish()
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        stored = self._ledger.take(name, shape)
+        if stored is None:
+            return torch.zeros(shape, dtype=self._precision.dtype)
+        values = torch.from_numpy(to_float32(stored)).to(self._precision.dtype)
+        self._ledger.account(stored)
+        return values

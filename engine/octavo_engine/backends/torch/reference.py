@@ -1,0 +1,137 @@
+"""The operations in plain torch, slow and obvious: what the fast ones must equal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from octavo_engine.config import BLOCK_SIZE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from octavo_engine.backends.backend import Step
+    from octavo_engine.backends.torch.loader import TorchLinear
+    from octavo_engine.backends.torch.precision import Precision
+    from octavo_engine.ops import Activation, AttentionSpec, Rope
+
+
+class PagedKV:
+    """K and V of all layers in blocks of 16 tokens."""
+
+    def __init__(
+        self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> None:
+        shape = (num_layers, num_blocks, BLOCK_SIZE, num_kv_heads, head_dim)
+        self.k = torch.zeros(shape, dtype=dtype)
+        self.v = torch.zeros(shape, dtype=dtype)
+
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        for cache in (self.k, self.v):
+            cache[:, target, :num_tokens] = cache[:, source, :num_tokens]
+
+    def poison(self, block_ids: list[int]) -> None:
+        for cache in (self.k, self.v):
+            cache[:, block_ids] = torch.nan
+
+
+class ReferenceOps:
+    """Ops over one step."""
+
+    def __init__(self, step: Step, kv: PagedKV, precision: Precision) -> None:
+        self._step = step
+        self._kv = kv
+        self._precision = precision
+        self._token_ids = torch.from_numpy(step.token_ids).long()
+        self._positions = torch.from_numpy(step.positions)
+        self._slots = torch.from_numpy(step.slots).long()
+        self._logit_rows = torch.from_numpy(step.logit_rows).long()
+
+    def embedding(self, table: Tensor, *, scale: float = 1.0) -> Tensor:
+        return table[self._token_ids] * scale
+
+    def linear(self, x: Tensor, weight: TorchLinear) -> Tensor:
+        return functional.linear(self._precision.stored(x), weight.weight, weight.bias)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+    def glu(self, x: Tensor, activation: Activation) -> Tensor:
+        left, right = x.chunk(2, dim=-1)
+        return self.activation(left, activation) * right
+
+    def activation(self, x: Tensor, activation: Activation) -> Tensor:
+        match activation:
+            case "silu":
+                return functional.silu(x)
+            case "gelu":
+                return functional.gelu(x)
+            case "gelu_tanh":
+                return functional.gelu(x, approximate="tanh")
+            case "relu":
+                return functional.relu(x)
+
+    def add(self, x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
+        return x + scale * y
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        return cap * torch.tanh(x / cap)
+
+    def select_rows(self, x: Tensor) -> Tensor:
+        return x[self._logit_rows]
+
+    def attention(self, qkv: Tensor, spec: AttentionSpec) -> Tensor:
+        sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+        heads = qkv.view(len(qkv), sum(sizes), spec.head_dim)
+        q, k, v = torch.split(heads, sizes, dim=1)
+        if spec.q_norm is not None:
+            q = self.rms_norm(q, spec.q_norm, spec.norm_eps)
+        if spec.k_norm is not None:
+            k = self.rms_norm(k, spec.k_norm, spec.norm_eps)
+        if spec.rope is not None:
+            q, k = self._rotate(q, spec.rope), self._rotate(k, spec.rope)
+        self._kv.k[spec.layer].flatten(0, 1)[self._slots] = self._precision.stored(k)
+        self._kv.v[spec.layer].flatten(0, 1)[self._slots] = self._precision.stored(v)
+        outputs = [
+            self._attend(q, index, spec) for index in range(len(self._step.seq_lens))
+        ]  # tokens lie in the order of their sequences
+        return torch.cat(outputs) if outputs else q.flatten(1)
+
+    def _rotate(self, x: Tensor, rope: Rope) -> Tensor:
+        # Angles in float32 whatever the precision: they are part of what a rope is.
+        angles = self._positions.float()[:, None] * torch.from_numpy(rope.inv_freq)
+        cos = (angles.cos() * rope.attention_factor).to(x.dtype)[:, None]  # [T, 1, rotary_dim / 2]
+        sin = (angles.sin() * rope.attention_factor).to(x.dtype)[:, None]
+        half = cos.shape[-1]
+        left, right, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], dim=-1)
+
+    def _attend(self, q: Tensor, index: int, spec: AttentionSpec) -> Tensor:
+        """The outputs of one sequence's tokens, [tokens, num_heads * head_dim]."""
+        step = self._step
+        own = slice(int(step.seq_starts[index]), int(step.seq_starts[index + 1]))
+        length = int(step.seq_lens[index])
+        num_blocks = -(-length // BLOCK_SIZE)
+        blocks = torch.from_numpy(step.block_tables[step.rows[index], :num_blocks]).long()
+        group = spec.num_heads // spec.num_kv_heads
+        k = self._kv.k[spec.layer, blocks].flatten(0, 1)[:length].repeat_interleave(group, dim=1)
+        v = self._kv.v[spec.layer, blocks].flatten(0, 1)[:length].repeat_interleave(group, dim=1)
+        own_positions = self._positions[own]
+        first = 0
+        if spec.window is not None:  # memory before the window may be gone: do not read it
+            first = max(0, int(own_positions.min()) - spec.window + 1)
+        positions = torch.arange(first, length)
+        distance = own_positions[:, None] - positions  # [tokens, length - first]
+        visible = distance >= 0
+        if spec.window is not None:
+            visible &= distance < spec.window
+        scores = torch.einsum("thd,shd->hts", q[own], k[first:]) * spec.scale
+        if spec.soft_cap is not None:
+            scores = self.soft_cap(scores, spec.soft_cap)
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        return torch.einsum("hts,shd->thd", weights, v[first:]).flatten(1)

@@ -1,0 +1,245 @@
+"""A model's shape as one frozen value, read from config.json: what families differ in is data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+from octavo_engine.errors import ModelError
+from octavo_engine.models.families import find_family
+from octavo_engine.models.fields import Fields
+from octavo_engine.models.rope_config import MAX_POSITIONS, read_ropes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from octavo_engine.models.families import Family
+    from octavo_engine.models.rope import RopeConfig
+    from octavo_engine.models.rope_config import Ropes
+    from octavo_engine.ops import Activation
+
+TorchDType = Literal["float32", "float16", "bfloat16"]
+
+# Beyond any model there is; a file that asks for more is broken or hostile.
+MAX_VOCABULARY = 1 << 22
+MAX_WIDTH = 1 << 20
+MAX_LAYERS = 1024
+MAX_HEADS = 4096
+MAX_HEAD_DIM = 1024
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+class LayerConfig(NamedTuple):
+    """What one layer's attention has that another's may not."""
+
+    window: int | None  # tokens it sees, itself included; None: all before it
+    rope: RopeConfig | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Everything that a model's page needs to know; checked, so a page need not ask."""
+
+    architecture: str
+    family: Family
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    layers: tuple[LayerConfig, ...]
+    max_position_embeddings: int  # tokens the model was made for
+    norm_eps: float
+    activation: Activation
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    tie_word_embeddings: bool
+    attention_scale: float  # of q · k
+    attention_soft_cap: float | None = None
+    final_soft_cap: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what a block adds to the residual
+    logits_scale: float = 1.0
+    torch_dtype: TorchDType = "float32"  # as the checkpoint was saved
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    is_part: bool = False  # the text part of a model that also sees pictures
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
+        """Read the object of a config.json; raises ModelError that names the field."""
+        outer = Fields(config)
+        architecture = _architecture(outer)
+        family = find_family(architecture)
+        if outer.raw("quantization_config") is not None:
+            raise ModelError(
+                "config.json: quantization_config: quantised safetensors are not supported; "
+                "use the original model or a GGUF file of it"
+            )
+        part = outer.raw("text_config")
+        if part is not None and not isinstance(part, dict):
+            raise outer.error("text_config", "must be an object")
+        text = config if part is None else {**_shared(config), **part}
+        path = "config.json" if part is None else "config.json: text_config"
+        fields = Fields(text, defaults=family.defaults, path=path)
+        return _read(cls, fields, family, architecture=architecture, is_part=part is not None)
+
+
+def _architecture(fields: Fields) -> str:
+    value = fields.raw("architectures")
+    if not isinstance(value, list) or not value or not isinstance(value[0], str):
+        raise fields.error("architectures", "must be a list with the name of a model class")
+    return value[0]
+
+
+def _shared(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a wrapper says about the text model beside its text_config."""
+    names = ("eos_token_id", "bos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
+    return {name: config[name] for name in names if name in config}
+
+
+def _read(
+    cls: type[ModelConfig], fields: Fields, family: Family, *, architecture: str, is_part: bool
+) -> ModelConfig:
+    hidden_size = fields.integer("hidden_size", maximum=MAX_WIDTH)
+    num_heads = fields.integer("num_attention_heads", maximum=MAX_HEADS)
+    head_dim = _head_dim(fields, hidden_size, num_heads)
+    max_positions = fields.integer("max_position_embeddings", maximum=MAX_POSITIONS)
+    ropes = read_ropes(fields, family, head_dim=head_dim, max_positions=max_positions)
+    attention_bias = fields.boolean("attention_bias")
+    return cls(
+        architecture=architecture,
+        family=family,
+        vocab_size=fields.integer("vocab_size", maximum=MAX_VOCABULARY),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size", maximum=MAX_WIDTH),
+        num_heads=num_heads,
+        num_kv_heads=_num_kv_heads(fields, num_heads),
+        head_dim=head_dim,
+        layers=_layers(fields, family, ropes),
+        max_position_embeddings=max_positions,
+        norm_eps=fields.positive("rms_norm_eps"),
+        activation=_activation(fields),
+        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+        output_bias=attention_bias if family.output_bias is None else family.output_bias,
+        mlp_bias=fields.boolean("mlp_bias"),
+        tie_word_embeddings=fields.boolean("tie_word_embeddings"),
+        torch_dtype=_torch_dtype(fields),
+        bos_token_id=fields.optional_integer("bos_token_id", minimum=0, maximum=MAX_VOCABULARY),
+        eos_token_ids=fields.integers("eos_token_id", maximum=MAX_VOCABULARY),
+        is_part=is_part,
+        **_scales(fields, family, hidden_size=hidden_size, head_dim=head_dim),
+    )
+
+
+def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
+    head_dim = fields.optional_integer("head_dim", maximum=MAX_HEAD_DIM)
+    if head_dim is None:
+        if hidden_size % num_heads:
+            raise fields.error("hidden_size", f"must be a multiple of {num_heads} attention heads")
+        head_dim = hidden_size // num_heads
+    if head_dim % 2 or head_dim > MAX_HEAD_DIM:
+        raise fields.error("head_dim", f"must be even and at most {MAX_HEAD_DIM} ({head_dim} here)")
+    return head_dim
+
+
+def _num_kv_heads(fields: Fields, num_heads: int) -> int:
+    count = fields.optional_integer("num_key_value_heads", maximum=MAX_HEADS) or num_heads
+    if num_heads % count:
+        raise fields.error("num_key_value_heads", f"must divide {num_heads} attention heads")
+    return count
+
+
+def _activation(fields: Fields) -> Activation:
+    name = fields.optional_text("hidden_activation") or fields.optional_text("hidden_act") or "silu"
+    if name not in _ACTIVATIONS:
+        raise fields.error("hidden_act", f"must be one of {', '.join(sorted(_ACTIVATIONS))}")
+    return _ACTIVATIONS[name]
+
+
+def _torch_dtype(fields: Fields) -> TorchDType:
+    spelling = "torch_dtype" if fields.raw("dtype") is None else "dtype"
+    name = fields.optional_text(spelling) or "float32"
+    for dtype in get_args(TorchDType):
+        if name == dtype:
+            return dtype  # type: ignore[no-any-return]  # get_args does not know its argument
+    raise fields.error(spelling, f"must be one of {', '.join(get_args(TorchDType))}")
+
+
+def _scales(fields: Fields, family: Family, *, hidden_size: int, head_dim: int) -> dict[str, Any]:
+    if family.scales == "granite":
+        return {
+            "attention_scale": fields.positive("attention_multiplier"),
+            "embedding_scale": fields.positive("embedding_multiplier"),
+            "residual_scale": fields.positive("residual_multiplier"),
+            "logits_scale": 1.0 / fields.positive("logits_scaling"),
+        }
+    if family.scales == "gemma":
+        return {
+            "attention_scale": fields.positive("query_pre_attn_scalar") ** -0.5,
+            "embedding_scale": hidden_size**0.5,
+            "attention_soft_cap": fields.optional_positive("attn_logit_softcapping"),
+            "final_soft_cap": fields.optional_positive("final_logit_softcapping"),
+        }
+    return {"attention_scale": head_dim**-0.5}
+
+
+def _layers(fields: Fields, family: Family, ropes: Ropes) -> tuple[LayerConfig, ...]:
+    num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    if fields.boolean("use_bidirectional_attention"):
+        raise fields.error("use_bidirectional_attention", "must be false: only causal models")
+    has_rope = _has_rope(fields, family, num_layers)
+    window = fields.optional_integer("sliding_window", maximum=MAX_POSITIONS)
+    if family.windows == "none" or not fields.boolean("use_sliding_window"):
+        window = None
+    is_local = _is_local(fields, family, num_layers, has_rope)
+    return tuple(
+        LayerConfig(
+            window=window if local else None,
+            rope=None if not rope else ropes.local if local else ropes.full,
+        )
+        for rope, local in zip(has_rope, is_local, strict=True)
+    )
+
+
+def _has_rope(fields: Fields, family: Family, num_layers: int) -> list[bool]:
+    if not family.nope:
+        return [True] * num_layers
+    given = fields.per_layer("no_rope_layers", num_layers)  # NOTE: its 1 means that there is rope
+    if given is None:
+        interval = fields.integer("no_rope_layer_interval", maximum=MAX_LAYERS)
+        return [(index + 1) % interval != 0 for index in range(num_layers)]
+    if any(entry not in (0, 1) for entry in given):
+        raise fields.error("no_rope_layers", "must hold 0 and 1 only")
+    return [bool(entry) for entry in given]
+
+
+def _is_local(fields: Fields, family: Family, num_layers: int, has_rope: list[bool]) -> list[bool]:
+    layers = range(num_layers)
+    if family.windows in ("none", "all"):
+        return [family.windows == "all"] * num_layers
+    given = fields.per_layer("layer_types", num_layers)
+    if given is not None:
+        if any(entry not in ("full_attention", "sliding_attention") for entry in given):
+            raise fields.error("layer_types", "must hold full_attention and sliding_attention only")
+        return [entry == "sliding_attention" for entry in given]
+    if family.windows == "upper":
+        first = fields.integer("max_window_layers", minimum=0, maximum=MAX_POSITIONS)
+        return [index >= first for index in layers]
+    if family.windows == "nope":
+        return [not rope for rope in has_rope]
+    pattern = fields.integer("sliding_window_pattern", maximum=MAX_POSITIONS)
+    return [(index + 1) % pattern != 0 for index in layers]

@@ -1,0 +1,126 @@
+"""The parts that model pages share: attention with its projections, the gated MLP, the head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo_engine.models.rope import make_rope
+from octavo_engine.ops import AttentionSpec
+
+if TYPE_CHECKING:
+    from octavo_engine.models.config import ModelConfig
+    from octavo_engine.models.rope import RopeConfig
+    from octavo_engine.ops import Embedding, Loader, Ops, Rope, Value
+
+
+class Ropes:
+    """Each rope made once, so that layers which share it also share a backend's table of angles."""
+
+    def __init__(self, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
+        self._made: dict[RopeConfig, Rope] = {}
+
+    def get(self, config: RopeConfig | None) -> Rope | None:
+        if config is None:
+            return None
+        if config not in self._made:
+            self._made[config] = make_rope(config, self._max_model_len)
+        return self._made[config]
+
+
+class Attention:
+    """q, k and v in one projection, attention as the layer wants it, and the output projection."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        loader: Loader,
+        index: int,
+        ropes: Ropes,
+        *,
+        norm_offset: float = 0.0,
+    ) -> None:
+        prefix = f"model.layers.{index}.self_attn"
+        q_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        if config.family.fused_projections:
+            self.qkv = loader.linear(
+                f"{prefix}.qkv_proj", config.hidden_size, q_size + 2 * kv_size, bias=config.qkv_bias
+            )
+        else:
+            self.qkv = loader.linear(
+                [f"{prefix}.{name}_proj" for name in "qkv"],
+                config.hidden_size,
+                [q_size, kv_size, kv_size],
+                bias=config.qkv_bias,
+            )
+        self.output = loader.linear(
+            f"{prefix}.o_proj", q_size, config.hidden_size, bias=config.output_bias
+        )
+        q_norm = k_norm = None
+        if config.family.qk_norm:
+            q_norm = loader.vector(f"{prefix}.q_norm.weight", config.head_dim, offset=norm_offset)
+            k_norm = loader.vector(f"{prefix}.k_norm.weight", config.head_dim, offset=norm_offset)
+        layer = config.layers[index]
+        self.spec = AttentionSpec(
+            layer=index,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.attention_scale,
+            rope=ropes.get(layer.rope),
+            window=layer.window,
+            soft_cap=config.attention_soft_cap,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            norm_eps=config.norm_eps,
+        )
+
+    def forward(self, ops: Ops, x: Value) -> Value:
+        return ops.linear(ops.attention(ops.linear(x, self.qkv), self.spec), self.output)
+
+
+class Mlp:
+    """down(activation(gate(x)) * up(x)), gate and up in one projection."""
+
+    def __init__(self, config: ModelConfig, loader: Loader, index: int) -> None:
+        prefix = f"model.layers.{index}.mlp"
+        width = config.intermediate_size
+        if config.family.fused_projections:
+            self.gate_up = loader.linear(
+                f"{prefix}.gate_up_proj", config.hidden_size, 2 * width, bias=config.mlp_bias
+            )
+        else:
+            self.gate_up = loader.linear(
+                [f"{prefix}.gate_proj", f"{prefix}.up_proj"],
+                config.hidden_size,
+                [width, width],
+                bias=config.mlp_bias,
+            )
+        self.down = loader.linear(
+            f"{prefix}.down_proj", width, config.hidden_size, bias=config.mlp_bias
+        )
+        self.activation = config.activation
+
+    def forward(self, ops: Ops, x: Value) -> Value:
+        return ops.linear(ops.glu(ops.linear(x, self.gate_up), self.activation), self.down)
+
+
+class Head:
+    """The last hidden state to logits; the matrix is the embedding's own where they are tied."""
+
+    def __init__(self, config: ModelConfig, loader: Loader, embedding: Embedding) -> None:
+        self.scale = config.logits_scale
+        self.soft_cap = config.final_soft_cap
+        if config.tie_word_embeddings:
+            self.weight = loader.tied(embedding)
+        else:
+            self.weight = loader.linear("lm_head", config.hidden_size, config.vocab_size)
+
+    def forward(self, ops: Ops, x: Value) -> Value:
+        logits = ops.linear(x, self.weight)
+        if self.scale != 1.0:
+            logits = ops.scale(logits, self.scale)
+        if self.soft_cap is not None:
+            logits = ops.soft_cap(logits, self.soft_cap)
+        return logits

@@ -1,0 +1,57 @@
+"""Llama and its kin (Mistral, SmolLM, Qwen, Phi-3, Granite), told apart by ModelConfig alone.
+
+x ── norm ── qkv ── attention ── o ──(+)── norm ── gate_up ── glu ── down ──(+)── x
+ └───────────────────────────────────┘ └──────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo_engine.models.layers import Attention, Head, Mlp, Ropes
+
+if TYPE_CHECKING:
+    from octavo_engine.models.config import ModelConfig
+    from octavo_engine.ops import Loader, Ops, Value
+
+
+class Llama:
+    """Token ids to logits."""
+
+    def __init__(self, config: ModelConfig, loader: Loader, max_model_len: int) -> None:
+        ropes = Ropes(max_model_len)
+        self.config = config
+        self.embedding = loader.embedding(
+            "model.embed_tokens", config.vocab_size, config.hidden_size
+        )
+        self.layers = [Layer(config, loader, index, ropes) for index in range(config.num_layers)]
+        self.norm = loader.vector("model.norm.weight", config.hidden_size)
+        self.head = Head(config, loader, self.embedding)
+
+    def forward(self, ops: Ops) -> Value:
+        x = ops.embedding(self.embedding, scale=self.config.embedding_scale)
+        for layer in self.layers:
+            x = layer.forward(ops, x)
+        x = ops.rms_norm(ops.select_rows(x), self.norm, self.config.norm_eps)
+        return self.head.forward(ops, x)
+
+
+class Layer:
+    """Attention, then a gated MLP, each normed before and added to the residual after."""
+
+    def __init__(self, config: ModelConfig, loader: Loader, index: int, ropes: Ropes) -> None:
+        prefix = f"model.layers.{index}"
+        self.config = config
+        self.input_norm = loader.vector(f"{prefix}.input_layernorm.weight", config.hidden_size)
+        self.attention = Attention(config, loader, index, ropes)
+        self.mlp_norm = loader.vector(
+            f"{prefix}.post_attention_layernorm.weight", config.hidden_size
+        )
+        self.mlp = Mlp(config, loader, index)
+
+    def forward(self, ops: Ops, x: Value) -> Value:
+        eps, scale = self.config.norm_eps, self.config.residual_scale
+        h = self.attention.forward(ops, ops.rms_norm(x, self.input_norm, eps))
+        x = ops.add(x, h, scale=scale)
+        h = self.mlp.forward(ops, ops.rms_norm(x, self.mlp_norm, eps))
+        return ops.add(x, h, scale=scale)

@@ -1,0 +1,21 @@
+"""From a model's config to its page: the one place that knows all pages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo_engine.models.gemma import Gemma
+from octavo_engine.models.llama import Llama
+
+if TYPE_CHECKING:
+    from octavo_engine.models.config import ModelConfig
+    from octavo_engine.ops import Loader, Model
+
+
+def build_model(config: ModelConfig, loader: Loader, max_model_len: int) -> Model:
+    """The model with its weights taken from the loader; the caller ends with `loader.finish()`."""
+    match config.family.page:
+        case "llama":
+            return Llama(config, loader, max_model_len)
+        case "gemma":
+            return Gemma(config, loader, max_model_len)

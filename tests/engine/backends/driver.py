@@ -1,0 +1,128 @@
+"""Drives a backend as the runner would, with blocks in no order and free memory poisoned."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from octavo_engine.backends.backend import BackendLimits, Step
+from octavo_engine.config import BLOCK_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+LIMITS = BackendLimits(max_tokens=512, max_seqs=8, max_logit_rows=512, max_model_len=512)
+NUM_BLOCKS = 128
+
+
+class LogitsBackend(Protocol):
+    """Both real backends: a Backend that also shows its logits."""
+
+    def prepare(self, limits: BackendLimits, num_blocks: int) -> None: ...
+    def logits(self, step: Step) -> NDArray[np.float32]: ...
+    def poison_blocks(self, block_ids: list[int]) -> None: ...
+
+
+@dataclass
+class Request:
+    """A sequence of tokens, some of them computed."""
+
+    row: int
+    token_ids: list[int]
+    num_computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    logits: list[NDArray[np.float32]] = field(default_factory=list)  # of each computed token
+
+
+class Driver:
+    """Requests over one prepared backend."""
+
+    def __init__(self, backend: LogitsBackend, *, limits: BackendLimits = LIMITS) -> None:
+        self.backend = backend
+        self.limits = limits
+        backend.prepare(limits, NUM_BLOCKS)
+        backend.poison_blocks(list(range(NUM_BLOCKS)))
+        self._free = list(range(NUM_BLOCKS))
+        random.Random(7).shuffle(self._free)
+        self._tables = np.full((limits.max_seqs, limits.max_model_len // BLOCK_SIZE), -1, np.int32)
+
+    def add(self, row: int, token_ids: list[int], *, prefix: Request | None = None) -> Request:
+        """A request; with `prefix`, its first whole blocks that are the same are shared."""
+        request = Request(row, list(token_ids))
+        if prefix is not None:
+            while (end := request.num_computed + BLOCK_SIZE) < len(token_ids) and (
+                token_ids[:end] == prefix.token_ids[:end] and end <= prefix.num_computed
+            ):
+                request.blocks.append(prefix.blocks[request.num_computed // BLOCK_SIZE])
+                request.num_computed = end
+        return request
+
+    def step(
+        self,
+        work: Sequence[tuple[Request, int]],
+        copies: Sequence[tuple[int, int, int]] = (),
+    ) -> list[NDArray[np.float32]]:
+        """Compute some tokens of some requests: the logits of each token, request by request."""
+        step = self.plan(work, copies)
+        logits = np.array(self.backend.logits(step))
+        parts = np.split(logits, step.seq_starts[1:-1])
+        for (request, _), part in zip(work, parts, strict=True):
+            request.logits.extend(part)
+        return parts
+
+    def plan(
+        self,
+        work: Sequence[tuple[Request, int]],
+        copies: Sequence[tuple[int, int, int]] = (),
+    ) -> Step:
+        positions = [np.arange(r.num_computed, r.num_computed + n, dtype=np.int32) for r, n in work]
+        slots = []
+        for (request, count), at in zip(work, positions, strict=True):
+            request.num_computed += count
+            while len(request.blocks) * BLOCK_SIZE < request.num_computed:
+                request.blocks.append(self._free.pop())
+            self._tables[request.row, : len(request.blocks)] = request.blocks
+            blocks = np.array(request.blocks, np.int32)
+            slots.append(blocks[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE)
+        token_ids = [
+            np.array(r.token_ids, np.int32)[at] for (r, _), at in zip(work, positions, strict=True)
+        ]
+        num_tokens = sum(count for _, count in work)
+        return Step(
+            token_ids=np.concatenate(token_ids),
+            positions=np.concatenate(positions),
+            slots=np.concatenate(slots).astype(np.int32),
+            seq_starts=np.cumsum([0, *(count for _, count in work)]).astype(np.int32),
+            seq_lens=np.array([request.num_computed for request, _ in work], np.int32),
+            rows=np.array([request.row for request, _ in work], np.int32),
+            block_tables=self._tables,
+            logit_rows=np.arange(num_tokens, dtype=np.int32),
+            copies=np.array(copies, np.int32).reshape(-1, 3),
+        )
+
+    def take_block(self) -> int:
+        return self._free.pop()
+
+
+def run_alone(
+    backend: LogitsBackend, token_ids: list[int], chunks: Sequence[int] = ()
+) -> NDArray[np.float32]:
+    """The logits of one request, computed in chunks of these sizes and then the rest."""
+    driver = Driver(backend)
+    request = driver.add(0, token_ids)
+    for count in chunks:
+        driver.step([(request, count)])
+    rest = len(token_ids) - request.num_computed
+    if rest:
+        driver.step([(request, rest)])
+    return np.array(request.logits)
+
+
+def random_tokens(count: int, seed: int = 0, vocabulary: int = 256) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(vocabulary) for _ in range(count)]

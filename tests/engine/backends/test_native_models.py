@@ -1,0 +1,146 @@
+"""The native backend against the reference, and against itself: the bits of an answer."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from octavo_engine import _native
+from octavo_engine.backends.native.backend import NativeBackend
+from octavo_engine.backends.torch.backend import TorchBackend
+from octavo_engine.backends.torch.precision import Precision
+from octavo_engine.models.config import ModelConfig
+from tests.engine.backends.driver import Driver, random_tokens, run_alone
+from tests.engine.backends.tolerance import (
+    BF16_AGAINST_FLOAT32,
+    BF16_AGAINST_ROUNDED_REFERENCE,
+    FLOAT32,
+    error,
+)
+from tests.engine.models.tiny import FAMILIES, TinyModel, tiny_model
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from octavo_engine.backends.native.graph import Dtype
+
+MAX_MODEL_LEN = 160
+
+
+def native(
+    model: TinyModel, dtype: Dtype = "bf16", *, is_fused: bool = True, num_threads: int = 2
+) -> NativeBackend:
+    return NativeBackend(
+        ModelConfig.from_hf(model.config),
+        model.checkpoint(),
+        max_model_len=MAX_MODEL_LEN,
+        dtype=dtype,
+        num_threads=num_threads,
+        is_fused=is_fused,
+    )
+
+
+def reference_logits(
+    model: TinyModel, token_ids: list[int], storage: torch.dtype | None = None
+) -> NDArray[np.float32]:
+    backend = TorchBackend(
+        ModelConfig.from_hf(model.config),
+        model.checkpoint(),
+        max_model_len=MAX_MODEL_LEN,
+        precision=Precision(storage=storage),
+    )
+    return run_alone(backend, token_ids)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_float32_equals_the_reference(name: str) -> None:
+    model = tiny_model(name)
+    token_ids = random_tokens(130, seed=1)
+    logits = run_alone(native(model, "f32"), token_ids, chunks=[50, 1, 1])
+    np.testing.assert_allclose(logits, reference_logits(model, token_ids), **FLOAT32)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bf16_is_as_near_as_bf16_can_be(name: str) -> None:
+    model = tiny_model(name)
+    token_ids = random_tokens(100, seed=2)
+    logits = run_alone(native(model), token_ids)
+    assert error(logits, reference_logits(model, token_ids)) < BF16_AGAINST_FLOAT32
+    rounded = reference_logits(model, token_ids, torch.bfloat16)
+    assert error(logits, rounded) < BF16_AGAINST_ROUNDED_REFERENCE
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bits_depend_on_nothing_but_the_tokens(name: str) -> None:
+    """Alone and whole, or in company, in chunks of any size, and on top of another's prefix."""
+    backend = native(tiny_model(name))
+    prompts = [random_tokens(count, seed=count) for count in (90, 61, 130)]
+    prompts.append(prompts[2][:100] + random_tokens(12, seed=9))
+    alone = [run_alone(backend, prompt) for prompt in prompts]
+
+    rng = random.Random(name)
+    driver = Driver(backend)
+    requests = [driver.add(row, prompt) for row, prompt in enumerate(prompts[:3])]
+    while any(r.num_computed < len(r.token_ids) for r in requests):
+        work = [
+            (r, rng.randint(1, min(rng.choice((1, 20, 50)), len(r.token_ids) - r.num_computed)))
+            for r in rng.sample(requests, rng.randint(1, 3))
+            if r.num_computed < len(r.token_ids)
+        ]
+        if work:
+            driver.step(work)
+    for request, truth in zip(requests, alone[:3], strict=True):
+        assert np.array_equal(request.logits, truth)
+
+    heir = driver.add(3, prompts[3], prefix=requests[2])
+    assert heir.num_computed == 96
+    driver.step([(heir, 5)])
+    driver.step([(heir, 11)])
+    assert np.array_equal(heir.logits, alone[3][96:])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("name", ["llama-tied-biased", "granite", "gemma3", "phi3-longrope"])
+def test_fused_and_unfused_programs_give_the_same_bits(name: str, dtype: Dtype) -> None:
+    model = tiny_model(name)
+    token_ids = random_tokens(70, seed=3)
+    fused = run_alone(native(model, dtype), token_ids)
+    assert np.array_equal(run_alone(native(model, dtype, is_fused=False), token_ids), fused)
+
+
+def test_a_gated_width_of_no_whole_panels_runs_unfused() -> None:
+    model = tiny_model("llama", intermediate_size=72)
+    token_ids = random_tokens(40)
+    logits = run_alone(native(model, "f32"), token_ids)
+    np.testing.assert_allclose(logits, model.logits(token_ids), **FLOAT32)
+    assert error(run_alone(native(model), token_ids), logits) < BF16_AGAINST_FLOAT32
+
+
+@pytest.mark.parametrize("isa", _native.available_isas())
+def test_every_instruction_set_keeps_both_promises(isa: str) -> None:
+    model = tiny_model("qwen3")
+    config = ModelConfig.from_hf(model.config)
+    token_ids = random_tokens(90, seed=6)
+    for dtype in ("f32", "bf16"):
+        backend = NativeBackend(
+            config, model.checkpoint(), max_model_len=MAX_MODEL_LEN, dtype=dtype, isa=isa
+        )
+        assert backend.name == f"native/{isa}"
+        logits = run_alone(backend, token_ids)
+        assert np.array_equal(run_alone(backend, token_ids, chunks=[33, 1, 1, 20]), logits)
+        if dtype == "f32":
+            np.testing.assert_allclose(logits, model.logits(token_ids), **FLOAT32)
+        else:
+            rounded = reference_logits(model, token_ids, torch.bfloat16)
+            assert error(logits, rounded) < BF16_AGAINST_ROUNDED_REFERENCE
+
+
+def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+    model = tiny_model("gemma2")
+    token_ids = random_tokens(150, seed=4)
+    one = run_alone(native(model, num_threads=1), token_ids)
+    assert np.array_equal(run_alone(native(model, num_threads=3), token_ids), one)

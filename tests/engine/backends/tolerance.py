@@ -1,0 +1,32 @@
+"""How far two computations of the same logits may lie apart, and why. Defined here only.
+
+Errors are root mean squares, as shares of the logits' own standard deviation: single logits near
+zero have no relative precision of their own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Two float32 computations that sum in different orders over a few layers; the logits are 1 to 10.
+FLOAT32: dict[str, Any] = {"rtol": 2e-5, "atol": 5e-5}
+
+# bf16 keeps 8 bits: a rounded value is off by up to 2^-9, 0.1 % in the mean. Weights, inputs of
+# linears, keys and values are rounded, some ten times a layer, and errors of random sign add up as
+# the root of their number: 1 to 2 % after the two to four layers of the tiny models.
+BF16_AGAINST_FLOAT32 = 0.03
+
+# Both round the same values, so what is left is the order of sums, and now and then a value on the
+# edge between two bf16 numbers that falls to the other side: about 0.25 % at worst.
+BF16_AGAINST_ROUNDED_REFERENCE = 0.005
+
+
+def error(logits: NDArray[np.float32], truth: NDArray[np.float32]) -> float:
+    """The root mean square of the difference, as a share of the truth's standard deviation."""
+    difference = logits.astype(np.float64) - truth
+    return float(np.sqrt(np.mean(difference**2)) / np.std(truth))

@@ -1,0 +1,229 @@
+"""Tiny random models of every family: transformers' classes, and their weights as a checkpoint."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+
+from octavo_engine.errors import ModelError
+from octavo_engine.weights.checkpoint import StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+VOCABULARY = 256
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "attn_implementation": "eager",
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0 + 0.05 * i for i in range(6)],
+    "long_factor": [1.0 + 0.6 * i for i in range(6)],
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 32,
+}
+GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+# Name → transformers' class without its ending, and what the config says beyond SHAPE. head_dim is
+# 16 unless given.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-tied-biased": (
+        "Llama",
+        {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 32},
+    ),
+    "llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama-linear": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+    ),
+    "llama-yarn": ("Llama", {"rope_parameters": YARN}),
+    "smollm2": ("Llama", {"tie_word_embeddings": True, "num_attention_heads": 4}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "no_rope_layer_interval": 4}),
+    "smollm3-window": (
+        "SmolLM3",
+        {
+            "num_hidden_layers": 4,
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": 24,
+        },
+    ),
+    "mistral": ("Mistral", {"sliding_window": 24}),
+    "mistral-full": ("Mistral", {"sliding_window": None, "head_dim": 32}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-window": (
+        "Qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 24,
+            "max_window_layers": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen3-tied-yarn": (
+        "Qwen3",
+        {"head_dim": 16, "tie_word_embeddings": True, "rope_parameters": YARN},
+    ),
+    "phi3": ("Phi3", {}),
+    "phi3-longrope": (
+        "Phi3",
+        {
+            "rope_parameters": LONGROPE,
+            "original_max_position_embeddings": 32,  # Phi-3 says it outside its rope
+            "sliding_window": 40,
+        },
+    ),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma2": (
+        "Gemma2",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 24,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 8.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            "num_hidden_layers": 3,
+            "sliding_window_pattern": 3,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 24,
+            "rope_parameters": GEMMA3_ROPES,
+        },
+    ),
+}
+
+
+class MemoryCheckpoint:
+    """A state dict as a checkpoint; a dtype of "BF16" or "F16" stores it rounded."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], dtype: str = "F32") -> None:
+        self._tensors = {name: _store(name, tensor, dtype) for name, tensor in tensors.items()}
+
+    def names(self) -> Iterable[str]:
+        return list(self._tensors)
+
+    def read(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        stored = self._tensors[name]
+        if stored.shape != shape:
+            raise ModelError(f"memory: {name} has shape {stored.shape}, not {shape}")
+        return stored
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(stored.data.nbytes for stored in self._tensors.values())
+
+
+@dataclass(frozen=True, eq=False)
+class TinyModel:
+    """One model, known to transformers and to us."""
+
+    name: str
+    reference: Any  # transformers' model
+    config: dict[str, Any]  # config.json
+    tensors: dict[str, torch.Tensor]
+
+    def checkpoint(self, dtype: str = "F32") -> MemoryCheckpoint:
+        return MemoryCheckpoint(self.tensors, dtype)
+
+    def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
+        """What transformers says, [tokens, vocabulary]."""
+        with torch.inference_mode():
+            output = self.reference(input_ids=torch.tensor([token_ids]), use_cache=False)
+        logits: NDArray[np.float32] = output.logits[0].float().numpy()
+        return logits
+
+
+@functools.cache
+def tiny_model(name: str, **changes: Any) -> TinyModel:
+    """The model of that name in FAMILIES, its weights a function of the name."""
+    kind, fields = FAMILIES[name]
+    return make_model(name, kind, {**fields, **changes})
+
+
+def make_model(name: str, kind: str, fields: dict[str, Any]) -> TinyModel:
+    config = getattr(transformers, f"{kind}Config")(**{**SHAPE, **fields})
+    architecture = f"{kind.removesuffix('Text')}ForCausalLM"
+    model = getattr(transformers, architecture)(config).eval()
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            _fill(parameter_name, parameter, generator, gemma=kind.startswith("Gemma"))
+    tensors = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if not (config.tie_word_embeddings and name == "lm_head.weight")
+    }
+    as_json = config.to_dict()
+    as_json["architectures"] = [architecture]
+    return TinyModel(name, model, as_json, tensors)
+
+
+def _fill(name: str, parameter: torch.Tensor, generator: torch.Generator, *, gemma: bool) -> None:
+    """Values that matter: with transformers' own, most of a model would have little effect."""
+    values = torch.randn(parameter.shape, generator=generator)
+    if parameter.ndim == 2:
+        parameter.copy_(values * (1.2 / math.sqrt(parameter.shape[1])))
+    elif name.endswith("norm.weight"):
+        parameter.copy_((0.0 if gemma else 1.0) + 0.2 * values)
+    else:
+        parameter.copy_(0.2 * values)
+
+
+def _store(name: str, tensor: torch.Tensor, dtype: str) -> StoredTensor:
+    torch_dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[dtype]
+    stored = tensor.detach().to(torch_dtype).contiguous()
+    data = stored.view(torch.uint8).numpy().reshape(-1)
+    return StoredTensor(name, dtype, tuple(tensor.shape), data)
