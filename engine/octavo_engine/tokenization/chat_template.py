@@ -52,6 +52,10 @@ class ChatTemplate:
         # Rendering two parts tells more than reading the template would.
         self._takes_parts = self._renders_parts()
 
+    def with_source(self, source: str) -> ChatTemplate:
+        """Another template for the same model: its special tokens stay. Raises ModelError."""
+        return ChatTemplate(source, special_tokens=self._special_tokens)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -1,0 +1,267 @@
+"""What the engine counts and how it is exposed: one registry, one event loop, no locks.
+
+Counters that the core keeps (EngineStats) are read when somebody scrapes, so a step pays nothing
+for them; latencies are observed by the API server, where the bytes leave.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+
+from octavo_engine.protocol import metric_names as names
+from octavo_engine.state.outputs import EngineStats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+# Fine where a CPU or GPU token lies (0.1 ms to 100 ms), coarse where only "too long" matters.
+LATENCY_BUCKETS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05,
+    0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+REQUEST_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 5.0,
+    7.5, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0,
+)  # fmt: skip
+TOKEN_BUCKETS = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000,
+)  # fmt: skip
+N_BUCKETS = (1, 2, 5, 10, 20, 50, 100)
+
+ENGINE_STATES = ("loading", "ready", "stalled", "draining", "dead")
+
+# EngineStats counters: (metric, what it says, field)
+COUNTERS = (
+    (names.STEPS, "Steps the engine core has made.", "steps"),
+    (names.PROMPT_TOKENS, "Prompt tokens processed, cached ones included.", "prompt_tokens"),
+    (names.GENERATION_TOKENS, "Tokens generated.", "generation_tokens"),
+    (names.PREFIX_CACHE_QUERIES, "Prompt tokens looked up in the cache.", "prefix_queries"),
+    (names.PREFIX_CACHE_HITS, "Prompt tokens found in the cache.", "prefix_hits"),
+    (names.NUM_PREEMPTIONS, "Sequences set back for lack of KV blocks.", "preemptions"),
+    (names.CORRUPTED_REQUESTS, "Requests failed by logits that were NaN.", "nan_failures"),
+)
+
+
+class Histogram:
+    """Counts by bucket. Hot path: one bisection and two additions per observation."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    @property
+    def sum(self) -> float:
+        return self._sum
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, observations at or below it), as the text format wants them."""
+        total, rows = 0, []
+        for bound, count in zip(
+            (*map(str, map(float, self._bounds)), "+Inf"), self._counts, strict=True
+        ):
+            total += count
+            rows.append((bound, float(total)))
+        return rows
+
+
+class MonotonicStats:
+    """EngineStats counters that keep growing when the core behind them starts again from zero."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+        self._total: dict[str, int] = {}
+
+    def update(self, stats: EngineStats) -> None:
+        for _, _, name in COUNTERS:
+            value = int(getattr(stats, name))
+            last = self._last.get(name, 0)
+            grown = value - last if value >= last else value
+            self._total[name] = self._total.get(name, 0) + grown
+            self._last[name] = value
+
+    def __getitem__(self, name: str) -> int:
+        return self._total.get(name, 0)
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """What is true at the moment of a scrape."""
+
+    stats: EngineStats = field(default_factory=EngineStats)
+    state: str = "loading"
+    load_s: float = 0.0
+    block_size: int = 16
+
+
+class EngineMetrics:
+    """All metrics of one engine. `snapshot` is asked at each scrape for the core's figures."""
+
+    def __init__(
+        self,
+        model_name: str,
+        snapshot: Callable[[], Snapshot],
+        *,
+        vllm_names: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.time_to_first_token = Histogram(LATENCY_BUCKETS)
+        self.inter_token_latency = Histogram(LATENCY_BUCKETS)
+        self.time_per_output_token = Histogram(LATENCY_BUCKETS)
+        self.e2e_latency = Histogram(REQUEST_BUCKETS)
+        self.prompt_tokens = Histogram(TOKEN_BUCKETS)
+        self.generation_tokens = Histogram(TOKEN_BUCKETS)
+        self.params_n = Histogram(N_BUCKETS)
+        self.params_max_tokens = Histogram(TOKEN_BUCKETS)
+        self.finished: dict[str, int] = dict.fromkeys(
+            ("stop", "length", "abort", "error", "deadline"), 0
+        )
+        self.http_requests: dict[tuple[str, int], int] = {}
+        self.http_in_flight = 0
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._snapshot = snapshot
+        self._totals = MonotonicStats()
+        self._vllm_names = vllm_names
+        self._now = now
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The exposition and its content type: Prometheus text, or OpenMetrics where asked for."""
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self.registry), content_type
+
+    def count_http(self, route: str, status: int) -> None:
+        key = (route, status)
+        self.http_requests[key] = self.http_requests.get(key, 0) + 1
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry."""
+        families = list(self._families())
+        yield from families
+        if self._vllm_names:
+            yield from map(_under_vllm_name, families)
+
+    def _families(self) -> Iterator[Metric]:
+        snapshot = self._snapshot()
+        stats = snapshot.stats
+        self._totals.update(stats)
+        used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
+        age = max(0.0, self._now() - stats.last_step_at) if stats.last_step_at else 0.0
+        yield self._gauge(
+            names.NUM_REQUESTS_RUNNING, "Sequences being computed.", stats.num_running
+        )
+        yield self._gauge(names.NUM_REQUESTS_WAITING, "Sequences that wait.", stats.num_waiting)
+        yield self._gauge(
+            names.NUM_QUEUED_TOKENS, "Prompt tokens not yet computed.", stats.queued_tokens
+        )
+        yield self._gauge(names.KV_CACHE_USAGE_PERC, "Share of KV blocks in use; 1 is full.", used)
+        yield self._gauge(names.STEP_SECONDS, "Duration of the last step.", stats.step_ms / 1e3)
+        yield self._gauge(names.LAST_STEP_AGE_SECONDS, "Time since the last step ended.", age)
+        yield self._gauge(names.MODEL_LOAD_SECONDS, "Time the model took to load.", snapshot.load_s)
+        yield self._gauge(
+            names.NUM_HTTP_REQUESTS_IN_FLIGHT, "HTTP requests being answered.", self.http_in_flight
+        )
+        yield self._state(snapshot.state)
+        yield self._cache_config(snapshot)
+        for name, text, attribute in COUNTERS:
+            yield self._counter(name, text, {(): self._totals[attribute]})
+        yield self._counter(
+            names.REQUEST_SUCCESS,
+            "Sequences finished, by reason.",
+            {(reason,): count for reason, count in self.finished.items()},
+            "finished_reason",
+        )
+        yield self._counter(
+            names.HTTP_REQUESTS,
+            "HTTP requests answered, by route and status.",
+            {(route, str(status)): n for (route, status), n in self.http_requests.items()},
+            "route",
+            "status",
+        )
+        for name, text, histogram in (
+            (
+                names.TIME_TO_FIRST_TOKEN_SECONDS,
+                "Arrival to first token.",
+                self.time_to_first_token,
+            ),
+            (names.INTER_TOKEN_LATENCY_SECONDS, "Between outputs.", self.inter_token_latency),
+            (
+                names.REQUEST_TIME_PER_OUTPUT_TOKEN_SECONDS,
+                "Mean time of a token after the first.",
+                self.time_per_output_token,
+            ),
+            (names.E2E_REQUEST_LATENCY_SECONDS, "Arrival to last token.", self.e2e_latency),
+            (names.REQUEST_PROMPT_TOKENS, "Prompt tokens of a request.", self.prompt_tokens),
+            (names.REQUEST_GENERATION_TOKENS, "Tokens of a sequence.", self.generation_tokens),
+            (names.REQUEST_PARAMS_N, "n of a request.", self.params_n),
+            (names.REQUEST_PARAMS_MAX_TOKENS, "max_tokens of a request.", self.params_max_tokens),
+        ):
+            yield self._histogram(name, text, histogram)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _state(self, state: str) -> Metric:
+        family = GaugeMetricFamily(
+            names.ENGINE_STATE, "1 for the state the engine is in.", labels=[*self._labels, "state"]
+        )
+        for known in ENGINE_STATES:
+            family.add_metric([*self._labels.values(), known], float(known == state))
+        return family
+
+    def _cache_config(self, snapshot: Snapshot) -> Metric:
+        name = names.CACHE_CONFIG_INFO.removesuffix("_info")
+        family = InfoMetricFamily(name, "Geometry of the KV cache.", labels=list(self._labels))
+        blocks = str(snapshot.stats.kv_blocks_total)
+        family.add_metric(
+            list(self._labels.values()),
+            {"block_size": str(snapshot.block_size), "num_gpu_blocks": blocks},
+        )
+        return family
+
+    def _counter(
+        self, name: str, text: str, values: dict[tuple[str, ...], int], *labels: str
+    ) -> Metric:
+        family = CounterMetricFamily(name, text, labels=[*self._labels, *labels])
+        for label_values, value in values.items():
+            family.add_metric([*self._labels.values(), *label_values], value)
+        return family
+
+    def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
+        family = HistogramMetricFamily(name, text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), histogram.cumulative(), histogram.sum)
+        return family
+
+
+def _under_vllm_name(family: Metric) -> Metric:
+    alias = Metric(names.vllm_name(family.name), family.documentation, family.type)
+    alias.samples = [
+        sample._replace(name=names.vllm_name(sample.name)) for sample in family.samples
+    ]
+    return alias

@@ -1,0 +1,239 @@
+"""POST /v1/completions: texts and token ids in, text out, streamed or whole."""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from octavo_engine.errors import InvalidRequest
+from octavo_engine.server import generation
+from octavo_engine.server.logprobs import completion_logprobs, prompt_logprobs
+from octavo_engine.server.params import check_sizes, sampling_params
+from octavo_engine.server.prompts import encode, split_prompts, truncate
+from octavo_engine.server.schemas import CompletionRequest
+from octavo_engine.server.sse import DONE, Chunks
+from octavo_engine.server.unsupported import refuse_unsupported
+from octavo_engine.server.usage import Usage
+
+if TYPE_CHECKING:
+    from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs, RequestOutput
+    from octavo_engine.server.exchange import Exchange
+    from octavo_engine.server.service import Service
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+async def completions(exchange: Exchange, service: Service) -> None:
+    request = await exchange.json(CompletionRequest)
+    asked = await prepare(exchange, service, request)
+    async with exchange.while_present():
+        if request.stream:
+            await _stream(exchange, service, asked)
+        else:
+            await _whole(exchange, service, asked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A completion request, checked."""
+
+    request: CompletionRequest
+    id: str
+    model: str
+    created: int
+    job: generation.Job
+    texts: list[str]  # of the prompts, for echo; empty strings otherwise
+    no_tokens: bool  # max_tokens 0: the prompt is scored, the one token made is thrown away
+
+    @property
+    def as_ids(self) -> bool:
+        return bool(self.request.return_tokens_as_token_ids)
+
+
+async def prepare(exchange: Exchange, service: Service, request: CompletionRequest) -> Asked:
+    """Raises RequestError for whatever cannot be served."""
+    model = service.check_model(request.model)
+    refuse_unsupported(request)
+    limits = service.settings.limits
+    check_sizes(request, limits)
+    prompts = split_prompts(request.prompt, limits)
+    no_tokens = request.max_tokens == 0 and bool(request.echo)
+    if no_tokens and request.stream:
+        raise InvalidRequest("max_tokens 0 cannot be streamed", param="max_tokens")
+    tokenizer, info = service.engine.tokenizer, service.engine.info
+    special = request.add_special_tokens is not False
+    ids: list[list[int]] = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            prompt = await encode(tokenizer, prompt, add_special_tokens=special)
+        ids.append(truncate(prompt, request.truncate_prompt_tokens, info.max_model_len))
+    max_tokens = 1 if no_tokens else request.max_tokens
+    if max_tokens is None:
+        max_tokens = generation.default_max_tokens(DEFAULT_MAX_TOKENS, ids, info)
+    params = sampling_params(
+        request,
+        max_tokens=max_tokens,
+        logprobs=request.logprobs,
+        defaults=info.default_params if service.settings.generation_config == "auto" else {},
+        limits=limits,
+    )
+    if request.echo and request.logprobs is not None:
+        wanted = max(request.logprobs, request.prompt_logprobs or 0)
+        params = msgspec.structs.replace(params, prompt_logprobs=wanted)
+    texts = [""] * len(ids)
+    if request.echo:
+        skip = request.skip_special_tokens is not False
+        texts = [
+            prompt
+            if isinstance(prompt, str) and request.truncate_prompt_tokens is None
+            else tokenizer.decode(tokens, skip_special_tokens=skip)
+            for prompt, tokens in zip(prompts, ids, strict=True)
+        ]
+    return Asked(
+        request=request,
+        id=f"cmpl-{exchange.request_id}",
+        model=model,
+        created=int(time.time()),
+        job=generation.make_job(service, request, f"cmpl-{exchange.request_id}", ids, params),
+        texts=texts,
+        no_tokens=no_tokens,
+    )
+
+
+# ── whole ──
+
+
+async def _whole(exchange: Exchange, service: Service, asked: Asked) -> None:
+    usage = Usage(asked.job.prompt_tokens)
+    results: dict[int, RequestOutput] = {}
+    async with aclosing(generation.run(service, asked.job, stream=False)) as pieces:
+        async for piece in pieces:
+            usage.add(piece.prompt_index, piece.news)
+            known = results.setdefault(piece.prompt_index, piece.news)
+            if known is not piece.news:
+                known.absorb(piece.news)
+    if asked.no_tokens:
+        usage.forget_completion()
+    choices = [
+        _choice(service, asked, prompt_index, results[prompt_index], output)
+        for prompt_index in sorted(results)
+        for output in results[prompt_index].outputs
+    ]
+    await exchange.reply(
+        msgspec.json.encode(
+            {
+                "id": asked.id,
+                "object": "text_completion",
+                "created": asked.created,
+                "model": asked.model,
+                "choices": choices,
+                "service_tier": None,
+                "system_fingerprint": None,
+                "usage": usage.as_dict(),
+                "kv_transfer_params": None,
+            }
+        )
+    )
+
+
+def _choice(
+    service: Service, asked: Asked, prompt_index: int, result: RequestOutput,
+    output: CompletionOutput,
+) -> dict[str, Any]:  # fmt: skip
+    request = asked.request
+    text = asked.texts[prompt_index] + ("" if asked.no_tokens else output.text)
+    choice: dict[str, Any] = {
+        "index": prompt_index * asked.job.params.n + output.index,
+        "text": text,
+        "logprobs": None,
+        "finish_reason": "length" if asked.no_tokens else output.finish_reason,
+        "stop_reason": output.stop_reason,
+        "token_ids": None,
+        "prompt_logprobs": None,
+        "prompt_token_ids": None,
+    }
+    if request.logprobs is not None:
+        entries = [] if asked.no_tokens else (output.logprobs or [])
+        choice["logprobs"] = _logprobs(service, asked, result, entries, offset=0, opening=True)
+    if request.prompt_logprobs is not None and result.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = prompt_logprobs(result.prompt_logprobs)
+    if request.return_token_ids:
+        choice["token_ids"] = [] if asked.no_tokens else output.token_ids
+        choice["prompt_token_ids"] = result.prompt_token_ids
+    return choice
+
+
+def _logprobs(
+    service: Service, asked: Asked, news: RequestOutput, entries: list[DecodedLogprobs], *,
+    offset: int, opening: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Of the new tokens, and before them of the prompt's when it is echoed."""
+    texts = [entry.text for entry in entries]
+    every: list[DecodedLogprobs | None] = list(entries)
+    if opening and asked.request.echo and news.prompt_logprobs is not None:
+        token_text = service.engine.tokenizer.token_text
+        texts = [token_text(token) for token in news.prompt_token_ids] + texts
+        every = [*news.prompt_logprobs, *every]
+    return completion_logprobs(every, texts, offset=offset, as_ids=asked.as_ids)
+
+
+# ── streamed ──
+
+
+async def _stream(exchange: Exchange, service: Service, asked: Asked) -> None:
+    request, job = asked.request, asked.job
+    options = request.stream_options
+    chunks = Chunks(id=asked.id, model=asked.model, created=asked.created, chat=False)
+    usage = Usage(job.prompt_tokens)
+    every_usage = options is not None and bool(options.continuous_usage_stats)
+    verbose = request.logprobs is not None or bool(request.return_token_ids) or every_usage
+    opened: set[int] = set()  # choices that have had their first chunk
+    offsets: dict[int, int] = {}
+    unfinished = len(job.prompts)
+    async with aclosing(generation.run(service, job, stream=True)) as pieces:
+        async for piece in pieces:
+            news = piece.news
+            usage.add(piece.prompt_index, news)
+            frames: list[bytes] = []
+            for output in news.outputs:
+                index = piece.prompt_index * job.params.n + output.index
+                opening = index not in opened
+                text = output.text
+                if opening:
+                    opened.add(index)
+                    text = asked.texts[piece.prompt_index] + text
+                if not (text or output.finish_reason or (verbose and output.token_ids)):
+                    continue
+                logprobs = None
+                if request.logprobs is not None:
+                    logprobs = _logprobs(
+                        service, asked, news, output.logprobs or [],
+                        offset=offsets.get(index, 0), opening=opening,
+                    )  # fmt: skip
+                    offsets[index] = offsets.get(index, 0) + len(text)
+                ids = bool(request.return_token_ids)
+                frames.append(
+                    chunks.delta(
+                        index,
+                        output,
+                        text,
+                        logprobs=logprobs,
+                        token_ids=output.token_ids if ids else None,
+                        prompt_token_ids=news.prompt_token_ids if ids and opening else None,
+                        usage=usage.as_dict() if every_usage else None,
+                    )
+                )
+            unfinished -= news.finished
+            if not exchange.started:
+                await exchange.open_stream()
+            if unfinished == 0:
+                if options is not None and options.include_usage:
+                    frames.append(chunks.usage(usage.as_dict()))
+                frames.append(DONE)
+                await exchange.close(b"".join(frames))
+            elif frames:
+                await exchange.write(b"".join(frames))

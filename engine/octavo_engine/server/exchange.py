@@ -1,0 +1,230 @@
+"""One HTTP request and its answer: bounded bodies, replies, streams, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from octavo_engine.protocol.endpoints import REQUEST_ID_HEADER
+from octavo_engine.server import strict_json
+from octavo_engine.server.http_errors import HttpError, error_body, error_headers
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from starlette.types import Receive, Scope, Send
+
+    from octavo_engine.errors import RequestError
+    from octavo_engine.server.limits import Limits
+
+T = TypeVar("T")
+
+Header = tuple[bytes, bytes]
+
+JSON: Header = (b"content-type", b"application/json")
+_SSE_HEADERS: tuple[Header, ...] = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # proxies that buffer would hold tokens back
+)
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
+# How much of a refused body is read and thrown away, so that its sender comes to read the answer.
+_DISCARD_BYTES = 64 * 2**20
+_DISCARD_S = 2.0
+
+
+class ClientGone(Exception):
+    """The client closed the connection, or stopped reading; there is nobody to answer."""
+
+
+class Exchange:
+    """Raw ASGI underneath; nothing here knows what is asked."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
+        self.scope = scope
+        self.limits = limits
+        self.status = 0  # once the answer has begun
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.request_id = self._request_id()
+        self._receive = receive
+        self._send = send
+        self._write_began_at = 0.0
+        self._more_body = True
+
+    def header(self, name: bytes) -> str:
+        return self.headers.get(name, b"").decode("latin-1")
+
+    @property
+    def started(self) -> bool:
+        return self.status != 0
+
+    # ── reading ──
+
+    async def json(self, type_: type[T]) -> T:
+        """The body as `type_`. Raises RequestError, 400, 408, 413 or 415."""
+        media_type = self.header(b"content-type").partition(";")[0].strip().lower()
+        if media_type != "application/json":
+            raise HttpError(
+                415,
+                f"content-type must be application/json; got {media_type or 'none'}",
+                code="unsupported_media_type",
+            )
+        if self.header(b"content-encoding") not in ("", "identity"):
+            raise HttpError(415, "a compressed body is not accepted", code="unsupported_media_type")
+        return strict_json.decode(await self.body(), type_, max_depth=self.limits.max_json_depth)
+
+    async def body(self) -> bytes:
+        declared = self.header(b"content-length")
+        if declared.isdigit() and int(declared) > self.limits.max_body_bytes:
+            raise self._too_large()
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self.limits.body_timeout_s):
+                while self._more_body:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    self._more_body = message.get("more_body", False)
+                    chunk = message.get("body", b"")
+                    size += len(chunk)
+                    if size > self.limits.max_body_bytes:
+                        raise self._too_large()
+                    chunks.append(chunk)
+        except TimeoutError:
+            raise HttpError(
+                408,
+                f"the body did not arrive within {self.limits.body_timeout_s:g} s",
+                code="body_timeout",
+                type="timeout_error",
+                headers=((b"connection", b"close"),),
+            ) from None
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _too_large(self) -> HttpError:
+        return HttpError(
+            413,
+            f"the body is larger than {self.limits.max_body_bytes} bytes",
+            code="body_too_large",
+            headers=((b"connection", b"close"),),
+        )
+
+    # ── answering ──
+
+    async def reply(
+        self, payload: bytes, *, status: int = 200, headers: list[Header] | None = None
+    ) -> None:
+        """The whole answer at once. A JSON body, unless the headers say otherwise."""
+        headers = [JSON] if headers is None else headers
+        await self._begin(status, [*headers, (b"content-length", str(len(payload)).encode())])
+        await self._send({"type": "http.response.body", "body": payload})
+
+    async def refuse(self, error: RequestError) -> None:
+        """The error object with its status; inside a stream an event, then the end."""
+        payload = error_body(error)
+        if self.started:
+            await self.close(b"data: " + payload + b"\n\ndata: [DONE]\n\n")
+            return
+        headers = [JSON, (b"content-length", str(len(payload)).encode()), *error_headers(error)]
+        await self._begin(error.status, headers)
+        unread = error.status == 413
+        await self._send({"type": "http.response.body", "body": payload, "more_body": unread})
+        if unread:
+            await self._discard_rest()
+
+    async def open_stream(self) -> None:
+        await self._begin(200, list(_SSE_HEADERS))
+
+    async def write(self, payload: bytes) -> None:
+        """Hot path: once per piece of news. Waits while the client's buffers are full."""
+        self._write_began_at = _now()
+        await self._send({"type": "http.response.body", "body": payload, "more_body": True})
+        self._write_began_at = 0.0
+
+    async def close(self, payload: bytes = b"") -> None:
+        """The last bytes of a stream."""
+        await self._send({"type": "http.response.body", "body": payload})
+
+    async def _begin(self, status: int, headers: list[Header]) -> None:
+        self.status = status
+        headers.append((REQUEST_ID_HEADER.encode(), self.request_id.encode()))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _discard_rest(self) -> None:
+        """Closing now would reset the connection under a client that still sends."""
+        left = _DISCARD_BYTES
+        try:
+            async with asyncio.timeout(_DISCARD_S):
+                while left > 0 and self._more_body:
+                    message = await self._receive()
+                    left -= len(message.get("body", b""))
+                    self._more_body = message.get("more_body", False)
+        except TimeoutError:
+            pass  # it had its chance
+        await self._send({"type": "http.response.body", "body": b""})
+
+    # ── the client's presence ──
+
+    def while_present(self) -> WhilePresent:
+        """`async with`: what is inside is cancelled, with ClientGone, once the client is gone."""
+        return WhilePresent(self)
+
+    async def gone(self) -> None:
+        """Returns when the client has left or has read nothing for too long."""
+        timeout_s = self.limits.write_timeout_s
+        while True:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    while (await self._receive())["type"] != "http.disconnect":
+                        pass
+                    return
+            except TimeoutError:
+                began_at = self._write_began_at
+                if began_at and _now() - began_at >= timeout_s:
+                    return
+
+    def _request_id(self) -> str:
+        given = self.header(REQUEST_ID_HEADER.encode())
+        return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+
+
+class WhilePresent:
+    """Cancels the task it was entered in when the client goes, and says so with ClientGone."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._left = False
+
+    async def __aenter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None  # coroutines run in tasks
+        self._task: asyncio.Task[Any] = task
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._watcher.cancel()
+        if not self._left:
+            return
+        if kind is None:  # it was done in the same moment: take the cancellation that is on its way
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+        if self._task.uncancel() == 0 and kind in (None, asyncio.CancelledError):
+            raise ClientGone from None
+
+    async def _watch(self) -> None:
+        await self._exchange.gone()
+        self._left = True
+        self._task.cancel()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

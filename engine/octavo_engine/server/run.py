@@ -1,0 +1,171 @@
+"""The life of a server process: the port opens at once, the model loads, work, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from typing import TYPE_CHECKING, Protocol
+
+from uvicorn.config import Config
+from uvicorn.server import Server
+
+from octavo_engine.server.app import build_app
+from octavo_engine.server.http import http_protocol
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable, Generator
+
+    from starlette.applications import Starlette
+
+    from octavo_engine.core.info import Health, ModelInfo
+    from octavo_engine.server.service import ServedEngine, Service
+    from octavo_engine.server.settings import ServerSettings
+
+logger = logging.getLogger("octavo.server")
+
+KEEP_ALIVE_S = 75  # longer than the idle time of common load balancers
+LAST_WRITES_S = 5.0  # for answers that were complete when the drain ended
+PROGRESS_INTERVAL_S = 0.1
+
+
+class Observer(Protocol):
+    """Who tells the operator how the start goes; the command line has one."""
+
+    def loading(self, health: Health) -> None: ...
+    def ready(self, info: ModelInfo) -> None: ...
+    def draining(self, in_flight: int) -> None: ...
+
+
+async def serve(
+    start: Callable[[], Awaitable[ServedEngine]],
+    settings: ServerSettings,
+    listener: socket.socket,
+    observer: Observer,
+) -> None:
+    """Returns when drained after SIGTERM, SIGINT or a call of the drain route; a second signal ends
+    the process at once. Raises the ConfigError or ModelError that ended the start."""
+    engine = await start()
+    app = build_app(engine, settings)
+    service: Service = app.state.service
+    server = make_server(app, settings)
+    stop = asyncio.Event()
+    with _signals(stop):
+        serving = asyncio.create_task(server.serve(sockets=[listener]), name="octavo-http")
+        try:
+            if await _load(engine, observer, stop, service):
+                await _first(stop.wait(), service.drain_asked.wait())
+                await _drain(engine, service, settings.shutdown_timeout_s, observer)
+        finally:
+            service.is_draining = True
+            await engine.stop()
+            server.leave()
+            await serving
+
+
+def make_server(app: Starlette, settings: ServerSettings) -> HttpServer:
+    """Uvicorn, set up as we want it: `serve(sockets=[…])` runs it, `leave()` ends it."""
+    return HttpServer(
+        Config(
+            app,
+            http=http_protocol(settings.limits),
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=int(LAST_WRITES_S),
+        )
+    )
+
+
+async def _load(
+    engine: ServedEngine, observer: Observer, stop: asyncio.Event, service: Service
+) -> bool:
+    """True once the model is loaded, false if the process was told to end before."""
+    ready = asyncio.create_task(engine.ready())
+    stopped = asyncio.create_task(_first(stop.wait(), service.drain_asked.wait()))
+    try:
+        while not ready.done() and not stopped.done():
+            observer.loading(engine.health())
+            await asyncio.wait(
+                (ready, stopped), timeout=PROGRESS_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED
+            )
+        if not ready.done():
+            return False
+        observer.ready(ready.result())
+        return True
+    finally:
+        ready.cancel()
+        stopped.cancel()
+        await asyncio.wait((ready, stopped))
+
+
+async def _drain(
+    engine: ServedEngine, service: Service, timeout_s: float, observer: Observer
+) -> None:
+    """New work is refused from here on; what is in flight may finish."""
+    service.is_draining = True
+    observer.draining(service.in_flight)
+    await engine.drain(timeout_s)
+    # The engine is done, or has aborted the rest; the last bytes may still be on their way out.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_WRITES_S):
+            await service.idle()
+
+
+async def _first(*waits: Awaitable[object]) -> None:
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+@contextlib.contextmanager
+def _signals(stop: asyncio.Event) -> Generator[None, None, None]:
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():  # asked twice: somebody is in a hurry
+            logger.warning("Ended at once, after a second signal")
+            os._exit(1)
+        stop.set()
+
+    known = (signal.SIGTERM, signal.SIGINT)
+    for number in known:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in known:
+            loop.remove_signal_handler(number)
+
+
+class HttpServer(Server):
+    """Uvicorn without its signal handling and its ten wake-ups a second."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        self.should_exit = True
+        self._leaving.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield  # the process's own handlers drain first
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # sets the Date header
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._leaving.wait()

@@ -1,0 +1,151 @@
+"""What all routes share: engine, settings, metrics, and whether work may still come in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.errors import ModelUnknown, OctavoError, QueueFull
+from octavo_engine.metrics import EngineMetrics, Snapshot
+from octavo_engine.server.http_errors import unavailable
+from octavo_engine.server.keys import KeyRing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from octavo_engine.config import EngineConfig
+    from octavo_engine.core.info import Health, ModelInfo
+    from octavo_engine.core.outputs import RequestOutput
+    from octavo_engine.server.settings import ServerSettings
+    from octavo_engine.state.outputs import EngineStats
+    from octavo_engine.state.sampling_params import SamplingParams
+    from octavo_engine.tokenization.tokenizer import Tokenizer
+
+
+T = TypeVar("T")
+
+
+class ServedEngine(Protocol):
+    """What the API server asks of an engine; AsyncEngine is one."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+    @property
+    def info(self) -> ModelInfo:
+        """Known once the model is loaded."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def stats(self) -> EngineStats: ...
+    def health(self) -> Health: ...
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        cache_salt: str = "",
+        stream: bool = True,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """News until finished; closing it aborts."""
+
+    async def ready(self) -> ModelInfo: ...
+    async def drain(self, timeout_s: float) -> bool: ...
+    async def stop(self) -> None: ...
+
+
+class Service:
+    """One engine behind one port. Belongs to the event loop."""
+
+    def __init__(self, engine: ServedEngine, settings: ServerSettings) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.started_at = int(time.time())
+        self.names = engine.config.names
+        self.keys = KeyRing(settings.api_keys)
+        self.metrics = EngineMetrics(
+            self.names[0], self._snapshot, vllm_names=settings.vllm_metrics
+        )
+        self.in_flight = 0  # generation requests between admission and their last byte
+        self.is_draining = False
+        self.drain_asked = asyncio.Event()  # by the admin route; the process acts on it
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # ── admission ──
+
+    def admit(self) -> None:
+        """May work come in now? Raises 503 with Retry-After otherwise."""
+        if self.is_draining:
+            raise unavailable("draining", "The server is shutting down.", retry_after_s=1)
+        health = self.engine.health()
+        match health.state:
+            case "ready":
+                pass
+            case "loading":
+                percent = f"{health.progress:.0%}"
+                raise unavailable(
+                    "loading", f"The model is being loaded ({percent} done).", retry_after_s=1
+                )
+            case "draining":
+                raise unavailable("draining", "The server is shutting down.", retry_after_s=1)
+            case "stalled":
+                raise unavailable(
+                    "engine_stalled", "The engine makes no progress at the moment.", retry_after_s=5
+                )
+            case _:
+                raise unavailable(
+                    "engine_dead", "The engine is down and is being restarted.", retry_after_s=5
+                )
+        limit = self.settings.limits.max_concurrent_requests
+        if self.in_flight >= limit:
+            raise QueueFull(f"{limit} requests are in flight already", retry_after_s=1)
+
+    def enter(self) -> None:
+        self.in_flight += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        self.in_flight -= 1
+        if self.in_flight == 0:
+            self._idle.set()
+
+    async def idle(self) -> None:
+        """Returns when no generation request is in flight."""
+        await self._idle.wait()
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer under. Raises ModelUnknown (404)."""
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            shown = name if len(name) <= 200 else name[:200] + "…"
+            raise ModelUnknown(f"The model `{shown}` does not exist.", param="model")
+        return name
+
+    @property
+    def is_saturated(self) -> bool:
+        return self.engine.stats.num_waiting >= self.engine.config.scheduler.max_queue
+
+    def _snapshot(self) -> Snapshot:
+        health = self.engine.health()
+        stats = self.engine.stats
+        state = "draining" if self.is_draining and health.state == "ready" else health.state
+        load_s = 0.0
+        if health.state != "loading":
+            info = optional(lambda: self.engine.info)
+            load_s = info.load_seconds if info is not None else 0.0
+        return Snapshot(stats=stats, state=state, load_s=load_s, block_size=BLOCK_SIZE)
+
+
+def optional(get: Callable[[], T]) -> T | None:
+    """What is known only once the model is loaded, or None."""
+    try:
+        return get()
+    except (OctavoError, AttributeError):
+        return None

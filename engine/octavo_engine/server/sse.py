@@ -1,0 +1,76 @@
+"""Server-sent chunks, built by hand around the one part that changes: the text.
+
+Hot path: a chunk costs one JSON string and one join, no tree of objects.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from octavo_engine.core.outputs import CompletionOutput
+
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.encode
+
+
+class Chunks:
+    """Writes the chunks of one response; `chat` or not differ in where the text stands."""
+
+    def __init__(self, *, id: str, model: str, created: int, chat: bool, role: str = "") -> None:
+        kind = "chat.completion.chunk" if chat else "text_completion"
+        head = _encode({"id": id, "object": kind, "created": created, "model": model})
+        self._head = b"data: " + head[:-1] + b',"choices":['
+        self._before = b',"delta":{"content":' if chat else b',"text":'
+        self._after = b"}" if chat else b""
+        self._empty = b',"delta":{}' if chat else b',"text":""'
+        self._opening = b',"delta":{"role":' + _encode(role) + b',"content":""}'
+        self._rest = b',"logprobs":null,"finish_reason":null'
+
+    def role(self, index: int, *, prompt_token_ids: list[int] | None = None) -> bytes:
+        """The first chunk of a choice of a chat."""
+        parts = [self._head, b'{"index":', str(index).encode(), self._opening, self._rest, b"}]"]
+        if prompt_token_ids is not None:
+            parts += [b',"prompt_token_ids":', _encode(prompt_token_ids)]
+        return b"".join((*parts, b"}\n\n"))
+
+    def delta(
+        self,
+        index: int,
+        output: CompletionOutput,
+        text: str,
+        *,
+        logprobs: dict[str, Any] | None = None,
+        token_ids: list[int] | None = None,
+        prompt_token_ids: list[int] | None = None,
+        usage: dict[str, Any] | None = None,
+    ) -> bytes:
+        """New text of a choice, and how it ended if it did."""
+        parts = [self._head, b'{"index":', str(index).encode()]
+        if text or output.finish_reason is None:
+            parts += [self._before, _encode(text), self._after]
+        else:
+            parts.append(self._empty)
+        if logprobs is None and output.finish_reason is None:
+            parts.append(self._rest)
+        else:
+            parts += [b',"logprobs":', _encode(logprobs)]
+            parts += [b',"finish_reason":', _encode(output.finish_reason)]
+        if output.finish_reason is not None:
+            parts += [b',"stop_reason":', _encode(output.stop_reason)]
+        if token_ids is not None:
+            parts += [b',"token_ids":', _encode(token_ids)]
+        if prompt_token_ids is not None:
+            parts += [b',"prompt_token_ids":', _encode(prompt_token_ids)]
+        parts.append(b"}]")
+        if usage is not None:
+            parts += [b',"usage":', _encode(usage)]
+        parts.append(b"}\n\n")
+        return b"".join(parts)
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """The last chunk, without choices."""
+        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"

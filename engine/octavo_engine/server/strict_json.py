@@ -1,0 +1,106 @@
+"""JSON from strangers: UTF-8, finite numbers, no key twice, bounded depth, then a typed Struct.
+
+The standard decoder is used for what it can be told (duplicate keys, NaN); msgspec checks types and
+says where they are wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from octavo_engine.errors import RequestError
+
+T = TypeVar("T")
+
+_PLACE = re.compile(r" - at `(key in )?\$\.?(.*)`$")
+
+
+def decode(body: bytes, type_: type[T], *, max_depth: int) -> T:
+    """The body as `type_`. Raises RequestError (400) that names the field to blame."""
+    return convert(parse(body, max_depth=max_depth), type_)
+
+
+def parse(body: bytes, *, max_depth: int) -> Any:
+    """The body as dicts and lists. Raises RequestError (400)."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _bad(f"the body is not valid UTF-8 (at byte {error.start})") from None
+    if not text.strip(" \t\r\n"):
+        raise _bad("the body is empty; send a JSON object")
+    try:
+        value = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise _bad(f"the body is not valid JSON: {error.msg} ({where})") from None
+    except RecursionError:
+        raise _bad(f"the body is nested deeper than {max_depth} levels") from None
+    except ValueError as error:  # a number of more digits than Python converts
+        raise _bad(f"the body holds a number that is too long ({len(str(error))})") from None
+    # Counting brackets is quick and settles it for nearly every body.
+    if body.count(b"[") + body.count(b"{") > max_depth and _is_deeper(value, max_depth):
+        raise _bad(f"the body is nested deeper than {max_depth} levels")
+    return value
+
+
+def convert(value: Any, type_: type[T]) -> T:
+    try:
+        return msgspec.convert(value, type_)
+    except msgspec.ValidationError as error:
+        message, param = _explain(str(error))
+        raise RequestError(message, param=param) from None
+
+
+class _Duplicate(RequestError):
+    pass
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise RequestError(f"{key} is given twice", param=key, code="invalid_json")
+            seen.add(key)
+    for key, value in pairs:
+        if value.__class__ is float and not math.isfinite(value):  # NaN, Infinity, 1e999
+            raise RequestError(f"{key} must be a finite number", param=key, code="invalid_json")
+    return result
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def _is_deeper(value: Any, max_depth: int) -> bool:
+    level = [value]
+    for _ in range(max_depth + 1):
+        inner: list[Any] = []
+        for item in level:
+            children = item.values() if isinstance(item, dict) else item
+            inner += [child for child in children if isinstance(child, dict | list)]
+        if not inner:
+            return False
+        level = inner
+    return True
+
+
+def _explain(message: str) -> tuple[str, str | None]:
+    """msgspec's message as a sentence that begins with the field, and that field."""
+    match = _PLACE.search(message)
+    param = (match.group(2) or None) if match else None
+    text = message[: match.start()] if match else message
+    text = text.replace("`", "").replace("Expected", "expected").replace("Object", "the object")
+    if missing := re.match(r"the object missing required field (\w+)$", text):
+        field = f"{param}.{missing.group(1)}" if param else missing.group(1)
+        return f"{field} is required", field
+    return (f"{param}: {text}" if param else f"the body: {text}"), param
+
+
+def _bad(message: str) -> RequestError:
+    return RequestError(message, code="invalid_json")

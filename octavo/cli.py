@@ -1,0 +1,90 @@
+"""The `octavo` command: hands each sub-command to its module, which is imported only then."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS = {
+    "serve": "serve a model through the OpenAI API",
+    "chat": "talk with a model in the terminal",
+    "complete": "let a model continue a text",
+    "bench": "measure throughput, latency, or a running server",
+    "doctor": "say what this machine offers and what is missing",
+}
+
+EXIT_MODEL = 1  # the model's files cannot be used, or the server is not there
+EXIT_SETTINGS = 2  # as argparse's own
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0, 1 for models and servers that do not work, 2 for settings that cannot."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if not argv or argv[0] not in COMMANDS:
+        return _overview(argv)
+    name, rest = argv[0], argv[1:]
+    module = import_module(f"octavo.commands.{name}")
+    return _guarded(module.main, f"octavo {name}", rest)
+
+
+def _overview(argv: Sequence[str]) -> int:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    parser = argparse.ArgumentParser(
+        prog="octavo",
+        usage="octavo COMMAND [options]",
+        description="Serve large language models.",
+        epilog="commands:\n" + "\n".join(lines) + "\n\noctavo COMMAND --help says more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    args, _ = parser.parse_known_args(argv)
+    if args.version:
+        from octavo_engine import __version__
+
+        print(f"octavo {__version__}")
+        return 0
+    if args.command is None:
+        parser.print_help()
+        return 0
+    from difflib import get_close_matches
+
+    near = get_close_matches(args.command, COMMANDS, 1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+    print(f"octavo: there is no command {args.command}; {hint}", file=sys.stderr)
+    return EXIT_SETTINGS
+
+
+def _guarded(run: _Run, prog: str, argv: Sequence[str]) -> int:
+    """What people can put right is said in one sentence, not as a traceback."""
+    try:
+        return run(prog, argv)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has left, as `head` does
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        from octavo_engine.errors import ConfigError, OctavoError
+
+        if not isinstance(error, OctavoError):
+            raise
+        print(f"octavo: {error}", file=sys.stderr)
+        return EXIT_SETTINGS if isinstance(error, ConfigError) else EXIT_MODEL
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    _Run = Callable[[str, Sequence[str]], int]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The sub-commands of `octavo`, one module each, imported only when called."""

@@ -1,0 +1,62 @@
+"""`octavo bench`: throughput, latency, serve; each in its own module."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KINDS = {
+    "throughput": "many prompts at once, offline: tokens per second",
+    "latency": "one batch again and again, offline: seconds per batch",
+    "serve": "a running server, as clients see it: time to first token, between tokens, in all",
+}
+
+
+def main(prog: str, argv: Sequence[str]) -> int:
+    if argv and argv[0] in KINDS:
+        module = import_module(f"octavo.commands.bench_{argv[0]}")
+        code: int = module.main(f"{prog} {argv[0]}", argv[1:])
+        return code
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Measure.",
+        epilog="\n".join(f"  {name:<10}  {text}" for name, text in KINDS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("kind", choices=KINDS)
+    parser.parse_args(argv)  # an unknown kind, or --help: ends here
+    return 2
+
+
+def add_size_options(parser: argparse.ArgumentParser, *, input_len: int, output_len: int) -> None:
+    """The shape of the work, under vLLM's names."""
+    parser.add_argument(
+        "--input-len", "--random-input-len", type=positive, default=input_len, metavar="N",
+        help=f"tokens of each prompt (default: {input_len})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output-len", "--random-output-len", type=positive, default=output_len, metavar="N",
+        help=f"tokens of each answer (default: {output_len})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dataset-name", choices=("random",), default="random", help="prompts of random token ids"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the figures there; - is stdout")
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1; got {value}")
+    return value
+
+
+def not_negative(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative; got {value}")
+    return value

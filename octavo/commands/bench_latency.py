@@ -1,0 +1,58 @@
+"""`octavo bench latency`: one batch, again and again, through the engine in this process."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+from octavo.bench_report import random_prompts, show, summary, write_json
+from octavo.commands.bench import add_size_options, not_negative, positive
+from octavo.options import add_engine_options, engine_config
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(prog: str, argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog=prog, description="Measure how long one batch takes.", allow_abbrev=False
+    )
+    add_size_options(parser, input_len=32, output_len=128)
+    parser.add_argument("--batch-size", type=positive, default=1, metavar="N")
+    parser.add_argument("--num-iters", type=positive, default=5, metavar="N")
+    parser.add_argument("--num-iters-warmup", type=not_negative, default=1, metavar="N")
+    add_engine_options(parser)
+    args = parser.parse_args(argv)
+    config = engine_config(args)
+    from octavo_engine.core.llm import LLM
+    from octavo_engine.state.sampling_params import SamplingParams
+
+    times: list[float] = []
+    with LLM.from_config(config) as llm:
+        vocab_size = llm.get_tokenizer().vocab_size
+        params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=args.output_len)
+        for number in range(args.num_iters_warmup + args.num_iters):
+            # New prompts every time: a prefix found in the cache would be no work.
+            prompts = random_prompts(
+                config.seed + number, args.batch_size, args.input_len, vocab_size
+            )
+            began_at = time.perf_counter()
+            llm.generate(prompts, params, use_tqdm=False)
+            if number >= args.num_iters_warmup:
+                times.append(time.perf_counter() - began_at)
+    figures = {
+        "model": config.names[0],
+        "device": config.device,
+        "batch_size": args.batch_size,
+        "input_len": args.input_len,
+        "output_len": args.output_len,
+        "num_iters": args.num_iters,
+        **summary("latency", times),
+        "min_latency_ms": min(times) * 1e3,
+        "ms_per_output_token": min(times) * 1e3 / args.output_len,
+    }
+    if args.json != "-":
+        show("Latency of a batch", figures)
+    write_json(args.json, figures)
+    return 0

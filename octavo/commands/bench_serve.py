@@ -1,0 +1,103 @@
+"""`octavo bench serve`: load on a running server, as its clients see it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+from octavo.bench_report import random_prompts, show, write_json
+from octavo.commands.bench import add_size_options, not_negative, positive
+from octavo_engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from octavo.load import Plan
+
+DEFAULT_VOCAB_SIZE = 1000  # of servers that do not say; every model has so many tokens
+
+
+def main(prog: str, argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog=prog, description="Measure a running server.", allow_abbrev=False
+    )
+    parser.add_argument("--base-url", "--url", help="http://HOST:PORT; or --host and --port")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--model", help="default: the first that the server lists")
+    add_size_options(parser, input_len=256, output_len=128)
+    parser.add_argument("--num-prompts", type=positive, default=64, metavar="N")
+    parser.add_argument(
+        "--max-concurrency", type=positive, metavar="N", help="requests at once; default: all"
+    )
+    parser.add_argument(
+        "--request-rate", type=rate, default=float("inf"), metavar="N",
+        help="requests per second, Poisson; default: as fast as answers come",
+    )  # fmt: skip
+    parser.add_argument("--num-warmups", type=not_negative, default=0, metavar="N")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--vocab-size", type=positive, metavar="N", help="default: as listed")
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="S")
+    parser.add_argument("--api-key", default=os.environ.get("OCTAVO_API_KEY", "").partition(",")[0])
+    parser.add_argument(
+        "--allow-remote", action="store_true", help="send load to another machine than this"
+    )
+    args = parser.parse_args(argv)
+    return asyncio.run(_main(args))
+
+
+def rate(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"must be above 0; got {text}")
+    return value
+
+
+async def _main(args: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from octavo import load
+
+    plan = await _plan(args)
+    if args.num_warmups:
+        size = plan.max_concurrency
+        warm = random_prompts(args.seed - 1, args.num_warmups, args.input_len, 300)
+        await load.run(replace(plan, prompts=warm, output_len=2, max_concurrency=size))
+    results, elapsed_s = await load.run(plan)
+    figures = load.figures(plan, results, elapsed_s)
+    figures |= {"input_len": args.input_len, "output_len": args.output_len}
+    if args.json != "-":
+        show("Serving", figures)
+    write_json(args.json, figures)
+    return 0 if figures["failed"] == 0 else 1
+
+
+async def _plan(args: argparse.Namespace) -> Plan:
+    from octavo.http_client import Address, ServerError, get_json
+    from octavo.load import Plan
+
+    address = Address.parse(args.base_url or f"http://{args.host}:{args.port}")
+    if not address.is_loopback and not args.allow_remote:
+        raise ConfigError(
+            f"{address.host} is not this machine; --allow-remote sends load elsewhere"
+        )
+    headers = {"authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    models = (await get_json(address, "/v1/models", headers)).get("data") or []
+    card = next((card for card in models if args.model in (None, card["id"])), None)
+    if card is None:
+        known = ", ".join(card["id"] for card in models) or "none"
+        raise ServerError(f"the server does not serve {args.model}; it lists {known}")
+    vocab_size = args.vocab_size or card.get("vocab_size") or DEFAULT_VOCAB_SIZE
+    return Plan(
+        address=address,
+        model=card["id"],
+        prompts=random_prompts(args.seed, args.num_prompts, args.input_len, vocab_size),
+        output_len=args.output_len,
+        max_concurrency=args.max_concurrency or args.num_prompts,
+        request_rate=args.request_rate,
+        seed=args.seed,
+        timeout_s=args.timeout,
+        headers=headers,
+    )

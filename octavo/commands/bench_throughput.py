@@ -1,0 +1,56 @@
+"""`octavo bench throughput`: all prompts at once through the engine in this process."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+from octavo.bench_report import random_prompts, show, write_json
+from octavo.commands.bench import add_size_options, positive
+from octavo.options import add_engine_options, engine_config
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(prog: str, argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog=prog, description="Measure how many tokens a second come out.", allow_abbrev=False
+    )
+    add_size_options(parser, input_len=256, output_len=128)
+    parser.add_argument("--num-prompts", type=positive, default=64, metavar="N")
+    add_engine_options(parser)
+    args = parser.parse_args(argv)
+    config = engine_config(args)
+    from octavo_engine.core.llm import LLM
+    from octavo_engine.state.sampling_params import SamplingParams
+
+    with LLM.from_config(config) as llm:
+        vocab_size = llm.get_tokenizer().vocab_size
+        prompts = random_prompts(config.seed, args.num_prompts, args.input_len, vocab_size)
+        params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=args.output_len)
+        warm = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=2)
+        llm.generate([[1, 2, 3, 4]], warm, use_tqdm=False)
+        began_at = time.perf_counter()
+        results = llm.generate(prompts, params)
+        elapsed_s = time.perf_counter() - began_at
+    prompt_tokens = sum(map(len, prompts))
+    output_tokens = sum(output.num_tokens for result in results for output in result.outputs)
+    figures = {
+        "model": config.names[0],
+        "device": config.device,
+        "num_prompts": args.num_prompts,
+        "input_len": args.input_len,
+        "output_len": args.output_len,
+        "elapsed_time_s": elapsed_s,
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "requests_per_second": args.num_prompts / elapsed_s,
+        "output_tokens_per_second": output_tokens / elapsed_s,
+        "tokens_per_second": (prompt_tokens + output_tokens) / elapsed_s,
+    }
+    if args.json != "-":
+        show("Throughput", figures)
+    write_json(args.json, figures)
+    return 0

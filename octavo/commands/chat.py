@@ -1,0 +1,21 @@
+"""`octavo chat`: talk with a model in the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo.terminal import Conversation, parser, run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DESCRIPTION = """Talk with a model in the terminal.
+
+/reset begins anew, /exit ends; Ctrl-C stops an answer."""
+
+
+def main(prog: str, argv: Sequence[str]) -> int:
+    options = parser(prog, DESCRIPTION)
+    options.add_argument("--system", metavar="TEXT", help="system message of the conversation")
+    args = options.parse_args(argv)
+    return run(args, Conversation(args.system))

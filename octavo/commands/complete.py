@@ -1,0 +1,18 @@
+"""`octavo complete`: let a model continue a text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo.terminal import Completion, parser, run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DESCRIPTION = """Let a model continue a text, without a chat template.
+
+/exit ends; Ctrl-C stops an answer."""
+
+
+def main(prog: str, argv: Sequence[str]) -> int:
+    return run(parser(prog, DESCRIPTION).parse_args(argv), Completion())

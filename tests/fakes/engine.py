@@ -1,0 +1,200 @@
+"""An engine that behaves, without a model: tokens follow from prompt, seed and place.
+
+It keeps AsyncEngine's promises to the API server: news in order, one output at the end when not
+streamed, RequestErrors before or after news, closing the iterator aborts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from octavo_engine.config import EngineConfig
+from octavo_engine.core.info import Health, ModelInfo
+from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs, RequestOutput, TokenChoice
+from octavo_engine.core.validate import settle_params
+from octavo_engine.state.outputs import EngineStats
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from octavo_engine.errors import RequestError
+    from octavo_engine.state.sampling_params import SamplingParams
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz "
+VOCAB_SIZE = 300
+EOS = 257
+
+
+class FakeTemplate:
+    def render(
+        self, messages: Sequence[Any], *, add_generation_prompt: bool = True, **_: Any
+    ) -> str:
+        lines = "".join(f"<{m['role']}>{m.get('content', '')}\n" for m in messages)
+        return lines + ("<assistant>" if add_generation_prompt else "")
+
+
+class FakeTokenizer:
+    """Bytes are tokens; those above 255 are special and have no text."""
+
+    chat_template = FakeTemplate()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return bytes(token for token in ids if token < 256).decode(errors="replace")
+
+    def token_text(self, token: int) -> str:
+        return self.decode([token])
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
+
+
+@dataclass
+class FakeEngine:
+    """Knobs are fields; what happened is in `aborted`, `finished`, `requests`."""
+
+    config: EngineConfig = field(
+        default_factory=lambda: EngineConfig(
+            model="fake", device="sim", served_model_names=("fake", "alias")
+        )
+    )
+    state: str = "ready"
+    progress: float = 1.0
+    max_model_len: int = 256
+    news_before_error: int = 0
+    error: Exception | None = None  # raised after so many news
+    hold_after: int | None = None  # tokens after which nothing comes until `release`
+    cached_tokens: int = 0
+    aborted: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    requests: list[tuple[list[int], SamplingParams, dict[str, Any]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tokenizer: Any = FakeTokenizer()
+        self.stats = EngineStats(kv_blocks_total=100)
+        self.default_params: dict[str, float] = {}
+        self.release = asyncio.Event()
+        self.holding = asyncio.Event()
+        self.aborts = asyncio.Event()
+        self.loaded = asyncio.Event()
+        if self.state != "loading":
+            self.loaded.set()
+
+    @property
+    def info(self) -> ModelInfo:
+        return ModelInfo(
+            names=self.config.names, max_model_len=self.max_model_len, vocab_size=VOCAB_SIZE,
+            eos_token_ids=(EOS,), num_blocks=100, kv_bytes=0, backend="fake",
+            default_params=self.default_params, load_seconds=0.5, cache_key=b"",
+        )  # fmt: skip
+
+    async def ready(self) -> ModelInfo:
+        await self.loaded.wait()
+        return self.info
+
+    def health(self) -> Health:
+        return Health(self.state, "" if self.state == "ready" else self.state, self.progress)  # type: ignore[arg-type]  # a test's own word
+
+    async def drain(self, timeout_s: float) -> bool:
+        self.state = "draining"
+        return True
+
+    async def stop(self) -> None:
+        self.state = "dead"
+
+    async def generate(
+        self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str,
+        priority: int = 0, deadline_s: float | None = None, cache_salt: str = "",
+        output_token_ids: Sequence[int] = (), stream: bool = True,
+    ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
+        assert not isinstance(prompt, str)
+        ids = list(prompt)
+        params = settle_params(ids, params, self.info, self.tokenizer)
+        self.requests.append((ids, params, {"request_id": request_id, "priority": priority}))
+        self.stats.prompt_tokens += len(ids)
+        whole: RequestOutput | None = None
+        count = 0
+        try:
+            answers = [self.answer(ids, params, index) for index in range(params.n)]
+            for position in range(max(map(len, answers))):
+                if self.error is not None and count >= self.news_before_error:
+                    raise self.error
+                if position == self.hold_after:
+                    self.holding.set()
+                    await self.release.wait()
+                await asyncio.sleep(0)
+                news = RequestOutput(request_id, None, ids)
+                if position == 0:
+                    news.num_cached_tokens = self.cached_tokens
+                    if params.prompt_logprobs is not None:
+                        scored = [self.logprob(t, params.prompt_logprobs) for t in ids[1:]]
+                        news.prompt_logprobs = [None, *scored]
+                for index, answer in enumerate(answers):
+                    if position < len(answer):
+                        news.outputs.append(self.output(params, index, answer, position))
+                        self.stats.generation_tokens += 1
+                news.finished = position + 1 == max(map(len, answers))
+                count += 1
+                if stream:
+                    yield news
+                elif whole is None:
+                    whole = news
+                else:
+                    whole.absorb(news)
+            if whole is not None:
+                yield whole
+            self.finished.append(request_id)
+        finally:
+            if request_id not in self.finished:
+                self.aborted.append(request_id)
+                self.aborts.set()
+
+    def output(
+        self, params: SamplingParams, index: int, answer: list[tuple[int, str, Any]], position: int
+    ) -> CompletionOutput:
+        token, text, stop = answer[position]
+        new = CompletionOutput(index, text, [token], num_tokens=position + 1)
+        if params.logprobs is not None:
+            new.logprobs = [self.logprob(token, params.logprobs)]
+        if position + 1 == len(answer):
+            new.finish_reason = "length" if stop is None else "stop"
+            new.stop_reason = stop if isinstance(stop, str) else None
+        return new
+
+    def answer(
+        self, ids: list[int], params: SamplingParams, index: int
+    ) -> list[tuple[int, str, str | bool | None]]:
+        """(token, its text, what stopped there)."""
+        seed = 0 if params.is_greedy else (params.seed or 0) + index
+        result: list[tuple[int, str, str | bool | None]] = []
+        text = ""
+        for place in range(params.max_tokens or 0):
+            digest = hashlib.blake2b(repr((ids, seed, place)).encode()).digest()
+            letter = LETTERS[digest[0] % len(LETTERS)]
+            if digest[1] == 0 and not params.ignore_eos:
+                result.append((EOS, "", True))
+                break
+            text += letter
+            met = next((stop for stop in params.stop if text.endswith(stop)), None)
+            result.append((ord(letter), letter, met))
+            if met is not None:
+                break
+        return result
+
+    def logprob(self, token: int, top: int) -> DecodedLogprobs:
+        text, raw = self.tokenizer.token_text(token), self.tokenizer.token_bytes(token)
+        others = [
+            TokenChoice(65 + i, chr(65 + i), bytes([65 + i]), -1.0 - i, i + 1) for i in range(top)
+        ]
+        return DecodedLogprobs(token, text, raw, -math.inf if token == EOS else -0.5, 1, others)
+
+
+def fail(error: RequestError, after: int = 0) -> FakeEngine:
+    """An engine whose every request fails after so many news."""
+    return FakeEngine(error=error, news_before_error=after)

@@ -1,0 +1,73 @@
+"""A real `octavo serve` process on a free loopback port."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Iterator
+
+
+@dataclass
+class ServeProcess:
+    """Its URL is known once it says so."""
+
+    process: subprocess.Popen[str]
+    url: str = ""
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    def client(self, **kwargs: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=30, **kwargs)
+
+    def read_until(self, message: str) -> dict[str, Any]:
+        """The next log line with this message."""
+        assert self.process.stderr is not None
+        for text in self.process.stderr:
+            line: dict[str, Any] = json.loads(text)
+            self.lines.append(line)
+            if line["message"] == message:
+                return line
+        raise AssertionError(f"ended without {message!r}: {self.lines}")
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """The exit code, once all that it still logs is read."""
+        assert self.process.stderr is not None
+        self.lines += [json.loads(text) for text in self.process.stderr]
+        return self.process.wait(20)
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
+    return kept | more
+
+
+@contextmanager
+def serving(*flags: str, env: dict[str, str] | None = None) -> Iterator[ServeProcess]:
+    """`octavo serve --device sim` that is ready; killed at the end if it still runs."""
+    command = [sys.executable, "-m", "octavo.cli", "serve", "--device", "sim", "--port", "0"]
+    command += ["--log-format", "json", *flags]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=environment(**(env or {}))
+    )
+    server = ServeProcess(process)
+    try:
+        server.url = server.read_until("Ready")["url"]
+        yield server
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+        assert process.stderr is not None
+        process.stderr.close()

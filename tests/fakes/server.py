@@ -1,0 +1,109 @@
+"""The API server over a fake engine, on a loopback port, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from octavo_engine.server.app import build_app
+from octavo_engine.server.port import open_port
+from octavo_engine.server.run import make_server
+from octavo_engine.server.settings import ServerSettings
+from tests.fakes.engine import FakeEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from octavo_engine.server.service import Service
+
+
+@dataclass
+class RunningServer:
+    """A server that answers, and its insides."""
+
+    url: str
+    port: int
+    engine: FakeEngine
+    service: Service
+    loop: asyncio.AbstractEventLoop
+
+    def client(self, **kwargs: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=20, **kwargs)
+
+    def wait_for(self, event: asyncio.Event) -> None:
+        """Blocks the test until something has happened on the server's loop."""
+        asyncio.run_coroutine_threadsafe(event.wait(), self.loop).result(10)
+
+    def wait_until_idle(self) -> None:
+        """An answer may be read before the server has put its request away."""
+        asyncio.run_coroutine_threadsafe(self.service.idle(), self.loop).result(10)
+        assert self.service.in_flight == 0
+
+    def call(self, function: Callable[[], Any]) -> None:
+        done = threading.Event()
+
+        def work() -> None:
+            function()
+            done.set()
+
+        self.loop.call_soon_threadsafe(work)
+        assert done.wait(10)
+
+    def raw(self, data: bytes, *, until_closed: bool = True) -> bytes:
+        """What comes back for these very bytes."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+            connection.sendall(data)
+            answer = b""
+            while chunk := connection.recv(65536):
+                answer += chunk
+                if not until_closed and b"\r\n\r\n" in answer:
+                    break
+            return answer
+
+
+def post(path: str, body: bytes, *headers: str, content_type: str = "application/json") -> bytes:
+    """A request as bytes, whose connection ends with its answer."""
+    lines = [
+        f"POST {path} HTTP/1.1", "host: localhost", "connection: close",
+        f"content-length: {len(body)}", *headers,
+    ]  # fmt: skip
+    if content_type:
+        lines.append(f"content-type: {content_type}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+@contextmanager
+def running(
+    engine: FakeEngine | None = None, settings: ServerSettings | None = None
+) -> Iterator[RunningServer]:
+    engine = engine or FakeEngine()
+    settings = settings or ServerSettings()
+    listener = open_port("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    started = threading.Event()
+    parts: dict[str, Any] = {}
+
+    async def work() -> None:
+        app = build_app(engine, settings)
+        server = make_server(app, settings)
+        parts.update(server=server, service=app.state.service, loop=asyncio.get_running_loop())
+        started.set()
+        await server.serve(sockets=[listener])
+
+    thread = threading.Thread(target=lambda: asyncio.run(work()), daemon=True)
+    thread.start()
+    assert started.wait(10)
+    try:
+        yield RunningServer(
+            f"http://127.0.0.1:{port}", port, engine, parts["service"], parts["loop"]
+        )
+    finally:
+        parts["loop"].call_soon_threadsafe(parts["server"].leave)
+        thread.join(10)
+        assert not thread.is_alive()

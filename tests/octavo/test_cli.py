@@ -1,0 +1,232 @@
+"""The command line: help is instant, mistakes are one sentence, every flag has one home."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from octavo import cli, flags
+from octavo.commands import doctor
+from octavo_engine.config import EngineConfig
+from octavo_engine.server.settings import ServerSettings
+
+
+def run(capsys, *argv: str) -> tuple[int, str, str]:
+    try:
+        code = cli.main(argv)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+COMMANDS = [["serve"], ["chat"], ["complete"], ["doctor"], ["bench"], ["bench", "throughput"],
+            ["bench", "latency"], ["bench", "serve"]]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help(capsys, command):
+    code, out, _ = run(capsys, *command, "--help")
+
+    assert code == 0
+    assert out.startswith(f"usage: octavo {' '.join(command)} ")
+
+
+def test_the_overview_names_every_command(capsys):
+    for argv in ([], ["--help"]):
+        code, out, _ = run(capsys, *argv)
+        assert code == 0
+        assert all(f"\n  {name} " in out for name in cli.COMMANDS)
+
+
+def test_the_version_is_printed(capsys):
+    assert run(capsys, "--version")[1].startswith("octavo 0.")
+
+
+def test_an_unknown_command_is_guessed_at(capsys):
+    assert run(capsys, "srve") == (2, "", "octavo: there is no command srve; did you mean serve?\n")
+    assert run(capsys, "frobnicate")[0] == 2
+
+
+def test_help_imports_neither_engine_nor_server():
+    code = (
+        "import sys; from octavo import cli; cli.main([]);"
+        "print([m for m in sys.modules if m.startswith(('octavo_engine', 'numpy', 'asyncio'))])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.splitlines()[-1] == "[]"
+
+
+# ── the table of flags ──
+
+
+def paths(kind, prefix: str = "") -> set[str]:
+    result: set[str] = set()
+    for field in dataclasses.fields(kind):
+        inner = flags._hints(kind)[field.name]
+        path = prefix + field.name
+        result |= paths(inner, path + ".") if dataclasses.is_dataclass(inner) else {path}
+    return result
+
+
+def test_every_setting_has_a_flag_and_every_flag_a_setting():
+    assert {flag.path for flag in flags.ENGINE_FLAGS} == paths(EngineConfig) - flags.DERIVED
+    assert {flag.path for flag in flags.SERVER_FLAGS} == paths(ServerSettings)
+
+
+def test_no_two_flags_share_a_name():
+    names = [flag.flag for flag in (*flags.ENGINE_FLAGS, *flags.SERVER_FLAGS)]
+    assert len(names) == len(set(names))
+
+
+def config(capsys, *argv: str) -> dict[str, str]:
+    """What --print-config says, by flag: value and source."""
+    code, out, err = run(capsys, "serve", *argv, "--print-config")
+    assert code == 0, err
+    lines = [line for line in out.splitlines() if " = " in line]
+    return dict(line.removeprefix("# ").split(" = ", 1) for line in lines)
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch):
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("OCTAVO_"):
+            monkeypatch.delenv(name)
+
+
+def test_flags_beat_environment_beats_file_beats_default(capsys, monkeypatch, tmp_path):
+    file = tmp_path / "octavo.toml"
+    file.write_text(
+        'max-num-seqs = 1\nmax_queue = 2\nport = 3\nhost = "file"\nserved-model-name = ["a", "b"]\n'
+        'kv-cache-memory-bytes = "2GiB"\nenable-prefix-caching = false\n'
+    )
+    monkeypatch.setenv("OCTAVO_MAX_QUEUE", "20")
+    monkeypatch.setenv("OCTAVO_PORT", "30")
+    monkeypatch.setenv("OCTAVO_VLLM_METRICS", "1")
+
+    shown = config(capsys, "m", "--config", str(file), "--port", "300")
+
+    assert shown["port"] == "300  # flag"
+    assert shown["max-queue"] == "20  # OCTAVO_MAX_QUEUE"
+    assert shown["max-num-seqs"] == "1  # config file"
+    assert shown["max-num-batched-tokens"] == "2048  # default"
+    assert shown["served-model-name"] == '["a", "b"]  # config file'
+    assert shown["kv-cache-memory-bytes"] == f"{2 * 2**30}  # config file"
+    assert shown["enable-prefix-caching"] == "false  # config file"
+    assert shown["vllm-metrics"] == "true  # OCTAVO_VLLM_METRICS"
+    assert shown["model"] == '"m"  # flag'
+
+
+def test_the_file_may_be_named_by_the_environment(capsys, monkeypatch, tmp_path):
+    file = tmp_path / "octavo.toml"
+    file.write_text("seed = 7\n")
+    monkeypatch.setenv("OCTAVO_CONFIG", str(file))
+
+    assert config(capsys)["seed"] == "7  # config file"
+
+
+def test_print_config_gives_back_what_it_was_given(capsys, tmp_path):
+    first = config(
+        capsys, "m", "--max-num-seqs", "9", "--no-enable-prefix-caching", "--max-body-bytes", "1MiB"
+    )
+    file = tmp_path / "again.toml"
+    run_out = run(capsys, "serve", "m", "--max-num-seqs", "9", "--no-enable-prefix-caching",
+                  "--max-body-bytes", "1MiB", "--print-config")[1]  # fmt: skip
+    file.write_text(run_out)
+
+    again = config(capsys, "--config", str(file))
+
+    def values(shown):
+        return {name: text.partition("  #")[0] for name, text in shown.items()}
+
+    assert values(again) == values(first)
+
+
+def test_keys_are_never_shown(capsys, monkeypatch):
+    monkeypatch.setenv("OCTAVO_API_KEY", "secret1,secret2")
+    out = run(capsys, "serve", "--print-config")[1]
+
+    assert "secret" not in out
+    assert "api-key = (2 set, not shown)  # OCTAVO_API_KEY" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "file", "message"),
+    [
+        (["--max-num-seqs", "x"], {}, "", "--max-num-seqs: must be a whole number; got 'x'"),
+        (["--max-num-seqs", "1.5"], {}, "", "must be a whole number; got '1.5'"),
+        (["--device", "tpu"], {}, "", "invalid choice: 'tpu'"),
+        (["--no-such-flag"], {}, "", "unrecognized arguments: --no-such-flag"),
+        (["--max-num-seq", "1"], {}, "", "unrecognized arguments: --max-num-seq"),
+        (["--kv-cache-memory-bytes", "2furlongs"], {}, "", "such as 512MiB"),
+        (["a", "--model", "b"], {}, "", "octavo: two models are given: a and --model b"),
+        (["--max-num-seqs", "0"], {}, "", "octavo: --max-num-seqs must be at least 1; got 0"),
+        (["--port", "70000"], {}, "", "octavo: --port must be between 0 and 65535; got 70000"),
+        ([], {"OCTAVO_PORT": "x"}, "", "octavo: OCTAVO_PORT must be a whole number; got 'x'"),
+        ([], {"OCTAVO_DEVICE": "tpu"}, "", "octavo: OCTAVO_DEVICE must be one of auto, cpu, torch"),
+        ([], {"OCTAVO_VLLM_METRICS": "maybe"}, "", "octavo: OCTAVO_VLLM_METRICS must be 1 or 0"),
+        ([], {}, "prot = 1", "octavo: the config file has an unknown key prot; did you mean port?"),
+        ([], {}, "port = [1]", "octavo: config file: port must be a single value"),
+        ([], {}, 'vllm-metrics = "yes"', "octavo: config file: vllm-metrics must be true or false"),
+        ([], {}, "port = ", "is not valid TOML"),
+        (["--config", "/no/such/file"], {}, "", "octavo: --config /no/such/file: No such file"),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_one_sentence_and_exit_code_2(
+    capsys, monkeypatch, tmp_path, argv, env, file, message
+):
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    if file:
+        (tmp_path / "f.toml").write_text(file)
+        argv = [*argv, "--config", str(tmp_path / "f.toml")]
+
+    code, out, err = run(capsys, "serve", *argv, "--print-config")
+
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+# ── doctor ──
+
+
+def test_the_doctor_speaks_to_people_and_machines(capsys, monkeypatch):
+    # Torch takes seconds to import; whether it is there is told without.
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, out, _ = run(capsys, "doctor", "--json")
+    machine = json.loads(out)
+    monkeypatch.setattr(
+        doctor, "examine", lambda: [doctor.Finding(**finding) for finding in machine]
+    )
+    out = run(capsys, "doctor")[1]
+
+    names = [finding["name"] for finding in machine]
+    assert {"octavo", "python", "extension", "memory", "demo model", "torch"} <= set(names)
+    assert all(any(line[2:].startswith(name) for line in out.splitlines()) for name in names)
+    assert code == int(any(finding["state"] == "missing" for finding in machine))
+
+
+def test_what_is_missing_comes_with_advice(monkeypatch):
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+
+    missing = [*doctor._packages(), doctor._accelerator()]
+    assert [finding.state for finding in missing] == ["optional", "optional"]
+    assert all(finding.advice for finding in missing)
+
+
+def test_a_missing_extension_is_said_not_raised(monkeypatch):
+    import octavo_engine
+
+    monkeypatch.setitem(sys.modules, "octavo_engine._native", None)
+    monkeypatch.delattr(octavo_engine, "_native", raising=False)
+
+    (finding,) = doctor._extension()
+    assert finding.state == "missing"
+    assert "pip install" in finding.advice
