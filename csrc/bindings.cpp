@@ -1,0 +1,108 @@
+// The module octavo_engine._native: the machine, Team, Packed; the rest in bindings_*.cpp.
+#include "bindings.h"
+
+#include "common/check.h"
+#include "common/machine.h"
+#include "common/team.h"
+#include "cpu/isa.h"
+#include "cpu/quants.h"
+#include "packed.h"
+
+namespace octavo {
+
+namespace {
+
+StoredType checked_type(const std::string& name) {
+    const std::optional<StoredType> type = stored_type(name);
+    check(type.has_value(), "stored dtype '", name, "' is not known");
+    return *type;
+}
+
+std::span<const std::byte> bytes_of(const Bytes& data) {
+    return {reinterpret_cast<const std::byte*>(data.data()), data.size()};
+}
+
+nb::object dequantized(const Bytes& data, const std::string& source_dtype, int64_t num_values) {
+    const StoredType type = checked_type(source_dtype);
+    check(num_values >= 0 && num_values % block_values(type) == 0, "dequantize: ", num_values,
+          " values are not whole blocks of ", block_values(type));
+    const int64_t expected = num_values / block_values(type) * block_bytes(type);
+    check(static_cast<int64_t>(data.size()) == expected, "dequantize: data has ", data.size(),
+          " bytes, but ", num_values, " values take ", expected);
+    NewArray<float, 1> result({static_cast<size_t>(num_values)});
+    {
+        const nb::gil_scoped_release release;
+        dequantize(type, bytes_of(data).data(), num_values, result.data);
+    }
+    return nb::cast(result.array);
+}
+
+void bind_machine(nb::module_& module) {
+    module.def("cpu_features", [] {
+        nb::dict features;
+        for (const Feature& feature : cpu_features()) {
+            features[feature.name.c_str()] = feature.present;
+        }
+        return features;
+    });
+    module.def("available_isas", [] {
+        nb::list names;
+        for (const cpu::Kernels* kernels : cpu::available_kernels()) {
+            names.append(kernels->isa);
+        }
+        return names;
+    });
+    module.def("available_cores", &available_cores);
+    nb::class_<Team>(module, "Team", nb::is_weak_referenceable())
+        .def(nb::init<int, const std::string&>(), nb::arg("num_threads"), nb::arg("isa") = "")
+        .def_prop_ro("num_threads", &Team::num_threads)
+        .def_prop_ro("isa", [](const Team& team) { return team.kernels().isa; });
+}
+
+void bind_packed(nb::module_& module) {
+    nb::class_<Packed>(module, "Packed")
+        .def(
+            "__init__",
+            [](Packed* self, int64_t rows, int64_t cols, const std::string& dtype) {
+                new (self) Packed(rows, cols, parse_dtype(dtype));
+            },
+            nb::arg("rows"), nb::arg("cols"), nb::arg("dtype"))
+        .def_prop_ro("rows", &Packed::rows)
+        .def_prop_ro("cols", &Packed::cols)
+        .def_prop_ro("dtype", [](const Packed& self) { return name_of(self.dtype()); })
+        .def_prop_ro("nbytes", &Packed::num_bytes)
+        .def(
+            "pack",
+            [](Packed& self, Team& team, int64_t first_row, const Bytes& data,
+               const std::string& source_dtype, int64_t num_rows,
+               const std::optional<Ints>& row_map) {
+                const StoredType type = checked_type(source_dtype);
+                const nb::gil_scoped_release release;
+                self.pack(team, first_row, bytes_of(data), type, num_rows, span_of(row_map));
+            },
+            nb::arg("team"), nb::arg("first_row"), nb::arg("data").noconvert(),
+            nb::arg("source_dtype"), nb::arg("num_rows"),
+            nb::arg("row_map").noconvert().none() = nb::none())
+        .def("unpack", [](const Packed& self) {
+            NewArray<float, 2> result(
+                {static_cast<size_t>(self.rows()), static_cast<size_t>(self.cols())});
+            {
+                const nb::gil_scoped_release release;
+                self.unpack(result.data);
+            }
+            return nb::cast(result.array);
+        });
+    module.def("dequantize", &dequantized, nb::arg("data").noconvert(), nb::arg("source_dtype"),
+               nb::arg("num_values"));
+}
+
+}  // namespace
+
+}  // namespace octavo
+
+NB_MODULE(_native, module) {
+    octavo::bind_machine(module);
+    octavo::bind_packed(module);
+    octavo::bind_program(module);
+    octavo::bind_sampling(module);
+}

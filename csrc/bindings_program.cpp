@@ -1,0 +1,205 @@
+// KVCache and Program in Python.
+#include <algorithm>
+#include <array>
+
+#include "bindings.h"
+#include "common/check.h"
+#include "program.h"
+
+namespace octavo {
+
+namespace {
+
+using nb::arg;
+
+Rows parse_rows(const std::string& name) {
+    check(name == "T" || name == "S", "rows '", name, "' is not known; there are: T, S");
+    return name == "T" ? Rows::Tokens : Rows::Selected;
+}
+
+cpu::Activation parse_activation(const std::string& name) {
+    using enum cpu::Activation;
+    constexpr std::array<std::pair<const char*, cpu::Activation>, 5> known{
+        {{"", None}, {"silu", Silu}, {"gelu", Gelu}, {"gelu_tanh", GeluTanh}, {"relu", Relu}}};
+    for (const auto& [known_name, activation] : known) {
+        if (name == known_name) {
+            return activation;
+        }
+    }
+    fail("activation '", name, "' is not known; there are: silu, gelu, gelu_tanh, relu");
+}
+
+cpu::LinearMode parse_mode(const std::string& name) {
+    if (name == "store") {
+        return cpu::LinearMode::Store;
+    }
+    if (name == "add") {
+        return cpu::LinearMode::Add;
+    }
+    check(name == "glu", "linear: mode '", name, "' is not known; there are: store, add, glu");
+    return cpu::LinearMode::Glu;
+}
+
+void copy_blocks(KVCache& kv, const IntTable& copies) {
+    check(copies.shape(1) == 3, "copy: copies has ", copies.shape(1), " columns; it must have 3");
+    const nb::gil_scoped_release release;
+    for (size_t i = 0; i < copies.shape(0); ++i) {
+        const int32_t* row = copies.data() + 3 * i;
+        kv.copy(row[0], row[1], row[2]);
+    }
+}
+
+void poison_blocks(KVCache& kv, const std::vector<int64_t>& block_ids) {
+    for (const int64_t block : block_ids) {
+        kv.poison(block);
+    }
+}
+
+nb::object read_block(const KVCache& kv, int64_t layer, int64_t block) {
+    const cpu::KVLayer shape = kv.layer(0);
+    const std::array<size_t, 3> sides{static_cast<size_t>(shape.num_kv_heads), 16,
+                                      static_cast<size_t>(shape.head_dim)};
+    NewArray<float, 3> keys(sides);
+    NewArray<float, 3> values(sides);
+    kv.read(layer, block, keys.data, values.data);
+    return nb::make_tuple(nb::cast(keys.array), nb::cast(values.array));
+}
+
+void bind_kv_cache(nb::module_& module) {
+    nb::class_<KVCache>(module, "KVCache")
+        .def(
+            "__init__",
+            [](KVCache* self, int64_t num_layers, int64_t num_blocks, int64_t num_kv_heads,
+               int64_t head_dim, const std::string& dtype) {
+                new (self)
+                    KVCache(num_layers, num_blocks, num_kv_heads, head_dim, parse_dtype(dtype));
+            },
+            arg("num_layers"), arg("num_blocks"), arg("num_kv_heads"), arg("head_dim"),
+            arg("dtype"))
+        .def_prop_ro("bytes_per_block", &KVCache::bytes_per_block)
+        .def("copy", &copy_blocks, arg("copies").noconvert())
+        .def("poison", &poison_blocks, arg("block_ids"))
+        .def("read", &read_block, arg("layer"), arg("block"));
+}
+
+void add_attention(
+    Program& program, int dst, int qkv, int64_t layer, int64_t num_heads, int64_t num_kv_heads,
+    int64_t head_dim, float scale, int64_t rotary_dim,
+    const std::optional<nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>>&
+        cos_sin,
+    int64_t window, float soft_cap, const std::optional<Floats>& q_norm,
+    const std::optional<Floats>& k_norm, float norm_eps) {
+    check(!cos_sin || static_cast<int64_t>(cos_sin->shape(1)) == rotary_dim,
+          "attention: cos_sin has ", cos_sin ? cos_sin->shape(1) : 0, " columns; rotary_dim is ",
+          rotary_dim);
+    program.attention(dst, qkv,
+                      {.layer = layer,
+                       .shape = {num_heads, num_kv_heads, head_dim, window},
+                       .scale = scale,
+                       .rotary_dim = rotary_dim,
+                       .cos_sin = span_of(cos_sin),
+                       .soft_cap = soft_cap,
+                       .q_norm = span_of(q_norm),
+                       .k_norm = span_of(k_norm),
+                       .norm_eps = norm_eps});
+}
+
+void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const Ints& positions,
+              const Ints& slots, const Ints& seq_starts, const Ints& seq_lens, const Ints& rows,
+              const IntTable& block_tables, const Ints& logit_rows) {
+    const Step step{
+        .token_ids = span_of(token_ids),
+        .positions = span_of(positions),
+        .slots = span_of(slots),
+        .seq_starts = span_of(seq_starts),
+        .seq_lens = span_of(seq_lens),
+        .rows = span_of(rows),
+        .block_tables = block_tables.data(),
+        .table_rows = static_cast<int64_t>(block_tables.shape(0)),
+        .table_cols = static_cast<int64_t>(block_tables.shape(1)),
+        .logit_rows = span_of(logit_rows),
+    };
+    const nb::gil_scoped_release release;
+    program.run(kv, step);
+}
+
+// A view where the buffer holds floats, else a widened copy.
+nb::object read_buffer(nb::handle self, int index, int64_t num_rows) {
+    const auto& program = nb::cast<const Program&>(self);
+    const cpu::Matrix& matrix = program.readable(index, num_rows).matrix;
+    const std::array<size_t, 2> shape{static_cast<size_t>(num_rows),
+                                      static_cast<size_t>(matrix.cols)};
+    if (matrix.dtype == Dtype::F32) {
+        return nb::cast(nb::ndarray<nb::numpy, float>(reinterpret_cast<float*>(matrix.data), 2,
+                                                      shape.data(), self));
+    }
+    NewArray<float, 2> copy(shape);
+    const auto* from = reinterpret_cast<const uint16_t*>(matrix.data);
+    std::transform(from, from + num_rows * matrix.cols, copy.data, bf16_to_float);
+    return nb::cast(copy.array);
+}
+
+}  // namespace
+
+void bind_program(nb::module_& module) {
+    bind_kv_cache(module);
+    nb::class_<Program>(module, "Program", nb::is_weak_referenceable())
+        .def(nb::init<Team&, int64_t, int64_t, int64_t>(), arg("team"), arg("arena_bytes"),
+             arg("max_tokens"), arg("max_logit_rows"), nb::keep_alive<1, 2>())
+        .def(
+            "buffer",
+            [](Program& self, int64_t offset, int64_t cols, const std::string& dtype,
+               const std::string& rows) {
+                return self.buffer(offset, cols, parse_dtype(dtype), parse_rows(rows));
+            },
+            arg("offset"), arg("cols"), arg("dtype"), arg("rows"))
+        .def("embed", &Program::embed, arg("dst"), arg("table"), arg("scale"),
+             nb::keep_alive<1, 3>())
+        .def(
+            "rms_norm",
+            [](Program& self, int dst, int src, const Floats& weight, float eps, int add,
+               float add_scale) { self.rms_norm(dst, src, span_of(weight), eps, add, add_scale); },
+            arg("dst"), arg("src"), arg("weight").noconvert(), arg("eps"), arg("add") = -1,
+            arg("add_scale") = 1.0F)
+        .def(
+            "linear",
+            [](Program& self, int dst, int src, const Packed& weight,
+               const std::optional<Floats>& bias, const std::string& mode,
+               const std::string& activation, float scale) {
+                self.linear(dst, src, weight, span_of(bias), parse_mode(mode),
+                            parse_activation(activation), scale);
+            },
+            arg("dst"), arg("src"), arg("weight"), arg("bias").noconvert().none() = nb::none(),
+            arg("mode") = "store", arg("activation") = "", arg("scale") = 1.0F,
+            nb::keep_alive<1, 4>())
+        .def("attention", &add_attention, arg("dst"), arg("qkv"), arg("layer"), arg("num_heads"),
+             arg("num_kv_heads"), arg("head_dim"), arg("scale"), arg("rotary_dim") = 0,
+             arg("cos_sin").noconvert().none() = nb::none(), arg("window") = 0,
+             arg("soft_cap") = 0.0F, arg("q_norm").noconvert().none() = nb::none(),
+             arg("k_norm").noconvert().none() = nb::none(), arg("norm_eps") = 1e-6F,
+             nb::keep_alive<1, 10>())
+        .def(
+            "glu",
+            [](Program& self, int dst, int src, const std::string& activation) {
+                self.glu(dst, src, parse_activation(activation));
+            },
+            arg("dst"), arg("src"), arg("activation"))
+        .def(
+            "activation",
+            [](Program& self, int dst, int src, const std::string& activation) {
+                self.activation(dst, src, parse_activation(activation));
+            },
+            arg("dst"), arg("src"), arg("activation"))
+        .def("add", &Program::add, arg("dst"), arg("x"), arg("y"), arg("scale") = 1.0F)
+        .def("scale", &Program::scale, arg("dst"), arg("src"), arg("factor"))
+        .def("soft_cap", &Program::soft_cap, arg("dst"), arg("src"), arg("cap"))
+        .def("convert", &Program::convert, arg("dst"), arg("src"))
+        .def("select_rows", &Program::select_rows, arg("dst"), arg("src"))
+        .def("run", &run_step, arg("kv"), arg("token_ids").noconvert(),
+             arg("positions").noconvert(), arg("slots").noconvert(), arg("seq_starts").noconvert(),
+             arg("seq_lens").noconvert(), arg("rows").noconvert(), arg("block_tables").noconvert(),
+             arg("logit_rows").noconvert())
+        .def("read", &read_buffer, arg("buffer"), arg("num_rows"));
+}
+
+}  // namespace octavo

@@ -1,0 +1,73 @@
+// Worker threads that compute together: the caller is worker 0, the others spin briefly, then park.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "common/range.h"
+
+namespace octavo {
+
+namespace cpu {
+struct Kernels;
+}
+
+class Team {
+  public:
+    // `isa` as cpu::select_kernels takes it. Throws ValueError on a bad number or instruction set.
+    explicit Team(int num_threads, const std::string& isa = "");
+    ~Team();
+    Team(const Team&) = delete;
+    Team& operator=(const Team&) = delete;
+
+    int num_threads() const { return num_threads_; }
+    const cpu::Kernels& kernels() const { return kernels_; }
+
+    // Calls body(worker) once on every worker and returns when all are done. `body` must not throw.
+    // One run at a time; a second caller waits for the first.
+    template <class Body>
+    void run(Body&& body) {
+        using Plain = std::remove_reference_t<Body>;
+        run_job([](void* context, int worker) { (*static_cast<Plain*>(context))(worker); }, &body);
+    }
+
+    // body(begin, end) over disjoint parts of [0, count).
+    template <class Body>
+    void parallel_for(int64_t count, Body&& body) {
+        run([&](int worker) {
+            const Range range = split(count, worker, num_threads_);
+            if (range.begin < range.end) {
+                body(range.begin, range.end);
+            }
+        });
+    }
+
+    // Within run: no worker passes before all have arrived. What was written before is seen after.
+    void barrier();
+
+  private:
+    using Job = void (*)(void* context, int worker);
+
+    void run_job(Job job, void* context);
+    void work(int worker);
+    void stop();
+
+    const int num_threads_;
+    const cpu::Kernels& kernels_;
+    std::mutex run_mutex_;
+    Job job_ = nullptr;
+    void* context_ = nullptr;
+    bool stopping_ = false;
+    alignas(64) std::atomic<uint32_t> epoch_{0};       // counts runs; workers wait for the next
+    alignas(64) std::atomic<uint32_t> arrived_{0};     // at the barrier under way
+    alignas(64) std::atomic<uint32_t> generation_{0};  // counts barriers passed
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace octavo

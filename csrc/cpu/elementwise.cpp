@@ -1,0 +1,74 @@
+#include "cpu/elementwise.h"
+
+#include "cpu/math.h"
+
+namespace octavo::cpu::OCTAVO_ISA {
+namespace {
+
+// f(i, count): the 16 values from column i on, of which count are within the row.
+template <class To, class F>
+OCTAVO_INLINE void fill_row(std::byte* row, int64_t cols, F f) {
+    auto* to = reinterpret_cast<To*>(row);
+    for (int64_t i = 0; i < cols; i += kLanes) {
+        store_some(to + i, f(i, cols - i), cols - i);
+    }
+}
+
+template <class To, class From>
+void compute_row(const RowOpArgs& args, std::byte* dst, const std::byte* src, int64_t row) {
+    const auto* x = reinterpret_cast<const From*>(src);
+    const int64_t cols = args.dst.cols;
+    const Vec factor = broadcast(args.factor);
+    switch (args.op) {
+        case RowOp::Convert:
+        case RowOp::Select:
+            fill_row<To>(dst, cols, [=](int64_t i, int64_t n) { return load_some(x + i, n); });
+            return;
+        case RowOp::Add: {
+            const auto* y = reinterpret_cast<const float*>(args.other.row(row));
+            fill_row<To>(dst, cols, [=](int64_t i, int64_t n) {
+                return load_some(x + i, n) + factor * load_some(y + i, n);
+            });
+            return;
+        }
+        case RowOp::Scale:
+            fill_row<To>(dst, cols,
+                         [=](int64_t i, int64_t n) { return load_some(x + i, n) * factor; });
+            return;
+        case RowOp::SoftCap:
+            fill_row<To>(dst, cols, [=](int64_t i, int64_t n) {
+                return factor * tanh(load_some(x + i, n) / factor);
+            });
+            return;
+        case RowOp::Activation:
+            fill_row<To>(dst, cols, [=, &args](int64_t i, int64_t n) {
+                return activate(args.activation, load_some(x + i, n));
+            });
+            return;
+        case RowOp::Glu:
+            fill_row<To>(dst, cols, [=, &args](int64_t i, int64_t n) {
+                return activate(args.activation, load_some(x + i, n)) * load_some(x + cols + i, n);
+            });
+            return;
+    }
+}
+
+}  // namespace
+
+void row_op(const RowOpArgs& args, int64_t begin, int64_t end) {
+    const bool to_float = args.dst.dtype == Dtype::F32;
+    const bool from_float = args.src.dtype == Dtype::F32;
+    for (int64_t r = begin; r < end; ++r) {
+        std::byte* dst = args.dst.row(r);
+        const std::byte* src = args.src.row(args.rows == nullptr ? r : args.rows[r]);
+        if (to_float) {
+            from_float ? compute_row<float, float>(args, dst, src, r)
+                       : compute_row<float, uint16_t>(args, dst, src, r);
+        } else {
+            from_float ? compute_row<uint16_t, float>(args, dst, src, r)
+                       : compute_row<uint16_t, uint16_t>(args, dst, src, r);
+        }
+    }
+}
+
+}  // namespace octavo::cpu::OCTAVO_ISA

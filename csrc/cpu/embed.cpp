@@ -1,0 +1,28 @@
+#include "cpu/embed.h"
+
+namespace octavo::cpu::OCTAVO_ISA {
+
+// Gathered from the panels, so that a table that is also the head need not exist twice.
+void embed(const EmbedArgs& args, int64_t begin, int64_t end) {
+    const Panels& table = args.table;
+    for (int64_t r = begin; r < end; ++r) {
+        const int64_t id = args.token_ids[r];
+        const int64_t lane = id % kPanelRows;
+        const std::byte* panel = table.data + id / kPanelRows * table.panel_bytes();
+        auto* to = reinterpret_cast<float*>(args.dst.row(r));
+        if (table.dtype == Dtype::F32) {
+            const auto* values = reinterpret_cast<const float*>(panel);
+            for (int64_t c = 0; c < table.cols; ++c) {
+                to[c] = values[c * kPanelRows + lane] * args.scale;
+            }
+        } else {
+            const auto* values = reinterpret_cast<const uint16_t*>(panel);
+            for (int64_t c = 0; c < table.cols; ++c) {
+                const int64_t at = (c / 2 * kPanelRows + lane) * 2 + c % 2;
+                to[c] = bf16_to_float(values[at]) * args.scale;
+            }
+        }
+    }
+}
+
+}  // namespace octavo::cpu::OCTAVO_ISA

@@ -1,0 +1,37 @@
+// The table of one instruction set.
+#include "cpu/kernels.h"
+
+#include "cpu/attention.h"
+#include "cpu/elementwise.h"
+#include "cpu/embed.h"
+#include "cpu/heads.h"
+#include "cpu/linear.h"
+#include "cpu/masses.h"
+#include "cpu/norm.h"
+
+#define OCTAVO_STRING(name) #name
+#define OCTAVO_STRING_OF(name) OCTAVO_STRING(name)
+
+namespace octavo::cpu::OCTAVO_ISA {
+
+const Kernels& kernels();
+
+const Kernels& kernels() {
+    static constexpr Kernels table{
+        .isa = OCTAVO_STRING_OF(OCTAVO_ISA),
+        .linear_scratch_bytes = linear_scratch_bytes,
+        .linear = linear,
+        .rms_norm = rms_norm,
+        .row_op = row_op,
+        .embed = embed,
+        .prepare_heads = prepare_heads,
+        .attend_scratch_bytes = attend_scratch_bytes,
+        .attend = attend,
+        .merge = merge,
+        .scan_row = scan_row,
+        .sum_masses = sum_masses,
+    };
+    return table;
+}
+
+}  // namespace octavo::cpu::OCTAVO_ISA

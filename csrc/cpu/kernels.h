@@ -1,0 +1,185 @@
+// What every instruction set provides: parameter structs and one table of functions.
+//
+// Sizes and shapes are checked before (program.cpp); kernels trust them, never allocate, never
+// throw. `begin, end` say which share of the work to do. How the work is shared never changes a bit
+// of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/dtype.h"
+
+namespace octavo::cpu {
+
+constexpr int64_t kPanelRows = 16;  // also the tokens of a KV block
+constexpr int64_t kBlockTokens = 16;
+constexpr int64_t kMaxHeadDim = 1024;
+
+enum class Activation : uint8_t { None, Silu, Gelu, GeluTanh, Relu };
+
+// Rows of a buffer lie one behind the other: a matrix [rows, cols].
+struct Matrix {
+    std::byte* data = nullptr;
+    int64_t cols = 0;
+    Dtype dtype = Dtype::F32;
+
+    std::byte* row(int64_t index) const { return data + index * cols * size_of(dtype); }
+};
+
+// Weights in panels of 16 rows; see packed.h.
+struct Panels {
+    const std::byte* data = nullptr;
+    int64_t rows = 0;
+    int64_t cols = 0;
+    Dtype dtype = Dtype::F32;
+
+    int64_t count() const { return (rows + kPanelRows - 1) / kPanelRows; }
+    int64_t pairs() const { return (cols + 1) / 2; }
+    int64_t panel_bytes() const { return pairs() * 2 * kPanelRows * size_of(dtype); }
+};
+
+enum class LinearMode : uint8_t { Store, Add, Glu };
+
+struct LinearArgs {
+    Matrix dst = {};
+    Matrix src = {};
+    int64_t num_rows = 0;
+    Panels weight = {};
+    const float* bias = nullptr;  // padded to whole panels, or null
+    LinearMode mode = LinearMode::Store;
+    Activation activation = Activation::None;
+    float scale = 1.0F;
+
+    // Work is shared out in panels; for Glu in pairs of panels, one of each half.
+    int64_t units() const { return mode == LinearMode::Glu ? weight.count() / 2 : weight.count(); }
+};
+
+struct NormArgs {
+    Matrix dst = {};
+    Matrix src = {};
+    const float* weight = nullptr;
+    float eps = 0.0F;
+    const float* add = nullptr;  // null, or [rows, cols] to add to src first, in place
+    float add_scale = 1.0F;
+};
+
+enum class RowOp : uint8_t { Convert, Select, Add, Scale, SoftCap, Activation, Glu };
+
+struct RowOpArgs {
+    RowOp op = RowOp::Convert;
+    Matrix dst = {};
+    Matrix src = {};
+    Matrix other = {};  // Add
+    Activation activation = Activation::None;
+    float factor = 1.0F;            // Add, Scale; the cap of SoftCap
+    const int32_t* rows = nullptr;  // Select: which row of src becomes row i of dst
+};
+
+struct EmbedArgs {
+    Matrix dst = {};
+    Panels table = {};
+    const int32_t* token_ids = nullptr;
+    float scale = 1.0F;
+};
+
+// One layer of the KV cache. A block is, for each KV head, a K panel (16 tokens are its rows) and
+// head_dim / 16 V panels (16 columns of V are the rows, 16 tokens the columns).
+struct KVLayer {
+    std::byte* data = nullptr;
+    int64_t num_kv_heads = 0;
+    int64_t head_dim = 0;
+    Dtype dtype = Dtype::F32;
+
+    int64_t panels_bytes() const { return head_dim * kBlockTokens * size_of(dtype); }  // K, or V
+    int64_t head_bytes() const { return 2 * panels_bytes(); }
+    int64_t block_bytes() const { return num_kv_heads * head_bytes(); }
+    std::byte* keys(int64_t block, int64_t head) const {
+        return data + block * block_bytes() + head * head_bytes();
+    }
+    std::byte* values(int64_t block, int64_t head) const {
+        return keys(block, head) + panels_bytes();
+    }
+};
+
+struct AttentionArgs {
+    Matrix dst = {};
+    Matrix qkv = {};
+    float* q = nullptr;  // [tokens, num_heads * head_dim]: normed and rotated
+    KVLayer kv = {};
+    int64_t num_heads = 0;
+    int64_t rotary_dim = 0;
+    int64_t window = 0;              // 0: everything before
+    const float* cos_sin = nullptr;  // [positions, rotary_dim]
+    const float* q_norm = nullptr;   // [head_dim], or null
+    const float* k_norm = nullptr;
+    const int32_t* positions = nullptr;
+    const int32_t* slots = nullptr;
+    float scale = 1.0F;
+    float soft_cap = 0.0F;  // 0: none
+    float norm_eps = 0.0F;
+
+    int64_t group() const { return num_heads / kv.num_kv_heads; }
+    // Work of prepare_heads: each q head and each KV head of each token.
+    int64_t head_units() const { return num_heads + kv.num_kv_heads; }
+};
+
+// Some neighbouring tokens of one sequence, for all heads that share a KV head.
+struct QueryTile {
+    const int32_t* block_table;
+    int32_t first_token;  // of the step
+    int32_t num_tokens;
+    int32_t first_position;
+    int32_t kv_head;
+    int32_t first_partition;  // of the context, those that any row of the tile may see
+    int32_t end_partition;
+    float* partials;  // null, or where each partition's state goes, to be merged later
+};
+
+// A row's softmax is made in two levels, at absolute positions, so that its bits do not depend on
+// how a context was chunked or shared out: online over the tiles of a partition, then over the
+// partitions.
+constexpr int64_t kPartitionTokens = 512;
+constexpr int64_t kSoftmaxTokens = 128;
+
+constexpr int64_t kTileRowsWanted = 48;  // rows of a query tile, a token's heads side by side
+
+constexpr int64_t query_tile_tokens(int64_t group) {
+    return group >= kTileRowsWanted ? 1 : kTileRowsWanted / group;
+}
+constexpr int64_t query_tile_rows(int64_t group) { return group * query_tile_tokens(group); }
+
+// Floats of the softmax state of some rows: weighted values, maximum, sum.
+constexpr int64_t state_floats(int64_t num_rows, int64_t head_dim) {
+    return num_rows * (head_dim + 2);
+}
+
+struct AttendItem {
+    int32_t tile;
+    int32_t partition;  // of a tile with partials; else all of them
+};
+
+constexpr int64_t kLogitBlock = 64;  // logits that share a maximum and a sum
+
+struct RowScan {
+    float max;
+    bool usable;  // no NaN, no +inf
+};
+
+struct Kernels {
+    const char* isa;
+    int64_t (*linear_scratch_bytes)(const Panels& weight);
+    void (*linear)(const LinearArgs&, int64_t begin, int64_t end, std::byte* scratch);
+    void (*rms_norm)(const NormArgs&, int64_t begin, int64_t end);
+    void (*row_op)(const RowOpArgs&, int64_t begin, int64_t end);
+    void (*embed)(const EmbedArgs&, int64_t begin, int64_t end);
+    void (*prepare_heads)(const AttentionArgs&, int64_t begin, int64_t end);
+    int64_t (*attend_scratch_bytes)(int64_t group, int64_t head_dim);
+    void (*attend)(const AttentionArgs&, const QueryTile&, int64_t partition, std::byte* scratch);
+    void (*merge)(const AttentionArgs&, const QueryTile&, std::byte* scratch);
+    RowScan (*scan_row)(const float* x, int64_t count, float* block_maxima);
+    uint64_t (*sum_masses)(const float* x, int64_t count, float max, float scale,
+                           uint64_t* block_masses);
+};
+
+}  // namespace octavo::cpu

@@ -1,0 +1,191 @@
+#include "cpu/linear.h"
+
+#include <algorithm>
+
+#include "cpu/dot.h"
+#include "cpu/math.h"
+
+namespace octavo::cpu::OCTAVO_ISA {
+namespace {
+
+// A block of source rows is brought into the dot kernel's form once and then meets every panel; a
+// panel stays in the first cache while all the block's rows sweep it. The block should fit the
+// second one.
+constexpr int64_t kBlockBytes = 384 * 1024;
+constexpr int64_t kMaxBlockRows = 96;
+constexpr int64_t kMinBlockRows = 24;
+static_assert(kMaxBlockRows % kTileRows == 0 && kMinBlockRows % kTileRows == 0);
+
+int64_t block_rows(const Panels& weight) {
+    const int64_t fitting = kBlockBytes / (weight.pairs() * 2 * 4) / kTileRows * kTileRows;
+    return std::clamp(fitting, kMinBlockRows, kMaxBlockRows);
+}
+
+// Rows as floats, padded to whole pairs of columns.
+struct FloatRows {
+    static constexpr int64_t kBytesPerPair = 8;
+
+    static const void* prepare(const Matrix& src, int64_t row, std::byte* scratch) {
+        if (src.dtype == Dtype::F32 && src.cols % 2 == 0) {
+            return src.row(row);
+        }
+        auto* to = reinterpret_cast<float*>(scratch);
+        if (src.dtype == Dtype::F32) {
+            copy(reinterpret_cast<const float*>(src.row(row)), to, src.cols);
+        } else {
+            copy(reinterpret_cast<const uint16_t*>(src.row(row)), to, src.cols);
+        }
+        if (src.cols % 2 != 0) {
+            to[src.cols] = 0.0F;
+        }
+        return scratch;
+    }
+
+    template <class T>
+    static void copy(const T* from, float* to, int64_t count) {
+        for (int64_t i = 0; i < count; i += kLanes) {
+            store_some(to + i, load_some(from + i, count - i), count - i);
+        }
+    }
+};
+
+// Rows as pairs of bf16.
+struct PairRows {
+    static constexpr int64_t kBytesPerPair = 4;
+
+    static const void* prepare(const Matrix& src, int64_t row, std::byte* scratch) {
+        if (src.cols % 2 == 0) {
+            return src.row(row);
+        }
+        const auto* from = reinterpret_cast<const uint16_t*>(src.row(row));
+        auto* to = reinterpret_cast<uint16_t*>(scratch);
+        std::copy(from, from + src.cols, to);
+        to[src.cols] = 0;
+        return scratch;
+    }
+};
+
+template <class T>
+void finish_glu(const LinearArgs& args, int64_t row, int64_t unit, Vec left, Vec right) {
+    auto* to = reinterpret_cast<T*>(args.dst.row(row)) + unit * kPanelRows;
+    const int64_t count = args.dst.cols - unit * kPanelRows;
+    store_some(to, activate(args.activation, left) * right, count);
+}
+
+// Writes one row of one unit from its dot products: one panel's, or for Glu two.
+void finish(const LinearArgs& args, int64_t row, int64_t unit, const float* y,
+            const float* y_right) {
+    const int64_t column = unit * kPanelRows;
+    Vec value = load(y);
+    if (args.bias != nullptr) {
+        value = value + load(args.bias + column);
+    }
+    if (args.mode == LinearMode::Glu) {
+        Vec right = load(y_right);
+        if (args.bias != nullptr) {
+            right = right + load(args.bias + args.units() * kPanelRows + column);
+        }
+        args.dst.dtype == Dtype::F32 ? finish_glu<float>(args, row, unit, value, right)
+                                     : finish_glu<uint16_t>(args, row, unit, value, right);
+        return;
+    }
+    float* to = reinterpret_cast<float*>(args.dst.row(row)) + column;
+    const int64_t count = args.dst.cols - column;
+    if (args.mode == LinearMode::Add) {
+        const Vec scaled = broadcast(args.scale) * value;
+        value = load_some(to, count) + scaled;
+    }
+    store_some(to, value, count);
+}
+
+template <class Weights, class Rows>
+class Linear {
+  public:
+    Linear(const LinearArgs& args, std::byte* scratch) : args_(args), scratch_(scratch) {}
+
+    void run(int64_t begin, int64_t end) {
+        const int64_t step = block_rows(args_.weight);
+        for (first_row_ = 0; first_row_ < args_.num_rows; first_row_ += step) {
+            num_rows_ = std::min(step, args_.num_rows - first_row_);
+            prepare_rows();
+            // Tiles of even height; low ones take several panels, so that enough chains are in
+            // flight.
+            const int64_t num_tiles = (num_rows_ + kTileRows - 1) / kTileRows;
+            tile_rows_ = (num_rows_ + num_tiles - 1) / num_tiles;
+            int64_t width = max_panels(tile_rows_);
+            for (int64_t unit = begin; unit < end; unit += width) {
+                while (unit + width > end) {
+                    width /= 2;
+                }
+                sweep(unit, width);
+            }
+        }
+    }
+
+  private:
+    void prepare_rows() {
+        const int64_t stride = args_.weight.pairs() * Rows::kBytesPerPair;
+        for (int64_t r = 0; r < num_rows_; ++r) {
+            x_[r] = Rows::prepare(args_.src, first_row_ + r, scratch_ + r * stride);
+        }
+    }
+
+    // All rows of the block times `width` units; for Glu the left halves, then the right ones.
+    void sweep(int64_t unit, int64_t width) {
+        const std::byte* panels[2][kMaxPanels];
+        for (int64_t i = 0; i < width; ++i) {
+            panels[0][i] = panel(unit + i);
+            panels[1][i] =
+                args_.mode == LinearMode::Glu ? panel(args_.units() + unit + i) : nullptr;
+        }
+        for (int64_t r = 0; r < num_rows_; r += tile_rows_) {
+            const int64_t rows = std::min(tile_rows_, num_rows_ - r);
+            const Dot dot = kDots.get(rows, static_cast<int>(width));
+            alignas(64) float y[2][kTileFloats] = {};
+            dot(x_ + r, panels[0], 1, args_.weight.pairs(), y[0]);
+            if (args_.mode == LinearMode::Glu) {
+                dot(x_ + r, panels[1], 1, args_.weight.pairs(), y[1]);
+            }
+            for (int64_t i = 0; i < rows * width; ++i) {
+                finish(args_, first_row_ + r + i / width, unit + i % width, y[0] + i * kLanes,
+                       y[1] + i * kLanes);
+            }
+        }
+    }
+
+    const std::byte* panel(int64_t index) const {
+        return args_.weight.data + index * args_.weight.panel_bytes();
+    }
+
+    static constexpr DotTable<Weights> kDots{};
+
+    const LinearArgs& args_;
+    std::byte* const scratch_;
+    int64_t first_row_ = 0;  // of the block under way
+    int64_t num_rows_ = 0;
+    int64_t tile_rows_ = 0;
+    const void* x_[kMaxBlockRows] = {};
+};
+
+}  // namespace
+
+int64_t linear_scratch_bytes(const Panels& weight) {
+    return block_rows(weight) * weight.pairs() * FloatRows::kBytesPerPair;
+}
+
+void linear(const LinearArgs& args, int64_t begin, int64_t end, std::byte* scratch) {
+    if (begin >= end) {
+        return;
+    }
+    if (args.weight.dtype == Dtype::F32) {
+        Linear<F32Weights, FloatRows>(args, scratch).run(begin, end);
+        return;
+    }
+#ifdef __AVX512BF16__
+    Linear<Bf16Pairs, PairRows>(args, scratch).run(begin, end);
+#else
+    Linear<Bf16Weights, FloatRows>(args, scratch).run(begin, end);
+#endif
+}
+
+}  // namespace octavo::cpu::OCTAVO_ISA

@@ -1,0 +1,43 @@
+// A weight matrix in panels of 16 rows, as the kernels want it.
+//
+// Panel p holds rows 16 p … 16 p + 15. f32: for each column its 16 rows' values. bf16: for each
+// pair of columns (2 j, 2 j + 1) its 16 rows' two values side by side. Padded with zeros to 16
+// rows, 2 columns.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "common/memory.h"
+#include "common/team.h"
+#include "cpu/kernels.h"
+#include "cpu/quants.h"
+
+namespace octavo {
+
+class Packed {
+  public:
+    Packed(int64_t rows, int64_t cols, Dtype dtype);
+
+    int64_t rows() const { return rows_; }
+    int64_t cols() const { return cols_; }
+    Dtype dtype() const { return dtype_; }
+    int64_t num_bytes() const { return memory_.size(); }
+    cpu::Panels panels() const { return {memory_.data(), rows_, cols_, dtype_}; }
+
+    // Packs `num_rows` stored rows, in `data` one behind the other, as rows first_row …; row i of
+    // them is stored row row_map[i], if there is a map. Throws ValueError when sizes do not agree.
+    void pack(Team& team, int64_t first_row, std::span<const std::byte> data, StoredType type,
+              int64_t num_rows, std::span<const int32_t> row_map);
+
+    // The matrix [rows, cols].
+    void unpack(float* to) const;
+
+  private:
+    int64_t rows_;
+    int64_t cols_;
+    Dtype dtype_;
+    Memory memory_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,290 @@
+#include "program.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "common/check.h"
+
+namespace octavo {
+
+using cpu::kPanelRows;
+using cpu::Matrix;
+
+namespace {
+
+constexpr int64_t kMaxRows = 1 << 24;
+constexpr int64_t kAlignment = 64;
+
+const char* name_of(Rows rows) { return rows == Rows::Tokens ? "T" : "S"; }
+
+void check_cols(const char* name, const char* which, int64_t cols, int64_t expected) {
+    check(cols == expected, name, ": ", which, " has ", cols, " columns; it must have ", expected);
+}
+
+void check_dtype(const char* name, const char* which, Dtype dtype, Dtype expected) {
+    check(dtype == expected, name, ": ", which, " is ", octavo::name_of(dtype), "; it must be ",
+          octavo::name_of(expected));
+}
+
+void check_rows(const char* name, Rows dst, Rows src) {
+    check(dst == src, name, ": rows of dst are ", name_of(dst), ", those of src ", name_of(src));
+}
+
+}  // namespace
+
+Program::Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t max_logit_rows)
+    : team_(team), max_tokens_(max_tokens), max_logit_rows_(max_logit_rows) {
+    check(max_tokens >= 1 && max_tokens <= kMaxRows, "Program: max_tokens is ", max_tokens,
+          "; it must be between 1 and ", kMaxRows);
+    check(max_logit_rows >= 0 && max_logit_rows <= kMaxRows, "Program: max_logit_rows is ",
+          max_logit_rows, "; it must be between 0 and ", kMaxRows);
+    arena_ = Memory(arena_bytes);
+    limits_ = {max_tokens, max_logit_rows, std::numeric_limits<int32_t>::max(),
+               std::numeric_limits<int32_t>::max(), 0};
+}
+
+int Program::buffer(int64_t offset, int64_t cols, Dtype dtype, Rows rows) {
+    check(offset >= 0 && offset % kAlignment == 0, "buffer: offset ", offset,
+          " is not a multiple of ", kAlignment);
+    check(cols >= 1 && cols < (int64_t{1} << 31), "buffer: ", cols, " columns");
+    const int64_t num_bytes = max_rows(rows) * cols * size_of(dtype);
+    check(offset <= arena_.size() && num_bytes <= arena_.size() - offset, "buffer: bytes ", offset,
+          " to ", offset + num_bytes, " of an arena of ", arena_.size());
+    buffers_.push_back({Matrix{arena_.data() + offset, cols, dtype}, rows});
+    return static_cast<int>(buffers_.size()) - 1;
+}
+
+void Program::embed(int dst, const Packed& table, float scale) {
+    const Buffer& to = at("embed", dst);
+    check_dtype("embed", "dst", to.matrix.dtype, Dtype::F32);
+    check_cols("embed", "dst", to.matrix.cols, table.cols());
+    check_rows("embed", to.rows, Rows::Tokens);
+    limits_.vocab_size = std::min(limits_.vocab_size, table.rows());
+    instructions_.push_back({to.rows, cpu::EmbedArgs{to.matrix, table.panels(), nullptr, scale}});
+}
+
+void Program::rms_norm(int dst, int src, std::span<const float> weight, float eps, int add,
+                       float add_scale) {
+    const Buffer& to = at("rms_norm", dst);
+    const Buffer& from = at("rms_norm", src);
+    check_dtype("rms_norm", "src", from.matrix.dtype, Dtype::F32);
+    check_cols("rms_norm", "dst", to.matrix.cols, from.matrix.cols);
+    check_rows("rms_norm", to.rows, from.rows);
+    check_overlap("rms_norm", to, from, true);
+    check(static_cast<int64_t>(weight.size()) == from.matrix.cols, "rms_norm: weight has ",
+          weight.size(), " values for ", from.matrix.cols, " columns");
+    cpu::NormArgs args{to.matrix, from.matrix, nullptr, eps, nullptr, add_scale};
+    if (add >= 0) {
+        const Buffer& added = at("rms_norm", add);
+        check_dtype("rms_norm", "add", added.matrix.dtype, Dtype::F32);
+        check_cols("rms_norm", "add", added.matrix.cols, from.matrix.cols);
+        check_rows("rms_norm", from.rows, added.rows);
+        check_overlap("rms_norm", from, added, false);
+        check_overlap("rms_norm", to, added, true);
+        args.add = reinterpret_cast<const float*>(added.matrix.data);
+    }
+    args.weight = keep(weight, weight.size());
+    instructions_.push_back({to.rows, args});
+}
+
+void Program::linear(int dst, int src, const Packed& weight, std::span<const float> bias,
+                     cpu::LinearMode mode, cpu::Activation activation, float scale) {
+    const Buffer& to = at("linear", dst);
+    const Buffer& from = at("linear", src);
+    check_dtype("linear", "src", from.matrix.dtype, weight.dtype());
+    check_cols("linear", "src", from.matrix.cols, weight.cols());
+    check_rows("linear", to.rows, from.rows);
+    check_overlap("linear", to, from, false);
+    if (mode == cpu::LinearMode::Glu) {
+        check(weight.rows() % (2 * kPanelRows) == 0, "linear: mode glu of ", weight.rows(),
+              " weight rows; each half must be a multiple of ", kPanelRows);
+        check(activation != cpu::Activation::None, "linear: mode glu needs an activation");
+        check_cols("linear", "dst", to.matrix.cols, weight.rows() / 2);
+    } else {
+        check(activation == cpu::Activation::None, "linear: an activation needs mode glu");
+        check_cols("linear", "dst", to.matrix.cols, weight.rows());
+        check_dtype("linear", "dst", to.matrix.dtype, Dtype::F32);
+    }
+    check(mode == cpu::LinearMode::Add || scale == 1.0F, "linear: scale ", scale,
+          " needs mode add");
+    cpu::LinearArgs args{to.matrix, from.matrix, 0,          weight.panels(),
+                         nullptr,   mode,        activation, scale};
+    if (!bias.empty()) {
+        check(static_cast<int64_t>(bias.size()) == weight.rows(), "linear: bias has ", bias.size(),
+              " values for ", weight.rows(), " weight rows");
+        args.bias = keep(bias, static_cast<size_t>(args.weight.count() * kPanelRows));
+    }
+    scratch_bytes_ = std::max(scratch_bytes_, team_.kernels().linear_scratch_bytes(args.weight));
+    instructions_.push_back({to.rows, args});
+}
+
+void Program::attention(int dst, int qkv, const AttentionOptions& options) {
+    const Buffer& to = at("attention", dst);
+    const Buffer& from = at("attention", qkv);
+    const AttentionShape& shape = options.shape;
+    check(shape.num_kv_heads >= 1 && shape.num_heads >= 1 &&
+              shape.num_heads % shape.num_kv_heads == 0 && shape.num_heads <= 65536,
+          "attention: ", shape.num_heads, " heads and ", shape.num_kv_heads,
+          " KV heads; the first must be a multiple of the second");
+    check(shape.head_dim >= kPanelRows && shape.head_dim % kPanelRows == 0 &&
+              shape.head_dim <= cpu::kMaxHeadDim,
+          "attention: head_dim is ", shape.head_dim, "; it must be a multiple of ", kPanelRows,
+          " up to ", cpu::kMaxHeadDim);
+    check(options.layer >= 0, "attention: layer ", options.layer);
+    check(shape.window >= 0, "attention: window ", shape.window);
+    check_dtype("attention", "qkv", from.matrix.dtype, Dtype::F32);
+    check_cols("attention", "qkv", from.matrix.cols,
+               (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim);
+    check_cols("attention", "dst", to.matrix.cols, shape.num_heads * shape.head_dim);
+    check_rows("attention", to.rows, Rows::Tokens);
+    check_rows("attention", to.rows, from.rows);
+    check_overlap("attention", to, from, false);
+    const int64_t rotary = options.rotary_dim;
+    check(rotary >= 0 && rotary % 2 == 0 && rotary <= shape.head_dim, "attention: rotary_dim is ",
+          rotary, "; it must be even and at most head_dim, ", shape.head_dim);
+    if (rotary > 0) {
+        const auto size = static_cast<int64_t>(options.cos_sin.size());
+        check(size >= rotary && size % rotary == 0, "attention: cos_sin has ", size,
+              " values; it must have whole rows of rotary_dim, ", rotary);
+        limits_.max_positions = std::min(limits_.max_positions, size / rotary);
+    }
+    Attention instruction{};
+    instruction.layer = options.layer;
+    instruction.plan = plan_for(shape);
+    cpu::AttentionArgs& args = instruction.args;
+    args.dst = to.matrix;
+    args.qkv = from.matrix;
+    args.kv.num_kv_heads = shape.num_kv_heads;
+    args.kv.head_dim = shape.head_dim;
+    args.num_heads = shape.num_heads;
+    args.rotary_dim = rotary;
+    args.window = shape.window;
+    args.cos_sin = options.cos_sin.data();
+    args.scale = options.scale;
+    args.soft_cap = options.soft_cap;
+    args.norm_eps = options.norm_eps;
+    for (const auto& [norm, to_fill] :
+         {std::pair{options.q_norm, &args.q_norm}, std::pair{options.k_norm, &args.k_norm}}) {
+        if (!norm.empty()) {
+            check(static_cast<int64_t>(norm.size()) == shape.head_dim,
+                  "attention: q_norm or k_norm has ", norm.size(), " values for head_dim ",
+                  shape.head_dim);
+            *to_fill = keep(norm, norm.size());
+        }
+    }
+    const int64_t query_bytes = max_tokens_ * shape.num_heads * shape.head_dim * 4;
+    if (queries_.size() < query_bytes) {
+        queries_ = Memory(query_bytes);
+    }
+    scratch_bytes_ = std::max(scratch_bytes_,
+                              team_.kernels().attend_scratch_bytes(args.group(), shape.head_dim));
+    instructions_.push_back({to.rows, instruction});
+}
+
+size_t Program::plan_for(const AttentionShape& shape) {
+    for (size_t i = 0; i < plans_.size(); ++i) {
+        if (plans_[i].shape() == shape) {
+            return i;
+        }
+    }
+    plans_.emplace_back(shape);
+    return plans_.size() - 1;
+}
+
+const Buffer& Program::readable(int index, int64_t num_rows) const {
+    const Buffer& buffer = at("read", index);
+    check(num_rows >= 0 && num_rows <= max_rows(buffer.rows), "read: ", num_rows,
+          " rows of a buffer of ", max_rows(buffer.rows));
+    return buffer;
+}
+
+const Buffer& Program::at(const char* name, int index) const {
+    check(index >= 0 && index < static_cast<int>(buffers_.size()), name, ": there is no buffer ",
+          index, "; ", buffers_.size(), " were declared");
+    return buffers_[static_cast<size_t>(index)];
+}
+
+int64_t Program::max_rows(Rows rows) const {
+    return rows == Rows::Tokens ? max_tokens_ : max_logit_rows_;
+}
+
+// Rows are computed by several threads at once: dst may share src's memory only if each row's
+// result lies exactly where the row was.
+void Program::check_overlap(const char* name, const Buffer& dst, const Buffer& src,
+                            bool in_place) const {
+    const auto bytes = [&](const Buffer& b) {
+        return max_rows(b.rows) * b.matrix.cols * size_of(b.matrix.dtype);
+    };
+    const bool is_same = dst.matrix.data == src.matrix.data && dst.matrix.cols == src.matrix.cols &&
+                         dst.matrix.dtype == src.matrix.dtype;
+    const bool is_apart = dst.matrix.data + bytes(dst) <= src.matrix.data ||
+                          src.matrix.data + bytes(src) <= dst.matrix.data;
+    check(is_apart || (is_same && in_place), name, ": dst at ", dst.matrix.data - arena_.data(),
+          " overlaps what it reads at ", src.matrix.data - arena_.data());
+}
+
+const float* Program::keep(std::span<const float> values, size_t padded) {
+    std::vector<float>& kept = constants_.emplace_back(values.begin(), values.end());
+    kept.resize(padded, 0.0F);
+    return kept.data();
+}
+
+void Program::row_op(const char* name, int dst, int src, const cpu::RowOpArgs& args) {
+    const Buffer& to = at(name, dst);
+    const Buffer& from = at(name, src);
+    check_rows(name, to.rows, from.rows);
+    const bool is_glu = args.op == cpu::RowOp::Glu;
+    check_cols(name, "src", from.matrix.cols, to.matrix.cols * (is_glu ? 2 : 1));
+    check_overlap(name, to, from, !is_glu);
+    cpu::RowOpArgs complete = args;
+    complete.dst = to.matrix;
+    complete.src = from.matrix;
+    instructions_.push_back({to.rows, complete});
+}
+
+void Program::glu(int dst, int src, cpu::Activation activation) {
+    check(activation != cpu::Activation::None, "glu needs an activation");
+    row_op("glu", dst, src, {.op = cpu::RowOp::Glu, .activation = activation});
+}
+
+void Program::activation(int dst, int src, cpu::Activation activation) {
+    check(activation != cpu::Activation::None, "activation needs a name");
+    row_op("activation", dst, src, {.op = cpu::RowOp::Activation, .activation = activation});
+}
+
+void Program::add(int dst, int x, int y, float scale) {
+    const Buffer& added = at("add", y);
+    const Buffer& to = at("add", dst);
+    check_dtype("add", "y", added.matrix.dtype, Dtype::F32);
+    check_cols("add", "y", added.matrix.cols, to.matrix.cols);
+    check_rows("add", to.rows, added.rows);
+    check_overlap("add", to, added, true);
+    row_op("add", dst, x, {.op = cpu::RowOp::Add, .other = added.matrix, .factor = scale});
+}
+
+void Program::scale(int dst, int src, float factor) {
+    row_op("scale", dst, src, {.op = cpu::RowOp::Scale, .factor = factor});
+}
+
+void Program::soft_cap(int dst, int src, float cap) {
+    check(cap > 0, "soft_cap: cap is ", cap, "; it must be above 0");
+    row_op("soft_cap", dst, src, {.op = cpu::RowOp::SoftCap, .factor = cap});
+}
+
+void Program::convert(int dst, int src) {
+    row_op("convert", dst, src, {.op = cpu::RowOp::Convert});
+}
+
+void Program::select_rows(int dst, int src) {
+    const Buffer& to = at("select_rows", dst);
+    const Buffer& from = at("select_rows", src);
+    check(to.rows == Rows::Selected && from.rows == Rows::Tokens,
+          "select_rows: rows of dst must be S and those of src T; they are ", name_of(to.rows),
+          " and ", name_of(from.rows));
+    check_cols("select_rows", "dst", to.matrix.cols, from.matrix.cols);
+    check_overlap("select_rows", to, from, false);
+    cpu::RowOpArgs args{.op = cpu::RowOp::Select, .dst = to.matrix, .src = from.matrix};
+    instructions_.push_back({to.rows, args});
+}
+
+}  // namespace octavo

@@ -1,0 +1,113 @@
+// A model's step as instructions over buffers in one arena, checked when added and run as a whole.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "attention_plan.h"
+#include "common/memory.h"
+#include "common/team.h"
+#include "cpu/kernels.h"
+#include "kv_cache.h"
+#include "packed.h"
+#include "step.h"
+
+namespace octavo {
+
+// Tokens of the step, or those whose logits are wanted.
+enum class Rows : uint8_t { Tokens, Selected };
+
+struct Buffer {
+    cpu::Matrix matrix;
+    Rows rows;
+};
+
+struct AttentionOptions {
+    int64_t layer;
+    AttentionShape shape;
+    float scale;
+    int64_t rotary_dim;
+    std::span<const float> cos_sin;  // [positions, rotary_dim]; must outlive the program
+    float soft_cap;
+    std::span<const float> q_norm;
+    std::span<const float> k_norm;
+    float norm_eps;
+};
+
+class Program {
+  public:
+    Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t max_logit_rows);
+
+    // Each throws ValueError when it does not fit the buffers. Tables and weights must outlive the
+    // program; vectors are copied.
+    int buffer(int64_t offset, int64_t cols, Dtype dtype, Rows rows);
+    void embed(int dst, const Packed& table, float scale);
+    void rms_norm(int dst, int src, std::span<const float> weight, float eps, int add,
+                  float add_scale);
+    void linear(int dst, int src, const Packed& weight, std::span<const float> bias,
+                cpu::LinearMode mode, cpu::Activation activation, float scale);
+    void attention(int dst, int qkv, const AttentionOptions& options);
+    void glu(int dst, int src, cpu::Activation activation);
+    void activation(int dst, int src, cpu::Activation activation);
+    void add(int dst, int x, int y, float scale);
+    void scale(int dst, int src, float factor);
+    void soft_cap(int dst, int src, float cap);
+    void convert(int dst, int src);
+    void select_rows(int dst, int src);
+
+    // Runs a step. Throws ValueError when its arrays do not agree or exceed the plan. One at a
+    // time.
+    void run(const KVCache& kv, const Step& step);
+
+    // The buffer, of which `num_rows` rows are to be read.
+    const Buffer& readable(int index, int64_t num_rows) const;
+
+  private:
+    struct Attention {
+        cpu::AttentionArgs args;  // kv holds the shape that the cache must have
+        int64_t layer;
+        size_t plan;
+    };
+    struct Instruction {
+        Rows rows;
+        std::variant<cpu::EmbedArgs, cpu::NormArgs, cpu::LinearArgs, cpu::RowOpArgs, Attention>
+            args;
+    };
+
+    // program.cpp
+    const Buffer& at(const char* name, int index) const;
+    int64_t max_rows(Rows rows) const;
+    void check_overlap(const char* name, const Buffer& dst, const Buffer& src, bool in_place) const;
+    const float* keep(std::span<const float> values, size_t padded);
+    void row_op(const char* name, int dst, int src, const cpu::RowOpArgs& args);
+    size_t plan_for(const AttentionShape& shape);
+
+    // program_run.cpp
+    void prepare(const KVCache& kv, const Step& step);
+    void run_worker(const KVCache& kv, const Step& step, int worker);
+    void attend(const Attention& attention, const KVCache& kv, const Step& step, int worker);
+    std::byte* scratch(int worker) const { return scratch_.data() + worker * scratch_bytes_; }
+
+    Team& team_;
+    int64_t max_tokens_;
+    int64_t max_logit_rows_;
+    Memory arena_;
+    std::vector<Buffer> buffers_;
+    std::vector<Instruction> instructions_;
+    std::deque<std::vector<float>> constants_;
+    StepLimits limits_;
+
+    std::vector<AttentionPlan> plans_;
+    std::atomic<int64_t> next_item_{0};  // of the attention under way
+    Memory queries_;
+    Memory partials_;
+    Memory scratch_;
+    int64_t scratch_bytes_ = 0;  // of one worker
+};
+
+}  // namespace octavo

@@ -1,0 +1,131 @@
+// Running a program: what the step fills in, and how the team shares each instruction.
+#include <algorithm>
+
+#include "common/check.h"
+#include "program.h"
+
+namespace octavo {
+
+namespace {
+
+// Joining split contexts may take so much; with more, threads have enough to do without splitting.
+constexpr int64_t kPartialFloats = int64_t{1} << 22;
+
+template <class... Functions>
+struct Overloaded : Functions... {
+    using Functions::operator()...;
+};
+
+}  // namespace
+
+void Program::run(const KVCache& kv, const Step& step) {
+    prepare(kv, step);
+    team_.run([&](int worker) { run_worker(kv, step, worker); });
+}
+
+// All that may fail, before the team starts.
+void Program::prepare(const KVCache& kv, const Step& step) {
+    limits_.num_blocks = kv.num_blocks();
+    check_step(step, limits_);
+    for (const Instruction& instruction : instructions_) {
+        const auto* attention = std::get_if<Attention>(&instruction.args);
+        if (attention == nullptr) {
+            continue;
+        }
+        const cpu::KVLayer& wanted = attention->args.kv;
+        const cpu::KVLayer have = kv.layer(0);
+        check(attention->layer < kv.num_layers(), "run: attention of layer ", attention->layer,
+              ", but the KV cache has ", kv.num_layers());
+        check(wanted.num_kv_heads == have.num_kv_heads && wanted.head_dim == have.head_dim,
+              "run: attention of ", wanted.num_kv_heads, " KV heads of ", wanted.head_dim,
+              " columns, but the KV cache has ", have.num_kv_heads, " of ", have.head_dim);
+    }
+    const int64_t num_threads = team_.num_threads();
+    if (scratch_.size() < scratch_bytes_ * num_threads) {
+        scratch_bytes_ = (scratch_bytes_ + 4095) / 4096 * 4096;  // no cache line of two workers
+        scratch_ = Memory(scratch_bytes_ * num_threads);
+    }
+    if (!plans_.empty() && partials_.size() == 0) {
+        partials_ = Memory(kPartialFloats * 4);
+    }
+    for (AttentionPlan& plan : plans_) {
+        plan.build(step, num_threads, reinterpret_cast<float*>(partials_.data()), kPartialFloats);
+    }
+}
+
+void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
+    const cpu::Kernels& kernels = team_.kernels();
+    const int workers = team_.num_threads();
+    for (const Instruction& instruction : instructions_) {
+        const int64_t count =
+            instruction.rows == Rows::Tokens ? step.num_tokens() : step.num_logit_rows();
+        if (count == 0) {
+            continue;
+        }
+        const Range rows = split(count, worker, workers);
+        std::visit(
+            Overloaded{
+                [&](cpu::EmbedArgs args) {
+                    args.token_ids = step.token_ids.data();
+                    kernels.embed(args, rows.begin, rows.end);
+                },
+                [&](const cpu::NormArgs& args) { kernels.rms_norm(args, rows.begin, rows.end); },
+                [&](cpu::LinearArgs args) {
+                    args.num_rows = count;
+                    const Range units = split(args.units(), worker, workers);
+                    kernels.linear(args, units.begin, units.end, scratch(worker));
+                },
+                [&](cpu::RowOpArgs args) {
+                    const bool is_select = args.op == cpu::RowOp::Select;
+                    args.rows = is_select ? step.logit_rows.data() : nullptr;
+                    kernels.row_op(args, rows.begin, rows.end);
+                },
+                [&](const Attention& attention) { attend(attention, kv, step, worker); },
+            },
+            instruction.args);
+        team_.barrier();
+    }
+}
+
+void Program::attend(const Attention& attention, const KVCache& kv, const Step& step, int worker) {
+    const cpu::Kernels& kernels = team_.kernels();
+    const int workers = team_.num_threads();
+    const AttentionPlan& plan = plans_[attention.plan];
+    cpu::AttentionArgs args = attention.args;
+    args.q = reinterpret_cast<float*>(queries_.data());
+    args.kv = kv.layer(attention.layer);
+    args.positions = step.positions.data();
+    args.slots = step.slots.data();
+
+    const Range units = split(step.num_tokens() * args.head_units(), worker, workers);
+    kernels.prepare_heads(args, units.begin, units.end);
+    if (worker == 0) {
+        next_item_.store(0, std::memory_order_relaxed);  // before the barrier none takes one
+    }
+    team_.barrier();
+
+    const std::vector<cpu::QueryTile>& tiles = plan.tiles();
+    const auto num_items = static_cast<int64_t>(plan.items().size());
+    while (true) {
+        const int64_t next = next_item_.fetch_add(1, std::memory_order_relaxed);
+        if (next >= num_items) {
+            break;
+        }
+        const cpu::AttendItem& item = plan.items()[static_cast<size_t>(next)];
+        kernels.attend(args, tiles[static_cast<size_t>(item.tile)], item.partition,
+                       scratch(worker));
+    }
+    if (!plan.has_partials()) {
+        return;
+    }
+    team_.barrier();
+    const Range mine = split(static_cast<int64_t>(tiles.size()), worker, workers);
+    for (int64_t i = mine.begin; i < mine.end; ++i) {
+        const cpu::QueryTile& tile = tiles[static_cast<size_t>(i)];
+        if (tile.partials != nullptr) {
+            kernels.merge(args, tile, scratch(worker));
+        }
+    }
+}
+
+}  // namespace octavo

@@ -1,0 +1,82 @@
+#include "step.h"
+
+#include "common/check.h"
+#include "cpu/kernels.h"
+
+namespace octavo {
+
+using cpu::kBlockTokens;
+
+namespace {
+
+void check_size(const char* name, std::span<const int32_t> array, int64_t expected) {
+    check(static_cast<int64_t>(array.size()) == expected, "step: ", name, " has ", array.size(),
+          " entries; it must have ", expected);
+}
+
+void check_values(const char* name, std::span<const int32_t> array, int64_t end) {
+    for (size_t i = 0; i < array.size(); ++i) {
+        check(array[i] >= 0 && array[i] < end, "step: ", name, "[", i, "] is ", array[i],
+              "; it must be between 0 and ", end - 1);
+    }
+}
+
+// One sequence's tokens must be its last ones, and lie in the slots that its block table names.
+void check_seq(const Step& step, const StepLimits& limits, int64_t seq) {
+    const auto at = static_cast<size_t>(seq);
+    const int64_t begin = step.seq_starts[at];
+    const int64_t end = step.seq_starts[at + 1];
+    const int64_t length = step.seq_lens[at];
+    check(begin <= end, "step: seq_starts[", seq + 1, "] is ", end, ", before seq_starts[", seq,
+          "], which is ", begin);
+    check(end <= step.num_tokens(), "step: seq_starts[", seq + 1, "] is ", end, ", but there are ",
+          step.num_tokens(), " tokens");
+    check(length >= end - begin, "step: seq_lens[", seq, "] is ", length, ", but the step has ",
+          end - begin, " tokens of that sequence");
+    const int64_t num_blocks = (length + kBlockTokens - 1) / kBlockTokens;
+    check(num_blocks <= step.table_cols, "step: seq_lens[", seq, "] is ", length, ", which takes ",
+          num_blocks, " blocks; block_tables has ", step.table_cols, " columns");
+    const int32_t* table = step.block_table(seq);
+    for (int64_t i = 0; i < num_blocks; ++i) {
+        check(table[i] >= 0 && table[i] < limits.num_blocks, "step: block_tables[", step.rows[at],
+              "][", i, "] is ", table[i], "; the cache has ", limits.num_blocks, " blocks");
+    }
+    for (int64_t token = begin; token < end; ++token) {
+        const auto t = static_cast<size_t>(token);
+        const int64_t position = length - end + token;
+        check(step.positions[t] == position, "step: positions[", token, "] is ", step.positions[t],
+              "; by seq_starts and seq_lens it must be ", position);
+        const int64_t slot =
+            table[position / kBlockTokens] * kBlockTokens + position % kBlockTokens;
+        check(step.slots[t] == slot, "step: slots[", token, "] is ", step.slots[t],
+              "; by block_tables it must be ", slot);
+    }
+}
+
+}  // namespace
+
+void check_step(const Step& step, const StepLimits& limits) {
+    const int64_t tokens = step.num_tokens();
+    const int64_t seqs = step.num_seqs();
+    check(tokens <= limits.max_tokens, "step: ", tokens, " tokens; the program was planned for ",
+          limits.max_tokens);
+    check(step.num_logit_rows() <= limits.max_logit_rows, "step: ", step.num_logit_rows(),
+          " logit_rows; the program was planned for ", limits.max_logit_rows);
+    check_size("positions", step.positions, tokens);
+    check_size("slots", step.slots, tokens);
+    check_size("seq_starts", step.seq_starts, seqs + 1);
+    check_size("rows", step.rows, seqs);
+    check(step.seq_starts.front() == 0, "step: seq_starts[0] is ", step.seq_starts.front(),
+          "; it must be 0");
+    check(step.seq_starts.back() == tokens, "step: seq_starts ends at ", step.seq_starts.back(),
+          ", but there are ", tokens, " tokens");
+    check_values("token_ids", step.token_ids, limits.vocab_size);
+    check_values("positions", step.positions, limits.max_positions);
+    check_values("rows", step.rows, step.table_rows);
+    check_values("logit_rows", step.logit_rows, tokens);
+    for (int64_t seq = 0; seq < seqs; ++seq) {
+        check_seq(step, limits, seq);
+    }
+}
+
+}  // namespace octavo

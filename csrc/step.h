@@ -1,0 +1,42 @@
+// What one step computes, as flat arrays; the same as backends.backend.Step in Python.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace octavo {
+
+struct Step {
+    std::span<const int32_t> token_ids;   // [T]
+    std::span<const int32_t> positions;   // [T]
+    std::span<const int32_t> slots;       // [T]
+    std::span<const int32_t> seq_starts;  // [B + 1]
+    std::span<const int32_t> seq_lens;    // [B]
+    std::span<const int32_t> rows;        // [B]
+    const int32_t* block_tables;          // [table_rows, table_cols]
+    int64_t table_rows;
+    int64_t table_cols;
+    std::span<const int32_t> logit_rows;  // [S]
+
+    int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
+    int64_t num_seqs() const { return static_cast<int64_t>(seq_lens.size()); }
+    int64_t num_logit_rows() const { return static_cast<int64_t>(logit_rows.size()); }
+    const int32_t* block_table(int64_t seq) const {
+        return block_tables + rows[static_cast<size_t>(seq)] * table_cols;
+    }
+};
+
+// The largest values that a program can take.
+struct StepLimits {
+    int64_t max_tokens;
+    int64_t max_logit_rows;
+    int64_t vocab_size;     // of the smallest embedding table
+    int64_t max_positions;  // of the shortest cos_sin table
+    int64_t num_blocks;     // of the KV cache
+};
+
+// Throws ValueError unless the arrays agree with one another and with the limits: a wrong index
+// would otherwise read or write anywhere.
+void check_step(const Step& step, const StepLimits& limits);
+
+}  // namespace octavo

@@ -1,0 +1,83 @@
+"""The KV cache's blocks: size, copying, poisoning. What attention writes: test_attention.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from octavo_engine import _native
+from tests.kernels.harness import AttentionCase, PagedAttention
+
+
+def written_cache(kv_dtype: str) -> tuple[_native.KVCache, int]:
+    """A cache and the block that holds a sequence's 16 tokens."""
+    case = AttentionCase(kv_dtype=kv_dtype)
+    rows = np.random.default_rng(1).standard_normal((16, case.qkv_cols)).astype(np.float32)
+    run = PagedAttention(case, [rows], _native.Team(1))
+    run.step([(0, 16)])
+    return run.kv, int(run.block_tables[0, 0])
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("f32", 4), ("bf16", 2)])
+def test_bytes_per_block(dtype: str, size: int) -> None:
+    assert _native.KVCache(3, 5, 2, 48, dtype).bytes_per_block == 3 * 2 * 2 * 48 * 16 * size
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 15, 16])
+def test_copy_of_the_first_tokens(dtype: str, count: int) -> None:
+    kv, source = written_cache(dtype)
+    target = (source + 1) % 4
+    kv.poison([target])
+    kv.copy(np.array([[source, target, count]], np.int32))
+    for copied, original in zip(kv.read(0, target), kv.read(0, source), strict=True):
+        np.testing.assert_array_equal(copied[:, :count], original[:, :count])
+        assert np.isnan(copied[:, count:]).all()
+        assert np.isfinite(original).all()
+
+
+def test_copies_run_in_order_and_in_all_layers() -> None:
+    kv = _native.KVCache(2, 3, 1, 16, "f32")
+    kv.poison([0])
+    kv.copy(np.array([[0, 1, 16], [1, 2, 4]], np.int32))
+    for layer in range(2):
+        for part in kv.read(layer, 2):
+            assert np.isnan(part[:, :4]).all()
+            np.testing.assert_array_equal(part[:, 4:], 0)
+
+
+def test_poison_leaves_other_blocks_alone() -> None:
+    kv, source = written_cache("bf16")
+    kv.poison([b for b in range(4) if b != source])
+    assert np.isfinite(kv.read(0, source)[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("copies", "message"),
+    [
+        ([[0, 3, 1]], "block 3 of a cache of 3 blocks"),
+        ([[-1, 0, 1]], "block -1 of a cache"),
+        ([[0, 1, 17]], "17 tokens of a block of 16"),
+        ([[0, 1]], "copies has 2 columns; it must have 3"),
+    ],
+)
+def test_bad_copies_are_refused(copies: list[list[int]], message: str) -> None:
+    kv = _native.KVCache(1, 3, 1, 16, "f32")
+    with pytest.raises(ValueError, match=message):
+        kv.copy(np.array(copies, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((0, 1, 1, 16), "num_layers is 0"),
+        ((1, 0, 1, 16), "num_blocks is 0"),
+        ((1, 1, 1, 40), "head_dim is 40; it must be a multiple of 16"),
+        ((60000, 100_000_000, 1000, 512), "more than any machine has"),
+    ],
+)
+def test_bad_shapes_are_refused(shape: tuple[int, int, int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _native.KVCache(*shape, "f32")
+    with pytest.raises(ValueError, match="block 7 of a cache of 3"):
+        _native.KVCache(1, 3, 1, 16, "f32").poison([7])

@@ -1,0 +1,98 @@
+"""Teams of threads: their number, their instruction set, their life."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from octavo_engine import _native
+from tests.kernels.harness import pack
+
+
+def num_threads_here() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def test_available_isas_end_with_generic_and_the_best_is_the_default() -> None:
+    isas = _native.available_isas()
+    assert isas[-1] == "generic"
+    assert _native.Team(1).isa == os.environ.get("OCTAVO_CPU_ISA", isas[0])
+    for isa in isas:
+        assert _native.Team(1, isa).isa == isa
+
+
+def test_features_and_isas_agree() -> None:
+    features = _native.cpu_features()
+    assert ("avx2" in _native.available_isas()) == (features["avx2"] and features["fma"])
+
+
+def test_cores_are_within_the_affinity() -> None:
+    assert 1 <= _native.available_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_environment_names_the_instruction_set() -> None:
+    code = "from octavo_engine import _native; print(_native.Team(1).isa)"
+
+    def run(isa: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "OCTAVO_CPU_ISA": isa}
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert run("generic").stdout == "generic\n"
+    failed = run("sse9")
+    assert failed.returncode == 1
+    assert "instruction set 'sse9' is not available here" in failed.stderr
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_threads is 0; it must be between 1 and 1024"):
+        _native.Team(0)
+    with pytest.raises(ValueError, match="instruction set 'mmx' is not available here"):
+        _native.Team(1, "mmx")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="counts threads by /proc")
+def test_threads_live_as_long_as_the_team() -> None:
+    before = num_threads_here()
+    team = _native.Team(4)
+    assert team.num_threads == 4
+    assert num_threads_here() == before + 3
+    del team
+    gc.collect()
+    assert num_threads_here() == before
+
+
+def test_an_idle_team_costs_nothing() -> None:
+    team = _native.Team(3)
+    pack(team, np.ones((64, 64), np.float32), "f32")
+    done = threading.Event()
+    done.wait(0.05)  # workers spin for a moment, then park
+    start = time.process_time()
+    done.wait(0.3)
+    assert time.process_time() - start < 0.03
+    pack(team, np.ones((64, 64), np.float32), "f32")  # and they wake again
+
+
+def test_two_callers_take_turns() -> None:
+    team = _native.Team(2)
+    matrices = [np.full((200, 64), i, np.float32) for i in range(4)]
+    results: dict[int, np.ndarray] = {}
+
+    def work(index: int) -> None:
+        for _ in range(50):
+            results[index] = pack(team, matrices[index], "f32").unpack()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, matrix in enumerate(matrices):
+        np.testing.assert_array_equal(results[index], matrix)
