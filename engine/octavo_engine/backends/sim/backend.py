@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from octavo_engine.sampling.batch import Ragged, SamplingBatch
 
 KV_BYTES_PER_TOKEN = 1024  # what a block pretends to take; only sums over it are ever shown
+GREEDY_BELOW = np.float32(1e-5)  # a greedy request asks for no randomness: all say the same
 CHOSEN_LOGPROB = float(np.log(0.5))  # each alternative is half as likely as the one before
 
 
@@ -27,7 +28,8 @@ class SimBackend:
     """A model without weights or memory: for everything around the model, at true scheduling.
 
     The tokens of a request are a function of its seed and their positions, so they are the same in
-    any batch, after preemption and after a resume. They spell words; end of text never comes.
+    any batch, after preemption and after a resume; of the positions alone if it is greedy. They
+    spell words; end of text never comes.
     """
 
     def __init__(self, config: EngineConfig, clock: Clock | None = None) -> None:
@@ -77,7 +79,8 @@ class SimBackend:
         """Nothing is held."""
 
     def _sample(self, sampling: SamplingBatch) -> Sampled:
-        seeds = sampling.table["seed"][sampling.rows]
+        wishes = sampling.table[sampling.rows]
+        seeds = np.where(wishes["temperature"] < GREEDY_BELOW, 0, wishes["seed"])
         tokens = sim_tokens(seeds, sampling.positions)
         if sampling.allowed is not None:
             _keep_to_allowed(tokens, sampling.allowed)

@@ -45,9 +45,12 @@ def make_step(*counts: int) -> Step:
     )
 
 
-def make_sampling(positions: list[int], *, targets: list[int] | None = None, **more):
+def make_sampling(
+    positions: list[int], *, targets: list[int] | None = None, temperature=1.0, **more
+):
     table = np.zeros(1, SAMPLING_ROW)
     table["seed"] = 42
+    table["temperature"] = temperature
     num_rows = len(positions)
     return SamplingBatch(
         table=table,
@@ -88,6 +91,12 @@ def test_tokens_spell_words_and_depend_on_seed_and_position_only():
 def test_extreme_seeds_are_seeds():
     for seed in (0, 2**63, 2**64 - 1):
         assert sim_tokens(np.array([seed], np.uint64), [5]).tolist()[0] in set(SPELLED)
+
+
+def test_greedy_requests_say_the_same_whatever_their_seed():
+    backend = make_backend(VirtualClock())
+    sampled = backend.execute(make_step(2), make_sampling([10, 11], temperature=0.0))
+    assert sampled.tokens.tolist() == sim_tokens(0, [10, 11]).tolist()
 
 
 def test_sampling_honours_targets_allowed_ids_and_logprobs():
