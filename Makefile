@@ -12,7 +12,7 @@ PORT        ?= 8000
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test check format bench test-asan clean
+.PHONY: demo test check format bench clean
 
 # --- what people run ---------------------------------------------------------------------------------
 
@@ -48,9 +48,6 @@ format: $(VENV)/.dev  ## Bring all sources into shape
 
 bench: $(VENV)/.installed  ## Figures of this machine, beside its limits
 	$(BIN)/python benchmarks/run.py
-
-test-asan: $(VENV)/.test  ## Kernel tests under the address and undefined-behaviour sanitizers
-	VENV=$(VENV) tests/kernels/asan.sh
 
 clean:
 	rm -rf build $(VENV) engine/octavo_engine/_native*.so

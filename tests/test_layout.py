@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE_ROOTS = ("engine/octavo_engine", "router/octavo_router", "operator/octavo_operator", "octavo")
+SOURCE_ROOTS = (
+    "engine/octavo_engine",
+    "router/octavo_router",
+    "operator/octavo_operator",
+    "octavo",
+)
 MAX_LINES = 500
 LONGER_WITH_REASON: dict[str, str] = {}  # path: why it is one idea all the same
 
@@ -20,8 +25,8 @@ def sources() -> list[Path]:
 
 
 def test_the_operator_folder_is_no_package():
-    """With `operator/__init__.py`, `import operator` finds our folder instead of the standard library,
-    and every Python that is started at the root dies in `import collections`."""
+    """With `operator/__init__.py`, `import operator` finds our folder, not the standard library's
+    module, and every Python that is started at the root dies in `import collections`."""
     assert not (ROOT / "operator" / "__init__.py").exists()
 
 
@@ -35,7 +40,9 @@ def test_tests_are_no_packages():
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_each_module_opens_with_its_sentence(path):
-    assert ast.get_docstring(ast.parse(path.read_text())), "say in one sentence what the module owns"
+    assert ast.get_docstring(ast.parse(path.read_text())), (
+        "say in one sentence what the module owns"
+    )
 
 
 def test_no_source_file_outgrows_one_idea():
@@ -47,9 +54,9 @@ def test_no_source_file_outgrows_one_idea():
 def test_the_engine_package_costs_nothing_to_import():
     """Router and operator import the protocol; that must not bring numpy, let alone torch."""
     script = (
-        "import sys, octavo_engine.protocol.endpoints\n"
-        "import importlib, pkgutil, octavo_engine.protocol as p\n"
-        "for m in pkgutil.iter_modules(p.__path__): importlib.import_module(f'{p.__name__}.{m.name}')\n"
+        "import sys, importlib, pkgutil, octavo_engine.protocol as protocol\n"
+        "for module in pkgutil.iter_modules(protocol.__path__):\n"
+        "    importlib.import_module(f'octavo_engine.protocol.{module.name}')\n"
         "print(sorted(m for m in ('numpy', 'torch', 'msgspec', 'starlette') if m in sys.modules))"
     )
     done = subprocess.run(
