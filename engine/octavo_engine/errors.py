@@ -3,15 +3,15 @@
 OctavoError
 ├── ConfigError               the operator's settings: a flag, a file, memory that is not there
 │   └── ExtensionMissing        the compiled part was not built; an ImportError too
-├── ModelError                the model's files: missing, truncated, wrong shape, hostile, unsupported
-├── RequestError              the caller's request; carries status, code and the field's name
-│   ├── InvalidRequest          400
-│   ├── ContextLengthExceeded   400, both numbers
-│   ├── ModelUnknown            404
-│   ├── QueueFull               503, Retry-After
-│   └── DeadlineExceeded        504
-├── GenerationFailed          500: this request's numbers went wrong (NaN in its logits); no other is touched
-└── EngineDead                503: the engine core is gone or hung; it is being restarted
+├── ModelError                the model's files: missing, truncated, hostile, unsupported
+└── RequestError              the caller's request; carries status, code and the field's name
+    ├── InvalidRequest          400
+    ├── ContextLengthExceeded   400, both numbers
+    ├── ModelUnknown            404
+    ├── QueueFull               503, Retry-After
+    ├── DeadlineExceeded        504
+    ├── GenerationFailed        500: NaN in this request's logits; no other is touched
+    └── EngineDead              503: the engine core is gone or hung; it is being restarted
 """
 
 
@@ -28,11 +28,11 @@ class ExtensionMissing(ConfigError, ImportError):
 
 
 class ModelError(OctavoError):
-    """The model's files cannot be used; the message names the file, and the tensor where there is one."""
+    """The model's files cannot be used; the message names the file, and the tensor if any."""
 
 
 class RequestError(OctavoError):
-    """The request cannot be served as asked. `param` names the field that is to blame, if one is."""
+    """The request cannot be served as asked. `param` names the field to blame, if one is."""
 
     status = 400
     type = "invalid_request_error"
@@ -97,7 +97,7 @@ class GenerationFailed(RequestError):
 
 
 class EngineDead(RequestError):
-    """The engine core died or hangs; requests in flight are lost, new ones may come back shortly."""
+    """The engine core died or hangs; what was in flight is lost, new requests may come back."""
 
     status = 503
     type = "server_error"

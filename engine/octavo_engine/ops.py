@@ -1,11 +1,12 @@
-"""The operations a model may use. Every backend answers to this page; a model is written in nothing else.
+"""The operations a model may use. Every backend answers to this page; models are written in it.
 
-A model is built once with a `Loader` (its weights, by their Hugging Face names) and then written down
-as a function of `Ops`. The torch backend executes each call at once; the native backend records the
-calls into a program that csrc runs in one go. So a model may not look at values, only pass them on.
+A model is built once with a `Loader` (its weights, by their Hugging Face names) and then written
+down as a function of `Ops`. The torch backend executes each call at once; the native backend
+records the calls into a program that csrc runs in one go. So a model may not look at values, only
+pass them on.
 
-Values are [rows, columns] in float32. `T` rows stand for the step's tokens; after `select_rows`, `S`
-rows stand for the tokens whose logits are wanted.
+Values are [rows, columns] in float32. `T` rows stand for the step's tokens; after `select_rows`,
+`S` rows stand for the tokens whose logits are wanted.
 """
 
 from __future__ import annotations
@@ -74,13 +75,13 @@ class Loader(Protocol):
         *,
         bias: bool = False,
     ) -> Linear:
-        """The weights `names`.weight stacked along their outputs, and `names`.bias if there is one."""
+        """The weights `names`.weight stacked along their outputs, and `names`.bias if any."""
 
     def tied(self, embedding: Embedding) -> Linear:
         """The embedding table as the language model's head; shares its memory."""
 
     def vector(self, name: str, size: int, *, offset: float = 0.0) -> Vector:
-        """The vector `name` plus `offset`, in float32. `name` is whole: it ends in .weight or .bias."""
+        """The vector `name` plus `offset`, in float32. `name` is whole, .weight or .bias included."""
 
 
 class Ops(Protocol):
@@ -90,13 +91,13 @@ class Ops(Protocol):
         """The step's token ids looked up in `table`, times scale: [T, hidden]."""
 
     def linear(self, x: Value, weight: Linear) -> Value:
-        """x · weightᵀ + bias. The result is float32; x is rounded to what the weight's format wants."""
+        """x · weightᵀ + bias in float32; x is rounded to what the weight's format wants."""
 
     def rms_norm(self, x: Value, weight: Vector, eps: float) -> Value:
         """x / sqrt(mean(x²) + eps) * weight, row by row."""
 
     def attention(self, qkv: Value, spec: AttentionSpec) -> Value:
-        """Norm and rotate q and k, write k and v to the cache, attend: [T, num_heads * head_dim]."""
+        """Norm and rotate q and k, cache k and v, attend: [T, num_heads * head_dim]."""
 
     def glu(self, x: Value, activation: Activation) -> Value:
         """activation(left half) * right half."""

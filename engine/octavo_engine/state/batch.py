@@ -1,4 +1,5 @@
-"""What one step computes: the scheduler's decision, as values that could cross a process boundary."""
+"""What one step computes: the scheduler's decision, as values that could cross a process
+boundary."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class BlockGrowth(NamedTuple):
 
 
 class BlockCopy(NamedTuple):
-    """Copy-on-write: the first `num_tokens` slots of `source` are copied to `target` before the step."""
+    """Copy-on-write: the first `num_tokens` slots of `source` are copied to `target` before the
+    step."""
 
     source: int
     target: int
@@ -29,11 +31,12 @@ class BlockCopy(NamedTuple):
 class ScheduledBatch:
     """Parallel lists, one entry a scheduled sequence, and what changed since the last step.
 
-    A *row* is the place a running sequence keeps in the runner's arrays from admission to its end.
-    Entry i computes tokens [starts[i], starts[i] + counts[i]) of its sequence. `num_logits[i]` says of
-    how many of its last tokens the logits are wanted: 0 within a prompt, 1 when it is caught up after
-    this step and so samples a token, more when prompt log-probabilities were asked for. `samples[i]`
-    is true if the last of them yields the next token.
+    A *row* is the place a running sequence keeps in the runner's arrays from admission to its
+    end. Entry i computes tokens [starts[i], starts[i] + counts[i]) of its sequence.
+    `num_logits[i]` says of how many of its last tokens the logits are wanted: 0 within a prompt,
+    1 when it is caught up after this step and so samples a token, more when prompt
+    log-probabilities were asked for. `samples[i]` is true if the last of them yields the next
+    token.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
