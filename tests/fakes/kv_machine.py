@@ -64,7 +64,7 @@ class KVMachine:
             self.tables[sequence.row] = list(sequence.block_table)
             self.tokens[sequence.row] = list(sequence.token_ids)
         for growth in batch.grown:
-            assert len(self.tables[growth.row]) == growth.index
+            assert len(self.tables[growth.row]) == growth.place
             self.tables[growth.row].append(growth.block_id)
         self._copy(batch)
         result = StepResult(tokens=[])

@@ -67,8 +67,8 @@ class StepInputs:
         """Take in what changed since the last step, then lay out this one."""
         for sequence in batch.admitted:
             self._admit(sequence)
-        for row, index, block_id in batch.grown:
-            self.block_tables[row, index] = block_id
+        for row, place, block_id in batch.grown:
+            self.block_tables[row, place] = block_id
         rows = np.array(batch.rows, np.int32)
         starts = np.array(batch.starts, np.int32)
         is_decode = (

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class BlockGrowth(NamedTuple):
-    """Block `block_id` became number `index` of the block table in row `row`."""
+    """Block `block_id` took place `place` of the block table in row `row`."""
 
     row: int
-    index: int
+    place: int
     block_id: int
 
 

@@ -57,7 +57,7 @@ def test_the_batch_says_what_changed():
     assert (first.num_logits, first.samples, first.grown) == ([1], [True], [])
     assert (second.rows, second.starts, second.counts) == ([0], [16], [1])
     assert second.admitted == []
-    assert [(g.row, g.index) for g in second.grown] == [(0, 1)]
+    assert [(g.row, g.place) for g in second.grown] == [(0, 1)]
     assert sequence.finish_reason == "length"
 
 
