@@ -81,7 +81,7 @@ class Loader(Protocol):
         """The embedding table as the language model's head; shares its memory."""
 
     def vector(self, name: str, size: int, *, offset: float = 0.0) -> Vector:
-        """The vector `name` plus `offset`, in float32. `name` is whole, .weight or .bias included."""
+        """The vector `name` plus `offset`, in float32; `name` is whole, ending and all."""
 
 
 class Ops(Protocol):

@@ -1,1 +1,1 @@
-"""The wire between engine, router and operator: paths, headers, metric names, hashes. Standard library only."""
+"""The wire between engine, router and operator. Standard library only."""
