@@ -39,6 +39,9 @@ class NullBackend:
     vocab_size = 32000
     kv_bytes_per_block = 1
 
+    def kv_memory(self, limits: BackendLimits, fraction: float) -> int | None:
+        return None
+
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         self.tokens = np.full(limits.max_logit_rows, 7, np.int32)
         self.status = np.zeros(limits.max_logit_rows, np.uint8)

@@ -37,6 +37,8 @@ def build_backend(
     max_model_len = config.max_model_len or model.max_position_embeddings
     if config.device == "torch":
         return _build_torch(config, model, files, max_model_len=max_model_len, progress=progress)
+    if config.device == "cuda":
+        return _build_cuda(config, model, files, max_model_len=max_model_len, progress=progress)
     return _build_native(config, model, files, max_model_len=max_model_len, progress=progress)
 
 
@@ -59,6 +61,7 @@ def _build_native(
         _open(config, model, files),
         max_model_len=max_model_len,
         dtype="f32" if config.dtype == "float32" else "bf16",
+        quantization=config.quantization,
         num_threads=config.num_threads,
         progress=progress,
     )
@@ -87,6 +90,27 @@ def _build_torch(
         max_model_len=max_model_len,
         precision=Precision(storage=storage),
         num_threads=config.num_threads,
+        progress=progress,
+    )
+
+
+def _build_cuda(
+    config: EngineConfig,
+    model: ModelConfig,
+    files: ModelFiles,
+    *,
+    max_model_len: int,
+    progress: Callable[[int, int], None] | None,
+) -> Backend:
+    try:
+        from octavo_engine.backends.torch.build_cuda import build_cuda
+    except ImportError as error:
+        raise ConfigError("--device cuda needs torch; pip install 'octavo[cuda]'") from error
+    return build_cuda(
+        model,
+        _open(config, model, files),
+        dtype=config.dtype,
+        max_model_len=max_model_len,
         progress=progress,
     )
 

@@ -122,7 +122,13 @@ def _capacity(config: EngineConfig, backend: Backend, own_max_model_len: int) ->
     if config.device == "sim":
         max_blocks, where = config.sim.kv_blocks, "the simulated KV pool"
     else:
-        memory = kv_memory(config, free_memory())
+        length = config.max_model_len or own_max_model_len
+        own_memory = backend.kv_memory(_limits(config, length), config.memory_fraction)
+        memory = (
+            kv_memory(config, free_memory())
+            if own_memory is None
+            else config.kv_cache_memory_bytes or own_memory
+        )
         max_blocks = memory // backend.kv_bytes_per_block
         where = f"the KV cache of {gib(memory)}"
     return settle_capacity(
@@ -138,14 +144,19 @@ def _assemble(
     now: Callable[[], float],
 ) -> Engine:
     settings = dataclasses.replace(config.scheduler, max_model_len=capacity.max_model_len)
-    limits = BackendLimits(
-        max_tokens=settings.max_num_batched_tokens,
-        max_seqs=settings.max_num_seqs,
-        max_logit_rows=settings.max_num_seqs + SPARE_LOGITS,
-        max_model_len=capacity.max_model_len,
-    )
+    limits = _limits(config, capacity.max_model_len)
     executor = UniExecutor(
         backend, scheduler_config=settings, limits=limits, num_blocks=capacity.num_blocks
     )
     scheduler = Scheduler(settings, num_blocks=capacity.num_blocks, cache_key=cache_key, now=now)
     return Engine(scheduler, executor, now=now)
+
+
+def _limits(config: EngineConfig, max_model_len: int) -> BackendLimits:
+    settings = config.scheduler
+    return BackendLimits(
+        max_tokens=settings.max_num_batched_tokens,
+        max_seqs=settings.max_num_seqs,
+        max_logit_rows=settings.max_num_seqs + SPARE_LOGITS,
+        max_model_len=max_model_len,
+    )

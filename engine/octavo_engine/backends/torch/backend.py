@@ -66,6 +66,9 @@ class TorchBackend:
         values = 2 * BLOCK_SIZE * self.config.num_kv_heads * self.config.head_dim
         return self.config.num_layers * values * self.precision.dtype.itemsize
 
+    def kv_memory(self, limits: BackendLimits, fraction: float) -> int | None:
+        return None
+
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         c = self.config
         self._kv = PagedKV(

@@ -1,0 +1,193 @@
+"""Compiles every Triton kernel for GPUs that need not be there, and prints what each one takes.
+
+    python benchmarks/gpu/compile_report.py [--json FILE] [--targets sm_90 …] [--only NAME …]
+
+Shapes are those of an 8B model (32 query heads and 8 kv heads of 128, bf16). Spilled registers
+(`stack` or `local` above 0) cost more than anything else a kernel may do wrong, and show here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from octavo_engine.backends.torch.triton import attention, draw, heads, matmul, rows
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+# Numbers that are multiples of 16 in any real model; the compiler is told when it is launched, too.
+WHOLE_SIXTEENS = ("num_columns", "num_outputs", "num_inputs", "vocab")
+LLAMA = {"GROUP": 4, "HEAD_DIM": 128, "DIM": 128}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel with the types of its arguments and its launch."""
+
+    name: str
+    kernel: Any
+    types: dict[str, str]  # of what is neither an int32 number nor an int32 pointer
+    constants: dict[str, Any]
+    num_warps: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def cases() -> list[Case]:
+    """One of each kernel as the engine launches it."""
+    found = []
+    unusual = {"HAS_WINDOW": True, "HAS_CAP": True}
+    wide = {"HEAD_DIM": 256, "DIM": 256, "GROUP": 2}
+    exact = {"EXACT": True}
+    for label, is_decode, splits, extra in (
+        ("prompt", False, False, {}),
+        ("decode", True, False, {}),
+        ("decode split", True, True, {}),
+        ("prompt window cap", False, False, unusual),
+        ("prompt 256", False, False, wide | unusual),
+        ("decode 256", True, True, wide | unusual),
+        ("prompt float32", False, False, exact),
+        ("decode float32", True, True, exact),
+    ):
+        shape = LLAMA | extra
+        is_exact = "EXACT" in extra
+        tile = attention.choose_tile(
+            group=shape["GROUP"],
+            head_dim=shape["HEAD_DIM"],
+            itemsize=4 if is_exact else 2,
+            is_decode=is_decode,
+        )
+        constants = {
+            **LLAMA, "PAGE": 16, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
+            "HAS_WINDOW": False, "HAS_CAP": False, "SPLIT": splits, "EXACT": False, **extra,
+        }  # fmt: skip
+        values = "*fp32" if is_exact else "*bf16"
+        types = dict.fromkeys(("out", "q", "k_cache", "v_cache"), values)
+        types |= dict.fromkeys(("parts", "part_maxima", "part_sums"), "*fp32")
+        types |= {"score_scale": "fp32", "soft_cap": "fp32", "window": "i32", "split_tokens": "i32"}
+        found.append(
+            Case(f"attend {label}", attention.attend_kernel, types, constants, tile.num_warps,
+                 {"num_stages": tile.num_stages})
+        )  # fmt: skip
+    found.append(
+        Case("join", attention.join_kernel,
+             {"out": "*bf16", "parts": "*fp32", "part_maxima": "*fp32", "part_sums": "*fp32",
+              "num_splits": "i32"},
+             {**LLAMA, "BLOCK_M": 16}, 2)
+    )  # fmt: skip
+    found.append(
+        Case("turn and store", heads.turn_and_store_kernel,
+             {**dict.fromkeys(("q_out", "k_cache", "v_cache", "qkv"), "*bf16"),
+              **dict.fromkeys(("cos_sin", "q_norm", "k_norm"), "*fp32"), "eps": "fp32"},
+             {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "DIM": 128, "HALF": 64,
+              "HAS_Q_NORM": True, "HAS_K_NORM": True, "HEADS": heads.HEADS_PER_PROGRAM}, 4)
+    )  # fmt: skip
+    norm = {"out": "*bf16", "total": "*fp32", "x": "*fp32", "y": "*bf16", "weight": "*fp32",
+            "num_columns": "i32", "scale": "fp32", "eps": "fp32"}  # fmt: skip
+    found.append(Case("add rms norm", rows.rms_norm_kernel, norm,
+                      {"HAS_ADD": True, "BLOCK": 4096}, 8))  # fmt: skip
+    found.append(Case("glu", rows.glu_kernel, {"out": "*bf16", "x": "*bf16", "num_columns": "i32"},
+                      {"ACTIVATION": "silu", "BLOCK": rows.GLU_COLUMNS}, 4))  # fmt: skip
+    found.append(
+        Case("matmul", matmul.matmul_kernel,
+             {**dict.fromkeys(("out", "x", "weight", "bias"), "*bf16"),
+              **dict.fromkeys(("num_rows", "num_outputs", "num_inputs"), "i32")},
+             {"HAS_BIAS": True, "EXACT": False, "BLOCK_M": matmul.BLOCK_M,
+              "BLOCK_N": matmul.BLOCK_N, "BLOCK_K": matmul.BLOCK_K}, 4, {"num_stages": 3})
+    )  # fmt: skip
+    floats = dict.fromkeys(
+        ("logits", "maxima", "inverse_temperatures", "leasts", "top_ps"), "*fp32"
+    )
+    numbers = {"vocab": "i32", "num_chunks": "i32", "masses": "*i64"}
+    constants = {"CHUNK": draw.CHUNK, "CHUNKS": 64}
+    found += [
+        Case(f"draw: {kernel.__name__.removesuffix('_kernel')}", kernel, floats | numbers,
+             constants, 8, {"enable_fp_fusion": False})
+        for kernel in (draw.scan_kernel, draw.cut_kernel, draw.weigh_kernel, draw.pick_kernel)
+    ]  # fmt: skip
+    return found
+
+
+def compile_case(case: Case, target_name: str) -> dict[str, Any]:
+    """Raises what the compiler raises."""
+    names = case.kernel.arg_names
+    constants = {name: value for name, value in case.constants.items() if name in names}
+    signature = {
+        name: "constexpr" if name in constants else case.types.get(name, "*i32") for name in names
+    }
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(names)
+        if signature[name].startswith("*") or name in WHOLE_SIXTEENS
+    }
+    source = ASTSource(case.kernel, signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": case.num_warps, **case.options}
+    compiled = triton.compile(source, target=TARGETS[target_name], options=options)
+    report: dict[str, Any] = {
+        "kernel": case.name, "target": target_name, "shared": compiled.metadata.shared,
+    }  # fmt: skip
+    if "cubin" in compiled.asm:
+        report |= _resources(compiled.asm["cubin"])
+        report["wgmma"] = "wgmma" in compiled.asm["ptx"]
+        report["fused"] = len(re.findall(r"\bFFMA\b", _cuobjdump(compiled.asm["cubin"], "-sass")))
+    else:
+        text = compiled.asm["amdgcn"]
+        spills = re.search(r"vgpr_spill_count:\s*(\d+)", text)
+        registers = re.search(r"\.vgpr_count:\s*(\d+)", text)
+        report["registers"] = int(registers.group(1)) if registers else None
+        report["stack"] = int(spills.group(1)) if spills else None
+    return report
+
+
+def _resources(cubin: bytes) -> dict[str, int]:
+    text = _cuobjdump(cubin, "--dump-resource-usage")
+    found = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text))
+    return {"registers": int(found["REG"]), "stack": int(found["STACK"]),
+            "local": int(found["LOCAL"])}  # fmt: skip
+
+
+def _cuobjdump(cubin: bytes, what: str) -> str:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run(
+            [tool, what, file.name], capture_output=True, text=True, check=True
+        ).stdout
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--only", nargs="+", help="kernels whose name begins so")
+    options = parser.parse_args(arguments)
+    chosen = [
+        case for case in cases() if not options.only or case.name.startswith(tuple(options.only))
+    ]
+    reports = [compile_case(case, name) for name in options.targets for case in chosen]
+    for report in reports:
+        cells = [
+            f"{key} {value}" for key, value in report.items() if key not in ("kernel", "target")
+        ]
+        print(f"{report['target']:7} {report['kernel']:18} {', '.join(cells)}")
+    if options.json:
+        options.json.write_text(json.dumps(reports, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

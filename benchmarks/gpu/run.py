@@ -1,0 +1,121 @@
+"""One command on a GPU: ceilings, correctness, then an 8B-shaped model; a table and a JSON.
+
+    python -m benchmarks.gpu.run [--out gpu.json] [--layers 32] [--only decode1 prefill …]
+
+From the repository's root, with octavo[cuda] installed (or PYTHONPATH=engine). Takes about two
+minutes and 40 GB of device memory; --layers 8 needs a quarter of it, but then shares of ceilings
+are those of a smaller model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from octavo_engine.backends.backend import BackendLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LIMITS = BackendLimits(max_tokens=2048, max_seqs=256, max_logit_rows=320, max_model_len=4096)
+# What is to be reached on an H200-class device.
+GOALS = {
+    ("decode1", "bandwidth_share"): (">=", 0.85),
+    ("decode256", "gemm_peak_share"): (">=", 0.60),
+    ("prefill", "gemm_peak_share"): (">=", 0.60),
+    ("decode1", "gap_share"): ("<=", 0.03),
+    ("decode256", "gap_share"): ("<=", 0.03),
+    ("upload", "estimated_s_for_16_gb"): ("<=", 10.0),
+}
+PARTS = ("decode1", "decode256", "decode_long", "prefill", "draw", "upload")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/out/gpu.json"))
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("torch sees no GPU here; nothing was measured", file=sys.stderr)
+        return 2
+    report = measure(options.layers, options.only)
+    print_table(report)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"\nwritten to {options.out}")
+    return 0
+
+
+def measure(num_layers: int, only: list[str]) -> dict[str, Any]:
+    from benchmarks.gpu import ceilings, correctness
+    from benchmarks.gpu import measure as parts
+    from benchmarks.gpu.random_model import LLAMA_8B, Bench
+
+    report: dict[str, Any] = {"device": describe(), "layers": num_layers}
+    report["correctness"] = correctness.check()
+    best = parts.Ceilings(ceilings.copy_bandwidth(), ceilings.gemm_flops())
+    report["ceilings"] = {
+        "copy_gb_per_s": best.bytes_per_s / 1e9,
+        "bf16_tflops": best.flops_per_s / 1e12,
+    }
+    bench = Bench.make(LLAMA_8B | {"num_hidden_layers": num_layers}, LIMITS)
+    work: dict[str, Callable[[], dict[str, Any]]] = {
+        "decode1": lambda: parts.decode(bench, 1, 512, best),
+        "decode256": lambda: parts.decode(bench, 256, 256, best),
+        "decode_long": lambda: parts.decode(bench, 1, 4000, best),
+        "prefill": lambda: parts.prefill(bench, 2048, best),
+        "draw": lambda: parts.draw(bench, 256),
+        "upload": parts.upload,
+    }
+    for name in only:
+        report[name] = work[name]()
+        print(f"measured {name}", file=sys.stderr)
+    return report
+
+
+def describe() -> dict[str, str]:
+    import triton
+
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True, text=True, check=False,
+    ).stdout.strip() if torch.version.hip is None else str(torch.version.hip)  # fmt: skip
+    return {
+        "name": torch.cuda.get_device_name(),
+        "driver": driver,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def print_table(report: dict[str, Any]) -> None:
+    for part, values in report.items():
+        if not isinstance(values, dict):
+            continue
+        for name, value in values.items():
+            shown = f"{value:12.4g}" if isinstance(value, float) else f"{value:>12}"
+            print(f"{part:12} {name:24} {shown}  {verdict(part, name, value)}".rstrip())
+
+
+def verdict(part: str, name: str, value: Any) -> str:
+    """The goal beside a number that has one."""
+    if (part, name) not in GOALS:
+        return ""
+    sign, goal = GOALS[part, name]
+    is_met = value >= goal if sign == ">=" else value <= goal
+    return f"goal {sign} {goal:g}: {'met' if is_met else 'missed'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

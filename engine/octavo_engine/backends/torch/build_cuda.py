@@ -1,0 +1,56 @@
+"""From the engine's settings to the device backend: which dtype, and whether the device has it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from octavo_engine.backends.torch.cuda import CudaBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from octavo_engine.config import DType
+    from octavo_engine.models.config import ModelConfig
+    from octavo_engine.weights.checkpoint import Checkpoint
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+BFLOAT16_CAPABILITY = (8, 0)
+
+logger = logging.getLogger(__name__)
+
+
+def build_cuda(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    *,
+    dtype: DType,
+    max_model_len: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> CudaBackend:
+    """The model on the first GPU. Raises ConfigError and ModelError."""
+    return CudaBackend(
+        config,
+        checkpoint,
+        max_model_len=max_model_len,
+        dtype=settle_dtype(dtype, config.torch_dtype),
+        progress=progress,
+    )
+
+
+def settle_dtype(asked: DType, stored: str) -> torch.dtype:
+    """What was asked for; else the model's own, in 16 bits, which is what matrix units are for."""
+    if asked != "auto":
+        return _DTYPES[asked]
+    dtype = torch.float16 if stored == "float16" else torch.bfloat16
+    is_old = (
+        torch.cuda.is_available()
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability() < BFLOAT16_CAPABILITY
+    )
+    if dtype == torch.bfloat16 and is_old:
+        logger.warning("This GPU has no bfloat16: weights are converted to float16")
+        return torch.float16
+    return dtype

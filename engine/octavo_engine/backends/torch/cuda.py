@@ -1,0 +1,310 @@
+"""The backend for NVIDIA and AMD GPUs: weights, KV cache and sampling all on the device.
+
+A step is packed into one pinned buffer and sent by one copy; the operations run without waiting for
+the host; the sampled tokens come back by one copy. On a device that is none of these (`cpu`, for
+tests) the same code runs without graphs.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from octavo_engine.backends.torch import memory
+from octavo_engine.backends.torch.cuda_loader import CudaLoader
+from octavo_engine.backends.torch.cuda_ops import Context, CudaOps
+from octavo_engine.backends.torch.device_kv import DeviceKV
+from octavo_engine.backends.torch.device_sampler import is_plain, sample
+from octavo_engine.backends.torch.device_step import (
+    Sizes,
+    StepBuffer,
+    cut_tiles,
+    is_decode,
+)
+from octavo_engine.backends.torch.graphs import GraphCache, bucket_sizes, choose_bucket
+from octavo_engine.backends.torch.kernels import choose_kernels
+from octavo_engine.backends.torch.ropes import RopeTables
+from octavo_engine.backends.torch.upload import Uploader
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.errors import ConfigError
+from octavo_engine.models.registry import build_model
+from octavo_engine.sampling.batch import Sampled, SamplingBatch
+from octavo_engine.sampling.rows import new_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from octavo_engine.backends.backend import BackendLimits, Step
+    from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
+    from octavo_engine.backends.torch.graphs import Recorder, Replay
+    from octavo_engine.backends.torch.kernels import KernelChoice
+    from octavo_engine.models.config import ModelConfig
+    from octavo_engine.ops import Model
+    from octavo_engine.weights.checkpoint import Checkpoint
+
+MAX_GRAPHS = 48
+
+logger = logging.getLogger(__name__)
+
+
+class CudaBackend:
+    """A model on one device."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        *,
+        max_model_len: int,
+        dtype: torch.dtype = torch.bfloat16,
+        device: str = "cuda",
+        kernels: KernelChoice = "auto",
+        use_graphs: bool = True,
+        batch_invariant: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        settled = open_device(device)
+        with Uploader(settled) as uploader:
+            loader = CudaLoader(checkpoint, uploader, dtype, progress)
+            model = build_model(config, loader, max_model_len)
+            loader.finish()
+        self._init(
+            config,
+            model,
+            settled,
+            dtype,
+            kernels,
+            use_graphs=use_graphs,
+            batch_invariant=batch_invariant,
+        )
+
+    @classmethod
+    def of_model(
+        cls,
+        config: ModelConfig,
+        model: Model,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: KernelChoice = "auto",
+        use_graphs: bool = True,
+        batch_invariant: bool = False,
+    ) -> CudaBackend:
+        """A model whose weights are on the device already; for measuring without files."""
+        backend = cls.__new__(cls)
+        backend._init(
+            config,
+            model,
+            device,
+            dtype,
+            kernels,
+            use_graphs=use_graphs,
+            batch_invariant=batch_invariant,
+        )
+        return backend
+
+    def _init(
+        self,
+        config: ModelConfig,
+        model: Model,
+        device: torch.device,
+        dtype: torch.dtype,
+        kernels: KernelChoice,
+        *,
+        use_graphs: bool,
+        batch_invariant: bool,
+    ) -> None:
+        self.config = config
+        self.device = device
+        self._model: Model | None = model
+        self._dtype = dtype
+        self._kernels = choose_kernels(
+            device, dtype, config, choice=kernels, batch_invariant=batch_invariant
+        )
+        self._use_graphs = use_graphs and device.type == "cuda" and self._kernels.can_capture
+        self._recorder: Recorder[tuple[Tensor, Tensor]] = CudaRecorder(device)
+        self._context: Context | None = None
+        self._buffer: StepBuffer | None = None
+        self._graphs: GraphCache[tuple[Tensor, Tensor]] | None = None
+        self._buckets: list[int] = []
+        self._limits: BackendLimits | None = None
+        self._kept: tuple[Tensor, Tensor] | None = None  # logits, and what was drawn of them
+
+    @property
+    def name(self) -> str:
+        dtype = str(self._dtype).removeprefix("torch.")
+        return f"cuda/{dtype}/{self._kernels.name}"
+
+    @property
+    def isa(self) -> str:
+        if self.device.type != "cuda":
+            return self.device.type
+        return torch.cuda.get_device_name(self.device)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        values = 2 * BLOCK_SIZE * self.config.num_kv_heads * self.config.head_dim
+        return self.config.num_layers * values * self._dtype.itemsize
+
+    def kv_memory(self, limits: BackendLimits, fraction: float) -> int:
+        """Bytes of device memory that the KV cache may take. Raises ConfigError if none is left."""
+        free = memory.device_memory(self.device).free_bytes
+        needed = memory.step_bytes(self.config, limits, self._dtype.itemsize)
+        return memory.kv_budget(free, needed, fraction=fraction)
+
+    def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
+        c = self.config
+        if self.device.type == "cuda":
+            memory.require(self.device, num_blocks * self.kv_bytes_per_block)
+        kv = DeviceKV(
+            num_layers=c.num_layers,
+            num_blocks=num_blocks,
+            num_kv_heads=c.num_kv_heads,
+            head_dim=c.head_dim,
+            dtype=self._dtype,
+            device=self.device,
+        )
+        ropes = RopeTables(limits.max_model_len, self.device)
+        self._context = Context(self._kernels, kv, ropes, self._dtype)
+        self._buffer = StepBuffer(limits, self.device)
+        self._buckets = bucket_sizes(limits.max_seqs)
+        self._graphs = GraphCache(self._recorder, max_graphs=MAX_GRAPHS)
+        self._limits = limits
+        if self._use_graphs:
+            rows = (limits.max_seqs, c.vocab_size)
+            self._kept = (
+                torch.empty(rows, device=self.device),
+                torch.empty((2, limits.max_seqs), dtype=torch.int32, device=self.device),
+            )
+
+    def execute(self, step: Step, sampling: SamplingBatch) -> Sampled:
+        assert self._context is not None, "prepare() comes first"
+        with torch.inference_mode():
+            self._context.kv.copy(step.copies)
+            logits, found, sizes = self._compute(step, sampling)
+            if not len(step.logit_rows):
+                return Sampled(np.empty(0, np.int32), np.empty(0, np.uint8))
+            if is_plain(sampling):
+                # Waits for the device; everything before was only launched.
+                tokens, status = found.cpu().numpy()
+                return Sampled(np.ascontiguousarray(tokens), status.astype(np.uint8))
+            assert self._buffer is not None
+            params = self._buffer.draw_params(sizes).first(len(logits))
+            return sample(logits, sampling, params, self._kernels.draw)
+
+    def logits(self, step: Step) -> NDArray[np.float32]:
+        """Compute the step; the logits of the wanted rows, [S, vocabulary], for tests."""
+        assert self._context is not None, "prepare() comes first"
+        with torch.inference_mode():
+            self._context.kv.copy(step.copies)
+            logits, _, _ = self._compute(step, _greedy(len(step.logit_rows)))
+            values: NDArray[np.float32] = logits.cpu().numpy()
+            return values
+
+    def poison_blocks(self, block_ids: list[int]) -> None:
+        assert self._context is not None, "prepare() comes first"
+        self._context.kv.poison(block_ids)
+
+    def close(self) -> None:
+        if self._graphs is not None:
+            self._graphs.clear()
+        self._graphs = self._context = self._buffer = self._model = self._kept = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _compute(self, step: Step, sampling: SamplingBatch) -> tuple[Tensor, Tensor, Sizes]:
+        """Logits, what was drawn of them as they are, and how the step was laid out."""
+        assert self._buffer is not None and self._graphs is not None and self._limits is not None
+        buffer = self._buffer
+        is_decode_step = is_decode(step)
+        num_rows = len(step.logit_rows)
+        tiles = cut_tiles(step.seq_starts, self._kernels.tokens_per_tile(is_decode=is_decode_step))
+        bucket = None
+        if is_decode_step and self._use_graphs:
+            bucket = choose_bucket(self._buckets, num_rows)
+        if bucket is None:
+            sizes = Sizes(len(step.token_ids), len(step.seq_lens), num_rows, len(tiles.seqs))
+            buffer.send(buffer.fill(step, sampling, tiles, sizes))
+            view = buffer.step(
+                sizes,
+                is_decode=is_decode_step,
+                max_seq_len=int(step.seq_lens.max(initial=0)),
+                host=step,
+            )
+            return *self._forward(view, buffer.draw_params(sizes)), sizes
+        sizes = Sizes.of_decode(bucket)
+        # A graph must serve every length that is still to come.
+        longest = self._limits.max_model_len
+
+        def work() -> tuple[Tensor, Tensor]:
+            view = buffer.step(sizes, is_decode=True, max_seq_len=longest, host=None)
+            return self._keep(view, buffer.draw_params(sizes))
+
+        buffer.send(buffer.fill(step, sampling, tiles, sizes))
+        logits, found = self._graphs.run(bucket, work)
+        return logits[:num_rows], found[:, :num_rows], sizes
+
+    def _keep(self, step: DeviceStep, params: DrawParams) -> tuple[Tensor, Tensor]:
+        """Results in memory that all graphs share; their own is for what is gone after a step."""
+        assert self._kept is not None
+        logits, found = self._forward(step, params)
+        num_rows = len(logits)
+        return self._kept[0][:num_rows].copy_(logits), self._kept[1][:, :num_rows].copy_(found)
+
+    def _forward(self, step: DeviceStep, params: DrawParams) -> tuple[Tensor, Tensor]:
+        assert self._context is not None and self._model is not None
+        ops = CudaOps(step, self._context)
+        logits = self._model.forward(ops)
+        assert isinstance(logits, torch.Tensor)
+        logits = logits.float()
+        return logits, self._kernels.draw(logits, params)
+
+
+def _greedy(num_rows: int) -> SamplingBatch:
+    """Rows that all take the likeliest token."""
+    zeros = np.zeros(num_rows, np.int32)
+    return SamplingBatch(new_table(1), zeros, zeros, zeros - 1, np.zeros((1, 1), np.int32))
+
+
+class CudaRecorder:
+    """Captures into one pool of memory that all graphs share: no two of them run at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None  # torch has no public name for its type
+
+    def capture(
+        self, work: Callable[[], tuple[Tensor, Tensor]]
+    ) -> tuple[tuple[Tensor, Tensor], Replay]:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = work()
+        return result, graph.replay
+
+
+def open_device(name: str) -> torch.device:
+    """The device by torch's name. Raises ConfigError if it is not there."""
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                "--device cuda needs a GPU that torch can use, and it sees none: check nvidia-smi, "
+                "and that torch was installed with CUDA (torch.version.cuda is "
+                f"{torch.version.cuda})"
+            )
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)
+    return device

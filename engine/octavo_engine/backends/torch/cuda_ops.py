@@ -1,0 +1,116 @@
+"""The operations at once on a device: cuBLAS for matrix products, `Kernels` for all else.
+
+Between operations values have the weights' dtype; the residual stream, which only ever is added
+to, is float32, and so are the logits. A sum is not formed before somebody asks for it, so that the
+norm which follows most sums can form it on its way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import torch
+from torch.nn import functional
+
+from octavo_engine.backends.torch.plain import activate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from octavo_engine.backends.torch.cuda_loader import DeviceLinear
+    from octavo_engine.backends.torch.device_kv import DeviceKV
+    from octavo_engine.backends.torch.device_step import DeviceStep
+    from octavo_engine.backends.torch.kernels import Kernels
+    from octavo_engine.backends.torch.ropes import RopeTables
+    from octavo_engine.ops import Activation, AttentionSpec
+
+
+class Sum:
+    """x + scale * y, not yet formed."""
+
+    __slots__ = ("_total", "scale", "x", "y")
+
+    def __init__(self, x: Tensor, y: Tensor, scale: float) -> None:
+        self.x, self.y, self.scale = x, y, scale
+        self._total: Tensor | None = None
+
+    def form(self) -> Tensor:
+        if self._total is None:
+            self._total = torch.add(self.x, self.y, alpha=self.scale)
+        return self._total
+
+    def set(self, total: Tensor) -> None:
+        """A kernel formed it on its way."""
+        self._total = total
+
+    @property
+    def is_formed(self) -> bool:
+        return self._total is not None
+
+
+Value: TypeAlias = "Tensor | Sum"
+
+
+class Context(NamedTuple):
+    """What all steps share."""
+
+    kernels: Kernels
+    kv: DeviceKV
+    ropes: RopeTables
+    dtype: torch.dtype
+
+
+class CudaOps:
+    """Ops over one step."""
+
+    def __init__(self, step: DeviceStep, context: Context) -> None:
+        self._step = step
+        self._kernels, self._kv, self._ropes, self._dtype = context
+
+    def embedding(self, table: Tensor, *, scale: float = 1.0) -> Tensor:
+        x = functional.embedding(self._step.token_ids, table).float()
+        return x if scale == 1.0 else x * scale
+
+    def linear(self, x: Value, weight: DeviceLinear) -> Tensor:
+        # float32 between operations is rounded here, as the weights were.
+        return self._kernels.linear(_formed(x).to(self._dtype), weight)
+
+    def rms_norm(self, x: Value, weight: Tensor, eps: float) -> Tensor:
+        if isinstance(x, Sum) and not x.is_formed:
+            total, normed = self._kernels.add_rms_norm(x.x, x.y, x.scale, weight, eps, self._dtype)
+            x.set(total)
+            return normed
+        return self._kernels.rms_norm(_formed(x), weight, eps, self._dtype)
+
+    def attention(self, qkv: Value, spec: AttentionSpec) -> Tensor:
+        k_cache, v_cache = self._kv.layer(spec.layer)
+        cos_sin = None if spec.rope is None else self._ropes.table(spec.rope)
+        q = self._kernels.turn_and_store(_formed(qkv), cos_sin, k_cache, v_cache, self._step, spec)
+        return self._kernels.attend(q, k_cache, v_cache, self._step, spec)
+
+    def glu(self, x: Value, activation: Activation) -> Tensor:
+        return self._kernels.glu(_formed(x), activation)
+
+    def activation(self, x: Value, activation: Activation) -> Tensor:
+        return activate(_formed(x), activation)
+
+    def add(self, x: Value, y: Value, *, scale: float = 1.0) -> Sum:
+        return Sum(_formed(x), _formed(y), scale)
+
+    def scale(self, x: Value, factor: float) -> Tensor:
+        return _formed(x) * factor
+
+    def soft_cap(self, x: Value, cap: float) -> Tensor:
+        return cap * torch.tanh(_formed(x) / cap)
+
+    def select_rows(self, x: Value) -> Value:
+        if self._step.is_decode:
+            return x  # every row is wanted
+        rows = self._step.logit_rows
+        if isinstance(x, Sum) and not x.is_formed:
+            return Sum(x.x[rows], x.y[rows], x.scale)
+        return _formed(x)[rows]
+
+
+def _formed(x: Value) -> Tensor:
+    return x.form() if isinstance(x, Sum) else x

@@ -1,0 +1,210 @@
+"""Sampling where the logits are: plain rows by the draw alone, unusual wishes in torch before it.
+
+The order of work is that of csrc/cpu/sampling.h, and every float operation is a launch of its own,
+so nothing is fused and the numbers are the CPU's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from octavo_engine.backends.torch.plain_draw import masses, sort_keys
+from octavo_engine.sampling.batch import SAMPLED_NOT_FINITE, SAMPLED_OK, Sampled
+from octavo_engine.sampling.processors import apply_processors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from octavo_engine.backends.torch.device_step import DrawParams
+    from octavo_engine.sampling.batch import Ragged, SamplingBatch
+
+    Draw = Callable[[Tensor, DrawParams], Tensor]
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+class Raw(NamedTuple):
+    """What log-probabilities need of the logits before anything was done to them."""
+
+    logits: Tensor
+    maxima: Tensor  # [S, 1]
+    log_totals: Tensor  # [S, 1] float64
+
+
+def is_plain(sampling: SamplingBatch) -> bool:
+    """Whether the draw is all there is to do."""
+    return (
+        sampling.num_logprobs < 0
+        and sampling.bias is None
+        and sampling.allowed is None
+        and not sampling.processed
+        and not _penalised(sampling).any()
+    )
+
+
+def sample(logits: Tensor, sampling: SamplingBatch, params: DrawParams, draw: Draw) -> Sampled:
+    """Everything that a batch may wish for. `logits` [S, vocabulary] float32 may be changed."""
+    _process(logits, sampling)
+    is_flawed = ~(logits <= LARGEST).all(-1)
+    wants_logprobs = sampling.num_logprobs >= 0
+    raw = _raw(logits, is_flawed) if wants_logprobs else None
+    # What is scored is scored as it is; adjustments are only for rows that sample.
+    adjusted = logits.clone() if wants_logprobs else logits
+    _allow(adjusted, sampling.allowed)
+    _add_bias(adjusted, sampling.bias)
+    _penalise(adjusted, sampling)
+    found = draw(adjusted, params)
+    found[1] = found[1].masked_fill(is_flawed, SAMPLED_NOT_FINITE)
+    found[0] = found[0].masked_fill(is_flawed, -1)
+    tokens, status = found.cpu().numpy()
+    sampled = Sampled(tokens, status.astype(np.uint8))
+    if raw is not None:
+        _add_logprobs(sampled, raw, found, sampling.num_logprobs)
+    return sampled
+
+
+def _process(logits: Tensor, sampling: SamplingBatch) -> None:
+    """Custom processors run on the host; only their rows travel."""
+    if not sampling.processed:
+        return
+    rows = sorted({row.logits_row for row in sampling.processed})
+    places = {row: place for place, row in enumerate(rows)}
+    host = logits[rows].cpu().numpy()
+    apply_processors(
+        [row._replace(logits_row=places[row.logits_row]) for row in sampling.processed], host
+    )
+    logits[rows] = torch.from_numpy(host).to(logits.device)
+
+
+def _raw(logits: Tensor, is_flawed: Tensor) -> Raw:
+    kept = logits.where(~is_flawed[:, None], 0.0)
+    maxima = kept.amax(-1, keepdim=True)
+    safe = maxima.where(maxima > -torch.inf, 0.0)
+    total = masses(kept, safe, 1.0).sum(-1, keepdim=True)
+    return Raw(kept, safe, torch.log(total.double() * 2.0**-42))
+
+
+def _add_logprobs(sampled: Sampled, raw: Raw, found: Tensor, wanted: int) -> None:
+    is_ok = found[1] == SAMPLED_OK
+    tokens = found[0].long().clamp(min=0)[:, None]
+    chosen = raw.logits.gather(-1, tokens)
+    logprobs = _logprobs(chosen, raw)[:, 0].where(is_ok, torch.nan)
+    ranks = ((raw.logits > chosen).sum(-1) + 1).where(is_ok, 0)
+    count = min(wanted, raw.logits.shape[-1])
+    # Keys, not logits: of equal ones the lowest id comes first.
+    ids = sort_keys(raw.logits).topk(count, dim=-1).indices
+    values = _logprobs(raw.logits.gather(-1, ids), raw)
+    ids = ids.where(is_ok[:, None], -1)
+    values = values.where(is_ok[:, None], -torch.inf)
+    sampled.logprobs = logprobs.cpu().numpy()
+    sampled.ranks = ranks.to(torch.int32).cpu().numpy()
+    sampled.top_ids = _widened(ids.to(torch.int32).cpu().numpy(), wanted, -1)
+    sampled.top_logprobs = _widened(values.cpu().numpy(), wanted, -np.inf)
+
+
+def _logprobs(logits: Tensor, raw: Raw) -> Tensor:
+    return ((logits - raw.maxima).double() - raw.log_totals).float()
+
+
+def _widened(values: NDArray[Any], columns: int, fill: float) -> NDArray[Any]:
+    """A vocabulary may have fewer tokens than alternatives were asked for."""
+    missing = columns - values.shape[1]
+    if missing == 0:
+        return values
+    return np.pad(values, ((0, 0), (0, missing)), constant_values=fill)
+
+
+def _entries(lists: Ragged, vocab: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Each entry's place in the flat logits, and which of them are in the vocabulary."""
+    rows = np.repeat(np.arange(len(lists.starts) - 1), np.diff(lists.starts))
+    ids = lists.ids[: lists.starts[-1]]
+    is_known = (ids >= 0) & (ids < vocab)
+    return rows * vocab + ids, is_known
+
+
+def _allow(x: Tensor, allowed: Ragged | None) -> None:
+    if allowed is None:
+        return
+    places, is_known = _entries(allowed, x.shape[1])
+    has_list = torch.from_numpy(np.diff(allowed.starts) > 0).to(x.device)
+    mask = ~has_list[:, None].expand_as(x)
+    mask = mask.contiguous()
+    mask.view(-1)[torch.from_numpy(places[is_known]).to(x.device)] = True
+    x.masked_fill_(~mask, -torch.inf)
+
+
+def _add_bias(x: Tensor, bias: Ragged | None) -> None:
+    if bias is None or bias.values is None:
+        return
+    places, is_known = _entries(bias, x.shape[1])
+    places, values = places[is_known], bias.values[: len(is_known)][is_known]
+    flat = x.view(-1)
+    # Entries for the same token come one after the other, as the list has them; mostly there are
+    # none, and one round does it.
+    while len(places):
+        _, firsts = np.unique(places, return_index=True)
+        at = torch.from_numpy(places[firsts]).to(x.device)
+        before = flat[at]
+        flat[at] = _bounded(before, before + torch.from_numpy(values[firsts]).to(x.device))
+        rest = np.ones(len(places), bool)
+        rest[firsts] = False
+        places, values = places[rest], values[rest]
+
+
+def _penalised(sampling: SamplingBatch) -> NDArray[np.bool_]:
+    entries = sampling.table[sampling.rows]
+    has_penalty: NDArray[np.bool_] = (
+        (entries["repetition_penalty"] != 1)
+        | (entries["frequency_penalty"] != 0)
+        | (entries["presence_penalty"] != 0)
+    )
+    return has_penalty & (sampling.targets < 0)
+
+
+def _penalise(x: Tensor, sampling: SamplingBatch) -> None:
+    """Only the rows that have penalties, and only their tokens, go to the device."""
+    rows = np.flatnonzero(_penalised(sampling))
+    if not len(rows):
+        return
+    vocab, device = x.shape[1], x.device
+    entries = sampling.table[sampling.rows[rows]]
+    lengths = sampling.positions[rows]
+    history = np.concatenate(
+        [sampling.history[sampling.rows[s], : sampling.positions[s]] for s in rows]
+    )
+    owners = np.repeat(np.arange(len(rows)), lengths)
+    indices = np.arange(len(history)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    is_output = indices >= np.repeat(entries["num_prompt_tokens"], lengths)
+    is_known = (history >= 0) & (history < vocab)
+    places = owners[is_known] * vocab + history[is_known]
+    at = torch.from_numpy(places).to(device)
+    output_at = torch.from_numpy(places[is_output[is_known]]).to(device)
+    shape = (len(rows), vocab)
+    seen = torch.zeros(shape, dtype=torch.bool, device=device)
+    seen.view(-1)[at] = True
+    counts = torch.zeros(shape, dtype=torch.int32, device=device)
+    ones = torch.ones(len(output_at), dtype=torch.int32, device=device)
+    counts.view(-1).scatter_add_(0, output_at, ones)
+
+    def column(name: str) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(entries[name])).to(device)[:, None]
+
+    where = torch.from_numpy(rows).to(device)
+    before = x[where]
+    repetition = column("repetition_penalty")
+    y = torch.where(before > 0, before / repetition, before * repetition)
+    y = torch.where(repetition == 1, before, y)
+    counted = y - column("frequency_penalty") * counts.float()
+    y = torch.where(counts > 0, counted - column("presence_penalty"), y)
+    x[where] = torch.where(seen, _bounded(before, y), before)
+
+
+def _bounded(before: Tensor, after: Tensor) -> Tensor:
+    """What is banned stays banned; nothing grows to infinity."""
+    return torch.where(before == -torch.inf, before, after.clamp(max=LARGEST))

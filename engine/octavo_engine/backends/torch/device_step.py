@@ -1,0 +1,277 @@
+"""A step's arrays on the device: packed into one pinned buffer, sent by one copy.
+
+Every number is four bytes wide, so one int32 buffer holds them all; floats are the same words seen
+as float32. A captured graph reads fixed places, so a layout depends on sizes alone: the sizes of a
+bucket give the same places each time, and block tables, whose length varies, come last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from octavo_engine.config import BLOCK_SIZE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from octavo_engine.backends.backend import BackendLimits, Step
+    from octavo_engine.sampling.batch import SamplingBatch
+
+GREEDY_BELOW = np.float32(1e-5)
+LEAST = np.float32(-32.0)  # below it exp is less than half a unit of mass
+# Fields begin at multiples of 64 bytes: Triton compiles a kernel anew for each pattern of aligned
+# and unaligned arguments that it meets.
+ALIGNMENT = 16
+
+
+class Sizes(NamedTuple):
+    """How many of each; in a bucket, how many there is room for."""
+
+    tokens: int
+    seqs: int
+    logits: int
+    tiles: int
+
+    @classmethod
+    def of_decode(cls, num_seqs: int) -> Sizes:
+        return cls(num_seqs, num_seqs, num_seqs, num_seqs)
+
+
+class Tiles(NamedTuple):
+    """The attention kernel's programs: which sequence, and which of its tokens comes first."""
+
+    seqs: NDArray[np.int32]
+    starts: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawParams:
+    """What the draw needs to know of each row of logits."""
+
+    seeds: Tensor  # [2, S] int32: low words, then high words
+    positions: Tensor  # [S] int32
+    targets: Tensor  # [S] int32
+    inverse_temperatures: Tensor  # [S] float32; 0: greedy
+    leasts: Tensor  # [S] float32: min-p as a bound of scaled logits
+    top_ps: Tensor  # [S] float32
+    top_ks: Tensor  # [S] int32
+
+    def first(self, num_rows: int) -> DrawParams:
+        """Without the padding behind."""
+        return DrawParams(
+            seeds=self.seeds[:, :num_rows].contiguous(),
+            positions=self.positions[:num_rows],
+            targets=self.targets[:num_rows],
+            inverse_temperatures=self.inverse_temperatures[:num_rows],
+            leasts=self.leasts[:num_rows],
+            top_ps=self.top_ps[:num_rows],
+            top_ks=self.top_ks[:num_rows],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """A step as the operations see it. `host` is None while a graph is captured."""
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor  # -1: nothing is written
+    seq_starts: Tensor
+    seq_lens: Tensor
+    table_starts: Tensor  # where in `tables` a sequence's blocks begin
+    tables: Tensor
+    logit_rows: Tensor
+    tile_seqs: Tensor
+    tile_starts: Tensor
+    is_decode: bool  # one token and one row of logits for each sequence
+    max_seq_len: int
+    host: Step | None
+
+
+def cut_tiles(seq_starts: NDArray[np.int32], tokens_per_tile: int) -> Tiles:
+    """Each sequence's tokens, `tokens_per_tile` at a time."""
+    counts = -(-np.diff(seq_starts) // tokens_per_tile)
+    seqs = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    before = np.repeat(np.cumsum(counts) - counts, counts)
+    starts = (np.arange(len(seqs)) - before) * tokens_per_tile
+    return Tiles(seqs, starts.astype(np.int32))
+
+
+def is_decode(step: Step) -> bool:
+    """One token a sequence, and the logits of all of them."""
+    return len(step.token_ids) == len(step.seq_lens) == len(step.logit_rows) > 0
+
+
+class StepBuffer:
+    """The pinned words, their twin on the device, and the views of both."""
+
+    def __init__(self, limits: BackendLimits, device: torch.device) -> None:
+        blocks = -(-limits.max_model_len // BLOCK_SIZE)
+        most = Sizes(
+            limits.max_tokens,
+            limits.max_seqs,
+            max(limits.max_logit_rows, limits.max_seqs),
+            limits.max_tokens + limits.max_seqs,
+        )
+        num_words = _Layout(most).num_words + limits.max_seqs * blocks
+        self._host = torch.zeros(num_words, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._words: NDArray[np.int32] = self._host.numpy()
+        self._device = torch.zeros(num_words, dtype=torch.int32, device=device)
+        self._sent = _event() if device.type == "cuda" else None
+        # Of the sizes that come again and again, those of graphs.
+        self._layouts: dict[Sizes, tuple[_Layout, _Views]] = {}
+
+    def fill(self, step: Step, sampling: SamplingBatch, tiles: Tiles, sizes: Sizes) -> int:
+        """Lay the step out in the pinned buffer; the number of words it takes."""
+        # Hot path: once per step. The GPU waits for it.
+        if self._sent is not None:
+            # A step that samples nothing is not waited for; its copy may still be queued.
+            self._sent.synchronize()
+        layout, views = self._layout(sizes)
+        num_seqs = len(step.seq_lens)
+        width = -(-int(step.seq_lens.max(initial=0)) // BLOCK_SIZE)
+        _put(views["token_ids"], step.token_ids, 0)
+        _put(views["positions"], step.positions, 0)
+        _put(views["slots"], step.slots, -1)
+        _put(views["seq_lens"], step.seq_lens, 0)
+        views["seq_starts"][: num_seqs + 1] = step.seq_starts
+        if sizes.seqs > num_seqs:  # rows of padding own a token each, of a sequence of none
+            padding = np.arange(1, sizes.seqs - num_seqs + 1, dtype=np.int32)
+            views["seq_starts"][num_seqs + 1 :] = step.seq_starts[-1] + padding
+        _put(views["table_starts"], np.arange(num_seqs, dtype=np.int32) * width, 0)
+        _put(views["logit_rows"], step.logit_rows, 0)
+        views["tile_seqs"][: len(tiles.seqs)] = tiles.seqs
+        views["tile_seqs"][len(tiles.seqs) :] = np.arange(len(tiles.seqs), sizes.tiles)
+        _put(views["tile_starts"], tiles.starts, 0)
+        _fill_draw(views, sampling)
+        num_words = layout.num_words + num_seqs * width
+        tables = self._words[layout.num_words : num_words].reshape(num_seqs, width)
+        np.take(step.block_tables[:, :width], step.rows, axis=0, out=tables, mode="clip")
+        return num_words
+
+    def send(self, num_words: int) -> None:
+        """The one copy."""
+        self._device[:num_words].copy_(self._host[:num_words], non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+
+    def step(
+        self, sizes: Sizes, *, is_decode: bool, max_seq_len: int, host: Step | None
+    ) -> DeviceStep:
+        """Views of the device's words."""
+        t = self._split(sizes)
+        names = ("token_ids", "positions", "slots", "seq_starts", "seq_lens", "table_starts",
+                 "tables", "logit_rows", "tile_seqs", "tile_starts")  # fmt: skip
+        return DeviceStep(
+            **{name: t[name] for name in names},
+            is_decode=is_decode,
+            max_seq_len=max_seq_len,
+            host=host,
+        )
+
+    def draw_params(self, sizes: Sizes) -> DrawParams:
+        t = self._split(sizes)
+        return DrawParams(
+            seeds=t["seeds"].view(2, sizes.logits),
+            positions=t["draw_positions"],
+            targets=t["targets"],
+            inverse_temperatures=t["inverse_temperatures"].view(torch.float32),
+            leasts=t["leasts"].view(torch.float32),
+            top_ps=t["top_ps"].view(torch.float32),
+            top_ks=t["top_ks"],
+        )
+
+    def _layout(self, sizes: Sizes) -> tuple[_Layout, _Views]:
+        known = self._layouts.get(sizes)
+        if known is None:
+            layout = _Layout(sizes)
+            views = {name: self._words[start:end] for name, (start, end) in layout.places.items()}
+            known = layout, views
+            if sizes == Sizes.of_decode(sizes.seqs):
+                self._layouts[sizes] = known
+        return known
+
+    def _split(self, sizes: Sizes) -> dict[str, Tensor]:
+        layout, _ = self._layout(sizes)
+        parts = {name: self._device[start:end] for name, (start, end) in layout.places.items()}
+        return {**parts, "tables": self._device[layout.num_words :]}
+
+
+_Views: TypeAlias = "dict[str, NDArray[np.int32]]"
+
+
+class _Layout:
+    """Where each field lies, and where they end."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.places: dict[str, tuple[int, int]] = {}
+        self.num_words = 0
+        for name, length in _fields(sizes).items():
+            self.places[name] = (self.num_words, self.num_words + length)
+            self.num_words += -(-length // ALIGNMENT) * ALIGNMENT
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
+
+
+def _fields(sizes: Sizes) -> dict[str, int]:
+    """Names and lengths, in their order."""
+    tokens, seqs, logits, tiles = sizes
+    return {
+        "token_ids": tokens,
+        "positions": tokens,
+        "slots": tokens,
+        "seq_starts": seqs + 1,
+        "seq_lens": seqs,
+        "table_starts": seqs,
+        "logit_rows": logits,
+        "tile_seqs": tiles,
+        "tile_starts": tiles,
+        "seeds": 2 * logits,
+        "draw_positions": logits,
+        "targets": logits,
+        "inverse_temperatures": logits,
+        "leasts": logits,
+        "top_ps": logits,
+        "top_ks": logits,
+    }
+
+
+def _put(view: NDArray[np.int32], values: NDArray[np.int32], padding: int) -> None:
+    view[: len(values)] = values
+    view[len(values) :] = padding
+
+
+def _fill_draw(views: _Views, sampling: SamplingBatch) -> None:
+    num_rows = len(sampling.rows)
+    entries = sampling.table[sampling.rows]
+    seeds = views["seeds"].reshape(2, -1)
+    words = np.ascontiguousarray(entries["seed"]).view(np.uint32).view(np.int32)
+    seeds[0, :num_rows], seeds[1, :num_rows] = words[0::2], words[1::2]  # little endian
+    seeds[:, num_rows:] = 0
+    _put(views["draw_positions"], sampling.positions, 0)
+    _put(views["targets"], sampling.targets, -1)
+    temperatures = entries["temperature"]
+    is_greedy = temperatures < GREEDY_BELOW
+    inverse = np.float32(1) / np.where(is_greedy, np.float32(1), temperatures)
+    _put_floats(views["inverse_temperatures"], np.where(is_greedy, np.float32(0), inverse), 0.0)
+    has_filter = (entries["min_p"] > 0) | (entries["top_p"] < 1) | (entries["top_k"] > 0)
+    leasts = np.where(has_filter, LEAST, np.float32(-np.inf))
+    if (with_min_p := np.flatnonzero(entries["min_p"] > 0)).size:
+        bounds = np.log(entries["min_p"][with_min_p].astype(np.float64)).astype(np.float32)
+        leasts[with_min_p] = np.maximum(LEAST, bounds)
+    _put_floats(views["leasts"], leasts, -np.inf)
+    _put_floats(views["top_ps"], entries["top_p"], 1.0)
+    _put(views["top_ks"], np.ascontiguousarray(entries["top_k"]), 0)
+
+
+def _put_floats(view: NDArray[np.int32], values: NDArray[np.float32], padding: float) -> None:
+    floats = view.view(np.float32)
+    floats[: len(values)] = values
+    floats[len(values) :] = padding

@@ -1,0 +1,75 @@
+"""Decode steps as captured graphs: which sizes there are, and when one is captured.
+
+A graph replays the same launches over the same memory, so a step is laid out in the smallest bucket
+that holds it and the rest is padding. A bucket's first step runs launch by launch, which also
+compiles and loads whatever it needs; its second one is captured. So nothing is paid for sizes that
+never occur, and the server opens at once.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Result = TypeVar("Result")
+
+
+class Replay(Protocol):
+    def __call__(self) -> None:
+        """Launch the captured work again."""
+
+
+class Recorder(Protocol[Result]):
+    """The device's side of it; a fake one in tests."""
+
+    def capture(self, work: Callable[[], Result]) -> tuple[Result, Replay]:
+        """Record what `work` launches, without running it."""
+
+
+def bucket_sizes(max_num_seqs: int) -> list[int]:
+    """1, 2, 4, then steps of 8, from 256 on of 16: at most an eighth is padding where it counts."""
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, max_num_seqs + 1, 16)]
+    sizes = [size for size in sizes if size < max_num_seqs]
+    return [*sizes, max_num_seqs]
+
+
+def choose_bucket(sizes: list[int], num_seqs: int) -> int | None:
+    """The smallest bucket that holds so many; None if none does."""
+    index = bisect.bisect_left(sizes, num_seqs)
+    return sizes[index] if index < len(sizes) else None
+
+
+class GraphCache(Generic[Result]):
+    """Graphs by bucket, made on second use; the one unused for longest makes room for a new one."""
+
+    def __init__(self, recorder: Recorder[Result], *, max_graphs: int) -> None:
+        self._recorder = recorder
+        self._max_graphs = max_graphs
+        self._warm: set[int] = set()
+        self._graphs: dict[int, tuple[Result, Replay]] = {}  # in the order of their last use
+
+    def run(self, bucket: int, work: Callable[[], Result]) -> Result:
+        """Do the bucket's work, by its graph if there is one or may be one now."""
+        if bucket not in self._warm:
+            self._warm.add(bucket)
+            return work()
+        entry = self._graphs.pop(bucket, None)
+        if entry is None:
+            if len(self._graphs) >= self._max_graphs:
+                del self._graphs[next(iter(self._graphs))]
+            entry = self._recorder.capture(work)
+        self._graphs[bucket] = entry
+        result, replay = entry
+        replay()
+        return result
+
+    @property
+    def captured(self) -> list[int]:
+        return sorted(self._graphs)
+
+    def clear(self) -> None:
+        self._graphs.clear()
+        self._warm.clear()

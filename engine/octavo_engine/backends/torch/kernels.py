@@ -1,0 +1,132 @@
+"""The kernels that a step on a device is made of, as a seam: plain torch or Triton answer to it."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import torch
+
+from octavo_engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from octavo_engine.backends.torch.cuda_loader import DeviceLinear
+    from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
+    from octavo_engine.ops import Activation, AttentionSpec
+
+KernelChoice = Literal["auto", "triton", "plain"]
+
+# Triton's matrix instructions for 16-bit floats begin here.
+MIN_CAPABILITY = (8, 0)
+
+logger = logging.getLogger(__name__)
+
+
+class Kernels(Protocol):
+    """Everything of a step but what torch itself is best at."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether a step launches the same work whatever its values are: a graph may hold it."""
+
+    def tokens_per_tile(self, *, is_decode: bool) -> int:
+        """How many of a sequence's tokens one attention program takes."""
+
+    def linear(self, x: Tensor, weight: DeviceLinear) -> Tensor:
+        """x · weightᵀ + bias, in x's dtype; of the head in float32."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor: ...
+
+    def add_rms_norm(
+        self,
+        x: Tensor,
+        y: Tensor,
+        scale: float,
+        weight: Tensor,
+        eps: float,
+        out_dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        """(x + scale * y in x's dtype, its norm)."""
+
+    def glu(self, x: Tensor, activation: Activation) -> Tensor: ...
+
+    def turn_and_store(
+        self,
+        qkv: Tensor,
+        cos_sin: Tensor | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        step: DeviceStep,
+        spec: AttentionSpec,
+    ) -> Tensor:
+        """Norm and rotate q and k, write k and v to the cache; gives q."""
+
+    def attend(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        step: DeviceStep,
+        spec: AttentionSpec,
+    ) -> Tensor: ...
+
+    def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
+        """Tokens and statuses, [2, S] int32."""
+
+
+class HeadShape(Protocol):
+    """What the kernels' work is cut by; a ModelConfig has it."""
+
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+def choose_kernels(
+    device: torch.device,
+    dtype: torch.dtype,
+    shape: HeadShape,
+    *,
+    choice: KernelChoice = "auto",
+    batch_invariant: bool = False,
+) -> Kernels:
+    """What suits the device; logs it with the reason. Raises ConfigError if a choice cannot be."""
+    name, reason = _settle(device, choice)
+    logger.info("Chose %s kernels on %s: %s", name, device, reason)
+    if name == "plain":
+        if batch_invariant:
+            raise ConfigError(f"batch-invariant results need the Triton kernels; {reason}")
+        from octavo_engine.backends.torch.plain import PlainKernels
+
+        return PlainKernels()
+    from octavo_engine.backends.torch.triton_kernels import TritonKernels
+
+    return TritonKernels(device, dtype, shape, batch_invariant=batch_invariant)
+
+
+def _settle(device: torch.device, choice: KernelChoice) -> tuple[str, str]:
+    if choice == "plain":
+        return "plain", "asked for"
+    has_triton = importlib.util.find_spec("triton") is not None
+    if choice == "triton":
+        if not has_triton:
+            raise ConfigError(
+                "the Triton kernels need the package triton: pip install octavo[cuda]"
+            )
+        return "triton", "asked for"
+    if device.type != "cuda":
+        return "plain", f"Triton compiles for GPUs, not for {device.type}"
+    if not has_triton:
+        return "plain", "triton is not installed (pip install octavo[cuda])"
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+        return "plain", f"the device is older than compute capability {MIN_CAPABILITY}"
+    return "triton", "triton is installed and the device can run it"

@@ -1,0 +1,78 @@
+"""Device memory: what is free, what a step needs beside weights and KV, what is left for KV."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+
+from octavo_engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from octavo_engine.backends.backend import BackendLimits
+
+# cuBLAS' workspace, compiled kernels, captured graphs' own memory and the allocator's rounding.
+SPARE_BYTES = 768 << 20
+
+
+class StepShape(Protocol):
+    """The widths that a step's values have; a ModelConfig has them."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+
+class DeviceMemory(NamedTuple):
+    free_bytes: int
+    total_bytes: int
+
+
+def device_memory(device: torch.device) -> DeviceMemory:
+    """What the device itself says, so that other processes' memory counts as taken; what our own
+    allocator holds without using it counts as free."""
+    free, total = torch.cuda.mem_get_info(device)
+    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return DeviceMemory(free + idle, total)
+
+
+def require(device: torch.device, kv_bytes: int) -> None:
+    """Raises ConfigError if a KV cache of that size does not fit beside what is there already."""
+    free = device_memory(device).free_bytes
+    if kv_bytes + SPARE_BYTES > free:
+        raise ConfigError(
+            f"a KV cache of {kv_bytes / 2**30:.2f} GiB does not fit on the device, which has "
+            f"{free / 2**30:.2f} GiB free; lower --kv-cache-memory-bytes or --memory-fraction"
+        )
+
+
+def step_bytes(shape: StepShape, limits: BackendLimits, itemsize: int) -> int:
+    """The most that the largest step holds at once: one layer's values, and the logits."""
+    attention = (shape.num_heads * 3 + shape.num_kv_heads * 2) * shape.head_dim * itemsize
+    mlp = shape.intermediate_size * 3 * itemsize
+    residual = shape.hidden_size * (3 * 4 + 2 * itemsize)
+    layer = limits.max_tokens * (residual + max(attention, mlp))
+    # The logits in float32, and as much again in keys and masses when a row has unusual wishes.
+    logits = limits.max_logit_rows * shape.vocab_size * (4 + 4 + 8 + 8)
+    return layer + logits
+
+
+def kv_budget(free_bytes: int, needed_bytes: int, *, fraction: float) -> int:
+    """A share of the free memory for KV, but never what a step needs. Raises ConfigError."""
+    left = free_bytes - needed_bytes - SPARE_BYTES
+    if left <= 0:
+        raise ConfigError(
+            f"{free_bytes / 2**30:.2f} GiB of device memory are free after loading, and the "
+            f"largest step alone needs {(needed_bytes + SPARE_BYTES) / 2**30:.2f} GiB; lower "
+            "--max-num-batched-tokens or --max-num-seqs, or free memory on the device"
+        )
+    return min(left, int(free_bytes * fraction))

@@ -1,0 +1,160 @@
+"""Plain torch for everything: what Triton's kernels must equal, on any device torch knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from octavo_engine.backends.torch.plain_draw import draw
+from octavo_engine.config import BLOCK_SIZE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from octavo_engine.backends.torch.cuda_loader import DeviceLinear
+    from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
+    from octavo_engine.ops import Activation, AttentionSpec
+
+
+class PlainKernels:
+    """Answers to `kernels.Kernels`. Looks at sizes on the host, so it cannot be captured."""
+
+    name = "plain"
+    can_capture = False
+
+    def tokens_per_tile(self, *, is_decode: bool) -> int:
+        return 1 if is_decode else BLOCK_SIZE  # there are no tiles here
+
+    def linear(self, x: Tensor, weight: DeviceLinear) -> Tensor:
+        return weight.apply(x)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor:
+        return _norm(x.float(), weight, eps).to(out_dtype)
+
+    def add_rms_norm(
+        self,
+        x: Tensor,
+        y: Tensor,
+        scale: float,
+        weight: Tensor,
+        eps: float,
+        out_dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        total = (x.float() + scale * y.float()).to(x.dtype)
+        return total, _norm(total.float(), weight, eps).to(out_dtype)
+
+    def glu(self, x: Tensor, activation: Activation) -> Tensor:
+        left, right = x.float().chunk(2, dim=-1)
+        return (activate(left, activation) * right).to(x.dtype)
+
+    def turn_and_store(
+        self,
+        qkv: Tensor,
+        cos_sin: Tensor | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        step: DeviceStep,
+        spec: AttentionSpec,
+    ) -> Tensor:
+        sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+        heads = qkv.view(len(qkv), sum(sizes), spec.head_dim)
+        q, k, v = torch.split(heads, sizes, dim=1)
+        q, k = q.float(), k.float()
+        if spec.q_norm is not None:
+            q = _norm(q, spec.q_norm, spec.norm_eps)
+        if spec.k_norm is not None:
+            k = _norm(k, spec.k_norm, spec.norm_eps)
+        if cos_sin is not None:
+            angles = cos_sin[step.positions.long()][:, None]
+            q, k = _turn(q, angles), _turn(k, angles)
+        kept = step.slots >= 0
+        slots = step.slots[kept].long()
+        k_cache.flatten(0, 1)[slots] = k[kept].to(k_cache.dtype)
+        v_cache.flatten(0, 1)[slots] = v[kept].to(v_cache.dtype)
+        turned: Tensor = q.to(qkv.dtype).flatten(1)
+        return turned
+
+    def attend(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        step: DeviceStep,
+        spec: AttentionSpec,
+    ) -> Tensor:
+        assert step.host is not None, "plain attention needs the step's sizes on the host"
+        out = torch.empty_like(q)
+        for index in range(len(step.host.seq_lens)):
+            own = slice(int(step.host.seq_starts[index]), int(step.host.seq_starts[index + 1]))
+            length = int(step.host.seq_lens[index])
+            out[own] = _attend_one(q[own], k_cache, v_cache, step, spec, index, length)
+        return out
+
+    def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
+        return draw(logits, params)
+
+
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    match activation:
+        case "silu":
+            return functional.silu(x)
+        case "gelu":
+            return functional.gelu(x)
+        case "gelu_tanh":
+            return functional.gelu(x, approximate="tanh")
+        case "relu":
+            return functional.relu(x)
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def _turn(x: Tensor, angles: Tensor) -> Tensor:
+    half = angles.shape[-1] // 2
+    cos, sin = torch.split(angles, half, dim=-1)
+    left, right, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], dim=-1)
+
+
+def _attend_one(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    step: DeviceStep,
+    spec: AttentionSpec,
+    index: int,
+    length: int,
+) -> Tensor:
+    """One sequence's tokens by torch's own attention where it can, in float32 where it cannot."""
+    count = len(q)
+    first = 0
+    if spec.window is not None:  # memory before the window may be gone: do not read it
+        first = max(0, length - count - spec.window + 1)
+    first_block, num_blocks = first // BLOCK_SIZE, -(-length // BLOCK_SIZE)
+    start = int(step.table_starts[index])
+    blocks = step.tables[start + first_block : start + num_blocks].long()
+    seen = slice(first - first_block * BLOCK_SIZE, length - first_block * BLOCK_SIZE)
+    k = k_cache[blocks].flatten(0, 1)[seen].transpose(0, 1)  # [kv heads, tokens, head_dim]
+    v = v_cache[blocks].flatten(0, 1)[seen].transpose(0, 1)
+    heads = q.view(count, spec.num_heads, spec.head_dim).transpose(0, 1)
+    own = torch.arange(length - count, length, device=q.device)[:, None]
+    columns = torch.arange(first, length, device=q.device)
+    visible = columns <= own
+    if spec.window is not None:
+        visible &= columns > own - spec.window
+    if spec.soft_cap is None:
+        result = functional.scaled_dot_product_attention(
+            heads[None], k[None], v[None], attn_mask=visible, scale=spec.scale,
+            enable_gqa=spec.num_heads != spec.num_kv_heads,
+        )[0]  # fmt: skip
+    else:
+        group = spec.num_heads // spec.num_kv_heads
+        k, v = (x.repeat_interleave(group, dim=0).float() for x in (k, v))
+        scores = heads.float() @ k.transpose(1, 2) * spec.scale
+        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        result = (weights @ v).to(q.dtype)
+    return result.transpose(0, 1).flatten(1)

@@ -1,0 +1,273 @@
+"""Paged attention in one kernel for any mix of prompts and single tokens, and its splits' join.
+
+A program holds BLOCK_Q tokens of one sequence times the GROUP query heads that share a kv head: the
+rows of one matrix, so that K and V are read once for all of them. It walks over the sequence's
+tokens BLOCK_N at a time with a running maximum and sum. When there are few programs (a long
+context, few sequences) the walk is split among several; each leaves its part, and `join` adds them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from octavo_engine.backends.torch.device_step import DeviceStep
+    from octavo_engine.ops import AttentionSpec
+
+
+LOG2_E = 1.4426950408889634
+MAX_SPLITS = 16
+MIN_SPLIT_TOKENS = 256  # fewer are not worth a join
+
+
+class Tile(NamedTuple):
+    """How a program's work is cut, and the launch that suits it."""
+
+    block_m: int  # rows: tokens times query heads of a group
+    block_n: int  # tokens looked at in one go
+    num_warps: int
+    num_stages: int
+
+
+def choose_tile(*, group: int, head_dim: int, itemsize: int, is_decode: bool) -> Tile:
+    """Wide rows for prompts, the fewest the matrix units take for single tokens.
+
+    Sizes are the largest whose registers do not spill, as benchmarks/gpu/compile_report.py shows.
+    """
+    least = max(16, triton.next_power_of_2(group))
+    if itemsize == 4:  # no matrix units for exact float32: for checking, not for speed
+        return Tile(least, 16, 4, 1)
+    if head_dim > 128:
+        return Tile(least if is_decode else max(64, least), 32, 8, 2)
+    if is_decode:
+        return Tile(least, 64, 4, 3)
+    return Tile(max(128, least), 64, 8, 2)
+
+
+def count_splits(*, num_programs: int, max_seq_len: int, num_processors: int) -> int:
+    """Enough programs for two on each multiprocessor, if the sequences are long enough."""
+    wanted = 2 * num_processors // max(1, num_programs)
+    return max(1, min(wanted, max_seq_len // MIN_SPLIT_TOKENS, MAX_SPLITS))
+
+
+@triton.jit
+def attend_kernel(
+    out,  # [T, num_heads * HEAD_DIM]
+    parts,  # [tiles, kv heads, splits, BLOCK_M, HEAD_DIM] f32, if SPLIT
+    part_maxima,  # [tiles, kv heads, splits, BLOCK_M] f32
+    part_sums,
+    q,  # [T, num_heads * HEAD_DIM]
+    k_cache,  # [blocks, PAGE, kv heads, HEAD_DIM]
+    v_cache,
+    tile_seqs,
+    tile_starts,
+    seq_starts,
+    seq_lens,
+    table_starts,
+    tables,
+    score_scale,  # scale, times log2(e) unless there is a soft cap
+    soft_cap,
+    window,
+    split_tokens,  # a part's tokens, a multiple of BLOCK_N; 0: equal parts
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,  # HEAD_DIM, up to a power of two
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    SPLIT: tl.constexpr,
+    EXACT: tl.constexpr,  # float32 products as they are, not in tf32
+):
+    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    num_kv_heads, num_splits = tl.num_programs(1), tl.num_programs(2)
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    sequence = tl.load(tile_seqs + tile)
+    first = tl.load(tile_starts + tile)
+    begin = tl.load(seq_starts + sequence)
+    count = tl.load(seq_starts + sequence + 1) - begin
+    seq_len = tl.load(seq_lens + sequence)
+    pages = tables + tl.load(table_starts + sequence)
+    context = seq_len - count  # tokens whose k and v were there before this step
+
+    rows = tl.arange(0, BLOCK_M)
+    tokens = first + rows // GROUP
+    heads = kv_head * GROUP + rows % GROUP
+    row_ok = (rows < BLOCK_Q * GROUP) & (tokens < count)
+    positions = context + tokens
+    dims = tl.arange(0, DIM)
+    dim_ok = dims < HEAD_DIM
+    num_heads = num_kv_heads * GROUP
+    row_offsets = ((begin + tokens).to(tl.int64) * num_heads + heads) * HEAD_DIM
+    q_mask = row_ok[:, None] & dim_ok[None, :]
+    q_rows = tl.load(q + row_offsets[:, None] + dims[None, :], mask=q_mask, other=0.0)
+
+    # [low, high) is what some row of the tile sees. NOTE: memory outside of it may hold anything,
+    # NaN too, and must not be read: zero times NaN is NaN.
+    high = tl.minimum(context + first + BLOCK_Q, seq_len)
+    low = 0
+    if HAS_WINDOW:
+        low = tl.maximum(context + first - window + 1, 0)
+    start = low // BLOCK_N * BLOCK_N
+    stop = high
+    if SPLIT:
+        if split_tokens == 0:
+            share = tl.cdiv(tl.cdiv(high - start, BLOCK_N), num_splits) * BLOCK_N
+            start = start + split * share
+            stop = tl.minimum(start + share, high)
+        else:  # cuts at fixed places, the same for a token in any step
+            start = tl.maximum(start, split * split_tokens)
+            stop = tl.minimum((split + 1) * split_tokens, high)
+
+    maxima = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    sums = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, DIM], tl.float32)
+    for n in range(start, stop, BLOCK_N):
+        columns = n + tl.arange(0, BLOCK_N)
+        column_ok = (columns >= low) & (columns < high)
+        blocks = tl.load(pages + columns // PAGE, mask=column_ok, other=0)
+        places = blocks.to(tl.int64) * PAGE + columns % PAGE
+        places = (places * num_kv_heads + kv_head) * HEAD_DIM
+        k_mask = dim_ok[:, None] & column_ok[None, :]
+        k = tl.load(k_cache + places[None, :] + dims[:, None], mask=k_mask, other=0.0)
+        if EXACT:
+            scores = tl.dot(q_rows, k, input_precision="ieee") * score_scale
+        else:
+            scores = tl.dot(q_rows, k) * score_scale
+        if HAS_CAP:
+            # tanh by one exponential, whose power stays within float32.
+            powers = tl.minimum(scores / soft_cap * 2.8853900817779268, 120.0)
+            scores = soft_cap * (1 - 2 / (tl.exp2(powers) + 1))
+            scores = scores * 1.4426950408889634
+        seen = (columns[None, :] <= positions[:, None]) & column_ok[None, :]
+        if HAS_WINDOW:
+            seen = seen & (columns[None, :] > positions[:, None] - window)
+        scores = tl.where(seen, scores, -float("inf"))
+        new_maxima = tl.maximum(maxima, tl.max(scores, 1))
+        # A row that has seen nothing yet has no maximum to subtract.
+        pivots = tl.where(new_maxima == -float("inf"), 0.0, new_maxima)
+        weights = tl.exp2(scores - pivots[:, None])
+        fade = tl.exp2(maxima - pivots)
+        sums = sums * fade + tl.sum(weights, 1)
+        maxima = new_maxima
+        v_mask = column_ok[:, None] & dim_ok[None, :]
+        v = tl.load(v_cache + places[:, None] + dims[None, :], mask=v_mask, other=0.0)
+        acc = acc * fade[:, None]
+        if EXACT:
+            acc = tl.dot(weights, v, acc, input_precision="ieee")
+        else:
+            acc = tl.dot(weights.to(v.dtype), v, acc)
+
+    if SPLIT:
+        place = ((tile * num_kv_heads + kv_head) * num_splits + split) * BLOCK_M + rows
+        tl.store(part_maxima + place, maxima)
+        tl.store(part_sums + place, sums)
+        part_rows = parts + place.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
+        tl.store(part_rows, acc, mask=dim_ok[None, :])
+    else:
+        result = acc / tl.where(sums > 0, sums, 1.0)[:, None]
+        out_rows = out + row_offsets[:, None] + dims[None, :]
+        tl.store(out_rows, result.to(out.dtype.element_ty), mask=q_mask)
+
+
+@triton.jit
+def join_kernel(
+    out,
+    parts,
+    part_maxima,
+    part_sums,
+    tile_seqs,
+    tile_starts,
+    seq_starts,
+    num_splits,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """One row of one tile: its parts, weighed by how much of the softmax each has seen."""
+    tile, row = tl.program_id(0), tl.program_id(1)
+    num_heads = tl.num_programs(1)
+    kv_head, member = row // GROUP, row % GROUP
+    num_kv_heads = num_heads // GROUP
+    sequence = tl.load(tile_seqs + tile)
+    first = tl.load(tile_starts + tile)
+    begin = tl.load(seq_starts + sequence)
+    count = tl.load(seq_starts + sequence + 1) - begin
+    dims = tl.arange(0, DIM)
+    dim_ok = dims < HEAD_DIM
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    for index in range(tl.minimum(BLOCK_Q, count - first)):
+        maximum = tl.full([1], -float("inf"), tl.float32)
+        total = tl.zeros([1], tl.float32)
+        acc = tl.zeros([DIM], tl.float32)
+        for split in range(num_splits):
+            place = ((tile * num_kv_heads + kv_head) * num_splits + split) * BLOCK_M
+            place = place + index * GROUP + member
+            part_max = tl.load(part_maxima + place)
+            new_max = tl.maximum(maximum, part_max)
+            pivot = tl.where(new_max == -float("inf"), 0.0, new_max)
+            fade, weight = tl.exp2(maximum - pivot), tl.exp2(part_max - pivot)
+            part = tl.load(parts + place.to(tl.int64) * HEAD_DIM + dims, mask=dim_ok, other=0.0)
+            acc = acc * fade + part * weight
+            total = total * fade + tl.load(part_sums + place) * weight
+            maximum = new_max
+        acc = acc / tl.where(total > 0, total, 1.0)
+        token = (begin + first + index).to(tl.int64)
+        out_row = out + (token * num_heads + row) * HEAD_DIM + dims
+        tl.store(out_row, acc.to(out.dtype.element_ty), mask=dim_ok)
+
+
+def attend(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    step: DeviceStep,
+    spec: AttentionSpec,
+    *,
+    tile: Tile,
+    num_splits: int,
+    split_tokens: int = 0,
+) -> Tensor:
+    """q [T, num_heads * head_dim] over the pages of each sequence."""
+    out = torch.empty_like(q)
+    num_tiles = len(step.tile_seqs)
+    if num_tiles == 0:
+        return out
+    group = spec.num_heads // spec.num_kv_heads
+    is_split = num_splits > 1
+    parts = maxima = sums = out  # not looked at
+    if is_split:
+        rows = num_tiles * spec.num_kv_heads * num_splits * tile.block_m
+        parts = q.new_empty((rows, spec.head_dim), dtype=torch.float32)
+        maxima, sums = q.new_empty((2, rows), dtype=torch.float32).unbind()
+    common = {
+        "GROUP": group,
+        "HEAD_DIM": spec.head_dim,
+        "DIM": triton.next_power_of_2(spec.head_dim),
+        "BLOCK_M": tile.block_m,
+    }
+    attend_kernel[(num_tiles, spec.num_kv_heads, num_splits)](
+        out, parts, maxima, sums, q, k_cache, v_cache,
+        step.tile_seqs, step.tile_starts, step.seq_starts, step.seq_lens,
+        step.table_starts, step.tables,
+        spec.scale if spec.soft_cap is not None else spec.scale * LOG2_E,
+        spec.soft_cap or 0.0, spec.window or 0, split_tokens,
+        PAGE=k_cache.shape[1], BLOCK_N=tile.block_n,
+        HAS_WINDOW=spec.window is not None, HAS_CAP=spec.soft_cap is not None,
+        SPLIT=is_split, EXACT=q.dtype == torch.float32,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, **common,
+    )  # fmt: skip
+    if is_split:
+        join_kernel[(num_tiles, spec.num_heads)](
+            out, parts, maxima, sums, step.tile_seqs, step.tile_starts, step.seq_starts,
+            num_splits, num_warps=2, **common,
+        )  # fmt: skip
+    return out

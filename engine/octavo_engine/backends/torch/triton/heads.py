@@ -1,0 +1,122 @@
+"""What happens to q, k and v before attention: head norms, rope, the write to the cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from octavo_engine.backends.torch.device_step import DeviceStep
+    from octavo_engine.ops import AttentionSpec
+
+
+HEADS_PER_PROGRAM = 8
+
+
+@triton.jit
+def turn_and_store_kernel(
+    q_out,  # [T, num_heads * HEAD_DIM]
+    k_cache,  # [blocks, PAGE, kv heads, HEAD_DIM]
+    v_cache,
+    qkv,  # [T, (num_heads + 2 * num_kv_heads) * HEAD_DIM]
+    cos_sin,  # [positions, 2 * HALF]: cosines, then sines
+    positions,
+    slots,  # -1: a row of padding, nothing is written
+    q_norm,
+    k_norm,
+    eps,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,  # pairs that turn; 0: no rope
+    HAS_Q_NORM: tl.constexpr,
+    HAS_K_NORM: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """HEADS heads of one token, all of q, of k or of v alike; a head is read once."""
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    TOTAL: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
+    is_q = heads < NUM_HEADS
+    is_k = (heads >= NUM_HEADS) & (heads < NUM_HEADS + NUM_KV_HEADS)
+    is_v = (heads >= NUM_HEADS + NUM_KV_HEADS) & (heads < TOTAL)
+    dims = tl.arange(0, DIM)
+    mask = (heads < TOTAL)[:, None] & (dims < HEAD_DIM)[None, :]
+    source = qkv + (token * TOTAL + heads)[:, None] * HEAD_DIM
+    x = tl.load(source + dims[None, :], mask=mask, other=0.0).to(tl.float32)
+
+    # The partner of column i within its pair, for the turn below.
+    partners = tl.where(dims < HALF, dims + HALF, tl.where(dims < 2 * HALF, dims - HALF, dims))
+    y = x
+    if HALF > 0:
+        y = tl.load(source + partners[None, :], mask=mask, other=0.0).to(tl.float32)
+    if HAS_Q_NORM or HAS_K_NORM:
+        factor = 1 / tl.sqrt_rn(tl.sum(x * x, 1) / HEAD_DIM + eps)
+        dim_ok = dims < HEAD_DIM
+        own = tl.full([HEADS, DIM], 1.0, tl.float32)
+        other = own
+        if HAS_Q_NORM:
+            weight = tl.load(q_norm + dims, mask=dim_ok, other=0.0)[None, :] * factor[:, None]
+            own = tl.where(is_q[:, None], weight, own)
+            weight = tl.load(q_norm + partners, mask=dim_ok, other=0.0)[None, :] * factor[:, None]
+            other = tl.where(is_q[:, None], weight, other)
+        if HAS_K_NORM:
+            weight = tl.load(k_norm + dims, mask=dim_ok, other=0.0)[None, :] * factor[:, None]
+            own = tl.where(is_k[:, None], weight, own)
+            weight = tl.load(k_norm + partners, mask=dim_ok, other=0.0)[None, :] * factor[:, None]
+            other = tl.where(is_k[:, None], weight, other)
+        x, y = x * own, y * other
+    if HALF > 0:
+        angles = cos_sin + tl.load(positions + token).to(tl.int64) * (2 * HALF)
+        turns = dims < 2 * HALF
+        pair = tl.where(dims < HALF, dims, dims - HALF)
+        cos = tl.load(angles + pair, mask=turns, other=1.0)
+        sin = tl.load(angles + HALF + pair, mask=turns, other=0.0)
+        sin = tl.where(dims < HALF, -sin, sin)
+        x = tl.where(is_v[:, None], x, x * cos[None, :] + y * sin[None, :])
+
+    target = q_out + (token * NUM_HEADS + heads)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(target, x.to(q_out.dtype.element_ty), mask=mask & is_q[:, None])
+    slot = tl.load(slots + token).to(tl.int64)
+    kept = mask & (slot >= 0)
+    values = x.to(k_cache.dtype.element_ty)
+    place = slot * NUM_KV_HEADS + heads - NUM_HEADS
+    target = k_cache + place[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(target, values, mask=kept & is_k[:, None])
+    target = v_cache + (place - NUM_KV_HEADS)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(target, values, mask=kept & is_v[:, None])
+
+
+def turn_and_store(
+    qkv: Tensor,
+    cos_sin: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    step: DeviceStep,
+    spec: AttentionSpec,
+) -> Tensor:
+    """q, normed and turned, [T, num_heads * head_dim]; k and v are in the cache afterwards."""
+    num_tokens = len(qkv)
+    q = qkv.new_empty((num_tokens, spec.num_heads * spec.head_dim))
+    if num_tokens == 0:
+        return q
+    total = spec.num_heads + 2 * spec.num_kv_heads
+    turn_and_store_kernel[(num_tokens, triton.cdiv(total, HEADS_PER_PROGRAM))](
+        q, k_cache, v_cache, qkv,
+        qkv if cos_sin is None else cos_sin,
+        step.positions, step.slots,
+        qkv if spec.q_norm is None else spec.q_norm,
+        qkv if spec.k_norm is None else spec.k_norm,
+        spec.norm_eps,
+        NUM_HEADS=spec.num_heads, NUM_KV_HEADS=spec.num_kv_heads,
+        HEAD_DIM=spec.head_dim, DIM=triton.next_power_of_2(spec.head_dim),
+        HALF=0 if cos_sin is None else cos_sin.shape[1] // 2,
+        HAS_Q_NORM=spec.q_norm is not None, HAS_K_NORM=spec.k_norm is not None,
+        HEADS=HEADS_PER_PROGRAM, num_warps=4,
+    )  # fmt: skip
+    return q

@@ -1,0 +1,118 @@
+"""The Triton kernels as one answer to `kernels.Kernels`, with the sizes settled for a device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from octavo_engine.backends.torch.triton import attention, draw, heads, matmul, rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from octavo_engine.backends.torch.cuda_loader import DeviceLinear
+    from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
+    from octavo_engine.backends.torch.kernels import HeadShape
+    from octavo_engine.ops import Activation, AttentionSpec
+
+INVARIANT_SPLIT_TOKENS = 1024  # a fixed cut of a context gives the same sums in any company
+
+
+class TritonKernels:
+    """Launches; decides only how the work is cut."""
+
+    name = "triton"
+    can_capture = True
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        shape: HeadShape,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
+        group = shape.num_heads // shape.num_kv_heads
+        size = {"group": group, "head_dim": shape.head_dim, "itemsize": dtype.itemsize}
+        self._prompt_tile = attention.choose_tile(**size, is_decode=False)
+        # NOTE: one cut for all tokens when results must not depend on company: a token may be
+        # alone in one step and within a prompt in another.
+        self._decode_tile = (
+            self._prompt_tile if batch_invariant else attention.choose_tile(**size, is_decode=True)
+        )
+        self._group = group
+        self._batch_invariant = batch_invariant
+        self._num_processors = (
+            torch.cuda.get_device_properties(device).multi_processor_count
+            if device.type == "cuda"
+            else 4
+        )
+
+    def tokens_per_tile(self, *, is_decode: bool) -> int:
+        return self._tile(is_decode=is_decode).block_m // self._group
+
+    def linear(self, x: Tensor, weight: DeviceLinear) -> Tensor:
+        if not self._batch_invariant:
+            return weight.apply(x)  # cuBLAS
+        dtype = torch.float32 if weight.is_head else x.dtype
+        return matmul.matmul(x.contiguous(), weight.weight, weight.bias, dtype)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor:
+        return rows.rms_norm(x, weight, eps, out_dtype)
+
+    def add_rms_norm(
+        self,
+        x: Tensor,
+        y: Tensor,
+        scale: float,
+        weight: Tensor,
+        eps: float,
+        out_dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        return rows.add_rms_norm(x, y, scale, weight, eps, out_dtype)
+
+    def glu(self, x: Tensor, activation: Activation) -> Tensor:
+        return rows.glu(x, activation)
+
+    def turn_and_store(
+        self,
+        qkv: Tensor,
+        cos_sin: Tensor | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        step: DeviceStep,
+        spec: AttentionSpec,
+    ) -> Tensor:
+        return heads.turn_and_store(qkv, cos_sin, k_cache, v_cache, step, spec)
+
+    def attend(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        step: DeviceStep,
+        spec: AttentionSpec,
+    ) -> Tensor:
+        if self._batch_invariant:
+            split_tokens = INVARIANT_SPLIT_TOKENS
+            num_splits = -(-step.max_seq_len // split_tokens)
+        else:
+            split_tokens = 0
+            seen = step.max_seq_len if spec.window is None else min(step.max_seq_len, spec.window)
+            num_splits = attention.count_splits(
+                num_programs=len(step.tile_seqs) * spec.num_kv_heads,
+                max_seq_len=seen,
+                num_processors=self._num_processors,
+            )
+        return attention.attend(
+            q, k_cache, v_cache, step, spec,
+            tile=self._tile(is_decode=step.is_decode),
+            num_splits=num_splits, split_tokens=split_tokens,
+        )  # fmt: skip
+
+    def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
+        return draw.draw(logits, params)
+
+    def _tile(self, *, is_decode: bool) -> attention.Tile:
+        return self._decode_tile if is_decode else self._prompt_tile

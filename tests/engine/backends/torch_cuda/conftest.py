@@ -1,0 +1,35 @@
+"""Triton's kernels run on the GPU where there is one, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import numpy as np
+import pytest
+import torch
+
+# Before a kernel is defined: a definition settles which of the two it is.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    torch.set_num_threads(1)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter multiplies by BLAS, which rounds a row by its place; matrix units do not."""
+    plain_sums = functools.partial(np.einsum, "ij,jk->ik")
+    monkeypatch.setattr(np, "matmul", lambda a, b, dtype: plain_sums(a, b, dtype=dtype))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

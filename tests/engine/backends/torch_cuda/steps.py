@@ -1,0 +1,102 @@
+"""Steps and devices' views of them, built from what a story says: contexts and new tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from octavo_engine.backends.backend import BackendLimits, Step
+from octavo_engine.backends.torch.device_step import (
+    DeviceStep,
+    DrawParams,
+    Sizes,
+    StepBuffer,
+    cut_tiles,
+)
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.sampling.batch import SamplingBatch
+from octavo_engine.sampling.rows import new_table
+
+if TYPE_CHECKING:
+    import torch
+
+NUM_BLOCKS = 64
+LIMITS = BackendLimits(max_tokens=128, max_seqs=16, max_logit_rows=24, max_model_len=256)
+
+
+def make_step(
+    sequences: list[tuple[int, int]],
+    *,
+    token_ids: list[list[int]] | None = None,
+    all_logits: bool = False,
+    seed: int = 0,
+) -> Step:
+    """Each sequence is (tokens before this step, tokens in it). Blocks lie about at random."""
+    rng = np.random.default_rng(seed)
+    free = list(rng.permutation(NUM_BLOCKS))
+    num_rows = len(sequences) + 3
+    tables = np.full((num_rows, LIMITS.max_model_len // BLOCK_SIZE), NUM_BLOCKS - 1, np.int32)
+    rows = rng.permutation(num_rows)[: len(sequences)].astype(np.int32)
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    for index, (context, count) in enumerate(sequences):
+        row = rows[index]
+        for block in range(-(-(context + count) // BLOCK_SIZE)):
+            tables[row, block] = free.pop()
+        for position in range(context, context + count):
+            block, offset = divmod(position, BLOCK_SIZE)
+            positions.append(position)
+            slots.append(tables[row, block] * BLOCK_SIZE + offset)
+        ids += token_ids[index] if token_ids else list(rng.integers(0, 50, count))
+    counts = [count for _, count in sequences]
+    starts = np.cumsum([0, *counts])
+    logit_rows = np.arange(starts[-1]) if all_logits else starts[1:] - 1
+    return Step(
+        token_ids=np.array(ids, np.int32),
+        positions=np.array(positions, np.int32),
+        slots=np.array(slots, np.int32),
+        seq_starts=starts.astype(np.int32),
+        seq_lens=np.array([context + count for context, count in sequences], np.int32),
+        rows=rows,
+        block_tables=tables,
+        logit_rows=logit_rows.astype(np.int32),
+        copies=np.zeros((0, 3), np.int32),
+    )
+
+
+def make_sampling(num_rows: int, **fields: Any) -> SamplingBatch:
+    """One sequence a row of logits; `fields` of the table are values or lists of values."""
+    table = new_table(num_rows)
+    for name, value in fields.items():
+        table[name] = value
+    return SamplingBatch(
+        table=table,
+        rows=np.arange(num_rows, dtype=np.int32),
+        positions=np.arange(8, 8 + num_rows, dtype=np.int32),
+        targets=np.full(num_rows, -1, np.int32),
+        history=np.zeros((num_rows, 8 + num_rows), np.int32),
+    )
+
+
+def on_device(
+    step: Step, device: torch.device, tokens_per_tile: int, *, is_decode: bool
+) -> DeviceStep:
+    """The step through the buffer that the backend uses."""
+    sampling = make_sampling(len(step.logit_rows))
+    tiles = cut_tiles(step.seq_starts, tokens_per_tile)
+    sizes = Sizes(len(step.token_ids), len(step.seq_lens), len(step.logit_rows), len(tiles.seqs))
+    buffer = StepBuffer(LIMITS, device)
+    buffer.send(buffer.fill(step, sampling, tiles, sizes))
+    longest = int(step.seq_lens.max())
+    return buffer.step(sizes, is_decode=is_decode, max_seq_len=longest, host=step)
+
+
+def draw_params(sampling: SamplingBatch, device: torch.device) -> DrawParams:
+    num_rows = len(sampling.rows)
+    step = make_step([(7, 1)] * num_rows)
+    sizes = Sizes.of_decode(num_rows)
+    buffer = StepBuffer(LIMITS, device)
+    buffer.send(buffer.fill(step, sampling, cut_tiles(step.seq_starts, 1), sizes))
+    return buffer.draw_params(sizes)

@@ -1,0 +1,208 @@
+"""Paged attention against the float32 reference, for every mix of prompts and single tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from octavo_engine.backends.torch.plain import PlainKernels
+from octavo_engine.backends.torch.precision import Precision
+from octavo_engine.backends.torch.reference import PagedKV, ReferenceOps
+from octavo_engine.backends.torch.triton.attention import Tile, attend, choose_tile, count_splits
+from octavo_engine.backends.torch.triton.heads import turn_and_store
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.ops import AttentionSpec, Rope
+from tests.engine.backends.torch_cuda.steps import NUM_BLOCKS, make_step, on_device
+
+MIXED = [(0, 3), (37, 1), (13, 9), (0, 1), (30, 4)]
+DECODE = [(40, 1), (0, 1), (100, 1)]
+
+
+def make_spec(**changes) -> AttentionSpec:
+    settings = {
+        "layer": 0, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "scale": 0.25,
+    }  # fmt: skip
+    return AttentionSpec(**(settings | changes))
+
+
+class Paged:
+    """A cache of random numbers where sequences have their tokens, and of NaN everywhere else."""
+
+    def __init__(self, sequences, spec, device, dtype=torch.float32, *, seed=0) -> None:
+        self.step = make_step(sequences, seed=seed)
+        self.spec = spec
+        rng = torch.Generator().manual_seed(seed)
+        shape = (NUM_BLOCKS, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
+        kv = torch.full((2, *shape), torch.nan)
+        for index, (context, _) in enumerate(sequences):
+            first = 0 if spec.window is None else max(0, context + 1 - spec.window)
+            for position in range(first, context):
+                block = self.step.block_tables[self.step.rows[index], position // BLOCK_SIZE]
+                value = torch.randn((2, *shape[2:]), generator=rng)
+                kv[:, block, position % BLOCK_SIZE] = value
+        self.kv = kv.to(device, dtype)
+        columns = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        self.qkv = torch.randn((len(self.step.token_ids), columns), generator=rng).to(device, dtype)
+
+    def reference(self) -> torch.Tensor:
+        """In float32 on the host, from the values as they were rounded."""
+        spec = self.spec
+        paged = PagedKV(1, NUM_BLOCKS, spec.num_kv_heads, spec.head_dim, torch.float32)
+        paged.k[0], paged.v[0] = self.kv.float().cpu()
+        storage = None if self.kv.dtype == torch.float32 else self.kv.dtype
+        ops = ReferenceOps(self.step, paged, Precision(storage=storage))
+        result = ops.attention(self.qkv.float().cpu(), spec)
+        self.expected_kv = torch.stack([paged.k[0], paged.v[0]])
+        return result
+
+
+def cos_sin(rope: Rope | None, device: torch.device) -> torch.Tensor | None:
+    if rope is None:
+        return None
+    angles = torch.arange(256)[:, None] * torch.from_numpy(rope.inv_freq)
+    return (torch.cat([angles.cos(), angles.sin()], 1) * rope.attention_factor).to(device)
+
+
+def run(paged: Paged, tile: Tile, num_splits: int = 1, split_tokens: int = 0) -> torch.Tensor:
+    spec = paged.spec
+    tokens_per_tile = tile.block_m * spec.num_kv_heads // spec.num_heads
+    step = on_device(paged.step, paged.kv.device, tokens_per_tile, is_decode=False)
+    k_cache, v_cache = paged.kv.unbind()
+    angles = cos_sin(spec.rope, paged.kv.device)
+    q = turn_and_store(paged.qkv, angles, k_cache, v_cache, step, spec)
+    result = attend(
+        q, k_cache, v_cache, step, spec,
+        tile=tile, num_splits=num_splits, split_tokens=split_tokens,
+    )  # fmt: skip
+    return result.float().cpu()
+
+
+def inverse_powers(base: float, dim: int):
+    return (1 / base ** (np.arange(0, dim, 2) / dim)).astype(np.float32)
+
+
+ROPE = Rope(inverse_powers(10000, 16))
+PARTIAL = Rope(inverse_powers(500, 8), attention_factor=1.25)
+SPECS = {
+    "plain": make_spec(),
+    "rope": make_spec(rope=ROPE),
+    "part of a head turns": make_spec(rope=PARTIAL),
+    "window": make_spec(rope=ROPE, window=9),
+    "soft cap": make_spec(soft_cap=2.0),
+    "norms": make_spec(rope=ROPE, q_norm=torch.rand(16) + 0.5, k_norm=torch.rand(16) + 0.5),
+    "one norm": make_spec(k_norm=torch.rand(16) + 0.5),
+    "one group": make_spec(num_heads=6, num_kv_heads=1),
+    "three to one": make_spec(num_heads=6, num_kv_heads=2, window=20),
+    "odd head": make_spec(head_dim=24, num_heads=3, num_kv_heads=3),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_any_mix_of_prompts_and_single_tokens_equals_the_reference(name, device):
+    paged = Paged(MIXED, to_device(SPECS[name], device), device)
+    expected = paged.reference()
+    result = run(paged, Tile(block_m=16, block_n=32, num_warps=4, num_stages=1))
+    torch.testing.assert_close(result, expected, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(
+        paged.kv.cpu(), paged.expected_kv, rtol=1e-5, atol=1e-5, equal_nan=True
+    )
+
+
+def to_device(spec: AttentionSpec, device: torch.device) -> AttentionSpec:
+    norms = {
+        name: getattr(spec, name).to(device)
+        for name in ("q_norm", "k_norm")
+        if getattr(spec, name) is not None
+    }
+    return dataclasses.replace(spec, **norms)
+
+
+@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize(("num_splits", "split_tokens"), [(3, 0), (7, 0), (4, 32)])
+def test_a_walk_split_among_programs_gives_the_same(num_splits, split_tokens, window, device):
+    paged = Paged(DECODE, make_spec(window=window), device)
+    expected = paged.reference()
+    tile = Tile(block_m=16, block_n=16, num_warps=4, num_stages=1)
+    result = run(paged, tile, num_splits, split_tokens)
+    torch.testing.assert_close(result, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    # The interpreter multiplies bf16 as if it were whole numbers.
+    [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)],
+)
+def test_sixteen_bits_stay_close_to_the_reference(dtype, device):
+    paged = Paged(MIXED, make_spec(rope=ROPE), device, dtype)
+    expected = paged.reference()
+    result = run(paged, Tile(block_m=32, block_n=32, num_warps=4, num_stages=1))
+    error = (result - expected).norm() / expected.norm()
+    assert error < 1e-2
+
+
+@pytest.mark.usefixtures("row_by_row")
+def test_fixed_cuts_make_a_token_independent_of_its_company(device):
+    spec = make_spec(window=50)
+    tile = Tile(block_m=16, block_n=16, num_warps=4, num_stages=1)
+    whole = Paged([(70, 20)], spec, device)
+    together = run(whole, tile, num_splits=3, split_tokens=32)
+    alone = Paged([(89, 1)], spec, device)
+    alone.step.block_tables[:] = 0
+    alone.step.block_tables[alone.step.rows[0]] = whole.step.block_tables[whole.step.rows[0]]
+    alone.step.slots[:] = whole.step.slots[-1:]
+    alone.kv, alone.qkv = whole.kv, whole.qkv[-1:].clone()
+    assert torch.equal(run(alone, tile, num_splits=5, split_tokens=32)[0], together[-1])
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_plain_twin_equals_the_reference(name, device):
+    spec = to_device(SPECS[name], device)
+    paged = Paged(MIXED, spec, device)
+    expected = paged.reference()
+    kernels = PlainKernels()
+    step = on_device(paged.step, device, 16, is_decode=False)
+    k_cache, v_cache = paged.kv.unbind()
+    angles = cos_sin(spec.rope, device)
+    q = kernels.turn_and_store(paged.qkv, angles, k_cache, v_cache, step, spec)
+    result = kernels.attend(q, k_cache, v_cache, step, spec)
+    torch.testing.assert_close(result.cpu(), expected, rtol=2e-5, atol=2e-5)
+
+
+def test_a_row_of_padding_writes_nothing_and_reads_nothing(device):
+    spec = make_spec()
+    paged = Paged([(20, 1)], spec, device)
+    expected = paged.reference()
+    paged.step.slots = np.array([*paged.step.slots, -1], np.int32)
+    paged.step.positions = np.array([*paged.step.positions, 0], np.int32)
+    paged.step.token_ids = np.array([*paged.step.token_ids, 0], np.int32)
+    paged.step.seq_starts = np.array([0, 1, 2], np.int32)
+    paged.step.seq_lens = np.array([21, 0], np.int32)
+    paged.step.rows = np.array([paged.step.rows[0]] * 2, np.int32)
+    paged.qkv = torch.cat([paged.qkv, paged.qkv])
+    for num_splits in (1, 2):
+        tile = Tile(block_m=16, block_n=16, num_warps=4, num_stages=1)
+        result = run(paged, tile, num_splits=num_splits)
+        torch.testing.assert_close(result[:1], expected, rtol=2e-5, atol=2e-5)
+        assert torch.equal(result[1], torch.zeros_like(result[1]))
+    torch.testing.assert_close(paged.kv.cpu(), paged.expected_kv, equal_nan=True)
+
+
+def test_tiles_are_narrow_for_single_tokens_and_wide_for_prompts():
+    size = {"group": 4, "head_dim": 128, "itemsize": 2}
+    assert choose_tile(**size, is_decode=True) == Tile(16, 64, 4, 3)
+    assert choose_tile(**size, is_decode=False) == Tile(128, 64, 8, 2)
+    assert choose_tile(group=32, head_dim=128, itemsize=2, is_decode=True).block_m == 32
+    assert choose_tile(group=4, head_dim=256, itemsize=2, is_decode=False).block_m == 64
+    assert choose_tile(group=20, head_dim=64, itemsize=4, is_decode=False).block_m == 32
+
+
+@pytest.mark.parametrize(
+    ("num_programs", "max_seq_len", "expected"),
+    [(8, 100, 1), (8, 8192, 16), (64, 8192, 4), (8, 1024, 4), (2048, 8192, 1)],
+)
+def test_walks_are_split_while_processors_are_idle(num_programs, max_seq_len, expected):
+    splits = count_splits(num_programs=num_programs, max_seq_len=max_seq_len, num_processors=132)
+    assert splits == expected

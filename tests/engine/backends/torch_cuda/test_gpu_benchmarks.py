@@ -1,0 +1,74 @@
+"""What the measuring scripts do that needs no GPU: models, steps, the check, the verdicts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.gpu import correctness, run
+from benchmarks.gpu.random_model import TINY, Bench
+from octavo_engine.backends.backend import BackendLimits
+
+ROOT = Path(__file__).parents[4]
+LIMITS = BackendLimits(max_tokens=64, max_seqs=3, max_logit_rows=8, max_model_len=512)
+
+
+def test_the_check_passes_on_the_host_and_fails_for_wrong_numbers(monkeypatch):
+    errors = correctness.check("cpu", kernels="plain")
+    assert set(errors) == {"prompts", "mixed", "decode"}
+    assert 0.001 < max(errors.values()) < correctness.MAX_ERROR  # bf16 against float32
+    monkeypatch.setattr(correctness, "MAX_ERROR", 0.001)
+    with pytest.raises(AssertionError, match="logits are wrong"):
+        correctness.check("cpu", kernels="plain")
+
+
+def test_filled_rows_decode_as_one_prompt_would():
+    bench = Bench.make(TINY, LIMITS, device="cpu", dtype=torch.float32, kernels="plain")
+    bench.fill(3, 70)
+    step = bench.step([70] * 3, [1] * 3)
+    logits = bench.backend.logits(step)
+    np.testing.assert_allclose(logits[1], logits[0], rtol=1e-4, atol=1e-5)
+    whole = Bench.make(TINY, LIMITS, device="cpu", dtype=torch.float32, kernels="plain")
+    whole.backend.execute(whole.step([0], [64]), whole.sampling(whole.step([0], [64])))
+    np.testing.assert_allclose(
+        whole.backend.logits(whole.step([64], [7])), logits[:1], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_goals_are_judged_beside_their_numbers(capsys):
+    run.print_table({"layers": 32, "decode1": {"gap_share": 0.05, "bandwidth_share": 0.9}})
+    gap, bandwidth = capsys.readouterr().out.splitlines()
+    assert gap.endswith("goal <= 0.03: missed")
+    assert bandwidth.endswith("goal >= 0.85: met")
+
+
+def test_without_a_gpu_nothing_is_claimed(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run.main([]) == 2
+    assert "nothing was measured" in capsys.readouterr().err
+
+
+def test_kernels_compile_for_hopper_without_spilling(tmp_path):
+    """In a process of its own: here the kernels are the interpreter's. The report has them all."""
+    out = tmp_path / "report.json"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = ROOT / "benchmarks" / "gpu" / "compile_report.py"
+    subprocess.run(
+        [sys.executable, script, "--json", out, "--targets", "sm_90",
+         "--only", "attend prompt", "draw: scan", "draw: weigh", "draw: pick"],
+        env=environment | {"PYTHONPATH": str(ROOT / "engine")}, check=True, timeout=200,
+        capture_output=True,
+    )  # fmt: skip
+    reports = {report["kernel"]: report for report in json.loads(out.read_text())}
+    assert {name: r["stack"] + r["local"] for name, r in reports.items() if r["stack"]} == {}
+    assert reports["attend prompt"]["wgmma"] and reports["attend prompt window cap"]["wgmma"]
+    # A fused multiply-add would give other masses than the CPU's, and so other tokens.
+    draws = [r["fused"] for name, r in reports.items() if name.startswith("draw")]
+    assert draws == [0, 0, 0]

@@ -1,0 +1,35 @@
+"""How much KV fits beside a step."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from octavo_engine.backends.backend import BackendLimits
+from octavo_engine.backends.torch.memory import SPARE_BYTES, kv_budget, step_bytes
+from octavo_engine.errors import ConfigError
+
+GIB = 1 << 30
+SHAPE = SimpleNamespace(
+    hidden_size=4096, intermediate_size=14336, num_heads=32, num_kv_heads=8, head_dim=128,
+    vocab_size=128256,
+)  # fmt: skip
+LIMITS = BackendLimits(max_tokens=2048, max_seqs=256, max_logit_rows=320, max_model_len=8192)
+
+
+def test_a_step_of_an_8b_model_is_counted():
+    layer = 2048 * (4096 * 16 + 14336 * 3 * 2)
+    assert step_bytes(SHAPE, LIMITS, 2) == layer + 320 * 128256 * 24
+
+
+def test_kv_gets_its_share_but_never_what_a_step_needs():
+    assert kv_budget(100 * GIB, 2 * GIB, fraction=0.5) == 50 * GIB
+    assert kv_budget(100 * GIB, 2 * GIB, fraction=1.0) == 98 * GIB - SPARE_BYTES
+
+
+def test_too_little_memory_is_told_with_both_numbers():
+    with pytest.raises(
+        ConfigError, match=r"1\.00 GiB of device memory.*needs 2\.75 GiB.*--max-num"
+    ):
+        kv_budget(GIB, 2 * GIB, fraction=0.9)
