@@ -47,7 +47,7 @@ format: $(VENV)/.dev  ## Bring all sources into shape
 	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.cpp' 'csrc/*.h')
 
 bench: $(VENV)/.installed  ## Figures of this machine, beside its limits
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python -m benchmarks.run
 
 clean:
 	rm -rf build $(VENV) engine/octavo_engine/_native*.so

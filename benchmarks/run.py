@@ -1,6 +1,6 @@
 """The figures of this machine, as its users see them: a server process, HTTP, the real model.
 
-    python benchmarks/run.py [--json FILE] [--full]
+    python -m benchmarks.run [--json FILE] [--full]
 
 Each figure is the median of its rounds and stands beside the limit that bounds it. Run it on an
 idle machine; nothing is sent anywhere but to this machine's loopback.
@@ -24,9 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).parent))  # run as a script, from anywhere
-
-from limits import Limits, measure_limits  # type: ignore[import-not-found]  # beside this file
+from benchmarks.limits import Limits, measure_limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,8 +113,7 @@ def start_up(rounds: int) -> list[Figure]:
 
 
 def step_overhead() -> Figure:
-    script = Path(__file__).with_name("step_overhead.py")
-    command = [sys.executable, str(script), "--json", "--sequences", "64"]
+    command = [sys.executable, "-m", "benchmarks.step_overhead", "--json", "--sequences", "64"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     [row] = json.loads(done.stdout)
     return Figure("Python per step, 64 sequences", row["total_us"], "µs", note="target 200 µs")

@@ -1,6 +1,6 @@
 """What Python costs per step: scheduler, runner and result handling; the backend does nothing.
 
-    python benchmarks/step_overhead.py [--json] [--sequences 1 64 256] [--steps 400]
+    python -m benchmarks.step_overhead [--json] [--sequences 1 64 256] [--steps 400]
 
 Every sequence decodes one token a step, new blocks included. The budget is 200 µs at 64 sequences.
 """
