@@ -64,12 +64,12 @@ void bind_packed(nb::module_& module) {
         .def(
             "__init__",
             [](Packed* self, int64_t rows, int64_t cols, const std::string& dtype) {
-                new (self) Packed(rows, cols, parse_dtype(dtype));
+                new (self) Packed(rows, cols, parse_packing(dtype));
             },
             nb::arg("rows"), nb::arg("cols"), nb::arg("dtype"))
         .def_prop_ro("rows", &Packed::rows)
         .def_prop_ro("cols", &Packed::cols)
-        .def_prop_ro("dtype", [](const Packed& self) { return name_of(self.dtype()); })
+        .def_prop_ro("dtype", [](const Packed& self) { return name_of(self.packing()); })
         .def_prop_ro("nbytes", &Packed::num_bytes)
         .def(
             "pack",

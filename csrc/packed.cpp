@@ -1,17 +1,24 @@
 #include "packed.h"
 
 #include <algorithm>
+#include <array>
 
 #include "common/check.h"
+#include "cpu/groups.h"
 
 namespace octavo {
 
+using cpu::kGroupColumns;
 using cpu::kPanelRows;
+using cpu::Packing;
+using cpu::Panels;
 
 namespace {
 
 constexpr int64_t kMaxSide = int64_t{1} << 31;  // token ids and row numbers are int32
 constexpr int64_t kChunkColumns = 256;          // whole blocks of every stored type
+
+constexpr std::array<const char*, 4> kPackingNames{"f32", "bf16", "q8", "q4"};  // as enumerated
 
 int64_t checked_side(const char* name, int64_t value) {
     check(value >= 1 && value < kMaxSide, name, " is ", value, "; it must be between 1 and ",
@@ -19,28 +26,76 @@ int64_t checked_side(const char* name, int64_t value) {
     return value;
 }
 
-// One row's values from column `first` on, `stride` being that of its panel.
-void scatter(std::byte* panel, Dtype dtype, int64_t lane, int64_t first, int64_t count,
-             const float* from) {
-    if (dtype == Dtype::F32) {
-        auto* to = reinterpret_cast<float*>(panel) + first * kPanelRows + lane;
-        for (int64_t i = 0; i < count; ++i) {
-            to[i * kPanelRows] = from[i];
-        }
-        return;
+// Some of a stored row's values, from column `first` on, and where they go.
+struct Piece {
+    const std::byte* stored;
+    StoredType type;
+    int64_t first;
+    int64_t count;
+    std::byte* panel;
+    int64_t lane;
+};
+
+void pack_floats(const Piece& piece) {
+    float values[kChunkColumns];
+    dequantize(piece.type, piece.stored, piece.count, values);
+    float* to = reinterpret_cast<float*>(piece.panel) + piece.first * kPanelRows + piece.lane;
+    for (int64_t i = 0; i < piece.count; ++i) {
+        to[i * kPanelRows] = values[i];
     }
-    auto* to = reinterpret_cast<uint16_t*>(panel) + first * kPanelRows + lane * 2;  // first is even
-    for (int64_t i = 0; i < count; ++i) {
-        to[i / 2 * 2 * kPanelRows + i % 2] = float_to_bf16(from[i]);
+}
+
+void pack_bf16(const Piece& piece) {
+    float values[kChunkColumns];
+    dequantize(piece.type, piece.stored, piece.count, values);
+    // `first` is even: whole pairs.
+    auto* to = reinterpret_cast<uint16_t*>(piece.panel) + piece.first * kPanelRows + piece.lane * 2;
+    for (int64_t i = 0; i < piece.count; ++i) {
+        to[i / 2 * 2 * kPanelRows + i % 2] = float_to_bf16(values[i]);
+    }
+}
+
+// Whether the packing can hold the type's own integers and scales.
+bool holds(Packing packing, StoredType type) {
+    return packing == Packing::Q8 ? type == StoredType::Q8_0
+                                  : type == StoredType::Q4_0 || type == StoredType::Q4_1;
+}
+
+void pack_groups(const Panels& panels, const Piece& piece, const cpu::Kernels& kernels) {
+    const bool as_is = holds(panels.packing, piece.type);
+    float values[kChunkColumns + kGroupColumns];
+    if (!as_is) {
+        dequantize(piece.type, piece.stored, piece.count, values);
+        // What fills the last group up must not move its scale.
+        std::fill_n(values + piece.count, kGroupColumns, values[piece.count - 1]);
+    }
+    for (int64_t i = 0; i < piece.count; i += kGroupColumns) {
+        std::byte* group = piece.panel + (piece.first + i) / kGroupColumns * panels.group_bytes();
+        if (as_is) {
+            const std::byte* block = piece.stored + i / kGroupColumns * block_bytes(piece.type);
+            cpu::put(panels.packing, group, piece.lane, read_group(piece.type, block));
+        } else {
+            cpu::put(panels.packing, group, piece.lane,
+                     kernels.quantize_group(panels.packing, values + i));
+        }
     }
 }
 
 }  // namespace
 
-Packed::Packed(int64_t rows, int64_t cols, Dtype dtype)
+cpu::Packing parse_packing(std::string_view name) {
+    const auto found = std::find(kPackingNames.begin(), kPackingNames.end(), name);
+    check(found != kPackingNames.end(), "dtype '", name,
+          "' is not known; there are: f32, bf16, q8, q4");
+    return static_cast<Packing>(found - kPackingNames.begin());
+}
+
+const char* name_of(cpu::Packing packing) { return kPackingNames[static_cast<size_t>(packing)]; }
+
+Packed::Packed(int64_t rows, int64_t cols, Packing packing)
     : rows_(checked_side("rows", rows)),
       cols_(checked_side("cols", cols)),
-      dtype_(dtype),
+      packing_(packing),
       memory_(panels().count() * panels().panel_bytes()) {}
 
 void Packed::pack(Team& team, int64_t first_row, std::span<const std::byte> data, StoredType type,
@@ -66,7 +121,6 @@ void Packed::pack(Team& team, int64_t first_row, std::span<const std::byte> data
     const int64_t first_panel = first_row / kPanelRows;
     const int64_t num_panels = (end_row - 1) / kPanelRows + 1 - first_panel;
     team.parallel_for(num_panels, [&](int64_t begin, int64_t end) {
-        float values[kChunkColumns];
         for (int64_t p = first_panel + begin; p < first_panel + end; ++p) {
             std::byte* panel = memory_.data() + p * panels().panel_bytes();
             const int64_t from = std::max(first_row, p * kPanelRows);
@@ -78,8 +132,24 @@ void Packed::pack(Team& team, int64_t first_row, std::span<const std::byte> data
                     const int64_t index = row - first_row;
                     const int64_t stored =
                         row_map.empty() ? index : row_map[static_cast<size_t>(index)];
-                    dequantize(type, data.data() + stored * row_bytes + offset, count, values);
-                    scatter(panel, dtype_, row % kPanelRows, column, count, values);
+                    const Piece piece{data.data() + stored * row_bytes + offset,
+                                      type,
+                                      column,
+                                      count,
+                                      panel,
+                                      row % kPanelRows};
+                    switch (packing_) {
+                        case Packing::F32:
+                            pack_floats(piece);
+                            break;
+                        case Packing::BF16:
+                            pack_bf16(piece);
+                            break;
+                        case Packing::Q8:
+                        case Packing::Q4:
+                            pack_groups(panels(), piece, team.kernels());
+                            break;
+                    }
                 }
             }
         }
@@ -87,14 +157,24 @@ void Packed::pack(Team& team, int64_t first_row, std::span<const std::byte> data
 }
 
 void Packed::unpack(float* to) const {
-    for (int64_t row = 0; row < rows_; ++row) {
+    for (int64_t row = 0; row < rows_; ++row, to += cols_) {
         const std::byte* panel = memory_.data() + row / kPanelRows * panels().panel_bytes();
         const int64_t lane = row % kPanelRows;
+        if (panels().is_quantized()) {
+            for (int64_t c = 0; c < cols_; c += kGroupColumns) {
+                float values[kGroupColumns];
+                cpu::expand(
+                    cpu::take(packing_, panel + c / kGroupColumns * panels().group_bytes(), lane),
+                    values);
+                std::copy_n(values, std::min(kGroupColumns, cols_ - c), to + c);
+            }
+            continue;
+        }
         for (int64_t c = 0; c < cols_; ++c) {
-            to[row * cols_ + c] = dtype_ == Dtype::F32
-                                      ? reinterpret_cast<const float*>(panel)[c * kPanelRows + lane]
-                                      : bf16_to_float(reinterpret_cast<const uint16_t*>(
-                                            panel)[(c / 2 * kPanelRows + lane) * 2 + c % 2]);
+            to[c] = packing_ == Packing::F32
+                        ? reinterpret_cast<const float*>(panel)[c * kPanelRows + lane]
+                        : bf16_to_float(reinterpret_cast<const uint16_t*>(
+                              panel)[(c / 2 * kPanelRows + lane) * 2 + c % 2]);
         }
     }
 }

@@ -15,6 +15,8 @@ template <class... Functions>
 struct Overloaded : Functions... {
     using Functions::operator()...;
 };
+template <class... Functions>
+Overloaded(Functions...) -> Overloaded<Functions...>;  // Clang before 17 does not find it itself
 
 }  // namespace
 

@@ -15,6 +15,7 @@ COMMANDS = {
     "chat": "talk with a model in the terminal",
     "complete": "let a model continue a text",
     "bench": "measure throughput, latency, or a running server",
+    "quantize": "write a model with 8- or 4-bit weights",
     "doctor": "say what this machine offers and what is missing",
 }
 

@@ -1,6 +1,26 @@
 #include "cpu/embed.h"
 
+#include <algorithm>
+
+#include "cpu/groups.h"
+
 namespace octavo::cpu::OCTAVO_ISA {
+namespace {
+
+void embed_quantized(const Panels& table, const std::byte* panel, int64_t lane, float scale,
+                     float* to) {
+    for (int64_t g = 0; g < table.groups(); ++g) {
+        float values[kGroupColumns];
+        expand(take(table.packing, panel + g * table.group_bytes(), lane), values);
+        const int64_t first = g * kGroupColumns;
+        const int64_t count = std::min(kGroupColumns, table.cols - first);
+        for (int64_t i = 0; i < count; ++i) {
+            to[first + i] = values[i] * scale;
+        }
+    }
+}
+
+}  // namespace
 
 // Gathered from the panels, so that a table that is also the head need not exist twice.
 void embed(const EmbedArgs& args, int64_t begin, int64_t end) {
@@ -10,7 +30,9 @@ void embed(const EmbedArgs& args, int64_t begin, int64_t end) {
         const int64_t lane = id % kPanelRows;
         const std::byte* panel = table.data + id / kPanelRows * table.panel_bytes();
         auto* to = reinterpret_cast<float*>(args.dst.row(r));
-        if (table.dtype == Dtype::F32) {
+        if (table.is_quantized()) {
+            embed_quantized(table, panel, lane, args.scale, to);
+        } else if (table.packing == Packing::F32) {
             const auto* values = reinterpret_cast<const float*>(panel);
             for (int64_t c = 0; c < table.cols; ++c) {
                 to[c] = values[c * kPanelRows + lane] * args.scale;

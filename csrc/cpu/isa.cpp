@@ -25,7 +25,7 @@ const Kernels& kernels();
 
 namespace {
 
-bool has_all(std::initializer_list<const char*> features) {
+[[maybe_unused]] bool has_all(std::initializer_list<const char*> features) {
     return std::all_of(features.begin(), features.end(), has_feature);
 }
 

@@ -8,6 +8,7 @@
 #include "cpu/linear.h"
 #include "cpu/masses.h"
 #include "cpu/norm.h"
+#include "cpu/quantize.h"
 
 #define OCTAVO_STRING(name) #name
 #define OCTAVO_STRING_OF(name) OCTAVO_STRING(name)
@@ -19,6 +20,7 @@ const Kernels& kernels();
 const Kernels& kernels() {
     static constexpr Kernels table{
         .isa = OCTAVO_STRING_OF(OCTAVO_ISA),
+        .quantize_group = quantize_group,
         .linear_scratch_bytes = linear_scratch_bytes,
         .linear = linear,
         .rms_norm = rms_norm,

@@ -27,16 +27,29 @@ struct Matrix {
     std::byte* row(int64_t index) const { return data + index * cols * size_of(dtype); }
 };
 
+// How a panel holds its weights: as numbers, or as 8- or 4-bit integers with scales (groups.h).
+enum class Packing : uint8_t { F32, BF16, Q8, Q4 };
+
+constexpr int64_t kGroupColumns = 32;  // of integers that share a scale
+constexpr int64_t kQ8GroupBytes = kGroupColumns * kPanelRows + 2 * kPanelRows;
+constexpr int64_t kQ4GroupBytes = kGroupColumns * kPanelRows / 2 + 4 * kPanelRows;
+
 // Weights in panels of 16 rows; see packed.h.
 struct Panels {
     const std::byte* data = nullptr;
     int64_t rows = 0;
     int64_t cols = 0;
-    Dtype dtype = Dtype::F32;
+    Packing packing = Packing::F32;
 
     int64_t count() const { return (rows + kPanelRows - 1) / kPanelRows; }
     int64_t pairs() const { return (cols + 1) / 2; }
-    int64_t panel_bytes() const { return pairs() * 2 * kPanelRows * size_of(dtype); }
+    int64_t groups() const { return (cols + kGroupColumns - 1) / kGroupColumns; }
+    bool is_quantized() const { return packing == Packing::Q8 || packing == Packing::Q4; }
+    int64_t group_bytes() const { return packing == Packing::Q8 ? kQ8GroupBytes : kQ4GroupBytes; }
+    int64_t panel_bytes() const {
+        return is_quantized() ? groups() * group_bytes()
+                              : pairs() * 2 * kPanelRows * (packing == Packing::F32 ? 4 : 2);
+    }
 };
 
 enum class LinearMode : uint8_t { Store, Add, Glu };
@@ -166,8 +179,11 @@ struct RowScan {
     bool usable;  // no NaN, no +inf
 };
 
+struct GroupRow;
+
 struct Kernels {
     const char* isa;
+    GroupRow (*quantize_group)(Packing packing, const float* values);
     int64_t (*linear_scratch_bytes)(const Panels& weight);
     void (*linear)(const LinearArgs&, int64_t begin, int64_t end, std::byte* scratch);
     void (*rms_norm)(const NormArgs&, int64_t begin, int64_t end);

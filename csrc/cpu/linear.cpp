@@ -3,7 +3,8 @@
 #include <algorithm>
 
 #include "cpu/dot.h"
-#include "cpu/math.h"
+#include "cpu/linear_finish.h"
+#include "cpu/linear_quantized.h"
 
 namespace octavo::cpu::OCTAVO_ISA {
 namespace {
@@ -49,6 +50,7 @@ struct FloatRows {
     }
 };
 
+#ifdef __AVX512BF16__
 // Rows as pairs of bf16.
 struct PairRows {
     static constexpr int64_t kBytesPerPair = 4;
@@ -64,39 +66,7 @@ struct PairRows {
         return scratch;
     }
 };
-
-template <class T>
-void finish_glu(const LinearArgs& args, int64_t row, int64_t unit, Vec left, Vec right) {
-    auto* to = reinterpret_cast<T*>(args.dst.row(row)) + unit * kPanelRows;
-    const int64_t count = args.dst.cols - unit * kPanelRows;
-    store_some(to, activate(args.activation, left) * right, count);
-}
-
-// Writes one row of one unit from its dot products: one panel's, or for Glu two.
-void finish(const LinearArgs& args, int64_t row, int64_t unit, const float* y,
-            const float* y_right) {
-    const int64_t column = unit * kPanelRows;
-    Vec value = load(y);
-    if (args.bias != nullptr) {
-        value = value + load(args.bias + column);
-    }
-    if (args.mode == LinearMode::Glu) {
-        Vec right = load(y_right);
-        if (args.bias != nullptr) {
-            right = right + load(args.bias + args.units() * kPanelRows + column);
-        }
-        args.dst.dtype == Dtype::F32 ? finish_glu<float>(args, row, unit, value, right)
-                                     : finish_glu<uint16_t>(args, row, unit, value, right);
-        return;
-    }
-    float* to = reinterpret_cast<float*>(args.dst.row(row)) + column;
-    const int64_t count = args.dst.cols - column;
-    if (args.mode == LinearMode::Add) {
-        const Vec scaled = broadcast(args.scale) * value;
-        value = load_some(to, count) + scaled;
-    }
-    store_some(to, value, count);
-}
+#endif
 
 template <class Weights, class Rows>
 class Linear {
@@ -170,6 +140,9 @@ class Linear {
 }  // namespace
 
 int64_t linear_scratch_bytes(const Panels& weight) {
+    if (weight.is_quantized()) {
+        return quantized_scratch_bytes(weight);
+    }
     return block_rows(weight) * weight.pairs() * FloatRows::kBytesPerPair;
 }
 
@@ -177,7 +150,11 @@ void linear(const LinearArgs& args, int64_t begin, int64_t end, std::byte* scrat
     if (begin >= end) {
         return;
     }
-    if (args.weight.dtype == Dtype::F32) {
+    if (args.weight.is_quantized()) {
+        linear_quantized(args, begin, end, scratch);
+        return;
+    }
+    if (args.weight.packing == Packing::F32) {
         Linear<F32Weights, FloatRows>(args, scratch).run(begin, end);
         return;
     }

@@ -6,6 +6,9 @@
 #include <cassert>
 #include <cstring>
 
+#include "common/half.h"
+#include "cpu/groups.h"
+
 namespace octavo {
 namespace {
 
@@ -79,17 +82,6 @@ static_assert(sizeof(Q3_K) == 110 && sizeof(Q4_K) == 144 && sizeof(Q5_K) == 176)
 static_assert(sizeof(Q6_K) == 210);
 static_assert(std::endian::native == std::endian::little, "files are little-endian");
 
-// IEEE half to float without branches, so that loops over it vectorise.
-inline float half(uint16_t bits) {
-    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-    const uint32_t magnitude = wide + wide;
-    const float normal = std::bit_cast<float>((magnitude >> 4) + (0xE0u << 23)) * 0x1.0p-112f;
-    const float subnormal = std::bit_cast<float>((magnitude >> 17) | (126u << 23)) - 0.5f;
-    const uint32_t result = magnitude < (1u << 27) ? std::bit_cast<uint32_t>(subnormal)
-                                                   : std::bit_cast<uint32_t>(normal);
-    return std::bit_cast<float>((wide & 0x80000000u) | result);
-}
-
 inline uint32_t load_u32(const uint8_t* bytes) {
     uint32_t value;
     std::memcpy(&value, bytes, sizeof value);
@@ -97,12 +89,12 @@ inline uint32_t load_u32(const uint8_t* bytes) {
 }
 
 void decode(const Q8_0& block, float* __restrict dst) {
-    const float d = half(block.d);
+    const float d = half_to_float(block.d);
     for (int i = 0; i < 32; ++i) dst[i] = static_cast<float>(block.q[i]) * d;
 }
 
 void decode(const Q4_0& block, float* __restrict dst) {
-    const float d = half(block.d);
+    const float d = half_to_float(block.d);
     for (int i = 0; i < 16; ++i) {
         dst[i] = d * static_cast<float>((block.q[i] & 15) - 8);
         dst[i + 16] = d * static_cast<float>((block.q[i] >> 4) - 8);
@@ -110,7 +102,7 @@ void decode(const Q4_0& block, float* __restrict dst) {
 }
 
 void decode(const Q4_1& block, float* __restrict dst) {
-    const float d = half(block.d), m = half(block.m);
+    const float d = half_to_float(block.d), m = half_to_float(block.m);
     for (int i = 0; i < 16; ++i) {
         dst[i] = d * static_cast<float>(block.q[i] & 15) + m;
         dst[i + 16] = d * static_cast<float>(block.q[i] >> 4) + m;
@@ -126,14 +118,14 @@ inline void five_bits(const uint8_t* q, uint32_t high, int32_t* __restrict out) 
 }
 
 void decode(const Q5_0& block, float* __restrict dst) {
-    const float d = half(block.d);
+    const float d = half_to_float(block.d);
     int32_t q[32];
     five_bits(block.q, load_u32(block.high), q);
     for (int i = 0; i < 32; ++i) dst[i] = d * static_cast<float>(q[i] - 16);
 }
 
 void decode(const Q5_1& block, float* __restrict dst) {
-    const float d = half(block.d), m = half(block.m);
+    const float d = half_to_float(block.d), m = half_to_float(block.m);
     int32_t q[32];
     five_bits(block.q, load_u32(block.high), q);
     for (int i = 0; i < 32; ++i) dst[i] = d * static_cast<float>(q[i]) + m;
@@ -142,7 +134,7 @@ void decode(const Q5_1& block, float* __restrict dst) {
 // K types come in halves of 128 values; bits of values 32 apart share a byte.
 
 void decode(const Q2_K& block, float* __restrict dst) {
-    const float d = half(block.d), d_min = half(block.d_min);
+    const float d = half_to_float(block.d), d_min = half_to_float(block.d_min);
     for (int sub = 0; sub < 16; ++sub) {
         const float scale = d * static_cast<float>(block.scales[sub] & 15);
         const float minimum = d_min * static_cast<float>(block.scales[sub] >> 4);
@@ -155,7 +147,7 @@ void decode(const Q2_K& block, float* __restrict dst) {
 }
 
 void decode(const Q3_K& block, float* __restrict dst) {
-    const float d = half(block.d);
+    const float d = half_to_float(block.d);
     for (int sub = 0; sub < 16; ++sub) {
         const int low = sub < 8 ? block.scales[sub] & 15 : block.scales[sub - 8] >> 4;
         const int high = block.scales[8 + sub % 4] >> (sub / 4 * 2) & 3;
@@ -182,7 +174,7 @@ inline ScaleMin scale_min(const uint8_t* scales, int sub) {
 }
 
 void decode(const Q4_K& block, float* __restrict dst) {
-    const float d = half(block.d), d_min = half(block.d_min);
+    const float d = half_to_float(block.d), d_min = half_to_float(block.d_min);
     for (int sub = 0; sub < 8; ++sub) {
         const ScaleMin s = scale_min(block.scales, sub);
         const float scale = d * static_cast<float>(s.scale);
@@ -196,7 +188,7 @@ void decode(const Q4_K& block, float* __restrict dst) {
 }
 
 void decode(const Q5_K& block, float* __restrict dst) {
-    const float d = half(block.d), d_min = half(block.d_min);
+    const float d = half_to_float(block.d), d_min = half_to_float(block.d_min);
     for (int sub = 0; sub < 8; ++sub) {
         const ScaleMin s = scale_min(block.scales, sub);
         const float scale = d * static_cast<float>(s.scale);
@@ -211,7 +203,7 @@ void decode(const Q5_K& block, float* __restrict dst) {
 }
 
 void decode(const Q6_K& block, float* __restrict dst) {
-    const float d = half(block.d);
+    const float d = half_to_float(block.d);
     for (int sub = 0; sub < 16; ++sub) {
         const float scale = d * static_cast<float>(block.scales[sub]);
         const int part = sub % 8 / 2;  // quarter of the half: 32 values
@@ -295,7 +287,8 @@ void dequantize(StoredType type, const std::byte* src, int64_t count, float* dst
             if (count > 0) std::memcpy(dst, src, static_cast<size_t>(count) * sizeof(float));
             return;
         case StoredType::F16:
-            return convert_16_bits(src, count, dst, half);
+            return convert_16_bits(src, count, dst,
+                                   [](uint16_t bits) { return half_to_float(bits); });
         case StoredType::BF16:
             return convert_16_bits(src, count, dst, [](uint16_t bits) {
                 return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
@@ -321,6 +314,35 @@ void dequantize(StoredType type, const std::byte* src, int64_t count, float* dst
         case StoredType::Q6_K:
             return decode_all<Q6_K>(src, count, dst);
     }
+}
+
+cpu::GroupRow read_group(StoredType type, const std::byte* block) {
+    cpu::GroupRow group;
+    if (type == StoredType::Q8_0) {
+        Q8_0 stored;
+        std::memcpy(&stored, block, sizeof stored);
+        std::memcpy(group.q, stored.q, sizeof stored.q);
+        group.scale = stored.d;
+        return group;
+    }
+    Q4_1 stored;
+    if (type == StoredType::Q4_1) {
+        std::memcpy(&stored, block, sizeof stored);
+    } else {
+        assert(type == StoredType::Q4_0);
+        Q4_0 centred;
+        std::memcpy(&centred, block, sizeof centred);
+        std::memcpy(stored.q, centred.q, sizeof stored.q);
+        stored.d = centred.d;
+        stored.m = float_to_half(-8.0F * half_to_float(centred.d));  // exact
+    }
+    for (int i = 0; i < 16; ++i) {
+        group.q[i] = static_cast<int8_t>(stored.q[i] & 15);
+        group.q[i + 16] = static_cast<int8_t>(stored.q[i] >> 4);
+    }
+    group.scale = stored.d;
+    group.minimum = stored.m;
+    return group;
 }
 
 }  // namespace octavo

@@ -8,6 +8,10 @@
 
 namespace octavo {
 
+namespace cpu {
+struct GroupRow;
+}
+
 enum class StoredType {
     F32,
     F16,
@@ -33,5 +37,8 @@ int64_t block_bytes(StoredType type);
 
 // Turns `count` stored values (a multiple of block_values) at `src` (any alignment) into floats.
 void dequantize(StoredType type, const std::byte* src, int64_t count, float* dst);
+
+// The integers and scales of a block of Q8_0, Q4_0 or Q4_1 as they are.
+cpu::GroupRow read_group(StoredType type, const std::byte* block);
 
 }  // namespace octavo

@@ -1,9 +1,10 @@
 """The CPU extension (csrc). Every call that computes releases the GIL.
 
-Matrices [rows = out features, cols = in features] are *packed* into panels of 16 rows: panel p holds,
-for each pair of columns (2j, 2j + 1), its 16 rows' two values side by side (bf16), or for each column
-its 16 rows' values (f32). Rows are padded to 16 and columns to 2 with zeros. The KV cache uses the
-same panels: 16 tokens of a block are 16 rows of K, and 16 columns of V are 16 rows.
+Matrices [rows = out features, cols = in features] are *packed* into panels of 16 rows: panel p
+holds, for each pair of columns (2j, 2j + 1), its 16 rows' two values side by side (bf16), or for
+each column its 16 rows' values (f32), or 8- or 4-bit integers with scales by groups of 32 columns
+(q8, q4). Rows are padded to 16 and columns to 2, or to whole groups, with zeros. The KV cache uses
+the same panels: 16 tokens of a block are 16 rows of K, and 16 columns of V are 16 rows.
 """
 
 from typing import Any
@@ -12,16 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 def cpu_features() -> dict[str, bool]:
-    """What this processor offers: avx2, fma, f16c, avx512f, avx512_bf16, avx512_vnni, amx_bf16, neon …"""
+    """What this processor offers: avx2, fma, f16c, avx512f, avx512_bf16, avx512_vnni, amx_bf16,
+    neon …"""
 
 def available_isas() -> list[str]:
-    """Instruction sets that were compiled in and can run here, best first: e.g. ["avx2", "generic"]."""
+    """Instruction sets that were compiled in and can run here, best first: e.g. ["avx2",
+    "generic"]."""
 
 def available_cores() -> int:
     """Cores this process may use: affinity and cgroup quota respected."""
 
 class Team:
-    """Worker threads that compute together; parked when idle. `isa` as OCTAVO_CPU_ISA or the best."""
+    """Worker threads that compute together; parked when idle. `isa` as OCTAVO_CPU_ISA or the
+    best."""
 
     def __init__(self, num_threads: int, isa: str = "") -> None: ...
     @property
@@ -30,7 +34,7 @@ class Team:
     def isa(self) -> str: ...
 
 class Packed:
-    """A weight matrix in panels. dtype "bf16" or "f32"."""
+    """A weight matrix in panels. dtype "f32", "bf16", "q8" or "q4"."""
 
     def __init__(self, rows: int, cols: int, dtype: str) -> None: ...
     @property
@@ -52,9 +56,10 @@ class Packed:
     ) -> None:
         """Pack `num_rows` stored rows behind one another, from `data`, as rows first_row ….
 
-        `source_dtype` is F32, F16, BF16 or a GGUF type (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K … Q6_K);
-        source rows are dequantised on the way. `row_map[i]` names the stored row that becomes row i.
-        Raises ValueError when sizes do not agree.
+        `source_dtype` is F32, F16, BF16 or a GGUF type (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K …
+        Q6_K); source rows are dequantised on the way. But q8 takes over the integers and scales of
+        Q8_0, and q4 those of Q4_0 and Q4_1; all others they quantise. `row_map[i]` names the stored
+        row that becomes row i. Raises ValueError when sizes do not agree.
         """
     def unpack(self) -> NDArray[np.float32]:
         """The matrix [rows, cols]; for tests."""
@@ -79,8 +84,9 @@ class KVCache:
 class Program:
     """Instructions over buffers in one arena, run as a whole.
 
-    A buffer is (byte offset in the arena, columns, dtype "f32" | "bf16", rows "T" | "S"). Python decides
-    where buffers lie and what is fused; csrc only runs. Instructions run in the order they were added.
+    A buffer is (byte offset in the arena, columns, dtype "f32" | "bf16", rows "T" | "S"). Python
+    decides where buffers lie and what is fused; csrc only runs. Instructions run in the order
+    they were added.
     """
 
     def __init__(
@@ -99,7 +105,8 @@ class Program:
         add: int = -1,
         add_scale: float = 1.0,
     ) -> None:
-        """If add >= 0 first src += add_scale * add, in place. dst = norm(src) * weight, rounded to dst's dtype."""
+        """If add >= 0 first src += add_scale * add, in place. dst = norm(src) * weight, rounded
+        to dst's dtype."""
     def linear(
         self,
         dst: int,
@@ -110,9 +117,10 @@ class Program:
         activation: str = "",
         scale: float = 1.0,
     ) -> None:
-        """mode "store": dst = y; "add": dst += scale * y; "glu": dst = activation(y left) * y right,
-        where left and right are the two halves of weight's rows. y = src · weightᵀ + bias.
-        src has the dtype of the weight; dst is f32 (store, add) or f32 | bf16 (glu)."""
+        """mode "store": dst = y; "add": dst += scale * y; "glu": dst = activation(y left) * y
+        right, where left and right are the two halves of weight's rows. y = src · weightᵀ + bias.
+        src has the dtype of the weight, or is f32 for q8 and q4, which bring it to 16-bit integers;
+        dst is f32 (store, add) or f32 | bf16 (glu)."""
     def attention(
         self,
         dst: int,
@@ -156,7 +164,8 @@ class Program:
     ) -> None:
         """Run a step. Raises ValueError when the arrays do not agree or exceed the plan."""
     def read(self, buffer: int, num_rows: int) -> NDArray[np.float32]:
-        """A view (f32) or copy (bf16) of the first rows of a buffer, e.g. the logits after `run`."""
+        """A view (f32) or copy (bf16) of the first rows of a buffer, e.g. the logits after
+        `run`."""
 
 def sample(
     team: Team,
@@ -179,7 +188,8 @@ def sample(
     top_ids: NDArray[np.int32] | None,
     top_logprobs: NDArray[np.float32] | None,
 ) -> None:
-    """Sample or score every row of logits [S, V] (modified in place); see octavo_engine.sampling.batch."""
+    """Sample or score every row of logits [S, V] (modified in place); see
+    octavo_engine.sampling.batch."""
 
 def philox(key: int, counter: int) -> tuple[int, int, int, int]:
     """Four 32-bit random numbers of Philox-4x32-10; for tests."""

@@ -59,19 +59,23 @@ class WeightLedger:
         """Raises ModelError that lists what was missing; logs what nobody took."""
         if self._missing:
             raise ModelError(
-                f"the checkpoint lacks {len(self._missing)} tensors that config.json asks for: "
+                f"the checkpoint lacks {_counted(self._missing)} that config.json asks for: "
                 f"{_listed(self._missing)}; is it the checkpoint of another model?"
             )
         unused = sorted(n for n in self._names - self._taken if not _HARMLESS.search(n))
         if unused:
             logger.warning(
-                "Ignored %d tensors of the checkpoint that the model does not use: %s",
-                len(unused),
+                "Ignored %s of the checkpoint that the model does not use: %s",
+                _counted(unused),
                 _listed(unused),
             )
         if self._progress is not None:
             total = max(self._done_bytes, self._checkpoint.total_bytes)
             self._progress(total, total)
+
+
+def _counted(names: list[str]) -> str:
+    return f"{len(names)} tensor{'s' if len(names) != 1 else ''}"
 
 
 def _listed(names: list[str]) -> str:

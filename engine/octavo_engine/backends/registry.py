@@ -35,6 +35,11 @@ def build_backend(
         raise ConfigError(f"--device {config.device} needs a model")
     model = ModelConfig.from_hf(files.config)
     max_model_len = config.max_model_len or model.max_position_embeddings
+    if config.quantization in ("int8", "int4") and config.device not in ("auto", "cpu"):
+        raise ConfigError(
+            f"--quantization {config.quantization} is computed by --device cpu only; "
+            f"--device {config.device} takes auto or none"
+        )
     if config.device == "torch":
         return _build_torch(config, model, files, max_model_len=max_model_len, progress=progress)
     if config.device == "cuda":

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from octavo_engine.errors import ModelError
 from octavo_engine.models.families import find_family
 from octavo_engine.models.fields import Fields
 from octavo_engine.models.rope_config import MAX_POSITIONS, read_ropes
@@ -84,11 +83,6 @@ class ModelConfig:
         outer = Fields(config)
         architecture = _architecture(outer)
         family = find_family(architecture)
-        if outer.raw("quantization_config") is not None:
-            raise ModelError(
-                "config.json: quantization_config: quantised safetensors are not supported; "
-                "use the original model or a GGUF file of it"
-            )
         part = outer.raw("text_config")
         if part is not None and not isinstance(part, dict):
             raise outer.error("text_config", "must be an object")

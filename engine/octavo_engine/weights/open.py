@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.errors import ModelError
 from octavo_engine.weights.dummy import DummyCheckpoint
 from octavo_engine.weights.gguf_checkpoint import GGUFCheckpoint
+from octavo_engine.weights.quantized import QuantizedCheckpoint, layout_of
 from octavo_engine.weights.safetensors import SafetensorsCheckpoint
 
 if TYPE_CHECKING:
@@ -22,4 +23,8 @@ def open_checkpoint(files: ModelFiles, *, load_format: str = "auto", seed: int =
         raise ModelError(f"load format {load_format!r} is unknown; known are auto, dummy")
     if files.gguf is not None:
         return GGUFCheckpoint(files.gguf)
-    return SafetensorsCheckpoint.open(files.path)
+    checkpoint = SafetensorsCheckpoint.open(files.path)
+    quantization = files.config.get("quantization_config")
+    if quantization is None:
+        return checkpoint
+    return QuantizedCheckpoint(checkpoint, layout_of(quantization))

@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from octavo_engine.errors import ModelError
 from octavo_engine.weights.checkpoint import StoredTensor
 from octavo_engine.weights.json_file import read_json_object
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -29,6 +30,8 @@ _BITS = {
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
+
+_NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4", "I8": "i1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,38 @@ class SafetensorsCheckpoint:
                 f"the model's config asks for {list(shape)}"
             )
         return StoredTensor(name, entry.dtype, entry.shape, file.data(name))
+
+    def entry(self, name: str) -> Entry:
+        return self._owner[name].entries[name]
+
+    def data(self, name: str) -> NDArray[np.uint8]:
+        return self._owner[name].data(name)
+
+    def array(self, name: str, dtypes: tuple[str, ...], num_dims: int) -> NDArray[Any]:
+        """A tensor of one of these dtypes as it is; bf16 as the words that hold it."""
+        file = self._owner.get(name)
+        if file is None:
+            raise ModelError(f"tensor {name} is missing from {self._where}")
+        entry = file.entries[name]
+        if entry.dtype not in dtypes:
+            raise self.error(name, f"has dtype {entry.dtype}; it must be {' or '.join(dtypes)}")
+        if len(entry.shape) != num_dims or 0 in entry.shape:
+            raise self.error(
+                name, f"has shape {list(entry.shape)}; it must have {num_dims} sizes above 0"
+            )
+        # A copy: the file may put it at any address.
+        return file.data(name).copy().view(_NUMPY[entry.dtype]).reshape(entry.shape)
+
+    def numbers(self, name: str, num_dims: int) -> NDArray[np.float32]:
+        """A small tensor of floats, such as scales."""
+        values = self.array(name, READABLE, num_dims)
+        if values.dtype == np.uint16:
+            return (values.astype(np.uint32) << 16).view(np.float32)
+        return values.astype(np.float32)
+
+    def error(self, name: str, problem: str) -> ModelError:
+        """Of a tensor that can be read but not be used."""
+        return ModelError(f"tensor {name} in {self._where} {problem}")
 
     @property
     def total_bytes(self) -> int:

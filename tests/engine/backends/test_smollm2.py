@@ -19,11 +19,13 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.weights.open import open_checkpoint
 from octavo_engine.weights.source import resolve_model
 from tests.engine.backends.driver import Driver, run_alone
+from tests.engine.backends.tolerance import INTEGERS_AGAINST_FLOAT32, error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from octavo_engine.config import DType
+    from octavo_engine.backends.backend import Backend
+    from octavo_engine.config import DType, Quantization
     from octavo_engine.weights.source import ModelFiles
 
 # "What is the capital of France?" in the model's chat template.
@@ -38,9 +40,14 @@ def files() -> ModelFiles:
     return resolve_model("demo://smollm2")
 
 
-def greedy_text(dtype: DType) -> list[int]:
+def native(dtype: DType, quantization: Quantization = "none") -> Backend:
+    config = EngineConfig(device="cpu", dtype=dtype, quantization=quantization, num_threads=2)
+    return build_backend(config, files())
+
+
+def greedy_text(dtype: DType, quantization: Quantization = "none") -> list[int]:
     """Prompt and answer."""
-    backend = build_backend(EngineConfig(device="cpu", dtype=dtype, num_threads=2), files())
+    backend = native(dtype, quantization)
     driver = Driver(backend)  # type: ignore[arg-type]  # both real backends show their logits
     request = driver.add(0, list(PROMPT))
     logits = driver.step([(request, len(PROMPT))])[0]
@@ -90,3 +97,15 @@ def test_float32_reference_and_transformers_agree() -> None:
 def test_bf16_agrees_with_the_reference_rounded_the_same_way() -> None:
     text = greedy_text("bfloat16")
     assert next_tokens(reference_logits(text, "bfloat16")) == text[len(PROMPT) :]
+
+
+def test_the_files_own_integers_say_what_its_numbers_say() -> None:
+    """The same weights, kept as Q4_1 and Q8_0: what differs is how activations are rounded."""
+    text = greedy_text("auto", "auto")
+    answer = text[len(PROMPT) :]
+    assert next_tokens(reference_logits(text, "float32")) == answer
+    truth = run_alone(native("float32"), text)  # type: ignore[arg-type]  # as above
+    kept = run_alone(native("auto", "auto"), text)  # type: ignore[arg-type]  # as above
+    rounded = run_alone(native("bfloat16"), text)  # type: ignore[arg-type]  # as above
+    assert error(kept, truth) < INTEGERS_AGAINST_FLOAT32
+    assert error(kept, truth) < error(rounded, truth)  # 16-bit integers lose less than bf16

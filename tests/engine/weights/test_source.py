@@ -34,10 +34,11 @@ def test_a_folder_is_itself(tmp_path):
     assert resolve_model(f"file://{folder}").path == folder
 
 
-def test_broken_generation_config_does_not_matter_but_a_broken_config_does(tmp_path):
+def test_broken_generation_config_is_only_warned_of_but_a_broken_config_ends_it(tmp_path, caplog):
     folder = make_model(tmp_path / "m")
     (folder / "generation_config.json").write_text("{")
     assert resolve_model(str(folder)).generation_config == {}
+    assert "generation_config.json is not valid JSON" in caplog.text
     (folder / "config.json").write_text("[1]")
     with pytest.raises(ModelError, match=r"config.json must hold a JSON object; it holds a list"):
         resolve_model(str(folder))
@@ -56,6 +57,8 @@ def test_broken_generation_config_does_not_matter_but_a_broken_config_does(tmp_p
         ("demo://other", "demo://other is unknown; there is demo://smollm2"),
         ("hf://onlyname", "not of the form hf://ORG/NAME"),
         ("hf://../etc", "not of the form"),
+        ("a" * 300 + "/b", "/b does not exist"),  # longer than a file system takes
+        ("x" * 100_000, f"{'x' * 80!r} is not one of"),
     ],
 )
 def test_wrong_references_say_what_was_looked_for(reference, message, tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import BackendLimits, Step
     from octavo_engine.backends.native.emit import Compiled
     from octavo_engine.backends.native.graph import Dtype
+    from octavo_engine.config import Quantization
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
@@ -48,6 +49,7 @@ class NativeBackend:
         *,
         max_model_len: int,
         dtype: Dtype = "bf16",
+        quantization: Quantization = "auto",
         num_threads: int | None = None,
         isa: str = "",
         is_fused: bool = True,
@@ -63,7 +65,7 @@ class NativeBackend:
         self._is_fused = is_fused  # tests compare both
         team = _native.Team(num_threads or _native.available_cores(), isa)
         self.isa = team.isa
-        loader = NativeLoader(checkpoint, team, dtype, progress)
+        loader = NativeLoader(checkpoint, team, dtype, progress, quantization=quantization)
         self._loaded: _Loaded | None = _Loaded(team, build_model(config, loader, max_model_len))
         loader.finish()
         self._compiled: Compiled | None = None
@@ -81,6 +83,9 @@ class NativeBackend:
     def kv_bytes_per_block(self) -> int:
         values = 2 * BLOCK_SIZE * self.config.num_kv_heads * self.config.head_dim
         return self.config.num_layers * values * (4 if self.dtype == "f32" else 2)
+
+    def kv_memory(self, limits: BackendLimits, fraction: float) -> int | None:
+        return None
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         team, model = self._in_memory

@@ -11,6 +11,7 @@ from octavo_engine import _native
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.backends.ledger import WeightLedger
 from octavo_engine.backends.native.graph import NativeLinear
+from octavo_engine.backends.native.packing import choose_packing
 from octavo_engine.errors import ModelError
 
 if TYPE_CHECKING:
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.backends.native.graph import Dtype
+    from octavo_engine.backends.native.packing import Packing
+    from octavo_engine.config import Quantization
     from octavo_engine.weights.checkpoint import Checkpoint
 
 
 class NativeLoader:
-    """The Loader of the native backend; matrices become `dtype` whatever they are stored as."""
+    """The Loader of the native backend: matrices packed as `choose_packing` says."""
 
     def __init__(
         self,
@@ -31,13 +34,16 @@ class NativeLoader:
         team: _native.Team,
         dtype: Dtype,
         progress: Callable[[int, int], None] | None = None,
+        *,
+        quantization: Quantization = "auto",
     ) -> None:
         self._ledger = WeightLedger(checkpoint, progress)
         self._team = team
         self._dtype = dtype
+        self._quantization = quantization
 
     def embedding(self, name: str, rows: int, columns: int) -> _native.Packed:
-        return self._pack([f"{name}.weight"], [rows], columns)
+        return self._pack([f"{name}.weight"], [rows], columns, is_vocabulary=True)
 
     def linear(
         self,
@@ -49,7 +55,12 @@ class NativeLoader:
     ) -> NativeLinear:
         names = [names] if isinstance(names, str) else names
         sizes = [out_features] if isinstance(out_features, int) else out_features
-        weight = self._pack([f"{name}.weight" for name in names], sizes, in_features)
+        weight = self._pack(
+            [f"{name}.weight" for name in names],
+            sizes,
+            in_features,
+            is_vocabulary=list(names) == ["lm_head"],
+        )
         if not bias:
             return NativeLinear(weight)
         parts = [self.vector(f"{name}.bias", size) for name, size in zip(names, sizes, strict=True)]
@@ -70,7 +81,9 @@ class NativeLoader:
         """Raises ModelError that lists the missing tensors."""
         self._ledger.finish()
 
-    def _pack(self, names: Sequence[str], sizes: Sequence[int], columns: int) -> _native.Packed:
+    def _pack(
+        self, names: Sequence[str], sizes: Sequence[int], columns: int, *, is_vocabulary: bool
+    ) -> _native.Packed:
         """The matrices one below the other."""
         parts = [
             self._ledger.take(name, (size, columns))
@@ -78,7 +91,11 @@ class NativeLoader:
         ]
         if not self._ledger.is_complete:
             return _native.Packed(1, 1, self._dtype)  # never used: `finish` will raise
-        packed = _allocate(names[0], sum(sizes), columns, self._dtype)
+        stored_types = {stored.dtype for stored in parts if stored is not None}
+        packing = choose_packing(
+            stored_types, self._dtype, self._quantization, is_vocabulary=is_vocabulary
+        )
+        packed = _allocate(names[0], sum(sizes), columns, packing)
         starts = accumulate(sizes, initial=0)
         for stored, first_row, num_rows in zip(parts, starts, sizes, strict=False):
             assert stored is not None  # since nothing is missing
@@ -94,9 +111,9 @@ class NativeLoader:
         return packed
 
 
-def _allocate(name: str, rows: int, columns: int, dtype: Dtype) -> _native.Packed:
+def _allocate(name: str, rows: int, columns: int, packing: Packing) -> _native.Packed:
     try:
-        return _native.Packed(rows, columns, dtype)
+        return _native.Packed(rows, columns, packing)
     except MemoryError as error:
         raise ModelError(
             f"{name}: no memory for a matrix of {rows} x {columns}; "

@@ -1,0 +1,17 @@
+// Linear layers whose weights are 8- or 4-bit integers; part of linear.
+//
+// A row of activations is quantised once, by groups of 32 columns as the weights are. Then an
+// output element is a chain over ascending groups: fma(integer dot product, product of the two
+// scales, sum), and for Q4 a second one for the minimum. The integers are exact and each row has
+// scales of its own, so a row does not depend on its company, and all instruction sets agree.
+#pragma once
+
+#include "cpu/kernels.h"
+
+namespace octavo::cpu::OCTAVO_ISA {
+
+int64_t quantized_scratch_bytes(const Panels& weight);
+
+void linear_quantized(const LinearArgs& args, int64_t begin, int64_t end, std::byte* scratch);
+
+}  // namespace octavo::cpu::OCTAVO_ISA

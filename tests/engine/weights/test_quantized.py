@@ -1,0 +1,190 @@
+"""GPTQ, AWQ and compressed-tensors checkpoints, packed here as those formats say, read back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from octavo_engine.backends.dequantize import to_float32
+from octavo_engine.errors import ModelError
+from octavo_engine.weights.open import open_checkpoint
+from octavo_engine.weights.source import ModelFiles
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from octavo_engine.weights.checkpoint import Checkpoint
+
+ROWS, COLUMNS, GROUP = 24, 128, 64
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def words(values: NDArray[Any], bits: int) -> NDArray[np.int32]:
+    """Numbers of the last axis into 32-bit words, the first in the lowest bits."""
+    per_word = 32 // bits
+    packed = np.zeros((*values.shape[:-1], values.shape[-1] // per_word), np.uint32)
+    for i in range(per_word):
+        packed |= values[..., i::per_word].astype(np.uint32) << np.uint32(bits * i)
+    return packed.view(np.int32)
+
+
+def random_matrix(bits: int, *, groups: int = COLUMNS // GROUP) -> dict[str, NDArray[Any]]:
+    rng = np.random.default_rng(bits)
+    return {
+        "q": rng.integers(0, 2**bits, (ROWS, COLUMNS)),
+        "zeros": rng.integers(1, 2**bits, (ROWS, groups)),
+        "scales": rng.uniform(0.01, 0.1, (ROWS, groups)).astype(np.float16),
+    }
+
+
+def values(m: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """(q - zero) * scale in exact arithmetic, but for the product that is kept in float16."""
+    per_group = COLUMNS // m["scales"].shape[1]
+    scales = m["scales"].astype(np.float32)
+    minima = (-m["zeros"] * scales).astype(np.float16).astype(np.float32)
+    scales, minima = (v.repeat(per_group, axis=1) for v in (scales, minima))
+    result: NDArray[np.float32] = m["q"].astype(np.float32) * scales + minima
+    return result
+
+
+def opened(folder: Path, tensors: dict[str, NDArray[Any]], config: Any) -> Checkpoint:
+    tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    save_file(tensors, folder / "model.safetensors")
+    files = ModelFiles("m", folder, "safetensors", {"quantization_config": config}, {})
+    return open_checkpoint(files)
+
+
+def gptq(m: dict[str, NDArray[Any]], bits: int, stored_zeros: NDArray[Any]) -> dict[str, Any]:
+    return {
+        "w.qweight": words(m["q"], bits).T,
+        "w.qzeros": words(stored_zeros.T, bits),
+        "w.scales": m["scales"].T,
+        "w.g_idx": np.arange(COLUMNS, dtype=np.int32) // GROUP,
+    }
+
+
+def read(checkpoint: Checkpoint) -> NDArray[np.float32]:
+    return to_float32(checkpoint.read("w.weight", (ROWS, COLUMNS)))
+
+
+@pytest.mark.parametrize(("version", "offset"), [("gptq", 1), ("gptq_v2", 0)])
+def test_gptq_of_four_bits(tmp_path: Path, version: str, offset: int) -> None:
+    m = random_matrix(4)
+    config = {"quant_method": "gptq", "bits": 4, "checkpoint_format": version}
+    checkpoint = opened(tmp_path, gptq(m, 4, m["zeros"] - offset), config)
+    assert set(checkpoint.names()) == {"w.weight"}
+    np.testing.assert_array_equal(read(checkpoint), values(m))
+
+
+def test_symmetric_weights_are_exact(tmp_path: Path) -> None:
+    m = random_matrix(4)
+    m["zeros"] = np.full_like(m["zeros"], 8)
+    config = {"quant_method": "gptq", "bits": 4}
+    got = read(opened(tmp_path, gptq(m, 4, m["zeros"] - 1), config))
+    scales = m["scales"].astype(np.float32).repeat(GROUP, axis=1)
+    np.testing.assert_array_equal(got, (m["q"] - 8).astype(np.float32) * scales)
+
+
+def test_gptq_of_eight_bits(tmp_path: Path) -> None:
+    m = random_matrix(8)
+    m["zeros"] = np.full_like(m["zeros"], 128)
+    config = {"quant_method": "gptq", "bits": 8}
+    np.testing.assert_array_equal(
+        read(opened(tmp_path, gptq(m, 8, m["zeros"] - 1), config)), values(m)
+    )
+
+
+def test_awq(tmp_path: Path) -> None:
+    m = random_matrix(4)
+
+    def packed(matrix: NDArray[Any]) -> NDArray[np.int32]:
+        eights = matrix.reshape(len(matrix), -1, 8)[..., AWQ_ORDER]
+        return words(eights.reshape(matrix.shape), 4)
+
+    tensors = {
+        "w.qweight": packed(m["q"].T),
+        "w.qzeros": packed(m["zeros"].T),
+        "w.scales": m["scales"].T,
+        "w.bias": np.ones(ROWS, np.float16),
+        "norm.weight": np.ones(4, np.float16),
+    }
+    checkpoint = opened(tmp_path, tensors, {"quant_method": "awq", "bits": 4, "version": "gemm"})
+    assert set(checkpoint.names()) == {"w.weight", "w.bias", "norm.weight"}
+    np.testing.assert_array_equal(read(checkpoint), values(m))
+    assert checkpoint.read("norm.weight", (4,)).dtype == "F16"
+
+
+def compressed(kind: str, bits: int) -> dict[str, Any]:
+    weights = {"num_bits": bits, "type": "int"}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": kind,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+
+
+@pytest.mark.parametrize("is_symmetric", [True, False])
+def test_pack_quantized_of_four_bits(tmp_path: Path, is_symmetric: bool) -> None:
+    m = random_matrix(4)
+    tensors = {"w.weight_packed": words(m["q"], 4), "w.weight_scale": m["scales"]}
+    tensors["w.weight_shape"] = np.array([ROWS, COLUMNS])
+    if is_symmetric:
+        m["zeros"] = np.full_like(m["zeros"], 8)
+    else:
+        tensors["w.weight_zero_point"] = words(m["zeros"].T, 4).T
+    checkpoint = opened(tmp_path, tensors, compressed("pack-quantized", 4))
+    assert set(checkpoint.names()) == {"w.weight"}
+    np.testing.assert_array_equal(read(checkpoint), values(m))
+
+
+def test_int_quantized(tmp_path: Path) -> None:
+    m = random_matrix(8, groups=1)
+    m["zeros"] = np.full_like(m["zeros"], 128)
+    tensors = {"w.weight": (m["q"] - 128).astype(np.int8), "w.weight_scale": m["scales"]}
+    tensors["head.weight"] = np.ones((4, 8), np.float16)
+    checkpoint = opened(tmp_path, tensors, compressed("int-quantized", 8))
+    np.testing.assert_array_equal(read(checkpoint), values(m))
+    assert checkpoint.read("head.weight", (4, 8)).dtype == "F16"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "gptq",
+        {},
+        {"quant_method": "gptq", "bits": 3},
+        {"quant_method": "awq", "bits": 4, "version": "gemv"},
+        {"quant_method": "fp8"},
+        {"quant_method": "compressed-tensors", "config_groups": [1]},
+        compressed("float-quantized", 8),
+        compressed("pack-quantized", 3),
+    ],
+)
+def test_what_is_not_read_is_refused(tmp_path: Path, config: Any) -> None:
+    with pytest.raises(ModelError, match=r"quantization_config: .* is not supported; there are"):
+        opened(tmp_path, {"w": np.ones(1, np.float32)}, config)
+
+
+def test_tensors_that_do_not_fit_name_themselves(tmp_path: Path) -> None:
+    m = random_matrix(4)
+    config = {"quant_method": "gptq", "bits": 4}
+    good = gptq(m, 4, m["zeros"] - 1)
+
+    def refused(message: str, **changes: Any) -> None:
+        tensors = good | {f"w.{name}": tensor for name, tensor in changes.items()}
+        checkpoint = opened(tmp_path, {k: v for k, v in tensors.items() if v is not None}, config)
+        with pytest.raises(ModelError, match=message):
+            read(checkpoint)
+
+    refused("w.scales is missing", scales=None)
+    refused("w.qzeros .* has dtype F32; it must be I32", qzeros=np.ones((2, 3), np.float32))
+    refused("w.scales .* has shape .*; it must have 2 sizes", scales=np.ones(3, np.float16))
+    refused("g_idx .* out of order", g_idx=np.zeros(COLUMNS, np.int32))
+    refused("has zero points of shape", qzeros=np.ones((1, 3), np.int32))
+    refused(r"has scales of shape \[24, 5\]", scales=np.ones((5, 24), np.float16), g_idx=None)
+    refused("has shape .*; the model's config asks", qweight=np.ones((16, 20), np.int32))
