@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import signal
@@ -11,10 +10,12 @@ import threading
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
+from octavo.command_parser import CommandParser, positive
 from octavo.options import add_engine_options, engine_config
-from octavo_engine.errors import RequestError
+from octavo_engine.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import AsyncGenerator
 
     from octavo.talkers import Message, Talker
@@ -66,16 +67,11 @@ class Completion:
 
 
 def parser(prog: str, description: str) -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(
-        prog=prog,
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    options = CommandParser(prog, description)
     options.add_argument("-p", "--prompt", help="ask this, print the answer, end; - reads stdin")
     options.add_argument("--url", help="ask a running server instead of loading a model here")
     options.add_argument("--api-key", help="for --url; or OCTAVO_API_KEY")
-    options.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
+    options.add_argument("--max-tokens", type=positive, metavar="N", help="longest answer")
     options.add_argument("--temperature", type=float, metavar="N")
     options.add_argument("--top-p", type=float, metavar="N")
     add_engine_options(options)
@@ -110,6 +106,8 @@ async def _main(args: argparse.Namespace, dialogue: Dialogue, options: dict[str,
         with interrupts:
             if args.prompt is not None:
                 line = sys.stdin.read() if args.prompt == "-" else args.prompt
+                if not line.strip():
+                    raise ConfigError("--prompt is empty; there is nothing to ask")
                 return await _answer(talker, dialogue, line, options, interrupts)
             await _converse(talker, dialogue, options, interrupts)
             return 0

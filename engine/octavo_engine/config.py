@@ -5,16 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from octavo_engine.errors import ConfigError
 
-BLOCK_SIZE = (
-    16  # tokens per KV block: a sheet folded into sixteen pages; the kernels' panel width too
-)
+# Tokens per KV block: a sheet folded into sixteen pages. It is the kernels' panel width too.
+BLOCK_SIZE = 16
 
-Device = Literal["auto", "cpu", "torch", "sim"]
+MAX_THREADS = 1024  # the extension's own bound
+
+Device = Literal["auto", "cpu", "cuda", "torch", "sim"]
+LoadFormat = Literal["auto", "dummy"]
+Policy = Literal["fcfs", "priority"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
+Quantization = Literal["auto", "none", "int8", "int4"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +27,7 @@ class SchedulerConfig:
 
     max_num_seqs: int = 128  # sequences that may run at once
     max_num_batched_tokens: int = 2048  # tokens in one step
-    policy: Literal["fcfs", "priority"] = "fcfs"
+    policy: Policy = "fcfs"
     max_queue: int = 1024  # waiting sequences before new ones are refused (503)
     max_step_ms: float = (
         200.0  # a step with prefill is cut to about this long while others are decoding
@@ -47,7 +51,7 @@ class SimConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What `octavo serve` and `LLM` were asked for. `auto` and None are settled when the model is known."""
+    """What `octavo serve` and `LLM` were asked for; the model settles what is `auto` or None."""
 
     model: str = "demo://smollm2"  # folder, .gguf, hf://ORG/NAME[@REV], ORG/NAME, demo://NAME
     tokenizer: str | None = None  # folder or file; default: the model's own
@@ -55,7 +59,8 @@ class EngineConfig:
     revision: str | None = None  # of a hub model
     device: Device = "auto"
     dtype: DType = "auto"
-    load_format: Literal["auto", "dummy"] = "auto"  # dummy: random weights of the right shapes
+    quantization: Quantization = "auto"  # of weights; auto: as the file has them
+    load_format: LoadFormat = "auto"  # dummy: random weights of the right shapes
     max_model_len: int | None = None  # default: the model's own, cut to what the KV pool holds
     kv_cache_memory_bytes: int | None = (
         None  # default: a share of the memory that is free after loading
@@ -69,6 +74,11 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         s = self.scheduler
+        _check_choice("--device", self.device, Device)
+        _check_choice("--dtype", self.dtype, DType)
+        _check_choice("--quantization", self.quantization, Quantization)
+        _check_choice("--load-format", self.load_format, LoadFormat)
+        _check_choice("--scheduling-policy", s.policy, Policy)
         _check(s.max_num_seqs >= 1, "--max-num-seqs must be at least 1", s.max_num_seqs)
         _check(s.max_num_batched_tokens >= 1, "--max-num-batched-tokens must be at least 1",
                s.max_num_batched_tokens)  # fmt: skip
@@ -76,8 +86,8 @@ class EngineConfig:
         _check(s.max_step_ms > 0, "--max-step-ms must be above 0", s.max_step_ms)
         _check(self.max_model_len is None or self.max_model_len >= 1,
                "--max-model-len must be at least 1", self.max_model_len)  # fmt: skip
-        _check(self.num_threads is None or self.num_threads >= 1,
-               "--num-threads must be at least 1", self.num_threads)  # fmt: skip
+        _check(self.num_threads is None or 1 <= self.num_threads <= MAX_THREADS,
+               f"--num-threads must be from 1 to {MAX_THREADS}", self.num_threads)  # fmt: skip
         _check(0 < self.memory_fraction <= 1 and math.isfinite(self.memory_fraction),
                "--memory-fraction must be above 0 and at most 1", self.memory_fraction)  # fmt: skip
         _check(self.kv_cache_memory_bytes is None or self.kv_cache_memory_bytes > 0,
@@ -91,6 +101,11 @@ class EngineConfig:
     def names(self) -> tuple[str, ...]:
         """The names this model answers to; the first one is reported."""
         return self.served_model_names or (self.model,)
+
+
+def _check_choice(flag: str, value: object, choices: object) -> None:
+    known = get_args(choices)
+    _check(value in known, f"{flag} must be one of {', '.join(known)}", value)
 
 
 def _check(ok: bool, rule: str, got: object) -> None:

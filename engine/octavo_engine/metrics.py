@@ -132,6 +132,7 @@ class EngineMetrics:
         self.inter_token_latency = Histogram(LATENCY_BUCKETS)
         self.time_per_output_token = Histogram(LATENCY_BUCKETS)
         self.e2e_latency = Histogram(REQUEST_BUCKETS)
+        self.queue_time = Histogram(REQUEST_BUCKETS)
         self.prompt_tokens = Histogram(TOKEN_BUCKETS)
         self.generation_tokens = Histogram(TOKEN_BUCKETS)
         self.params_n = Histogram(N_BUCKETS)
@@ -215,6 +216,7 @@ class EngineMetrics:
                 self.time_per_output_token,
             ),
             (names.E2E_REQUEST_LATENCY_SECONDS, "Arrival to last token.", self.e2e_latency),
+            (names.REQUEST_QUEUE_TIME_SECONDS, "Arrival to first step.", self.queue_time),
             (names.REQUEST_PROMPT_TOKENS, "Prompt tokens of a request.", self.prompt_tokens),
             (names.REQUEST_GENERATION_TOKENS, "Tokens of a sequence.", self.generation_tokens),
             (names.REQUEST_PARAMS_N, "n of a request.", self.params_n),

@@ -6,6 +6,8 @@ import argparse
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from octavo.command_parser import positive
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -46,17 +48,3 @@ def add_size_options(parser: argparse.ArgumentParser, *, input_len: int, output_
         "--dataset-name", choices=("random",), default="random", help="prompts of random token ids"
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures there; - is stdout")
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1; got {value}")
-    return value
-
-
-def not_negative(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative; got {value}")
-    return value

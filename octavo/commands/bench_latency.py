@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import TYPE_CHECKING
 
 from octavo.bench_report import random_prompts, show, summary, write_json
-from octavo.commands.bench import add_size_options, not_negative, positive
+from octavo.command_parser import CommandParser, not_negative, positive
+from octavo.commands.bench import add_size_options
 from octavo.options import add_engine_options, engine_config
 
 if TYPE_CHECKING:
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 def main(prog: str, argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog=prog, description="Measure how long one batch takes.", allow_abbrev=False
-    )
+    parser = CommandParser(prog, "Measure how long one batch takes.")
     add_size_options(parser, input_len=32, output_len=128)
     parser.add_argument("--batch-size", type=positive, default=1, metavar="N")
     parser.add_argument("--num-iters", type=positive, default=5, metavar="N")
@@ -30,7 +28,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
 
     times: list[float] = []
     with LLM.from_config(config) as llm:
-        vocab_size = llm.get_tokenizer().vocab_size
+        vocab_size, backend = llm.info.vocab_size, llm.info.backend
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=args.output_len)
         for number in range(args.num_iters_warmup + args.num_iters):
             # New prompts every time: a prefix found in the cache would be no work.
@@ -43,7 +41,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
                 times.append(time.perf_counter() - began_at)
     figures = {
         "model": config.names[0],
-        "device": config.device,
+        "backend": backend,
         "batch_size": args.batch_size,
         "input_len": args.input_len,
         "output_len": args.output_len,

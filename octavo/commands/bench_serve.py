@@ -8,7 +8,8 @@ import os
 from typing import TYPE_CHECKING
 
 from octavo.bench_report import random_prompts, show, write_json
-from octavo.commands.bench import add_size_options, not_negative, positive
+from octavo.command_parser import CommandParser, not_negative, positive, whole_number
+from octavo.commands.bench import add_size_options
 from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,12 +21,10 @@ DEFAULT_VOCAB_SIZE = 1000  # of servers that do not say; every model has so many
 
 
 def main(prog: str, argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog=prog, description="Measure a running server.", allow_abbrev=False
-    )
+    parser = CommandParser(prog, "Measure a running server.")
     parser.add_argument("--base-url", "--url", help="http://HOST:PORT; or --host and --port")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--port", type=whole_number, default=8000)
     parser.add_argument("--model", help="default: the first that the server lists")
     add_size_options(parser, input_len=256, output_len=128)
     parser.add_argument("--num-prompts", type=positive, default=64, metavar="N")
@@ -37,7 +36,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
         help="requests per second, Poisson; default: as fast as answers come",
     )  # fmt: skip
     parser.add_argument("--num-warmups", type=not_negative, default=0, metavar="N")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--seed", type=whole_number, default=0, metavar="N")
     parser.add_argument("--vocab-size", type=positive, metavar="N", help="default: as listed")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S")
     parser.add_argument("--api-key", default=os.environ.get("OCTAVO_API_KEY", "").partition(",")[0])
@@ -49,9 +48,12 @@ def main(prog: str, argv: Sequence[str]) -> int:
 
 
 def rate(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not value > 0:
-        raise argparse.ArgumentTypeError(f"must be above 0; got {text}")
+        raise argparse.ArgumentTypeError(f"must be a number above 0; got {text}")
     return value
 
 

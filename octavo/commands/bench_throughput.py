@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import TYPE_CHECKING
 
 from octavo.bench_report import random_prompts, show, write_json
-from octavo.commands.bench import add_size_options, positive
+from octavo.command_parser import CommandParser, positive
+from octavo.commands.bench import add_size_options
 from octavo.options import add_engine_options, engine_config
 
 if TYPE_CHECKING:
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 def main(prog: str, argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog=prog, description="Measure how many tokens a second come out.", allow_abbrev=False
-    )
+    parser = CommandParser(prog, "Measure how many tokens a second come out.")
     add_size_options(parser, input_len=256, output_len=128)
     parser.add_argument("--num-prompts", type=positive, default=64, metavar="N")
     add_engine_options(parser)
@@ -27,7 +25,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
     from octavo_engine.state.sampling_params import SamplingParams
 
     with LLM.from_config(config) as llm:
-        vocab_size = llm.get_tokenizer().vocab_size
+        vocab_size, backend = llm.info.vocab_size, llm.info.backend
         prompts = random_prompts(config.seed, args.num_prompts, args.input_len, vocab_size)
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=args.output_len)
         warm = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=2)
@@ -39,7 +37,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
     output_tokens = sum(output.num_tokens for result in results for output in result.outputs)
     figures = {
         "model": config.names[0],
-        "device": config.device,
+        "backend": backend,
         "num_prompts": args.num_prompts,
         "input_len": args.input_len,
         "output_len": args.output_len,

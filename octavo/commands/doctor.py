@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from octavo.command_parser import CommandParser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ class Finding:
 
 def main(prog: str, argv: Sequence[str]) -> int:
     """0 if a model can be served here, 1 otherwise."""
-    parser = argparse.ArgumentParser(prog=prog, description="Say what this machine offers.")
+    parser = CommandParser(prog, "Say what this machine offers.")
     parser.add_argument("--json", action="store_true", help="for machines")
     args = parser.parse_args(argv)
     findings = list(examine())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import time
 from typing import TYPE_CHECKING
 
+from octavo.command_parser import CommandParser
 from octavo.options import (
     add_engine_options,
     add_server_options,
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 
 def main(prog: str, argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog=prog, description="Serve a model through the OpenAI API.", allow_abbrev=False
-    )
+    parser = CommandParser(prog, "Serve a model through the OpenAI API.")
     add_engine_options(parser)
     add_server_options(parser)
     args = parser.parse_args(argv)
@@ -45,7 +43,7 @@ def _serve(config: EngineConfig, settings: ServerSettings) -> int:
     from octavo_engine.server.port import open_port
 
     listener = open_port(settings.host, settings.port)
-    from octavo_engine.server.logs import set_up_logging
+    from octavo_engine.core.logs import set_up_logging
     from octavo_engine.server.run import serve
 
     set_up_logging(settings.log_format, settings.log_level)

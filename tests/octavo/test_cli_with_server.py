@@ -88,7 +88,9 @@ def test_bench_serve_measures_every_request(server, tmp_path):
     figures = json.loads(file.read_text())
     assert (figures["completed"], figures["failed"], figures["wrong_length"]) == (12, 0, 0)
     assert (figures["total_input_tokens"], figures["total_output_tokens"]) == (240, 84)
-    for name in ("ttft", "tpot", "itl", "e2el"):
+    # A busy machine may bring each answer in one piece; then there is no time between pieces.
+    gaps = ["itl"] if "mean_itl_ms" in figures else []
+    for name in ("ttft", "tpot", "e2el", *gaps):
         assert 0 <= figures[f"p50_{name}_ms"] <= figures[f"p99_{name}_ms"]
     assert figures["p50_ttft_ms"] <= figures["p50_e2el_ms"]
     assert "output_throughput" in done.stdout

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from octavo_engine.backends.backend import BackendLimits
-from octavo_engine.core.capacity import Capacity, gib, kv_memory, settle_capacity
+from octavo_engine.core.capacity import Capacity, check_context, gib, kv_memory, settle_capacity
 from octavo_engine.core.engine import Engine
 from octavo_engine.core.extension import require_extension
 from octavo_engine.core.identity import identify
@@ -81,6 +81,7 @@ def build_engine(
     started = time.monotonic()
     files = resolve(config)
     identity = identify(config, files)
+    check_context(config, identity.own_max_model_len)
     if backend is None:
         if config.device in ("auto", "cpu"):
             require_extension()
@@ -111,8 +112,9 @@ def build_engine(
         cache_key=cache_key,
     )
     logger.info(
-        "Loaded %s on %s in %.1f s: %s, %s of memory",
-        info.names[0], info.backend, info.load_seconds, capacity.note, gib(info.kv_bytes),
+        "Loaded %s on %s in %.1f s: %s, %s",
+        info.names[0], info.backend, info.load_seconds, capacity.note,
+        f"{gib(kv_bytes)} of memory" if kv_bytes else "no memory",
     )  # fmt: skip
     return engine, info
 

@@ -32,6 +32,16 @@ def kv_memory(config: EngineConfig, free_bytes: int) -> int:
     return asked
 
 
+def check_context(config: EngineConfig, own_max_model_len: int) -> None:
+    """Raises ConfigError. Needs no weights, so nobody waits for them to learn it."""
+    asked = config.max_model_len
+    if asked is not None and asked > own_max_model_len:
+        raise ConfigError(
+            f"--max-model-len {asked} is more than the model was made for "
+            f"({own_max_model_len} tokens)"
+        )
+
+
 def settle_capacity(
     config: EngineConfig, *, own_max_model_len: int, max_blocks: int, where: str
 ) -> Capacity:
@@ -40,12 +50,8 @@ def settle_capacity(
     Never more blocks than `max_num_seqs` sequences of full length can use. A context that was asked
     for and does not fit is an error; the model's own is cut.
     """
+    check_context(config, own_max_model_len)
     asked = config.max_model_len
-    if asked is not None and asked > own_max_model_len:
-        raise ConfigError(
-            f"--max-model-len {asked} is more than the model was made for "
-            f"({own_max_model_len} tokens)"
-        )
     length = min(asked or own_max_model_len, max_blocks * BLOCK_SIZE)
     wanted = asked or min(MIN_CONTEXT, own_max_model_len)
     if length < wanted:
@@ -63,6 +69,8 @@ def settle_capacity(
 
 def gib(num_bytes: int) -> str:
     """A size for people."""
+    if num_bytes < 2**20:
+        return f"{num_bytes / 2**10:.1f} KiB"
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**28 else f"{num_bytes / 2**20:.1f} MiB"
 
 

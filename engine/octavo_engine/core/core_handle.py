@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 from octavo_engine.core import wire
 from octavo_engine.core.client import CoreNews
 from octavo_engine.core.heartbeat import Pulse
+from octavo_engine.core.logs import format_in_use
 from octavo_engine.core.process import STACK_DUMP_SIGNAL
 from octavo_engine.core.supervision import Watch
 
@@ -69,7 +70,8 @@ class CoreHandle(asyncio.Protocol):
             process.kill()
             process.wait()
             raise
-        core.send(wire.Configure(config, logging.getLogger().getEffectiveLevel()))
+        level = logging.getLogger("octavo_engine").getEffectiveLevel()
+        core.send(wire.Configure(config, level, format_in_use()))
         return core
 
     # ── what the event loop calls ──

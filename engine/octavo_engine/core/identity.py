@@ -52,6 +52,7 @@ def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
         "files": _listing(files.path),
         "tokenizer": config.tokenizer,
         "dtype": config.dtype,
+        "quantization": config.quantization,
         "device": config.device,
         "load_format": config.load_format,
         "seed": config.seed if config.load_format == "dummy" else None,

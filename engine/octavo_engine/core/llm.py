@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import operator
 import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
-from octavo_engine.config import Device, DType, EngineConfig, SchedulerConfig, SimConfig
+from octavo_engine.config import (
+    Device,
+    DType,
+    EngineConfig,
+    Quantization,
+    SchedulerConfig,
+    SimConfig,
+)
 from octavo_engine.core.build import build_engine, load_model_tokenizer, localized, resolve
 from octavo_engine.core.output_processor import OutputProcessor, Submission
 from octavo_engine.core.progress_bar import generation_bar, loading_bar
 from octavo_engine.core.seeds import Seeds
 from octavo_engine.core.validate import settle_params
-from octavo_engine.errors import InvalidRequest, RequestError
+from octavo_engine.errors import InvalidRequest, OctavoError, RequestError
 from octavo_engine.state.sampling_params import SamplingParams
 from octavo_engine.tokenization.tokenizer import check_vocab
 
@@ -26,6 +35,7 @@ if TYPE_CHECKING:
     from typing import Literal, Self
 
     from octavo_engine.backends.backend import Backend
+    from octavo_engine.core.info import ModelInfo
     from octavo_engine.core.output_processor import Request
     from octavo_engine.core.outputs import RequestOutput
     from octavo_engine.tokenization.tokenizer import Tokenizer
@@ -53,14 +63,17 @@ class LLM:
     ...     llm.generate("The capital of France is")[0].outputs[0].text
     """
 
+    _closed = False
+
     def __init__(
         self,
-        model: str = "demo://smollm2",
+        model: str | PathLike[str] = "demo://smollm2",
         *,
-        tokenizer: str | None = None,
+        tokenizer: str | PathLike[str] | None = None,
         revision: str | None = None,
         device: Device = "auto",
         dtype: DType = "auto",
+        quantization: Quantization = "auto",
         load_format: Literal["auto", "dummy"] = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 128,
@@ -80,11 +93,12 @@ class LLM:
             enable_prefix_caching=enable_prefix_caching,
         )
         config = EngineConfig(
-            model=model,
-            tokenizer=tokenizer,
+            model=fspath(model),
+            tokenizer=None if tokenizer is None else fspath(tokenizer),
             revision=revision,
             device=device,
             dtype=dtype,
+            quantization=quantization,
             load_format=load_format,
             max_model_len=max_model_len,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
@@ -116,6 +130,8 @@ class LLM:
         All prompts are checked before the first is computed. One whose computation fails has
         finish_reason "error"; the others are not touched. Ctrl-C aborts all and leaves this usable.
         """
+        if self._closed:
+            raise OctavoError("this LLM was closed; make a new one")
         listed = _as_list(prompts)
         submissions = []
         for index, (prompt, params) in enumerate(
@@ -164,6 +180,11 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
 
+    @property
+    def info(self) -> ModelInfo:
+        """What was loaded: backend, context, vocabulary, size of the KV pool."""
+        return self._info
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's makers recommend, where they do."""
         return SamplingParams(**self._info.default_params)  # type: ignore[arg-type]  # by name
@@ -172,8 +193,10 @@ class LLM:
         return self._engine.reset_prefix_cache()
 
     def close(self) -> None:
-        """Let go of the model's memory."""
-        self._engine.close()
+        """Let go of the model's memory. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -273,8 +296,8 @@ class LLM:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
+    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Sequence):
+        return [prompts]  # one, or something that is none, of which an error tells
     if prompts and all(isinstance(item, int) for item in prompts):
         return [prompts]  # type: ignore[list-item]  # all ints: one prompt of token ids
     return prompts  # type: ignore[return-value]  # what is left is a sequence of prompts
@@ -285,15 +308,26 @@ def _parts(prompt: Prompt) -> tuple[str | None, list[int] | None]:
     if isinstance(prompt, str):
         return prompt, None
     if not isinstance(prompt, Mapping):
-        return None, [int(token) for token in prompt]
+        return None, _token_ids(prompt)
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    if isinstance(token_ids, Sequence):
-        return (text if isinstance(text, str) else None), [int(token) for token in token_ids]
+    if token_ids is not None:
+        return (text if isinstance(text, str) else None), _token_ids(token_ids)
     if isinstance(text, str):
         return text, None
     raise InvalidRequest(
         "a prompt given as a dict needs the key prompt or prompt_token_ids", param="prompt"
     )
+
+
+def _token_ids(prompt: object) -> list[int]:
+    """Whatever holds whole numbers, arrays too."""
+    try:
+        return [operator.index(token) for token in prompt]  # type: ignore[attr-defined]  # the except
+    except TypeError:
+        raise InvalidRequest(
+            f"a prompt is a text, a list of token ids, or a dict of them; got {prompt!r:.80}",
+            param="prompt",
+        ) from None
 
 
 def _as_conversations(

@@ -345,9 +345,11 @@ class OutputProcessor:
     # ── log-probabilities ──
 
     def _note_prompt(self, request: Request, output: SequenceOutput) -> None:
-        """Cached tokens, and log-probabilities of the prompt, which arrive chunk by chunk."""
+        """Cached tokens, wait, and log-probabilities of the prompt, which arrive chunk by chunk."""
         if output.num_cached_tokens:  # in the first output, with or without a token
             request.news().num_cached_tokens = output.num_cached_tokens
+        if output.queued_s is not None:
+            request.news().queued_s = output.queued_s
         request.prompt_logprobs += output.prompt_logprobs
         wanted = request.submission.params.prompt_logprobs
         if wanted is None or not (output.token_ids or output.finish_reason):

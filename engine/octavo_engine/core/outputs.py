@@ -61,6 +61,7 @@ class RequestOutput:
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
     num_cached_tokens: int = 0  # prompt tokens that were not computed again
+    queued_s: float | None = None  # wait before the first step, of the first answer
     # One entry a prompt token, None for the first; whole in the output that brings the first token.
     prompt_logprobs: list[DecodedLogprobs | None] | None = None
 
@@ -84,5 +85,7 @@ class RequestOutput:
         self.outputs.sort(key=lambda output: output.index)
         self.finished = later.finished
         self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)
+        if later.queued_s is not None:
+            self.queued_s = later.queued_s
         if later.prompt_logprobs is not None:
             self.prompt_logprobs = later.prompt_logprobs

@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.core import wire
+from octavo_engine.core.logs import set_up_logging
 from octavo_engine.core.loop import CoreLoop
 from octavo_engine.errors import OctavoError
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.info import ModelInfo
     from octavo_engine.core.loop import Inbox
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("octavo_engine.core.process")  # __name__ is __main__ in the child
 
 EXIT_PARENT_GONE = 4  # also when the parent talks nonsense
 EXIT_FAILED = 3
@@ -69,7 +70,7 @@ class CoreProcess:
         if not isinstance(first, wire.Configure):
             logger.error("The first frame was no configuration")
             return EXIT_PARENT_GONE
-        logging.getLogger().setLevel(first.log_level)
+        set_up_logging(first.log_format, first.log_level)
         for message in rest:
             self._take(message)
         threading.Thread(target=self._listen, args=(reader,), name="octavo-io", daemon=True).start()
@@ -150,9 +151,6 @@ def main(argv: list[str] | None = None, build: Build | None = None) -> int:
     parser = argparse.ArgumentParser(description="engine core; started by the API server")
     parser.add_argument("--fd", type=int, required=True, help="the socket to the API server")
     args = parser.parse_args(argv)
-    logging.basicConfig(
-        stream=sys.stderr, format="%(asctime)s %(levelname)s core[%(process)d] %(message)s"
-    )
     if build is None:
         from octavo_engine.core.build import build_engine
 

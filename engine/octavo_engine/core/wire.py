@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -60,6 +60,7 @@ class Configure(Message, frozen=True):
 
     config: EngineConfig
     log_level: int
+    log_format: Literal["text", "json"] = "text"
 
 
 class AddRequests(Message, frozen=True):

@@ -114,9 +114,10 @@ def _read_rope(
 def _kind(section: Fields | None, family: Family) -> RopeKind:
     if section is None:
         return "default"
-    name = section.optional_text("rope_type") or section.optional_text("type") or "default"
+    key = "type" if section.raw("rope_type") is None else "rope_type"  # the old name and the new
+    name = section.optional_text(key) or "default"
     if name not in _KINDS:
-        raise section.error("rope_type", f"must be one of {', '.join(sorted(_KINDS))}")
+        raise section.error(key, f"must be one of {', '.join(sorted(_KINDS))}")
     if name == "yarn" and family.yarn_is_longrope:
         return "longrope"
     return _KINDS[name]

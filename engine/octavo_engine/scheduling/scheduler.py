@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SPARE_LOGITS = 64  # rows of logits in a step beyond one a sequence, for prompt log-probabilities
 MIN_CHUNK = 16  # prefill tokens that a step computes however slow it is: prompts must advance
+ALONE = 4  # times max_step_ms is a step long in which nobody decodes
 MAX_LONG = 2  # prompts longer than half a step's room that run at once: more would only hold memory
 MAX_PASSED = 8  # sequences without memory that are looked past in one step
 
@@ -96,7 +97,7 @@ class Scheduler:
         order = place_in_line(
             self.config, priority=request.priority, number=self._num_added, arrived_at=now
         )
-        sequence = Sequence(request, max_num_tokens=max_num_tokens, order=order)
+        sequence = Sequence(request, max_num_tokens=max_num_tokens, order=order, added_at=now)
         if request.output_token_ids and (reason := limits.end_of(sequence)) is not None:
             sequence.finish_reason = reason  # a resume of what was complete already
             self._finished.append(limits.last_output(sequence))
@@ -201,6 +202,7 @@ class Scheduler:
                 if len(sequence.token_ids) == sequence.num_given_tokens:
                     self._stats.prompt_tokens += sequence.num_prompt_tokens
                     output.num_cached_tokens = sequence.num_cached_tokens
+                    output.queued_s = sequence.queued_s
                 num_generated += 1
                 sequence.token_ids.append(token)
                 output.token_ids = [token]
@@ -282,13 +284,15 @@ class Scheduler:
                 if now - sequence.blocked_at >= self.config.aging_s or num_passed == MAX_PASSED:
                     break
                 continue
-            self._start(sequence, match, batch)
+            self._start(sequence, match, batch, now)
             behind.append(sequence)
             lengths.append(length)
             reserved += reserve
         behind.sort(key=by_order)
 
-    def _start(self, sequence: Sequence, match: PrefixMatch, batch: ScheduledBatch) -> None:
+    def _start(
+        self, sequence: Sequence, match: PrefixMatch, batch: ScheduledBatch, now: float
+    ) -> None:
         self.waiting.remove(sequence)
         copy = self.kv.admit(sequence, match)
         if copy is not None:
@@ -298,6 +302,7 @@ class Scheduler:
         insort(self.running, sequence, key=by_order)
         batch.admitted.append(sequence)
         if sequence.num_preemptions == 0:
+            sequence.queued_s = now - sequence.added_at
             sequence.num_cached_tokens = min(match.num_tokens, sequence.num_prompt_tokens)
             self._stats.prefix_hits += sequence.num_cached_tokens
             self._stats.prefix_queries += sequence.num_prompt_tokens
@@ -310,10 +315,12 @@ class Scheduler:
     # -- those that have to catch up -------------------------------------------------------------
 
     def _prefill_budget(self, budget: int, num_decodes: int) -> int:
-        """Tokens that leave the step short enough for the sequences that decode in it."""
-        if num_decodes == 0:
-            return budget
+        """Tokens that leave the step short enough for who decodes in it or may arrive meanwhile."""
         max_step_s = self.config.max_step_ms / 1e3
+        if num_decodes == 0:
+            if self._step_time.prefill_s(1) == 0.0:
+                return budget  # nobody waits for a token, and nothing is known yet
+            max_step_s *= ALONE
         in_time = self._step_time.prefill_tokens(max_step_s, num_decodes=num_decodes)
         return min(budget, max(in_time, MIN_CHUNK))
 

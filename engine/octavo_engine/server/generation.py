@@ -111,7 +111,9 @@ async def run(service: Service, job: Job, *, stream: bool) -> AsyncGenerator[Pie
     except DeadlineExceeded:
         watch.give_up("deadline")
         raise
-    except RequestError:
+    except RequestError as error:
+        if error.status < 500:
+            watch.refuse()
         watch.give_up("error")
         raise
     finally:
@@ -193,6 +195,8 @@ class Stopwatch:
 
     def note(self, prompt_index: int, news: RequestOutput) -> None:
         now = self._now()
+        if news.queued_s is not None:
+            self._metrics.queue_time.observe(news.queued_s)
         for output in news.outputs:
             place = (prompt_index, output.index)
             if output.token_ids:
@@ -206,6 +210,10 @@ class Stopwatch:
                 self._last_at[place] = now
             if output.finish_reason is not None:
                 self._finish(place, output.finish_reason, output.num_tokens, now)
+
+    def refuse(self) -> None:
+        """It was no request that could be served: nothing of it finishes."""
+        self._unfinished = 0
 
     def give_up(self, reason: str) -> None:
         """Count what did not finish; a second call finds nothing left."""

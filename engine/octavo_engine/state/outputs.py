@@ -39,6 +39,7 @@ class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop_token_id: int | None = None  # the stop id that ended it; None for end of text
     error: str | None = None  # one sentence, with finish_reason "error"
     num_cached_tokens: int = 0  # prompt tokens taken from the cache; in the first output
+    queued_s: float | None = None  # from arrival to the first step; in the first output
     logprobs: list[TokenLogprobs] = []  # one a token, where asked
     prompt_logprobs: list[
         TokenLogprobs

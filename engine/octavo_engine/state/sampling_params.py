@@ -40,6 +40,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logits_processors: tuple[str, ...] = ()  # names of entry points in `octavo.logits_processors`
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str):  # one, as people write it
+            msgspec.structs.force_setattr(self, "stop", (self.stop,))
         _range("n", self.n, 1, 128)
         _finite("temperature", self.temperature, 0.0, 1e4)
         _finite("top_p", self.top_p, 0.0, 1.0)
@@ -64,6 +66,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             value = getattr(self, name)
             if value is not None:
                 _range(name, value, 0, 20)
+        if any(not isinstance(s, str) for s in self.stop):
+            raise InvalidRequest("stop must be strings", param="stop")
         if any(not s for s in self.stop):
             raise InvalidRequest("stop strings must not be empty", param="stop")
         for token, bias in (self.logit_bias or {}).items():
@@ -78,11 +82,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def _range(name: str, value: int, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be a whole number; got {value!r}", param=name)
     if not low <= value <= high:
         raise InvalidRequest(f"{name} must be between {low} and {high}; got {value}", param=name)
 
 
 def _finite(name: str, value: float, low: float, high: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be a number; got {value!r}", param=name)
     if not low <= value <= high:  # false for NaN too
         raise InvalidRequest(
             f"{name} must be between {low:g} and {high:g}; got {value}", param=name

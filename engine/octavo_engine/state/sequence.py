@@ -22,6 +22,7 @@ class Sequence:
 
     # Plain attributes in slots: the scheduler walks every running sequence twice a step.
     __slots__ = (
+        "added_at",
         "awaits",
         "block_table",
         "blocked_at",
@@ -38,6 +39,7 @@ class Sequence:
         "num_published_blocks",
         "num_scored_tokens",
         "order",
+        "queued_s",
         "request",
         "request_id",
         "root",
@@ -48,7 +50,12 @@ class Sequence:
     )
 
     def __init__(
-        self, request: EngineRequest, *, max_num_tokens: int, order: tuple[float, int] = (0.0, 0)
+        self,
+        request: EngineRequest,
+        *,
+        max_num_tokens: int,
+        order: tuple[float, int] = (0.0, 0),
+        added_at: float = 0.0,
     ) -> None:
         params = request.params
         self.request = request
@@ -80,9 +87,11 @@ class Sequence:
         self.num_cached_tokens = 0  # of the prompt, found in the cache at its first admission
 
         # Its fate while waiting (kept by the scheduler).
+        self.added_at = added_at
         self.awaits: bytes | None = None  # digest of a block that another sequence is computing
         self.blocked_at: float | None = None  # since when memory does not suffice
         self.num_preemptions = 0
+        self.queued_s = 0.0  # from arrival to its first admission
 
     @property
     def num_tokens(self) -> int:

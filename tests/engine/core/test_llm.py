@@ -4,11 +4,12 @@ import inspect
 import os
 import signal
 
+import numpy as np
 import pytest
 
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.llm import LLM, Prompt
-from octavo_engine.errors import ConfigError, ContextLengthExceeded, InvalidRequest
+from octavo_engine.errors import ConfigError, ContextLengthExceeded, InvalidRequest, OctavoError
 from octavo_engine.state.sampling_params import SamplingParams
 from octavo_engine.tokenization.bytes_tokenizer import ByteTokenizer
 from tests.fakes.backend import FakeBackend
@@ -54,6 +55,34 @@ def test_a_prompt_may_be_text_tokens_or_either_in_a_dict():
         assert llm.generate([], params) == []
         with pytest.raises(InvalidRequest, match="the key prompt or prompt_token_ids"):
             llm.generate({"text": "hello"}, params)  # type: ignore[arg-type]  # the test
+
+
+def test_it_tells_what_was_loaded():
+    with make_llm() as llm:
+        info = llm.info
+        assert (info.backend, info.max_model_len, info.num_blocks) == ("sim", 512, 128)
+        assert info.vocab_size == llm.get_tokenizer().vocab_size
+
+
+@pytest.mark.parametrize("prompt", [None, 5, [None], [1.5], [["a"]], {"prompt_token_ids": "abc"}])
+def test_what_is_no_prompt_is_refused_in_words(prompt):
+    with make_llm() as llm, pytest.raises(InvalidRequest, match="a prompt is a text, a list of"):
+        llm.generate(prompt)
+
+
+def test_an_array_of_token_ids_is_a_prompt():
+    with make_llm() as llm:
+        listed, array = (llm.generate(p, GREEDY)[0] for p in ([65, 66], np.array([65, 66])))
+        assert array.prompt_token_ids == [65, 66]
+        assert array.outputs[0].token_ids == listed.outputs[0].token_ids
+
+
+def test_a_closed_one_says_so():
+    llm = make_llm()
+    llm.close()
+    llm.close()
+    with pytest.raises(OctavoError, match="this LLM was closed"):
+        llm.generate("a")
 
 
 def test_each_prompt_may_have_its_own_parameters():

@@ -395,3 +395,26 @@ def test_when_a_step_fails_as_a_whole_its_sequences_end_and_the_rest_goes_on():
 def test_the_machine_can_tell_a_lie():
     """The truth these tests compare with depends on every token before."""
     assert next_token([1, 2, 3]) != next_token([2, 1, 3])
+
+
+def test_the_first_output_tells_how_long_the_request_waited():
+    clock = ManualClock()
+    loop = make_loop(clock=clock, max_num_seqs=1)
+    for _ in range(2):
+        loop.scheduler.add(make_request(16, max_tokens=2))
+    waits = []
+    while loop.scheduler.has_work:
+        waits += [output.queued_s for output in loop.step()]
+        clock.advance(1.5)
+    assert waits == [0.0, None, 3.0, None]
+
+
+def test_a_long_prompt_alone_is_cut_too_so_that_newcomers_do_not_wait_for_all_of_it():
+    loop = make_loop(num_blocks=256, max_step_ms=200.0, max_num_batched_tokens=4096,
+                     max_model_len=4096)  # fmt: skip
+    loop.step_s = 0.1
+    generate(loop, make_prompt(100), max_tokens=1)  # a millisecond a token
+    loop.scheduler.add(make_request(3000, max_tokens=1))
+    loop.step()
+    (first,) = loop.batches[-1].counts
+    assert first == pytest.approx(800, abs=1)

@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo_engine import metrics
-from octavo_engine.errors import DeadlineExceeded, GenerationFailed
+from octavo_engine.errors import ContextLengthExceeded, DeadlineExceeded, GenerationFailed
 from octavo_engine.metrics import EngineMetrics, Histogram, MonotonicStats, Snapshot
 from octavo_engine.protocol import metric_names as names
 from octavo_engine.server.settings import ServerSettings
@@ -70,6 +70,15 @@ def test_failures_are_counted_by_their_reason(error, reason):
 
     finished = {name: n for name, n in samples.items() if "request_success_total" in name and n}
     assert finished == {f'octavo_request_success_total{{"finished_reason": "{reason}"}}': 2}
+
+
+def test_what_could_never_be_served_counts_as_no_failure():
+    error = ContextLengthExceeded("too long")
+    with running(FakeEngine(error=error)) as server, server.client() as client:
+        client.post("/v1/completions", json={"prompt": "abc"})
+        samples = read(client.get("/metrics").text)
+
+    assert not any(n for name, n in samples.items() if "request_success_total" in name)
 
 
 def test_every_gap_between_streamed_outputs_is_observed():

@@ -85,7 +85,7 @@ def test_empty_stop_is_refused():
 LETTERS = st.sampled_from("abc")
 
 
-@settings(max_examples=400, derandomize=True, deadline=None)
+@settings(max_examples=200, derandomize=True, deadline=None)
 @given(
     pieces=st.lists(st.text(LETTERS, max_size=5), max_size=12),
     stops=st.lists(st.text(LETTERS, min_size=1, max_size=5), max_size=4),
@@ -98,7 +98,7 @@ def test_equals_the_slow_definition_for_any_cuts(pieces, stops, include):
     assert ("".join(shown), found) == (text, stop)
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=200, derandomize=True, deadline=None)
 @given(
     pieces=st.lists(st.text(LETTERS, max_size=4), max_size=8),
     future=st.text(LETTERS, max_size=6),
@@ -114,10 +114,10 @@ def test_never_shows_what_a_later_text_would_take_back(pieces, future, stops):
 def test_time_grows_with_the_text_not_with_its_square():
     def seconds(length):
         search = StopStrings(["a" * 200 + "b"])
-        start = time.perf_counter()
+        start = time.thread_time()
         for _ in range(length // 50):
             search.push("a" * 50)
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     seconds(1000)
     assert min(seconds(80_000) for _ in range(3)) < 8 * min(seconds(20_000) for _ in range(3))

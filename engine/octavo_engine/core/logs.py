@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 import time
+from typing import Literal
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 
@@ -49,7 +50,7 @@ def fields(record: logging.LogRecord) -> dict[str, object]:
     }
 
 
-def set_up_logging(log_format: str, level: str) -> None:
+def set_up_logging(log_format: str, level: str | int) -> None:
     """Everything to stderr, in one shape, libraries included."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
@@ -57,7 +58,13 @@ def set_up_logging(log_format: str, level: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)  # libraries speak when something is wrong
     for name in ("octavo", "octavo_engine"):
-        logging.getLogger(name).setLevel(level.upper())
+        logging.getLogger(name).setLevel(level.upper() if isinstance(level, str) else level)
+
+
+def format_in_use() -> Literal["text", "json"]:
+    """How this process logs, for a child that should log alike."""
+    formatters = (handler.formatter for handler in logging.getLogger().handlers)
+    return "json" if any(isinstance(f, JsonFormatter) for f in formatters) else "text"
 
 
 def _plain(text: str) -> str:

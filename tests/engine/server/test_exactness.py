@@ -1,0 +1,76 @@
+"""The bits of an answer do not depend on company: through the real server, on a real model.
+
+The same seeded requests are asked alone; then all at once, amid strangers, of a server that cuts
+prompts into small chunks and has so little memory that it must preempt. Text is made of the tokens,
+so the tokens themselves are compared.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from tests.engine.server.test_metrics_endpoint import read
+from tests.fakes.process import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.fakes.process import ServeProcess
+
+MODEL = ("demo://smollm2", "--device", "cpu", "--served-model-name", "m")
+STORY = "Once upon a time there was a fox who lived in a wood with a hare and an owl. " * 2
+ASKED: list[dict[str, Any]] = [
+    {"prompt": STORY + "One day", "seed": 1, "temperature": 0.9, "max_tokens": 16},
+    {"prompt": STORY + "One day", "seed": 2, "top_p": 0.8, "max_tokens": 14},  # a shared prefix
+    {"prompt": "The capital of France is", "temperature": 0.0, "max_tokens": 16},
+    {"prompt": [5, 6, 7] * 11, "seed": -3, "top_k": 40, "n": 2, "max_tokens": 14},
+    {"prompt": "def f(x):", "seed": 4, "repetition_penalty": 1.2, "max_tokens": 16},
+]
+STRANGERS: list[dict[str, Any]] = [
+    {"prompt": f"{number} bottles of beer on the wall, " * (1 + number % 3), "max_tokens": 16}
+    for number in range(6)
+]
+
+
+def patient(server: ServeProcess) -> httpx.Client:
+    """Other work on the machine may make it slow; that is no failure."""
+    return httpx.Client(base_url=server.url, timeout=250)
+
+
+def answers(client: httpx.Client, asked: dict[str, Any]) -> list[list[int]]:
+    """The tokens of each choice."""
+    body = {"ignore_eos": True, "return_token_ids": True, **asked}
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    return [choice["token_ids"] for choice in response.json()["choices"]]
+
+
+def at_once(client: httpx.Client, many: list[dict[str, Any]]) -> list[list[list[int]]]:
+    with ThreadPoolExecutor(len(many)) as pool:
+        return list(pool.map(lambda asked: answers(client, asked), many))
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[list[list[list[int]]]]:
+    with serving(*MODEL, "--kv-cache-memory-bytes", "64MiB") as server, patient(server) as client:
+        yield [answers(client, asked) for asked in ASKED]
+
+
+@pytest.mark.parametrize("caching", ["--enable-prefix-caching", "--no-enable-prefix-caching"])
+def test_answers_are_the_same_in_company_in_chunks_and_after_preemption(alone, caching):
+    # 23,040 bytes a token in bf16: room for 10 blocks, or 160 tokens, where 500 want to live.
+    little = ("--kv-cache-memory-bytes", "3686400", "--max-model-len", "128")
+    with (
+        serving(*MODEL, *little, "--max-num-batched-tokens", "33", caching) as server,
+        patient(server) as client,
+    ):
+        crowded = at_once(client, [*ASKED, *STRANGERS])[: len(ASKED)]
+        samples = read(client.get("/metrics").text)
+
+    assert samples["octavo_num_preemptions_total"] > 0
+    assert samples["octavo_kv_cache_usage_perc"] == 0.0
+    assert crowded == alone
