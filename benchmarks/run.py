@@ -32,10 +32,25 @@ if TYPE_CHECKING:
 READY_WITHIN_S = 120.0
 IDLE_S = 5.0
 MODEL = "demo://smollm2"
-# SmolLM2-135M: what a generated token reads, and what a prompt token multiplies. Its embedding is
-# also its head, which a prompt needs for its last token only.
-WEIGHT_BYTES_BF16 = 2 * 134_515_008
-BODY_PARAMETERS = 134_515_008 - 49_152 * 576
+# SmolLM2-135M. Its embedding is also its head, which a prompt needs for its last token only.
+NUM_WEIGHTS = 134_515_008
+BODY_WEIGHTS = NUM_WEIGHTS - 49_152 * 576
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A form that the model's weights can take in memory."""
+
+    name: str
+    flag: str
+    num_bytes: int  # all of them: what one generated token has to read
+
+
+WEIGHTS = (
+    Weights("bf16", "none", 2 * NUM_WEIGHTS),
+    # The file's own form: the embedding in 8.5 bits a weight, the layers in 5.
+    Weights("4-bit", "auto", (49_152 * 576 * 17 + BODY_WEIGHTS * 10) // 16),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +87,13 @@ def main() -> None:
 def measure(limits: Limits, rounds: int) -> Iterator[Figure]:
     yield from start_up(rounds)
     yield step_overhead()
-    with serving(MODEL) as (url, process, _):
-        yield idle(process)
-        yield single_stream(url, limits, rounds)
-        yield prefill(url, limits, rounds)
-        yield from streams(url, rounds)
+    for weights in WEIGHTS:
+        with serving(MODEL, "--quantization", weights.flag) as (url, process, _):
+            if weights is WEIGHTS[0]:
+                yield idle(process)
+            yield single_stream(url, weights, limits, rounds)
+            yield prefill(url, weights, limits, rounds)
+            yield from streams(url, weights, rounds)
 
 
 @contextmanager
@@ -135,32 +152,34 @@ def cpu_s(pid: int) -> float:
     return own + sum(cpu_s(int(child)) for child in children)
 
 
-def single_stream(url: str, limits: Limits, rounds: int) -> Figure:
+def single_stream(url: str, weights: Weights, limits: Limits, rounds: int) -> Figure:
     runs = [
         bench(url, prompts=2, concurrency=1, input_len=32, output_len=128) for _ in range(rounds)
     ]
     per_token_s = statistics.median(run["p50_tpot_ms"] for run in runs) / 1e3
-    of_limit = WEIGHT_BYTES_BF16 / per_token_s / 1e9 / limits.read_gb_s
-    return Figure("one stream", 1 / per_token_s, "tok/s", of_limit, "of read bandwidth, as bf16")
+    of_limit = weights.num_bytes / per_token_s / 1e9 / limits.read_gb_s
+    what = f"one stream, {weights.name}"
+    return Figure(what, 1 / per_token_s, "tok/s", of_limit, "of read bandwidth")
 
 
-def prefill(url: str, limits: Limits, rounds: int) -> Figure:
+def prefill(url: str, weights: Weights, limits: Limits, rounds: int) -> Figure:
     runs = [
         bench(url, prompts=4, concurrency=1, input_len=1024, output_len=2) for _ in range(rounds)
     ]
     seconds = statistics.median(run["p50_ttft_ms"] for run in runs) / 1e3
-    of_limit = 2 * BODY_PARAMETERS * 1024 / seconds / 1e9 / limits.gemm_gflop_s
-    return Figure("prompt of 1024", 1024 / seconds, "tok/s", of_limit, "of float32 GEMM peak")
+    of_limit = 2 * BODY_WEIGHTS * 1024 / seconds / 1e9 / limits.gemm_gflop_s
+    what = f"prompt of 1024, {weights.name}"
+    return Figure(what, 1024 / seconds, "tok/s", of_limit, "of float32 GEMM peak")
 
 
-def streams(url: str, rounds: int) -> list[Figure]:
+def streams(url: str, weights: Weights, rounds: int) -> list[Figure]:
     runs = [
         bench(url, prompts=64, concurrency=32, input_len=256, output_len=128) for _ in range(rounds)
     ]
     rate = statistics.median(run["output_throughput"] for run in runs)
     itl_ms = statistics.median(run["p50_tpot_ms"] for run in runs)
     return [
-        Figure("32 streams, 256 in, 128 out", rate, "tok/s"),
+        Figure(f"32 streams, 256 in, 128 out, {weights.name}", rate, "tok/s"),
         Figure("the same, per token and stream", itl_ms, "ms"),
     ]
 
