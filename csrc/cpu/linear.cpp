@@ -12,7 +12,7 @@ namespace {
 // A block of source rows is brought into the dot kernel's form once and then meets every panel; a
 // panel stays in the first cache while all the block's rows sweep it. The block should fit the
 // second one.
-constexpr int64_t kBlockBytes = 384 * 1024;
+constexpr int64_t kBlockBytes = 256 * 1024;
 constexpr int64_t kMaxBlockRows = 96;
 constexpr int64_t kMinBlockRows = 24;
 static_assert(kMaxBlockRows % kTileRows == 0 && kMinBlockRows % kTileRows == 0);
