@@ -82,8 +82,9 @@ def turn_and_store_kernel(
 
     target = q_out + (token * NUM_HEADS + heads)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(target, x.to(q_out.dtype.element_ty), mask=mask & is_q[:, None])
-    slot = tl.load(slots + token).to(tl.int64)
-    kept = mask & (slot >= 0)
+    # One slot for all heads, as a block: not every interpreter masks by a scalar.
+    slot = tl.load(slots + token + tl.zeros_like(heads)).to(tl.int64)
+    kept = mask & (slot >= 0)[:, None]
     values = x.to(k_cache.dtype.element_ty)
     place = slot * NUM_KV_HEADS + heads - NUM_HEADS
     target = k_cache + place[:, None] * HEAD_DIM + dims[None, :]
