@@ -31,9 +31,10 @@ ASKED: list[dict[str, Any]] = [
     {"prompt": "def f(x):", "seed": 4, "repetition_penalty": 1.2, "max_tokens": 16},
 ]
 STRANGERS: list[dict[str, Any]] = [
-    {"prompt": f"{number} bottles of beer on the wall, " * (1 + number % 3), "max_tokens": 16}
+    {"prompt": f"{number} bottles of beer on the wall, " * (1 + number % 3), "max_tokens": 72}
     for number in range(6)
 ]
+MAX_ROUNDS = 8
 
 
 def patient(server: ServeProcess) -> httpx.Client:
@@ -68,9 +69,12 @@ def test_answers_are_the_same_in_company_in_chunks_and_after_preemption(alone, c
         serving(*MODEL, *little, "--max-num-batched-tokens", "33", caching) as server,
         patient(server) as client,
     ):
-        crowded = at_once(client, [*ASKED, *STRANGERS])[: len(ASKED)]
-        samples = read(client.get("/metrics").text)
-
+        # Who meets whom depends on the machine's speed: crowd it until somebody had to give way.
+        for _ in range(MAX_ROUNDS):
+            crowded = at_once(client, [*ASKED, *STRANGERS])[: len(ASKED)]
+            assert crowded == alone
+            samples = read(client.get("/metrics").text)
+            assert samples["octavo_kv_cache_usage_perc"] == 0.0
+            if samples["octavo_num_preemptions_total"] > 0:
+                break
     assert samples["octavo_num_preemptions_total"] > 0
-    assert samples["octavo_kv_cache_usage_perc"] == 0.0
-    assert crowded == alone
