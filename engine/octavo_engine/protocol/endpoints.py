@@ -5,10 +5,21 @@ ROUTER_PORT = 8080
 EPP_PORT = 9002
 OPERATOR_PORT = 8090
 
-STREAM_PATH = "/octavo/v1/stream"
+# on the engine
+STREAM_PATH = "/octavo/v1/stream"  # load and residency, pushed: protocol.stream
 DRAIN_PATH = "/octavo/v1/drain"
 
+# on the router
+STATE_PATH = "/octavo/v1/state"  # pools and endpoints as this replica sees them: protocol.state
+
+# headers between client and router
 REQUEST_ID_HEADER = "x-request-id"
-RESUME_HEADER = "x-octavo-resume"
-STREAM_HEADER = "x-octavo-stream"
 EXPLAIN_HEADER = "x-octavo-explain"
+SERVED_BY_HEADER = "x-served-by"
+SESSION_HEADER = "x-session-id"
+
+# headers between router and engine; a client's are stripped
+STREAM_HEADER = "x-octavo-stream"  # "tokens": each SSE event carries the token ids behind its text
+RESUME_HEADER = "x-octavo-resume"  # "1": the body is a resume frame: protocol.resume
+POD_UID_HEADER = "x-octavo-pod-uid"  # whom the router means; another pod answers 421
+INTERNAL_HEADERS = frozenset({STREAM_HEADER, RESUME_HEADER, POD_UID_HEADER})

@@ -1,0 +1,25 @@
+"""Labels, annotations and conditions by which operator, router and engine pods find each other."""
+
+GROUP = "octavo.dev"
+VERSION = "v1alpha1"
+PLURAL = "llmdeployments"
+KIND = "LLMDeployment"
+
+# on every object that the operator made, and on the pods
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+MANAGED_BY = "octavo-operator"
+DEPLOYMENT_LABEL = "octavo.dev/deployment"  # the LLMDeployment's name
+REVISION_LABEL = "octavo.dev/revision"  # hash of the pod template
+COMPONENT_LABEL = "app.kubernetes.io/component"
+ENGINE_COMPONENT = "engine"
+ROUTER_COMPONENT = "router"
+
+# On the LLMDeployment's Service: how a router shall serve it. JSON object (docs/router.md):
+#   {"names": ["smollm2", ..], "policy": "prefix-load", "weights": {"<revision>": 90, ..},
+#    "holdSeconds": 300, "port": 8000, "scaledToZero": false}
+ROUTING_ANNOTATION = "octavo.dev/routing"
+
+# On a pod: true once every router replica sends it traffic.
+ROUTABLE_CONDITION = "octavo.dev/Routable"
+DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
+POD_UID_ENV = "OCTAVO_POD_UID"

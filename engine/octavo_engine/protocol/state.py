@@ -1,0 +1,67 @@
+"""What a router replica tells the operator at STATE_PATH: its endpoints and the demand it sees.
+
+One JSON object, `State`. The operator asks every router replica about once a second. It derives
+from it which pods are routable (all replicas hold them), which are idle (nobody has a request
+there), who waits at zero, and how a canary fares against the stable revision. Counters only grow
+while a replica lives (`epoch` changes with it), so that rates are differences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointState:
+    """One engine as this replica sees it."""
+
+    id: str  # the pod's UID on Kubernetes, else the URL
+    pool: str  # namespace/name of the LLMDeployment, or the pool's name
+    revision: str
+    url: str
+    state: str  # connecting | ready | draining | ejected | down
+    in_flight: int = 0  # requests this replica has there
+    running: int = 0  # the rest: as the engine told last
+    waiting: int = 0
+    queued_tokens: int = 0
+    kv_usage: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionState:
+    """Outcomes by revision, for canary analysis. Sums and counts, so that means are differences."""
+
+    revision: str
+    requests: int = 0
+    errors: int = 0  # answers >= 500 and broken streams; what the client got, or would have got
+    ttft_s_sum: float = 0.0
+    ttft_count: int = 0
+    itl_s_sum: float = 0.0
+    itl_count: int = 0
+    ttft_buckets: list[int] = field(default_factory=list)  # counts at or below TTFT_BOUNDS_S, +Inf
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """One pool's demand."""
+
+    pool: str
+    held: int = 0  # requests waiting for any endpoint
+    queued: int = 0  # requests waiting for room
+    queued_tokens: int = 0
+    in_flight: int = 0
+    last_request_age_s: float | None = None  # None: never
+    revisions: list[RevisionState] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything one replica knows that an operator needs."""
+
+    epoch: str
+    replica: str  # the router pod's name, or host:port
+    pools: list[PoolState]
+    endpoints: list[EndpointState]
+
+
+TTFT_BOUNDS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6)
