@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -50,6 +51,49 @@ class SimConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KVEventsConfig:
+    """Where KV events go, under vLLM's names."""
+
+    enable_kv_cache_events: bool = False
+    publisher: str = "zmq"  # or null: nowhere
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000  # batches that can be replayed
+    hwm: int = 100_000  # messages that a slow subscriber may be behind before it loses some
+    max_queue_size: int = 100_000  # batches that wait to be sent before some are dropped
+    topic: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> KVEventsConfig:
+        """From JSON. Raises ConfigError that names the field."""
+        flag = "--kv-events-config"
+        try:
+            given = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"{flag} is not valid JSON: {error}") from None
+        if not isinstance(given, dict):
+            raise ConfigError(f"{flag} must be a JSON object; got {text:.60}")
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name, value in given.items():
+            if name not in known:
+                raise ConfigError(f"{flag} has an unknown field {name}; known: {', '.join(known)}")
+            if value is None and name in ("publisher", "replay_endpoint"):
+                continue
+            kind = str if name == "replay_endpoint" else type(getattr(cls(), name))
+            if type(value) is not kind:
+                raise ConfigError(f"{flag}: {name} has the wrong type; got {value!r:.60}")
+            if kind is int and isinstance(value, int):
+                _check(value >= 1, f"{flag}: {name} must be at least 1", value)
+        if given.get("publisher", "zmq") not in ("zmq", "null", None):
+            raise ConfigError(f"{flag}: publisher must be zmq or null; got {given['publisher']!r}")
+        return cls(**given)
+
+    @property
+    def is_on(self) -> bool:
+        return self.enable_kv_cache_events and self.publisher == "zmq"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """What `octavo serve` and `LLM` were asked for; the model settles what is `auto` or None."""
 
@@ -69,6 +113,7 @@ class EngineConfig:
     num_threads: int | None = None  # default: the cores this process may use
     seed: int = 0  # of requests that give none
     chat_template: str | None = None  # file or template text that replaces the model's own
+    kv_events_config: str | None = None  # JSON with the fields of KVEventsConfig
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     sim: SimConfig = field(default_factory=SimConfig)
 
@@ -92,10 +137,18 @@ class EngineConfig:
                "--memory-fraction must be above 0 and at most 1", self.memory_fraction)  # fmt: skip
         _check(self.kv_cache_memory_bytes is None or self.kv_cache_memory_bytes > 0,
                "--kv-cache-memory-bytes must be above 0", self.kv_cache_memory_bytes)  # fmt: skip
+        if self.kv_events.is_on:
+            _check(s.enable_prefix_caching,
+                   "--kv-events-config needs --enable-prefix-caching", False)  # fmt: skip
 
     def replace(self, **changes: object) -> EngineConfig:
         """The same settings with some fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]  # checked by the caller
+
+    @property
+    def kv_events(self) -> KVEventsConfig:
+        text = self.kv_events_config
+        return KVEventsConfig() if text is None else KVEventsConfig.parse(text)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 from octavo_engine.config import EngineConfig
 from octavo_engine.core.info import Health, ModelInfo
 from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs, RequestOutput, TokenChoice
+from octavo_engine.core.residency_feed import ResidencyFeed
 from octavo_engine.core.validate import settle_params
 from octavo_engine.state.outputs import EngineStats
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from octavo_engine.core.told import Told
     from octavo_engine.errors import RequestError
+    from octavo_engine.state.labels import Labels
     from octavo_engine.state.sampling_params import SamplingParams
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
@@ -41,6 +44,8 @@ class FakeTokenizer:
     """Bytes are tokens; those above 255 are special and have no text."""
 
     chat_template = FakeTemplate()
+    bos_token_id: int | None = None
+    special_ids = frozenset(range(256, VOCAB_SIZE))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
@@ -78,6 +83,7 @@ class FakeEngine:
     def __post_init__(self) -> None:
         self.tokenizer: Any = FakeTokenizer()
         self.stats = EngineStats(kv_blocks_total=100)
+        self.residency = ResidencyFeed(lambda message: None)
         self.default_params: dict[str, float] = {}
         self.release = asyncio.Event()
         self.holding = asyncio.Event()
@@ -108,13 +114,17 @@ class FakeEngine:
     async def stop(self) -> None:
         self.state = "dead"
 
+    def settle_seed(self, seed: int | None) -> int:
+        return 0 if seed is None else seed
+
     async def generate(
         self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str,
         priority: int = 0, deadline_s: float | None = None, cache_salt: str = "",
-        output_token_ids: Sequence[int] = (), stream: bool = True,
+        told: Sequence[Told] = (), labels: Labels | None = None, stream: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
         assert not isinstance(prompt, str)
         ids = list(prompt)
+        assert not told, "for resumes take the simulator"
         params = settle_params(ids, params, self.info, self.tokenizer)
         self.requests.append((ids, params, {"request_id": request_id, "priority": priority}))
         self.stats.prompt_tokens += len(ids)

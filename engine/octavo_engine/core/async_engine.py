@@ -14,6 +14,7 @@ from octavo_engine.core.in_process_client import InProcessClient
 from octavo_engine.core.info import Health, ModelInfo
 from octavo_engine.core.output_processor import OutputProcessor, Submission
 from octavo_engine.core.process_client import ProcessClient
+from octavo_engine.core.residency_feed import ResidencyFeed
 from octavo_engine.core.seeds import Seeds
 from octavo_engine.core.validate import settle_params
 from octavo_engine.errors import EngineDead, OctavoError
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from octavo_engine.core.client import EngineClient, Listener
     from octavo_engine.core.output_processor import Processed, Request
     from octavo_engine.core.outputs import RequestOutput
+    from octavo_engine.core.told import Told
     from octavo_engine.errors import RequestError
+    from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import StepOutput
     from octavo_engine.state.sampling_params import SamplingParams
     from octavo_engine.tokenization.tokenizer import Tokenizer
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOADING = "the model is still being loaded"
+_CUT_SHORT = "the server shut down before this answer was done"
 _LONG_PROMPT = 8192  # characters; longer ones are tokenised off the event loop
 
 
@@ -63,6 +67,7 @@ class AsyncEngine:
     def __init__(self, config: EngineConfig, connect: Connect) -> None:
         self.config = config
         self.stats = EngineStats()
+        self.residency = ResidencyFeed(self._send)
         self._connect = connect
         self._client: EngineClient | None = None
         self._tokenizer: Tokenizer | None = None
@@ -132,18 +137,20 @@ class AsyncEngine:
         priority: int = 0,
         deadline_s: float | None = None,
         cache_salt: str = "",
-        output_token_ids: Sequence[int] = (),
+        told: Sequence[Told] = (),
+        labels: Labels | None = None,
         stream: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         """News of the request until it is finished; with `stream` false only one, with everything.
 
+        With `told` a request is resumed that another engine began: the news are what comes after.
         A slow reader loses nothing: what it has not read is joined into one output. Closing the
         iterator aborts the request in the core. Raises a RequestError, which may come after news.
         """
         arrival_at = time.monotonic()
         self._check_open()
         token_ids = await self._encode(prompt)
-        params = settle_params(token_ids, params, self.info, self.tokenizer, output_token_ids)
+        params = settle_params(token_ids, params, self.info, self.tokenizer, told)
         self._check_open()  # it may have closed while a long prompt was tokenised
         submission = Submission(
             request_id=request_id,
@@ -152,11 +159,12 @@ class AsyncEngine:
             params=params,
             seed=self._seeds.settle(params.seed),
             eos_token_ids=self.info.eos_token_ids,
-            output_token_ids=list(output_token_ids),
+            told=told,
             arrival_at=arrival_at,
             deadline_at=None if deadline_s is None else arrival_at + deadline_s,
             priority=priority,
             cache_salt=cache_salt,
+            labels=labels,
         )
         request = self._submit(submission, stream=stream)
         try:
@@ -179,16 +187,22 @@ class AsyncEngine:
         if self._client is not None:
             self._client.send(wire.ResetPrefixCache())
 
+    def settle_seed(self, seed: int | None) -> int:
+        """The seed that a request will use, for one that must be known before it runs."""
+        return self._seeds.settle(seed)
+
     async def drain(self, timeout_s: float) -> bool:
-        """Take no new requests and let those in flight end; what is left then is aborted."""
+        """Take no new requests and let those in flight end.
+
+        What is left at the deadline fails with EngineDead: somebody may go on with it elsewhere.
+        """
         self._draining = True
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
         except TimeoutError:
-            for request in list(self._news):
-                self._send_abort(self._outputs.abort(request))
-                self._wake([request])
+            self._send_abort(self._outputs.sequence_ids)
+            self.on_lost(EngineDead(_CUT_SHORT, code="server_shutdown", retry_after_s=1))
             return False
         return True
 
@@ -208,6 +222,7 @@ class AsyncEngine:
             self.stats = step.stats
         if step.outputs:
             self._settle(self._outputs.process(step.outputs))
+        self.residency.on_step(step)
 
     def on_refused(self, sequence_id: str, error: RequestError) -> None:
         self._settle(self._outputs.refuse(sequence_id, error))
@@ -215,6 +230,7 @@ class AsyncEngine:
     def on_lost(self, error: RequestError) -> None:
         if self._processor is not None:
             self._wake(self._processor.lose_all(error))
+        self.residency.on_lost()
 
     # ── inside ──
 
@@ -302,6 +318,10 @@ class AsyncEngine:
     def _settle(self, processed: Processed) -> None:
         self._send_abort(processed.aborts)
         self._wake(processed.touched)
+
+    def _send(self, message: wire.ToEngine) -> None:
+        if self._client is not None:
+            self._client.send(message)
 
     def _send_abort(self, sequence_ids: list[str]) -> None:
         if sequence_ids and self._client is not None:

@@ -14,6 +14,8 @@ from octavo_engine.core.engine import Engine
 from octavo_engine.core.extension import require_extension
 from octavo_engine.core.identity import identify
 from octavo_engine.core.info import ModelInfo
+from octavo_engine.core.kv_event_publisher import KVEventPublisher
+from octavo_engine.core.kv_events import KVEventRecorder
 from octavo_engine.core.memory import free_memory
 from octavo_engine.errors import ConfigError
 from octavo_engine.executor.uni import UniExecutor
@@ -95,6 +97,8 @@ def build_engine(
         ).digest()
         engine = _assemble(config, backend, capacity, cache_key, now)
         engine.warm_up()
+        if config.kv_events.is_on:
+            engine.tell_kv_events(KVEventRecorder(), KVEventPublisher(config.kv_events))
     except BaseException:
         backend.close()
         raise

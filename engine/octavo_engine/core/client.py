@@ -31,7 +31,7 @@ class EngineClient(Protocol):
     async def ready(self) -> ModelInfo:
         """Once requests are taken. Raises the ConfigError or ModelError that ended the start."""
 
-    def send(self, message: wire.AddRequests | wire.Abort | wire.ResetPrefixCache) -> None:
+    def send(self, message: wire.ToEngine) -> None:
         """To a core that is not there, nothing: its requests were reported lost already."""
 
     def health(self) -> Health: ...

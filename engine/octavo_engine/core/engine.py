@@ -17,8 +17,11 @@ from octavo_engine.state.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from octavo_engine.core.kv_event_publisher import KVEventPublisher
+    from octavo_engine.core.kv_events import KVEventRecorder
     from octavo_engine.executor.executor import Executor
     from octavo_engine.scheduling.scheduler import Scheduler
+    from octavo_engine.state.labels import Labels
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,7 @@ class Engine:
         self._processors = ProcessorRegistry()
         self._live: set[str] = set()  # request ids taken in and not finished
         self._failed_steps = 0
+        self._kv_events: tuple[KVEventRecorder, KVEventPublisher] | None = None
         self._warm_up_stats = EngineStats()  # not part of what users count
 
     @property
@@ -76,7 +80,25 @@ class Engine:
         outputs += self.scheduler.take_finished()
         self._live.difference_update(o.request_id for o in outputs if o.finish_reason is not None)
         self.last_step_was_empty = batch.is_empty
-        return StepOutput(outputs=outputs, stats=self.stats())
+        return self.report(outputs)
+
+    def report(self, outputs: list[SequenceOutput]) -> StepOutput:
+        """All there is to tell after a step, or after a command when there was none."""
+        residency = self.scheduler.kv.residency.take()
+        if self._kv_events is not None:
+            recorder, publisher = self._kv_events
+            batch = recorder.take()
+            if batch is not None:
+                publisher.publish(batch)
+        return StepOutput(outputs=outputs, stats=self.stats(), residency=residency)
+
+    def label(self, request_id: str, labels: Labels) -> None:
+        """Labels for the answer of a sequence that ended lately."""
+        self.scheduler.kv.residency.label(request_id, labels)
+
+    def watch(self, *, on: bool) -> None:
+        """Report which labels are true from now on, or no longer."""
+        self.scheduler.kv.residency.watch(on=on)
 
     def stats(self) -> EngineStats:
         stats, before = self.scheduler.stats(), self._warm_up_stats
@@ -101,7 +123,16 @@ class Engine:
         self.reset_prefix_cache()
         self._warm_up_stats = self.scheduler.stats()
 
+    def tell_kv_events(self, recorder: KVEventRecorder, publisher: KVEventPublisher) -> None:
+        """From now on what the prefix cache holds is published, beginning with: nothing."""
+        self.reset_prefix_cache()
+        self.scheduler.kv.listen(recorder)
+        recorder.cleared()
+        self._kv_events = (recorder, publisher)
+
     def close(self) -> None:
+        if self._kv_events is not None:
+            self._kv_events[1].close()
         self.executor.close()
 
     def _compute(self, batch: ScheduledBatch) -> list[SequenceOutput]:

@@ -55,7 +55,7 @@ class InProcessClient:
             raise self._news.fatal or OctavoError("the engine was stopped while it loaded")
         return self._news.info
 
-    def send(self, message: wire.AddRequests | wire.Abort | wire.ResetPrefixCache) -> None:
+    def send(self, message: wire.ToEngine) -> None:
         self._inbox.put(message)
 
     def health(self) -> Health:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from octavo_engine.core import wire
 from octavo_engine.errors import EngineDead, GenerationFailed, RequestError
-from octavo_engine.state.outputs import StepOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +41,7 @@ class CoreLoop:
                 self._handle(message)
             if self._stopped or (self._closing and not engine.has_work):
                 return
-            step = engine.step() if engine.has_work else StepOutput(stats=engine.stats())
+            step = engine.step() if engine.has_work else engine.report([])
             engine.heartbeat.end()
             idled = engine.last_step_was_empty and not step.outputs
             if step.outputs or messages or not idled:
@@ -71,6 +70,10 @@ class CoreLoop:
                     self._engine.abort(request_id)
             case wire.ResetPrefixCache():
                 self._engine.reset_prefix_cache()
+            case wire.Label(request_id, labels):
+                self._engine.label(request_id, labels)
+            case wire.Watch(on):
+                self._engine.watch(on=on)
             case wire.Shutdown(graceful):
                 self._closing = True
                 self._stopped = not graceful

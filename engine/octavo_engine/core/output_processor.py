@@ -28,8 +28,10 @@ from octavo_engine.tokenization.detokenizer import Detokenizer
 from octavo_engine.tokenization.stop_strings import StopStrings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from octavo_engine.core.told import Told
+    from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import FinishReason, SequenceOutput, TokenLogprobs
     from octavo_engine.state.sampling_params import SamplingParams
     from octavo_engine.tokenization.tokenizer import Tokenizer
@@ -45,11 +47,12 @@ class Submission:
     params: SamplingParams
     seed: int
     eos_token_ids: tuple[int, ...] = ()
-    output_token_ids: list[int] = field(default_factory=list)
+    told: Sequence[Told] = ()  # one an answer, of a request that is resumed
     arrival_at: float = 0.0
     deadline_at: float | None = None
     priority: int = 0
     cache_salt: str = ""
+    labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
 
 
 class Answer:
@@ -63,6 +66,8 @@ class Answer:
         "request",
         "sequence_id",
         "stops",
+        "told_chars",
+        "told_ids",
     )
 
     def __init__(
@@ -73,6 +78,8 @@ class Answer:
         self.index = index
         self.sequence_id = sequence_id
         self.num_tokens = 0
+        self.told_ids: list[int] = []  # of a resumed answer
+        self.told_chars = 0  # the length of their text
         self.finished = False
         self.detokenizer = (
             Detokenizer(
@@ -93,11 +100,20 @@ class Answer:
 class Request:
     """A caller's request while it is in flight, and the news that nobody has read yet."""
 
-    __slots__ = ("answers", "error", "pending", "prompt_logprobs", "submission", "unfinished")
+    __slots__ = (
+        "answers",
+        "error",
+        "first",
+        "pending",
+        "prompt_logprobs",
+        "submission",
+        "unfinished",
+    )
 
     def __init__(self, submission: Submission) -> None:
         self.submission = submission
         self.answers: list[Answer] = []
+        self.first = 0  # the answer that speaks for the prompt
         self.unfinished = submission.params.n
         self.pending: RequestOutput | None = None
         self.error: RequestError | None = None  # raised to the reader once `pending` is read
@@ -124,7 +140,7 @@ class Request:
         for output in outputs:
             if output.index == answer.index:
                 return output
-        new = CompletionOutput(answer.index)
+        new = CompletionOutput(answer.index, told_chars=answer.told_chars)
         if not outputs:
             outputs.append(new)
             return new
@@ -159,10 +175,17 @@ class OutputProcessor:
         for index in range(submission.params.n):
             answer = Answer(request, index, f"{number}.{index}", self._tokenizer)
             request.answers.append(answer)
-            if not self._resume(answer):
+            if not submission.told or not self._resume(answer, submission.told[index]):
                 self._answers[answer.sequence_id] = answer
-        sequences = [self._sequence(answer) for answer in request.answers if not answer.finished]
-        return request, sequences
+        running = [answer for answer in request.answers if not answer.finished]
+        if running:  # an answer that has said nothing yet may still have to speak of the prompt
+            request.first = next((a for a in running if not a.told_ids), running[0]).index
+        return request, [self._sequence(answer) for answer in running]
+
+    @property
+    def sequence_ids(self) -> list[str]:
+        """Of all sequences in flight."""
+        return list(self._answers)
 
     def process(self, outputs: Iterable[SequenceOutput]) -> Processed:
         """Hot path: once per sequence and step. Unknown ids are late news of what was aborted."""
@@ -211,7 +234,7 @@ class OutputProcessor:
 
     def _advance(self, answer: Answer, output: SequenceOutput) -> None:
         request = answer.request
-        if answer.index == 0:
+        if answer.index == request.first:
             self._note_prompt(request, output)
         if output.finish_reason in ("error", "deadline"):
             request.error = _failure(output)
@@ -282,39 +305,51 @@ class OutputProcessor:
                     new.text += answer.stops.flush()
         new.finish_reason, new.stop_reason = reason, stop
         new.num_tokens = answer.num_tokens
+        new.sequence_id = answer.sequence_id
         answer.finished = True
         request = answer.request
         request.unfinished -= 1
         request.news().finished = request.finished
 
-    def _resume(self, answer: Answer) -> bool:
+    def _resume(self, answer: Answer, told: Told) -> bool:
         """Replay what another engine has sent already; true if the answer was complete with it.
 
         The text that comes out was seen by the caller, so it is dropped. What detokeniser and stop
         search hold back was not: it comes out with the first new token, as it would have there.
         """
-        submission = answer.request.submission
-        params = submission.params
-        if not submission.output_token_ids:
+        request, ids = answer.request, told.token_ids
+        if told.ended:
+            answer.num_tokens = len(ids)
+            answer.finished = True
+            request.unfinished -= 1
+            if request.finished:
+                request.news().finished = True
+            return True
+        if not ids:
             return False
+        submission = request.submission
+        params = submission.params
         new = CompletionOutput(answer.index)
-        ids = submission.output_token_ids
-        ends = set(params.stop_token_ids)
-        if not params.ignore_eos:
-            ends.update(submission.eos_token_ids)
-        complete = ids[-1] in ends and len(ids) >= params.min_tokens
+        ends_text = () if params.ignore_eos else submission.eos_token_ids
+        is_end = ids[-1] in ends_text or ids[-1] in params.stop_token_ids
+        complete = is_end and len(ids) >= params.min_tokens
         shown = len(ids) - (complete and not params.include_stop_str_in_output)
-        kept, stop = self._add_text(answer, new, ids, shown)
+        kept, met = self._add_text(answer, new, ids, shown)
+        answer.told_ids, answer.told_chars = ids, len(new.text)
         reason: FinishReason = "stop"
-        if stop is None and not complete:
+        stop: str | int | None = met
+        if met is None and complete:
+            stop = None if ids[-1] in ends_text else ids[-1]
+        elif met is None:
             if params.max_tokens is None or kept < params.max_tokens:
                 return False
             reason = "length"
-        self._finish(answer, answer.request.news_of(answer), reason, stop)
+        self._finish(answer, request.news_of(answer), reason, stop)
         return True
 
     def _sequence(self, answer: Answer) -> EngineRequest:
         asked = answer.request.submission
+        is_first = answer.index == answer.request.first
         return EngineRequest(
             request_id=answer.sequence_id,
             prompt_token_ids=asked.prompt_token_ids,
@@ -323,15 +358,16 @@ class OutputProcessor:
                 n=1,
                 seed=None,
                 stop=(),  # searched here; the core knows tokens only
-                prompt_logprobs=asked.params.prompt_logprobs if answer.index == 0 else None,
+                prompt_logprobs=asked.params.prompt_logprobs if is_first else None,
             ),
-            output_token_ids=asked.output_token_ids,
+            output_token_ids=answer.told_ids,
             eos_token_ids=asked.eos_token_ids,
             seed=key(asked.seed, answer.index),
             arrival_at=asked.arrival_at,
             deadline_at=asked.deadline_at,
             priority=asked.priority,
             cache_salt=asked.cache_salt,
+            labels=asked.labels,
         )
 
     def _drop(self, request: Request) -> list[str]:
@@ -354,7 +390,8 @@ class OutputProcessor:
         wanted = request.submission.params.prompt_logprobs
         if wanted is None or not (output.token_ids or output.finish_reason):
             return
-        if request.answers[0].num_tokens == len(request.submission.output_token_ids):
+        first = request.answers[request.first]
+        if first.num_tokens == len(first.told_ids):
             decoded = [self._decode(entry, wanted) for entry in request.prompt_logprobs]
             request.news().prompt_logprobs = [None, *decoded]
             request.prompt_logprobs = []

@@ -42,6 +42,9 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop id; None for end of text
     num_tokens: int = 0  # generated so far in all, resumed ones included
+    told_chars: int = 0  # of text before all this, from the engine that an answer was resumed from
+    # What the core called it, known once it is finished; no part of what was said.
+    sequence_id: str = field(default="", compare=False)
 
     @property
     def finished(self) -> bool:
@@ -82,6 +85,7 @@ class RequestOutput:
             old.finish_reason = new.finish_reason
             old.stop_reason = new.stop_reason
             old.num_tokens = new.num_tokens
+            old.sequence_id = new.sequence_id
         self.outputs.sort(key=lambda output: output.index)
         self.finished = later.finished
         self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)

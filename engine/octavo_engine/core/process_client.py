@@ -57,7 +57,7 @@ class ProcessClient:
             raise self._start_error or OctavoError("the engine was stopped while it loaded")
         return self._info
 
-    def send(self, message: wire.AddRequests | wire.Abort | wire.ResetPrefixCache) -> None:
+    def send(self, message: wire.ToEngine) -> None:
         if self._core is not None and not self._core.is_loading:
             self._core.send(message)
 

@@ -16,6 +16,13 @@ def key(seed: int, index: int) -> int:
     return z ^ (z >> 31)
 
 
+def prompt_seed(seed: int, prompt_index: int) -> int:
+    """The seed of one of several prompts, where the caller gave none: equal prompts of one request
+    must not get equal answers. The first prompt keeps the seed. Signed, as callers' seeds are."""
+    mixed = seed & _MASK if prompt_index == 0 else key(~seed, prompt_index)
+    return mixed - (mixed >> 63 << 64)
+
+
 class Seeds:
     """Seeds of requests that bring none.
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from octavo_engine.core.info import ModelInfo
+    from octavo_engine.core.told import Told
     from octavo_engine.state.sampling_params import SamplingParams
 
 
@@ -26,7 +27,7 @@ def settle_params(
     params: SamplingParams,
     info: ModelInfo,
     tokenizer: Encoder,
-    output_token_ids: Sequence[int] = (),
+    told: Sequence[Told] = (),
 ) -> SamplingParams:
     """The parameters with `max_tokens` filled in and bad words as token ids.
 
@@ -35,7 +36,6 @@ def settle_params(
     for so many should learn that they cannot come.
     """
     check_prompt(prompt_token_ids, info)
-    _check_ids("output_token_ids", output_token_ids, info)
     _check_ids("stop_token_ids", params.stop_token_ids, info)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), info)
     _check_ids("logit_bias", params.logit_bias or (), info)
@@ -43,9 +43,9 @@ def settle_params(
         _check_ids("bad_words_token_ids", word, info)
     if params.stop and not params.detokenize:
         raise InvalidRequest("stop strings need detokenize to be true", param="stop")
-    if output_token_ids and params.n > 1:
-        raise InvalidRequest("output_token_ids resumes one answer; n must be 1", param="n")
-    changes: dict[str, object] = {"max_tokens": _max_tokens(len(prompt_token_ids), params, info)}
+    max_tokens = _max_tokens(len(prompt_token_ids), params, info)
+    _check_told(told, params.n, max_tokens, info)
+    changes: dict[str, object] = {"max_tokens": max_tokens}
     if params.bad_words:
         words = _bad_words(params.bad_words, tokenizer)
         changes["bad_words_token_ids"] = (*params.bad_words_token_ids, *words)
@@ -83,6 +83,19 @@ def _max_tokens(prompt_length: int, params: SamplingParams, info: ModelInfo) -> 
             param="max_tokens",
         )
     return params.max_tokens
+
+
+def _check_told(told: Sequence[Told], n: int, max_tokens: int, info: ModelInfo) -> None:
+    if told and len(told) != n:
+        raise InvalidRequest(f"tokens tell of {len(told)} answers, but n is {n}", param="tokens")
+    for index, answer in enumerate(told):
+        _check_ids("tokens", answer.token_ids, info)
+        if len(answer.token_ids) > max_tokens:
+            raise InvalidRequest(
+                f"answer {index} has {len(answer.token_ids)} tokens already, but max_tokens is "
+                f"{max_tokens}",
+                param="tokens",
+            )
 
 
 def _check_ids(param: str, ids: Iterable[int], info: ModelInfo) -> None:

@@ -23,6 +23,7 @@ from octavo_engine.errors import (
     QueueFull,
     RequestError,
 )
+from octavo_engine.state.labels import Labels  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.outputs import StepOutput  # noqa: TC001
 from octavo_engine.state.request import EngineRequest  # noqa: TC001
 
@@ -79,6 +80,19 @@ class ResetPrefixCache(Message, frozen=True):
     pass
 
 
+class Label(Message, frozen=True):
+    """Labels for the answer of a sequence that has ended."""
+
+    request_id: str
+    labels: Labels
+
+
+class Watch(Message, frozen=True):
+    """Tell from now on which labels are true, beginning with a snapshot; or leave it."""
+
+    on: bool
+
+
 class Shutdown(Message, frozen=True):
     """Stop now, or, when graceful, once all that runs is done."""
 
@@ -132,7 +146,8 @@ class Fatal(Message, frozen=True):
     message: str
 
 
-ToCore: TypeAlias = Configure | AddRequests | Abort | Ping | ResetPrefixCache | Shutdown
+ToEngine: TypeAlias = AddRequests | Abort | ResetPrefixCache | Label | Watch
+ToCore: TypeAlias = Configure | ToEngine | Ping | Shutdown
 FromCore: TypeAlias = Progress | Ready | Pong | Outputs | Refused | Fatal
 M = TypeVar("M")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.kv.pool import BlockPool
 from octavo_engine.kv.prefix_cache import CachedPrefix
+from octavo_engine.kv.residency import Residency
 from octavo_engine.protocol.prefix_hash import (
     block_digest,
     chain_digests,
@@ -17,6 +18,7 @@ from octavo_engine.state.batch import BlockCopy
 
 if TYPE_CHECKING:
     from octavo_engine.kv.block import Block
+    from octavo_engine.kv.listener import CacheListener
     from octavo_engine.state.sequence import Sequence
 
 
@@ -44,10 +46,16 @@ class KVManager:
 
     def __init__(self, num_blocks: int, *, cache_key: bytes = b"", caching: bool = True) -> None:
         self.pool = BlockPool(num_blocks)
+        self.residency = Residency(self.pool.cache)
         self.computing: dict[bytes, Sequence] = {}  # digest of a block to come -> who computes it
         self.pinned: list[Block] = []  # sources of this step's copies: they must survive until then
         self._cache_key = cache_key
         self._caching = caching
+        self.listen(self.residency)
+
+    def listen(self, listener: CacheListener) -> None:
+        """Have it hear of every full block that comes into the cache or leaves it."""
+        self.pool.cache.listeners.append(listener)
 
     def name_blocks(self, sequence: Sequence) -> None:
         """Compute the digests of all its tokens' blocks; before it waits, first or again."""
@@ -104,6 +112,7 @@ class KVManager:
         sequence.num_admitted_tokens = num_tokens
         for digest in self._uncomputed(sequence):
             self.computing.setdefault(digest, sequence)
+        self.residency.reached(sequence, 0, len(prefix.blocks))
         if prefix.source is None:
             return None
         return BlockCopy(prefix.source.id, fresh[0].id, prefix.num_copied)
@@ -129,8 +138,11 @@ class KVManager:
             if index == len(digests):
                 digests.append(block_digest(parent, tokens))
             block = self.pool.blocks[sequence.block_table[index]]
-            self.pool.cache.publish(block, parent, tokens, digests[index])
+            if self.pool.cache.publish(block, parent, tokens, digests[index]):
+                for listener in self.pool.cache.listeners:
+                    listener.stored(sequence, index)
             self._computed(digests[index], sequence)
+        self.residency.reached(sequence, sequence.num_published_blocks, num_full)
         sequence.num_published_blocks = num_full
         if sequence.num_computed_tokens == sequence.num_admitted_tokens:
             self._publish_tail(sequence)
@@ -140,6 +152,7 @@ class KVManager:
         """Take its blocks back. What it computed stays cached until the memory is needed."""
         if self._caching and sequence.block_table:
             self._publish_tail(sequence)
+            self.residency.ended(sequence)
         self._free(sequence)
 
     def release_spoiled(self, sequence: Sequence) -> None:
@@ -159,10 +172,8 @@ class KVManager:
 
     def clear_cache(self) -> None:
         """Forget all cached blocks. Only while no sequence holds any."""
-        for block in self.pool.blocks:
-            assert block.ref_count == 0
-            if block.parent is not None:
-                self.pool.cache.retract(block)
+        assert all(block.ref_count == 0 for block in self.pool.blocks)
+        self.pool.cache.clear()
 
     def _free(self, sequence: Sequence) -> None:
         for digest in self._uncomputed(sequence):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from octavo_engine.kv.block import Block
+    from octavo_engine.kv.listener import CacheListener
 
 
 class CachedPrefix(NamedTuple):
@@ -38,12 +39,18 @@ class PrefixCache:
     def __init__(self) -> None:
         self._full: dict[bytes, Block] = {}
         self._siblings: dict[bytes, list[tuple[bytes, int, Block]]] = {}
+        self.listeners: list[CacheListener] = []  # the cache's owner tells them what is stored
 
     def __len__(self) -> int:
         return sum(map(len, self._siblings.values()))
 
     def get(self, digest: bytes) -> Block | None:
         return self._full.get(digest)
+
+    def children(self, digest: bytes) -> list[bytes]:
+        """The full blocks that follow one."""
+        siblings = self._siblings.get(digest, ())
+        return [block.digest for _, _, block in siblings if block.digest is not None]
 
     def publish(self, block: Block, parent: bytes, tokens: bytes, digest: bytes | None) -> bool:
         """Offer a block whose tokens are computed; `digest` if it is full. False if it adds nothing
@@ -71,9 +78,22 @@ class PrefixCache:
         del siblings[bisect_left(siblings, (block.tokens, block.id))]
         if not siblings:
             del self._siblings[block.parent]
-        if block.digest is not None:
-            del self._full[block.digest]
+        digest, parent = block.digest, block.parent
         block.parent, block.tokens, block.digest = None, b"", None
+        if digest is not None:
+            del self._full[digest]
+            for listener in self.listeners:
+                listener.removed(digest, parent)
+
+    def clear(self) -> None:
+        """Forget what all blocks hold."""
+        for siblings in self._siblings.values():
+            for _, _, block in siblings:
+                block.parent, block.tokens, block.digest = None, b"", None
+        self._siblings.clear()
+        self._full.clear()
+        for listener in self.listeners:
+            listener.cleared()
 
     def match(
         self, root: bytes, digests: Sequence[bytes], token_ids: Sequence[int], limit: int

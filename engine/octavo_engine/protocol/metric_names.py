@@ -1,4 +1,4 @@
-"""The names of all metrics an engine emits; router, dashboards and alerts read them here."""
+"""The names of all metrics engines and routers emit; dashboards and alerts read them here."""
 
 PREFIX = "octavo_"
 VLLM_PREFIX = "vllm:"
@@ -36,6 +36,85 @@ REQUEST_PROMPT_TOKENS = "octavo_request_prompt_tokens"
 REQUEST_GENERATION_TOKENS = "octavo_request_generation_tokens"
 REQUEST_PARAMS_N = "octavo_request_params_n"
 REQUEST_PARAMS_MAX_TOKENS = "octavo_request_params_max_tokens"
+
+# -- ROUTER: what a router emits -------------------------------------------------------------------
+
+ROUTER_PREFIX = "octavo_router_"
+
+# requests, as clients see them
+ROUTER_REQUESTS = "octavo_router_requests"  # counter {model, route, code, stream}
+ROUTER_REQUEST_DURATION_SECONDS = "octavo_router_request_duration_seconds"
+ROUTER_TIME_TO_FIRST_TOKEN_SECONDS = "octavo_router_time_to_first_token_seconds"
+ROUTER_INTER_TOKEN_LATENCY_SECONDS = "octavo_router_inter_token_latency_seconds"
+ROUTER_TIME_PER_OUTPUT_TOKEN_SECONDS = "octavo_router_time_per_output_token_seconds"
+ROUTER_REQUEST_SIZE_BYTES = "octavo_router_request_size_bytes"
+ROUTER_RESPONSE_SIZE_BYTES = "octavo_router_response_size_bytes"
+ROUTER_REQUESTS_RUNNING = "octavo_router_requests_running"
+ROUTER_TOKENS = "octavo_router_tokens"  # counter {model, kind: prompt | cached | output}
+ROUTER_CLIENT_DISCONNECTS = "octavo_router_client_disconnects"
+
+# tenants
+ROUTER_TENANT_REQUESTS = "octavo_router_tenant_requests"
+ROUTER_TENANT_TOKENS = "octavo_router_tenant_tokens"  # counter {tenant, kind}
+ROUTER_TENANT_REJECTIONS = "octavo_router_tenant_rejections"
+ROUTER_TENANT_QUEUE_SECONDS = "octavo_router_tenant_queue_seconds"  # counter: a sum
+
+# decisions
+ROUTER_PICKS = "octavo_router_picks"  # counter {pool, endpoint, policy}
+ROUTER_PICK_DURATION_SECONDS = "octavo_router_pick_duration_seconds"
+ROUTER_PREFIX_QUERIED_TOKENS = "octavo_router_prefix_queried_tokens"
+ROUTER_PREFIX_PREDICTED_TOKENS = "octavo_router_prefix_predicted_tokens"
+ROUTER_PREFIX_CACHED_TOKENS = "octavo_router_prefix_cached_tokens"  # as engines reported
+ROUTER_PREFIX_PREDICTION_ERROR_TOKENS = "octavo_router_prefix_prediction_error_tokens"
+ROUTER_SHADOW_PICKS = "octavo_router_shadow_picks"  # counter {policy, shadow, verdict}
+ROUTER_SHADOW_REGRET_SECONDS = "octavo_router_shadow_regret_seconds"  # gauge: it may shrink
+ROUTER_SHADOW_MATCHED_TOKENS = "octavo_router_shadow_matched_tokens"  # counter {.., of}
+ROUTER_INDEX_KEYS = "octavo_router_index_keys"
+ROUTER_INDEX_MEMORY_BYTES = "octavo_router_index_memory_bytes"
+
+# control
+ROUTER_QUEUE_SIZE = "octavo_router_queue_size"
+ROUTER_QUEUE_TOKENS = "octavo_router_queue_tokens"
+ROUTER_REQUESTS_HELD = "octavo_router_requests_held"
+ROUTER_QUEUE_DURATION_SECONDS = "octavo_router_queue_duration_seconds"
+ROUTER_REJECTIONS = "octavo_router_rejections"  # counter {pool, reason}
+
+# upstream
+ROUTER_UPSTREAM_ATTEMPTS = "octavo_router_upstream_attempts"  # counter {pool, outcome}
+ROUTER_UPSTREAM_REQUESTS = "octavo_router_upstream_requests"  # counter {endpoint, outcome}
+ROUTER_RETRIES = "octavo_router_retries"
+ROUTER_RETRIES_EXHAUSTED = "octavo_router_retries_exhausted"
+ROUTER_RESUMES = "octavo_router_resumes"  # counter {pool, outcome}
+ROUTER_EJECTIONS = "octavo_router_ejections"
+ROUTER_STATE_CHANGES = "octavo_router_endpoint_state_changes"  # counter {pool, state}
+ROUTER_ENDPOINTS = "octavo_router_endpoints"  # gauge {pool, state}
+ROUTER_ENDPOINT_IN_FLIGHT = "octavo_router_endpoint_in_flight"
+ROUTER_ENDPOINT_PENDING_TOKENS = "octavo_router_endpoint_pending_tokens"
+ROUTER_ENDPOINT_RUNNING = "octavo_router_endpoint_running"
+ROUTER_ENDPOINT_WAITING = "octavo_router_endpoint_waiting"
+ROUTER_ENDPOINT_QUEUED_TOKENS = "octavo_router_endpoint_queued_tokens"
+ROUTER_ENDPOINT_KV_USAGE_PERC = "octavo_router_endpoint_kv_usage_perc"  # from 0 to 1
+ROUTER_ENDPOINT_SIGNAL_AGE_SECONDS = "octavo_router_endpoint_signal_age_seconds"
+
+# signals and discovery
+ROUTER_SIGNAL_FRAMES = "octavo_router_signal_frames"  # counter {kind}
+ROUTER_SIGNAL_BYTES = "octavo_router_signal_residency_bytes"  # counter {kind: stored | evicted}
+ROUTER_SIGNAL_BREAKS = "octavo_router_signal_breaks"  # counter {reason}
+ROUTER_SIGNAL_CONNECTS = "octavo_router_signal_connects"  # counter {outcome}
+ROUTER_POLLS = "octavo_router_polls"  # counter {outcome}
+ROUTER_KV_EVENTS = "octavo_router_kv_events"  # counter {type, status}
+ROUTER_DISCOVERY_UPDATES = "octavo_router_discovery_updates"  # counter {source}
+ROUTER_DISCOVERY_ERRORS = "octavo_router_discovery_errors"
+ROUTER_DISCOVERY_RELISTS = "octavo_router_discovery_relists"
+ROUTER_DISCOVERY_AGE_SECONDS = "octavo_router_discovery_age_seconds"
+
+# this process
+ROUTER_INFO = "octavo_router"  # info: the text format adds _info
+ROUTER_LOOP_LAG_SECONDS = "octavo_router_event_loop_lag_seconds"
+ROUTER_LOOP_STALLS = "octavo_router_event_loop_stalls"
+ROUTER_CLIENT_CONNECTIONS = "octavo_router_client_connections"
+ROUTER_UPSTREAM_CONNECTIONS = "octavo_router_upstream_connections"
+ROUTER_CONFIG_RELOADS = "octavo_router_config_reloads"  # counter {outcome}
 
 
 def vllm_name(name: str) -> str:

@@ -1,33 +1,47 @@
 """How a router continues a generation on another engine, and learns what to continue with.
 
-With STREAM_HEADER: tokens, the engine puts one SSE comment line before each event:
+With STREAM_HEADER: tokens, the engine puts SSE comment lines in front of its events:
 
-    : octavo begin {"id": "chatcmpl-..", "created": 1, "seed": 7}      once, before the first event
-    : octavo 0 17,204,9                                                choice, its new token ids
-    data: {...}                                                        the event those tokens made
+    : octavo begin {"id": "chatcmpl-..", "created": 1, "seed": 7, "answers": 1}
+    : octavo 0                                    answer 0 opens: an event of it without new tokens
+    data: {...}
 
-An event without new tokens has no line. The line belongs to the event that follows it. A reader
-that removes all lines beginning with ": octavo " has the stream that a client would have got.
+    : octavo 0 17,204,9                           answer, its new token ids
+    data: {...}                                   the event those tokens made
+
+The begin line stands once, at the head of the first event. Every event of an answer has one line,
+which may name no ids; the last usage chunk, errors and [DONE] have none. A line belongs to the
+event that it heads: who did not see that event to its end did not see the line. Tokens that made no
+event, because their text is held back, are told with the answer's next event, so that the text of
+all events so far is always exactly what the tokens told so far yield. A reader that removes all
+lines beginning with ": octavo " has the stream that a client would have got.
 
 To resume, the router sends the original body again behind what it knows, with RESUME_HEADER: 1 and
 the original path and headers:
 
-    body = u32 little-endian length, then JSON {"id", "created", "seed", "tokens": [[..], [..]]}
-           of that length, then the original body, byte for byte
+    body = u32 little-endian length, then JSON {"id", "created", "seed", "tokens": [[..], [..]],
+           "finished": [..], "opened": [..]} of that length, then the original body, byte for byte
 
 `tokens` holds one list for each answer (prompt-major: prompt x n). The engine computes prompt and
 tokens like a prompt, replays them through detokenisation, stop conditions, grammar and penalties,
 and streams only what comes after: the joined stream equals the unbroken one. An answer that had
 already ended yields its final event again only if the router did not see it (`finished` lists the
-indices that it saw).
+indices that it saw); what an answer says once, at its beginning, is said again only if no event of
+the answer was seen (`opened` lists the others; those with tokens and those finished need not be in
+it). Usage counts the tokens of both parts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+import struct
+from dataclasses import asdict, dataclass, field
 
 LINE_PREFIX = b": octavo "
 BEGIN = b": octavo begin "
+MAX_RESUME_BYTES = 8 * 2**20  # of the JSON; a million tokens take seven
+
+_LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +53,35 @@ class Resume:
     seed: int
     tokens: list[list[int]]
     finished: list[int] = field(default_factory=list)
+    opened: list[int] = field(default_factory=list)
+
+
+def begin_line(*, id: str, created: int, seed: int, answers: int) -> bytes:
+    told = {"id": id, "created": created, "seed": seed, "answers": answers}
+    return BEGIN + json.dumps(told).encode() + b"\n"
+
+
+def token_line(answer: int, token_ids: list[int]) -> bytes:
+    """The line at the head of an event of this answer. Hot path."""
+    if not token_ids:
+        return b": octavo %d\n" % answer
+    return b": octavo %d %s\n" % (answer, ",".join(map(str, token_ids)).encode())
+
+
+def pack(resume: Resume, body: bytes) -> bytes:
+    """The body that resumes: the frame, then the original one."""
+    told = json.dumps(asdict(resume), separators=(",", ":")).encode()
+    return _LENGTH.pack(len(told)) + told + body
+
+
+def unpack(data: bytes) -> tuple[bytes, bytes]:
+    """The frame's JSON, unread, and the original body. Raises ValueError."""
+    if len(data) < _LENGTH.size:
+        raise ValueError(f"the frame's length is missing; the body has {len(data)} bytes")
+    (length,) = _LENGTH.unpack_from(data)
+    if length > MAX_RESUME_BYTES:
+        raise ValueError(f"a frame of {length} bytes is above the limit of {MAX_RESUME_BYTES}")
+    end = _LENGTH.size + length
+    if end > len(data):
+        raise ValueError(f"the frame has {length} bytes, but only {len(data) - _LENGTH.size} came")
+    return data[_LENGTH.size : end], data[end:]

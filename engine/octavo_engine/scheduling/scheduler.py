@@ -379,6 +379,8 @@ class Scheduler:
         stats.num_running = len(self.running)
         stats.num_waiting = len(self.waiting)
         stats.queued_tokens = self._queued_tokens()
+        token_s = self._step_time.prefill_s(1)
+        stats.prefill_tokens_per_s = 1.0 / token_s if token_s else 0.0
         stats.kv_blocks_used = stats.kv_blocks_total - self.kv.pool.num_free
         return copy(stats)
 

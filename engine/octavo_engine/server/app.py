@@ -14,13 +14,14 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from octavo_engine.errors import RequestError
-from octavo_engine.protocol.endpoints import DRAIN_PATH
+from octavo_engine.protocol.endpoints import DRAIN_PATH, POD_UID_HEADER, STREAM_PATH
 from octavo_engine.server import admin, listing, probes, tokens
 from octavo_engine.server.chat import chat_completions
 from octavo_engine.server.completions import completions
 from octavo_engine.server.exchange import ClientGone, Exchange
 from octavo_engine.server.http_errors import from_routing, internal_error
 from octavo_engine.server.service import Service
+from octavo_engine.server.stream import stream
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -53,6 +54,7 @@ ROUTES = (
     Row("POST", "/v1/chat/completions", chat_completions, "key", works=True),
     Row("POST", "/tokenize", tokens.tokenize, "key", works=True),
     Row("POST", "/detokenize", tokens.detokenize, "key", works=True),
+    Row("GET", STREAM_PATH, stream, "key"),
     Row("POST", DRAIN_PATH, admin.drain, "key"),
     Row("GET", "/health", probes.health, "public"),
     Row("GET", "/healthz", probes.health, "public"),
@@ -98,6 +100,7 @@ class Endpoint:
         began_at = time.monotonic()
         service.metrics.http_in_flight += 1
         try:
+            service.check_pod(exchange.header(POD_UID_HEADER.encode()))
             if row.access == "key":
                 service.keys.check(exchange.header(b"authorization"))
             if row.works:

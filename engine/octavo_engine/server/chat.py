@@ -14,8 +14,10 @@ from octavo_engine.server import generation
 from octavo_engine.server.logprobs import chat_logprobs, prompt_logprobs
 from octavo_engine.server.params import check_sizes, sampling_params
 from octavo_engine.server.prompts import encode, render, truncate
+from octavo_engine.server.resume import continued, opened
 from octavo_engine.server.schemas import ChatCompletionRequest
 from octavo_engine.server.sse import DONE, Chunks
+from octavo_engine.server.token_lines import TokenLines
 from octavo_engine.server.unsupported import refuse_unsupported
 from octavo_engine.server.usage import Usage
 
@@ -52,6 +54,7 @@ class Asked:
     created: int
     role: str
     job: generation.Job
+    opened: set[int]  # choices that began before: of a stream that is resumed
 
     @property
     def as_ids(self) -> bool:
@@ -86,13 +89,28 @@ async def prepare(exchange: Exchange, service: Service, request: ChatCompletionR
         limits=settings.limits,
     )
     id_ = f"chatcmpl-{exchange.request_id}"
+    job = generation.make_job(service, request, id_, [ids], params)
+
+    async def render_next(answer: str) -> str:
+        return await render(
+            tokenizer,
+            request.continued(answer),
+            settings.limits,
+            trust_template=settings.trust_request_chat_template,
+        )
+
+    job = await generation.routed(
+        exchange, service, job, "chat", text=text, render_next=render_next
+    )
+    resume = exchange.resume
     return Asked(
         request=request,
-        id=id_,
+        id=id_ if resume is None else resume.id,
         model=model,
-        created=int(time.time()),
+        created=int(time.time()) if resume is None else resume.created,
         role=settings.response_role,
-        job=generation.make_job(service, request, id_, [ids], params),
+        job=continued(exchange, service, job, stream=bool(request.stream)),
+        opened=opened(resume),
     )
 
 
@@ -113,7 +131,7 @@ def _logprobs_wanted(request: ChatCompletionRequest) -> int | None:
 
 
 async def _whole(exchange: Exchange, service: Service, asked: Asked) -> None:
-    usage = Usage(asked.job.prompt_tokens)
+    usage = Usage(asked.job)
     result: RequestOutput | None = None
     async with aclosing(generation.run(service, asked.job, stream=False)) as pieces:
         async for piece in pieces:
@@ -176,7 +194,8 @@ async def _stream(exchange: Exchange, service: Service, asked: Asked) -> None:
     chunks = Chunks(
         id=asked.id, model=asked.model, created=asked.created, chat=True, role=asked.role
     )
-    usage = Usage(job.prompt_tokens)
+    lines = TokenLines(job, id=asked.id, created=asked.created, wanted=exchange.wants_tokens)
+    usage = Usage(job)
     every_usage = options is not None and bool(options.continuous_usage_stats)
     ids = bool(request.return_token_ids)
     verbose = bool(request.logprobs) or ids or every_usage
@@ -188,16 +207,21 @@ async def _stream(exchange: Exchange, service: Service, asked: Asked) -> None:
             if not exchange.started:
                 await exchange.open_stream()
                 prompt_ids = news.prompt_token_ids if ids else None
-                frames += [
-                    chunks.role(index, prompt_token_ids=None if index else prompt_ids)
-                    for index in range(job.params.n)
-                ]
+                for index in range(job.params.n):
+                    if index not in asked.opened:
+                        first_ids = None if index else prompt_ids
+                        frames += [
+                            lines.head(index),
+                            chunks.role(index, prompt_token_ids=first_ids),
+                        ]
             for output in news.outputs:
+                lines.note(output.index, output.token_ids)
                 if not (output.text or output.finish_reason or (verbose and output.token_ids)):
                     continue
                 logprobs = None
                 if output.logprobs is not None:
                     logprobs = chat_logprobs(output.logprobs, as_ids=asked.as_ids)
+                frames.append(lines.head(output.index))
                 frames.append(
                     chunks.delta(
                         output.index,
@@ -212,6 +236,6 @@ async def _stream(exchange: Exchange, service: Service, asked: Asked) -> None:
                 if options is not None and options.include_usage:
                     frames.append(chunks.usage(usage.as_dict()))
                 frames.append(DONE)
-                await exchange.close(b"".join(frames))
+                await exchange.close(lines.begun(b"".join(frames)))
             elif frames:
-                await exchange.write(b"".join(frames))
+                await exchange.write(lines.begun(b"".join(frames)))

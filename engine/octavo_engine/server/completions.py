@@ -14,8 +14,10 @@ from octavo_engine.server import generation
 from octavo_engine.server.logprobs import completion_logprobs, prompt_logprobs
 from octavo_engine.server.params import check_sizes, sampling_params
 from octavo_engine.server.prompts import encode, split_prompts, truncate
+from octavo_engine.server.resume import continued, opened
 from octavo_engine.server.schemas import CompletionRequest
 from octavo_engine.server.sse import DONE, Chunks
+from octavo_engine.server.token_lines import TokenLines
 from octavo_engine.server.unsupported import refuse_unsupported
 from octavo_engine.server.usage import Usage
 
@@ -48,6 +50,7 @@ class Asked:
     job: generation.Job
     texts: list[str]  # of the prompts, for echo; empty strings otherwise
     no_tokens: bool  # max_tokens 0: the prompt is scored, the one token made is thrown away
+    opened: set[int]  # choices that began before: of a stream that is resumed
 
     @property
     def as_ids(self) -> bool:
@@ -93,14 +96,19 @@ async def prepare(exchange: Exchange, service: Service, request: CompletionReque
             else tokenizer.decode(tokens, skip_special_tokens=skip)
             for prompt, tokens in zip(prompts, ids, strict=True)
         ]
+    id_ = f"cmpl-{exchange.request_id}"
+    job = generation.make_job(service, request, id_, ids, params)
+    job = await generation.routed(exchange, service, job, "completion")
+    resume = exchange.resume
     return Asked(
         request=request,
-        id=f"cmpl-{exchange.request_id}",
+        id=id_ if resume is None else resume.id,
         model=model,
-        created=int(time.time()),
-        job=generation.make_job(service, request, f"cmpl-{exchange.request_id}", ids, params),
+        created=int(time.time()) if resume is None else resume.created,
+        job=continued(exchange, service, job, stream=bool(request.stream)),
         texts=texts,
         no_tokens=no_tokens,
+        opened=opened(resume),
     )
 
 
@@ -108,7 +116,7 @@ async def prepare(exchange: Exchange, service: Service, request: CompletionReque
 
 
 async def _whole(exchange: Exchange, service: Service, asked: Asked) -> None:
-    usage = Usage(asked.job.prompt_tokens)
+    usage = Usage(asked.job)
     results: dict[int, RequestOutput] = {}
     async with aclosing(generation.run(service, asked.job, stream=False)) as pieces:
         async for piece in pieces:
@@ -188,34 +196,44 @@ async def _stream(exchange: Exchange, service: Service, asked: Asked) -> None:
     request, job = asked.request, asked.job
     options = request.stream_options
     chunks = Chunks(id=asked.id, model=asked.model, created=asked.created, chat=False)
-    usage = Usage(job.prompt_tokens)
+    lines = TokenLines(job, id=asked.id, created=asked.created, wanted=exchange.wants_tokens)
+    usage = Usage(job)
     every_usage = options is not None and bool(options.continuous_usage_stats)
     verbose = request.logprobs is not None or bool(request.return_token_ids) or every_usage
-    opened: set[int] = set()  # choices that have had their first chunk
-    offsets: dict[int, int] = {}
+    begun = set(asked.opened)  # choices that have had their first chunk
+    offsets: dict[int, int] = {}  # characters told of each
+    scores: dict[int, list[DecodedLogprobs | None]] = {}  # of the prompts that are echoed
     unfinished = len(job.prompts)
     async with aclosing(generation.run(service, job, stream=True)) as pieces:
         async for piece in pieces:
             news = piece.news
             usage.add(piece.prompt_index, news)
             frames: list[bytes] = []
+            if news.prompt_logprobs is None:  # they came with another choice's first token
+                news.prompt_logprobs = scores.get(piece.prompt_index)
+            else:
+                scores[piece.prompt_index] = news.prompt_logprobs
             for output in news.outputs:
                 index = piece.prompt_index * job.params.n + output.index
-                opening = index not in opened
+                lines.note(index, output.token_ids)
+                echo = asked.texts[piece.prompt_index]
+                told = output.told_chars + (len(echo) if index in asked.opened else 0)
+                opening = index not in begun
                 text = output.text
                 if opening:
-                    opened.add(index)
-                    text = asked.texts[piece.prompt_index] + text
+                    begun.add(index)
+                    text = echo + text
                 if not (text or output.finish_reason or (verbose and output.token_ids)):
                     continue
                 logprobs = None
                 if request.logprobs is not None:
                     logprobs = _logprobs(
                         service, asked, news, output.logprobs or [],
-                        offset=offsets.get(index, 0), opening=opening,
+                        offset=offsets.get(index, told), opening=opening,
                     )  # fmt: skip
-                    offsets[index] = offsets.get(index, 0) + len(text)
+                    offsets[index] = offsets.get(index, told) + len(text)
                 ids = bool(request.return_token_ids)
+                frames.append(lines.head(index))
                 frames.append(
                     chunks.delta(
                         index,
@@ -234,6 +252,6 @@ async def _stream(exchange: Exchange, service: Service, asked: Asked) -> None:
                 if options is not None and options.include_usage:
                     frames.append(chunks.usage(usage.as_dict()))
                 frames.append(DONE)
-                await exchange.close(b"".join(frames))
+                await exchange.close(lines.begun(b"".join(frames)))
             elif frames:
-                await exchange.write(b"".join(frames))
+                await exchange.write(lines.begun(b"".join(frames)))

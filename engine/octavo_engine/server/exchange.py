@@ -8,16 +8,20 @@ import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from octavo_engine.protocol.endpoints import REQUEST_ID_HEADER
+from octavo_engine.protocol.endpoints import REQUEST_ID_HEADER, RESUME_HEADER, STREAM_HEADER
+from octavo_engine.protocol.resume import MAX_RESUME_BYTES
 from octavo_engine.server import strict_json
 from octavo_engine.server.http_errors import HttpError, error_body, error_headers
+from octavo_engine.server.resume import read_frame
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
 
     from starlette.types import Receive, Scope, Send
 
     from octavo_engine.errors import RequestError
+    from octavo_engine.protocol.resume import Resume
     from octavo_engine.server.limits import Limits
 
 T = TypeVar("T")
@@ -49,6 +53,8 @@ class Exchange:
         self.status = 0  # once the answer has begun
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.request_id = self._request_id()
+        self.resume: Resume | None = None  # what came before the body; known once that was read
+        self.fields: Any = None  # the body as JSON; known once that was read
         self._receive = receive
         self._send = send
         self._write_began_at = 0.0
@@ -56,6 +62,15 @@ class Exchange:
 
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")
+
+    @property
+    def wants_tokens(self) -> bool:
+        """A router asks: it must know the tokens of a stream to go on with it elsewhere."""
+        return self.header(STREAM_HEADER.encode()) == "tokens"
+
+    @property
+    def _resumes(self) -> bool:
+        return self.header(RESUME_HEADER.encode()) == "1"
 
     @property
     def started(self) -> bool:
@@ -74,11 +89,19 @@ class Exchange:
             )
         if self.header(b"content-encoding") not in ("", "identity"):
             raise HttpError(415, "a compressed body is not accepted", code="unsupported_media_type")
-        return strict_json.decode(await self.body(), type_, max_depth=self.limits.max_json_depth)
+        body = await self.body()
+        if self._resumes:
+            self.resume, body = read_frame(body)
+            if len(body) > self.limits.max_body_bytes:
+                raise self._too_large()
+        self.fields = strict_json.parse(body, max_depth=self.limits.max_json_depth)
+        return strict_json.convert(self.fields, type_)
 
     async def body(self) -> bytes:
+        # A resumed request was within the limit before the router put a frame before it.
+        limit = self.limits.max_body_bytes + (MAX_RESUME_BYTES if self._resumes else 0)
         declared = self.header(b"content-length")
-        if declared.isdigit() and int(declared) > self.limits.max_body_bytes:
+        if declared.isdigit() and int(declared) > limit:
             raise self._too_large()
         chunks: list[bytes] = []
         size = 0
@@ -91,7 +114,7 @@ class Exchange:
                     self._more_body = message.get("more_body", False)
                     chunk = message.get("body", b"")
                     size += len(chunk)
-                    if size > self.limits.max_body_bytes:
+                    if size > limit:
                         raise self._too_large()
                     chunks.append(chunk)
         except TimeoutError:
@@ -135,8 +158,8 @@ class Exchange:
         if unread:
             await self._discard_rest()
 
-    async def open_stream(self) -> None:
-        await self._begin(200, list(_SSE_HEADERS))
+    async def open_stream(self, headers: Iterable[Header] = _SSE_HEADERS) -> None:
+        await self._begin(200, list(headers))
 
     async def write(self, payload: bytes) -> None:
         """Hot path: once per piece of news. Waits while the client's buffers are full."""

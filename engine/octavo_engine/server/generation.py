@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from octavo_engine.errors import (
     ContextLengthExceeded,
@@ -15,13 +18,18 @@ from octavo_engine.errors import (
     InvalidRequest,
     RequestError,
 )
+from octavo_engine.server.residency import Answers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from octavo_engine.core.info import ModelInfo
     from octavo_engine.core.outputs import RequestOutput
+    from octavo_engine.core.told import Told
     from octavo_engine.metrics import EngineMetrics
+    from octavo_engine.protocol.route_keys import Kind
+    from octavo_engine.server.exchange import Exchange
+    from octavo_engine.server.residency import Route
     from octavo_engine.server.schemas import SamplingFields
     from octavo_engine.server.service import Service
     from octavo_engine.state.sampling_params import SamplingParams
@@ -37,6 +45,11 @@ class Job:
     priority: int = 0
     cache_salt: str = ""
     deadline_s: float | None = None
+    # Of a stream that a router can go on with elsewhere, see server.resume:
+    seed: int | None = None  # that all seeds follow from
+    seeds: tuple[int, ...] = ()  # one a prompt
+    told: tuple[Told, ...] = ()  # prompt-major; empty unless resumed
+    route: Route | None = None  # how routers know the first prompt
 
     @property
     def prompt_tokens(self) -> int:
@@ -66,6 +79,17 @@ def make_job(
         cache_salt=request.cache_salt or "",
         deadline_s=service.settings.request_timeout_s,
     )
+
+
+async def routed(
+    exchange: Exchange, service: Service, job: Job, kind: Kind, *, text: str | None = None,
+    render_next: Callable[[str], Awaitable[str]] | None = None,
+) -> Job:  # fmt: skip
+    """The job with the route keys of its first prompt; of a chat, `text` is its rendered prompt."""
+    route = await service.labeller.route(
+        exchange.fields, kind, job.prompts[0], text, render_next=render_next
+    )
+    return dataclasses.replace(job, route=route)
 
 
 def check_prompts(prompts: list[list[int]], info: ModelInfo) -> None:
@@ -99,10 +123,15 @@ async def run(service: Service, job: Job, *, stream: bool) -> AsyncGenerator[Pie
     watch = Stopwatch(service.metrics, job)
     try:
         if len(job.prompts) == 1:
+            answers = Answers()
             async with aclosing(_one(service, job, 0, stream=stream)) as news:
                 async for output in news:
                     watch.note(0, output)
+                    if job.route is not None:
+                        answers.add(output)
                     yield Piece(0, output)
+            if job.route is not None:
+                service.labeller.settle(job.route, answers)
             return
         async with aclosing(_merged(service, job, stream=stream)) as pieces:
             async for piece in pieces:
@@ -131,14 +160,19 @@ class Piece:
 def _one(
     service: Service, job: Job, prompt_index: int, *, stream: bool
 ) -> AsyncGenerator[RequestOutput, None]:
+    params, n = job.params, job.params.n
+    if job.seeds:
+        params = msgspec.structs.replace(params, seed=job.seeds[prompt_index])
     return service.engine.generate(
         job.prompts[prompt_index],
-        job.params,
+        params,
         # A client's id may come twice; ours never does.
         request_id=f"{job.request_id}-{prompt_index}-{secrets.token_hex(4)}",
         priority=job.priority,
         deadline_s=job.deadline_s,
         cache_salt=job.cache_salt,
+        told=job.told[prompt_index * n : (prompt_index + 1) * n],
+        labels=job.route.labels if job.route is not None and prompt_index == 0 else None,
         stream=stream,
     )
 
@@ -186,7 +220,8 @@ class Stopwatch:
         self._arrived_at = now()
         self._first_at: dict[tuple[int, int], float] = {}
         self._last_at: dict[tuple[int, int], float] = {}
-        self._unfinished = len(job.prompts) * job.params.n
+        ended = sum(told.ended for told in job.told)
+        self._unfinished = len(job.prompts) * job.params.n - ended
         for ids in job.prompts:
             metrics.prompt_tokens.observe(len(ids))
         metrics.params_n.observe(job.params.n)

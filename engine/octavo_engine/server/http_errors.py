@@ -8,10 +8,12 @@
 408 timeout_error          body_timeout
 413 invalid_request_error  body_too_large
 415 invalid_request_error  unsupported_media_type
+421 invalid_request_error  wrong_pod (its address belonged to another pod before)
 431 invalid_request_error  headers_too_large
 500 server_error           model_error (NaN in logits), internal_error (our own faults)
 503 overloaded_error       queue_full
-503 server_error           loading, draining, engine_stalled, engine_dead
+503 server_error           loading, draining, engine_stalled, engine_dead, server_shutdown
+                           (the drain's deadline passed; inside a stream a router goes on elsewhere)
 504 timeout_error          deadline_exceeded
 
 Status, type, codes. All of 503 carry Retry-After.

@@ -60,7 +60,7 @@ async def serve(
                 await _first(stop.wait(), service.drain_asked.wait())
                 await _drain(engine, service, settings.shutdown_timeout_s, observer)
         finally:
-            service.is_draining = True
+            service.start_draining()
             await engine.stop()
             server.leave()
             await serving
@@ -110,7 +110,7 @@ async def _drain(
     engine: ServedEngine, service: Service, timeout_s: float, observer: Observer
 ) -> None:
     """New work is refused from here on; what is in flight may finish."""
-    service.is_draining = True
+    service.start_draining()
     observer.draining(service.in_flight)
     await engine.drain(timeout_s)
     # The engine is done, or has aborted the rest; the last bytes may still be on their way out.

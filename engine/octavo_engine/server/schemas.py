@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+NEXT_TURN = "?"  # stands for whatever a client will say
+
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
@@ -133,6 +135,18 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
             continue_final_message=self.continue_final_message,
             chat_template=self.chat_template,
             chat_template_kwargs=self.chat_template_kwargs,
+        )
+
+    def continued(self, answer: str) -> Conversation:
+        """Its next turn, with something said in it."""
+        following = (
+            Message(role="assistant", content=answer), Message(role="user", content=NEXT_TURN)
+        )  # fmt: skip
+        return msgspec.structs.replace(
+            self.conversation,
+            messages=[*self.messages, *following],
+            add_generation_prompt=None,
+            continue_final_message=None,
         )
 
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ModelUnknown, OctavoError, QueueFull
 from octavo_engine.metrics import EngineMetrics, Snapshot
-from octavo_engine.server.http_errors import unavailable
+from octavo_engine.server.http_errors import HttpError, unavailable
 from octavo_engine.server.keys import KeyRing
+from octavo_engine.server.residency import Labeller
+from octavo_engine.server.stream import Hub
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.info import Health, ModelInfo
     from octavo_engine.core.outputs import RequestOutput
+    from octavo_engine.core.residency_feed import ResidencyFeed
+    from octavo_engine.core.told import Told
     from octavo_engine.server.settings import ServerSettings
+    from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import EngineStats
     from octavo_engine.state.sampling_params import SamplingParams
     from octavo_engine.tokenization.tokenizer import Tokenizer
@@ -40,6 +45,8 @@ class ServedEngine(Protocol):
     def tokenizer(self) -> Tokenizer: ...
     @property
     def stats(self) -> EngineStats: ...
+    @property
+    def residency(self) -> ResidencyFeed: ...
     def health(self) -> Health: ...
     def generate(
         self,
@@ -50,9 +57,14 @@ class ServedEngine(Protocol):
         priority: int = 0,
         deadline_s: float | None = None,
         cache_salt: str = "",
+        told: Sequence[Told] = (),
+        labels: Labels | None = None,
         stream: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """News until finished; closing it aborts."""
+        """News until finished; closing it aborts. `told`: only what comes after that."""
+
+    def settle_seed(self, seed: int | None) -> int:
+        """The seed that a request will use: this one, or a new one."""
 
     async def ready(self) -> ModelInfo: ...
     async def drain(self, timeout_s: float) -> bool: ...
@@ -72,10 +84,20 @@ class Service:
             self.names[0], self._snapshot, vllm_names=settings.vllm_metrics
         )
         self.in_flight = 0  # generation requests between admission and their last byte
-        self.is_draining = False
+        self.is_draining = False  # set by start_draining
         self.drain_asked = asyncio.Event()  # by the admin route; the process acts on it
+        self.hub = Hub(self)
+        self._labeller: Labeller | None = None
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def labeller(self) -> Labeller:
+        """Made when the first request needs it: the tokenizer must be there."""
+        if self._labeller is None:
+            engine = self.engine
+            self._labeller = Labeller(engine.tokenizer, engine.info.vocab_size, engine.residency)
+        return self._labeller
 
     # ── admission ──
 
@@ -106,6 +128,11 @@ class Service:
         if self.in_flight >= limit:
             raise QueueFull(f"{limit} requests are in flight already", retry_after_s=1)
 
+    def start_draining(self) -> None:
+        """No new work from here on; routers are told."""
+        self.is_draining = True
+        self.hub.drain(self.settings.shutdown_timeout_s)
+
     def enter(self) -> None:
         self.in_flight += 1
         self._idle.clear()
@@ -118,6 +145,14 @@ class Service:
     async def idle(self) -> None:
         """Returns when no generation request is in flight."""
         await self._idle.wait()
+
+    def check_pod(self, uid: str) -> None:
+        """Addresses of pods are used again: no prompt may reach a stranger. Raises 421."""
+        own = self.settings.pod_uid
+        if own and uid and uid != own:
+            raise HttpError(
+                421, "This request is meant for a pod that is not here any more.", code="wrong_pod"
+            )
 
     def check_model(self, name: str | None) -> str:
         """The name to answer under. Raises ModelUnknown (404)."""

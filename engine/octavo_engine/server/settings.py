@@ -27,6 +27,7 @@ class ServerSettings:
     access_log: Literal["errors", "all", "none"] = "errors"
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    pod_uid: str = ""  # of the pod this runs in; what is meant for another is refused with 421
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

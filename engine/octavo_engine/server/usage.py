@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from octavo_engine.core.outputs import RequestOutput
+    from octavo_engine.server.generation import Job
 
 
 class Usage:
@@ -13,10 +14,12 @@ class Usage:
 
     __slots__ = ("_cached", "_completion", "prompt_tokens")
 
-    def __init__(self, prompt_tokens: int) -> None:
-        self.prompt_tokens = prompt_tokens
+    def __init__(self, job: Job) -> None:
+        self.prompt_tokens = job.prompt_tokens
         self._cached: dict[int, int] = {}
         self._completion: dict[tuple[int, int], int] = {}
+        for place, told in enumerate(job.told):  # its client sees one answer, and one sum
+            self._completion[divmod(place, job.params.n)] = len(told.token_ids)
 
     def add(self, prompt_index: int, news: RequestOutput) -> None:
         if news.num_cached_tokens:

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from octavo_engine.state.labels import ResidencyChange  # noqa: TC001  (msgspec reads it)
+
 FinishReason = Literal["stop", "length", "abort", "error", "deadline"]
 
 
@@ -63,6 +65,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     nan_failures: int = 0
     step_ms: float = 0.0  # of the last step
     last_step_at: float = 0.0  # monotonic seconds
+    prefill_tokens_per_s: float = 0.0  # lately; 0 while unknown
 
 
 class StepOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -70,3 +73,4 @@ class StepOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     outputs: list[SequenceOutput] = []
     stats: EngineStats | None = None
+    residency: ResidencyChange | None = None  # only while somebody watches

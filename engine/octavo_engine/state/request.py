@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from octavo_engine.state.labels import Labels  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.sampling_params import SamplingParams  # noqa: TC001  (msgspec reads it)
 
 
@@ -22,3 +23,4 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     deadline_at: float | None = None  # monotonic seconds; work past it is dropped
     priority: int = 0  # lower runs first, under the priority policy
     cache_salt: str = ""  # separates prefix caches of tenants
+    labels: Labels | None = None  # of the prompt's prefixes; see kv.residency

@@ -11,6 +11,7 @@ from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.build import build_engine
 from octavo_engine.core.in_process_client import InProcessClient
+from octavo_engine.core.told import Told
 from octavo_engine.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -322,9 +323,8 @@ def test_a_resumed_answer_goes_on_where_it_broke():
             params = SamplingParams(seed=9, max_tokens=40)
             texts, tokens, _ = await collect(engine, "go", params)
             for cut in (1, 17, 39):
-                rest, more, last = await collect(
-                    engine, "go", params, output_token_ids=tokens[0][:cut]
-                )
+                told = [Told(tokens[0][:cut])]
+                rest, more, last = await collect(engine, "go", params, told=told)
                 assert tokens[0][:cut] + more[0] == tokens[0]
                 assert texts[0].endswith(rest[0]) and len(rest[0]) == 40 - cut
                 assert last.outputs[0].num_tokens == 40
@@ -383,7 +383,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new():
     run(test())
 
 
-def test_draining_aborts_what_is_left_at_its_deadline():
+def test_draining_fails_what_is_left_at_its_deadline_so_that_others_can_go_on_with_it():
     async def test():
         backend = FakeBackend(256)
         gate = Gate(backend)
@@ -392,8 +392,9 @@ def test_draining_aborts_what_is_left_at_its_deadline():
             running = asyncio.ensure_future(collect(engine, [1]))
             assert await asyncio.to_thread(gate.reached.wait, 10)
             assert await engine.drain(0.0) is False
-            _, _, last = await running
-            assert last.finished and last.outputs[0].finish_reason == "abort"
+            with pytest.raises(EngineDead) as caught:
+                await running
+            assert caught.value.code == "server_shutdown"
             gate.open()
 
     run(test())

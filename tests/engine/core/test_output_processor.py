@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_engine.core.output_processor import OutputProcessor, Submission
+from octavo_engine.core.seeds import key
+from octavo_engine.core.told import Told
 from octavo_engine.errors import DeadlineExceeded, EngineDead, GenerationFailed, QueueFull
 from octavo_engine.state.outputs import SequenceOutput, TokenLogprobs
 from octavo_engine.state.sampling_params import SamplingParams
@@ -19,7 +21,7 @@ def make_processor():
     return OutputProcessor(ByteTokenizer())
 
 
-def add(processor, *, resume=b"", prompt=b"p", **params):
+def add(processor, *, resume=b"", told=(), prompt=b"p", **params):
     submission = Submission(
         request_id="caller's",
         prompt=prompt.decode(),
@@ -27,7 +29,7 @@ def add(processor, *, resume=b"", prompt=b"p", **params):
         params=SamplingParams(**{"max_tokens": 1000, **params}),
         seed=5,
         eos_token_ids=(EOS,),
-        output_token_ids=list(resume),
+        told=[Told(list(resume))] if resume else told,
     )
     return processor.add(submission)
 
@@ -300,3 +302,29 @@ def test_absorbing_piece_by_piece_equals_taking_all_at_once():
             else:
                 whole.absorb(piece)
     assert whole == lazy.take()
+
+
+def test_each_answer_of_a_resumed_request_goes_on_where_it_was():
+    processor = make_processor()
+    told = [Told(list(b"ab"), ended=True), Told(list(b"x")), Told()]
+    request, sequences = add(processor, told=told, n=3, max_tokens=3)
+    assert [s.output_token_ids for s in sequences] == [list(b"x"), []]
+    assert [s.seed for s in sequences] == [key(5, 1), key(5, 2)]
+    assert request.take() is None  # nothing to say yet
+    third = news(sequences[1], b"c", num_cached_tokens=16, queued_s=0.5)
+    processor.process([news(sequences[0], b"yz", "length", num_cached_tokens=8), third])
+    piece = request.take()
+    assert piece is not None and not piece.finished
+    assert [(o.index, o.text, o.num_tokens, o.told_chars) for o in piece.outputs] == [
+        (1, "yz", 3, 1), (2, "c", 1, 0),
+    ]  # fmt: skip
+    # Who has not begun yet speaks of the prompt.
+    assert (piece.num_cached_tokens, piece.queued_s) == (16, 0.5)
+
+
+def test_a_resume_in_which_all_had_ended_is_finished_at_once():
+    told = [Told(list(b"ab"), ended=True), Told([], ended=True)]
+    request, sequences = add(make_processor(), told=told, n=2)
+    piece = request.take()
+    assert sequences == [] and piece is not None
+    assert (piece.finished, piece.outputs) == (True, [])

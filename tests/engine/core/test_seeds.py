@@ -1,6 +1,6 @@
 """Seeds: the caller's decides, then the engine's, then chance."""
 
-from octavo_engine.core.seeds import Seeds, key
+from octavo_engine.core.seeds import Seeds, key, prompt_seed
 
 
 def test_keys_differ_by_seed_and_answer_and_fit_64_bits():
@@ -28,3 +28,12 @@ def test_with_an_engine_seed_the_same_order_gives_the_same_seeds():
 
 def test_without_an_engine_seed_it_is_chance():
     assert len({Seeds(0).settle(None) for _ in range(20)}) == 20
+
+
+def test_prompts_of_one_request_that_gives_no_seed_have_different_ones_that_a_client_could_give():
+    seeds = [prompt_seed(2**64 - 5, index) for index in range(1000)]
+    assert seeds[0] == -5  # the same 64 bits: the same answers
+    assert len(set(seeds)) == 1000
+    assert all(-(2**63) <= seed < 2**63 for seed in seeds)
+    # An answer of one prompt is no answer of another.
+    assert len({key(seed, index) for seed in seeds[:50] for index in range(50)}) == 2500

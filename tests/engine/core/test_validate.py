@@ -3,6 +3,7 @@
 import pytest
 
 from octavo_engine.core.info import ModelInfo
+from octavo_engine.core.told import Told
 from octavo_engine.core.validate import settle_params
 from octavo_engine.errors import ContextLengthExceeded, InvalidRequest
 from octavo_engine.state.sampling_params import SamplingParams
@@ -22,13 +23,13 @@ INFO = ModelInfo(
 )
 
 
-def settle(prompt=(1, 2, 3), output=(), **params):
-    return settle_params(list(prompt), SamplingParams(**params), INFO, ByteTokenizer(), output)
+def settle(prompt=(1, 2, 3), told=(), **params):
+    return settle_params(list(prompt), SamplingParams(**params), INFO, ByteTokenizer(), told)
 
 
-def refused(kind, prompt=(1, 2, 3), output=(), **params):
+def refused(kind, prompt=(1, 2, 3), told=(), **params):
     with pytest.raises(kind) as caught:
-        settle(prompt, output, **params)
+        settle(prompt, told, **params)
     return caught.value.param, str(caught.value)
 
 
@@ -72,7 +73,7 @@ def test_ids_outside_the_vocabulary_are_refused_wherever_they_stand(bad):
         param, message = refused(InvalidRequest, **{field: value})
         assert (param, f"token id {bad} " in message) == (field, True)
     assert refused(InvalidRequest, prompt=[0, bad])[0] == "prompt"
-    assert refused(InvalidRequest, output=[bad])[0] == "output_token_ids"
+    assert refused(InvalidRequest, told=[Told([1, bad])])[0] == "tokens"
 
 
 def test_bad_words_are_tokenised_with_and_without_a_space_before():
@@ -82,6 +83,15 @@ def test_bad_words_are_tokenised_with_and_without_a_space_before():
     assert refused(InvalidRequest, bad_words=("  ",))[0] == "bad_words"
 
 
-def test_stop_strings_need_text_and_a_resume_needs_one_answer():
+def test_stop_strings_need_text():
     assert refused(InvalidRequest, stop=("x",), detokenize=False)[0] == "stop"
-    assert refused(InvalidRequest, output=[1], n=2)[0] == "n"
+
+
+def test_a_resume_tells_of_every_answer_and_of_no_more_tokens_than_were_wanted():
+    assert settle(told=[Told([1, 2]), Told()], n=2, max_tokens=2).max_tokens == 2
+    assert refused(InvalidRequest, told=[Told([1])], n=2) == (
+        "tokens", "tokens tell of 1 answers, but n is 2",
+    )  # fmt: skip
+    assert refused(InvalidRequest, told=[Told(), Told([1, 2, 3])], n=2, max_tokens=2) == (
+        "tokens", "answer 1 has 3 tokens already, but max_tokens is 2",
+    )  # fmt: skip

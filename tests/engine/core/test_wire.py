@@ -13,6 +13,7 @@ from octavo_engine import errors
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core import wire
 from octavo_engine.core.info import ModelInfo
+from octavo_engine.state.labels import Labels, ResidencyChange
 from octavo_engine.state.outputs import EngineStats, SequenceOutput, StepOutput, TokenLogprobs
 from octavo_engine.state.request import EngineRequest
 from octavo_engine.state.sampling_params import SamplingParams
@@ -34,6 +35,7 @@ REQUEST = EngineRequest(
     seed=2**64 - 1,
     deadline_at=12.5,
     cache_salt="s",
+    labels=Labels(bytes(12), bytes(4)),
 )
 INFO = ModelInfo(
     names=("a",),
@@ -60,6 +62,8 @@ TO_CORE = [
     wire.Abort(["1.0", "2.0"]),
     wire.Ping(7),
     wire.ResetPrefixCache(),
+    wire.Label("1.0", Labels(bytes(24), bytes(8))),
+    wire.Watch(on=True),
     wire.Shutdown(),
     wire.Shutdown(graceful=True),
 ]
@@ -68,6 +72,7 @@ FROM_CORE = [
     wire.Ready(INFO),
     wire.Pong(7, steps=3, step_age_s=0.5, expected_s=0.1),
     wire.Outputs(StepOutput(outputs=[OUTPUT], stats=EngineStats(steps=4))),
+    wire.Outputs(StepOutput(residency=ResidencyChange(bytes(12), bytes(8), b""))),
     wire.Refused("1.0", "QueueFull", "full", retry_after_s=3),
     wire.Fatal("ModelError", "model.safetensors: truncated"),
 ]

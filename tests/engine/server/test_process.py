@@ -62,15 +62,16 @@ def test_the_drain_route_ends_the_process():
         assert server.wait() == 0
 
 
-def test_what_outlives_the_shutdown_timeout_is_aborted_not_cut():
+def test_what_outlives_the_shutdown_timeout_ends_with_an_error_and_is_not_cut():
     with serving("m", *SLOW, "--shutdown-timeout", "0.2") as server:
         connection, first = start_stream(server, max_tokens=1500)
         server.signal(signal.SIGTERM)
         answer = rest_of(connection, first)
         code = server.wait()
 
-    assert b'"finish_reason":"abort"' in answer
-    assert b"data: [DONE]" in answer
+    assert b'"code":"server_shutdown"' in answer
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert b'"finish_reason":"' not in answer
     assert code == 0
 
 

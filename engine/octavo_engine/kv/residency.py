@@ -1,0 +1,258 @@
+"""Which labels the prefix cache makes true: labels hang on blocks, and come and go with them.
+
+A label says that a prompt with some prefix finds so many tokens cached. It hangs on the last full
+block that this takes. It is true while that block can be found, which takes all blocks before it
+too: one that was evicted before those that follow it *hides* them until it is computed again.
+
+A name may hang on several blocks of one chain, with more tokens on each: the last one that is there
+counts, and when that goes, the one before it counts again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.state.labels import ENTRY_BYTES, NAME_BYTES, ResidencyChange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from octavo_engine.kv.prefix_cache import PrefixCache
+    from octavo_engine.state.labels import Labels
+    from octavo_engine.state.sequence import Sequence
+
+MAX_LABELS = 32  # on one block; the oldest goes for a new one
+MAX_ENDED = 1024  # sequences whose answer can still be labelled
+ANSWER_LEAD = 8  # blocks of the prompt's end that an answer's labels may hang on
+MAX_SNAPSHOT = 4_000_000  # entries; a message must not be longer than the wire allows
+
+_ENTRY = np.dtype([("name", "<u8"), ("tokens", "<u4")])
+
+
+class Ended(NamedTuple):
+    """What is left of a sequence: the names of its last blocks."""
+
+    first: int
+    digests: list[bytes]
+
+
+class Residency:
+    """A CacheListener. Nothing is collected while nobody watches; labels are kept all the same."""
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self._labels: dict[bytes, bytes] = {}  # by block: entries, end to end
+        self._hidden: set[bytes] = set()  # blocks that are cached and cannot be reached
+        # A name for less than a block hangs on first blocks that may differ: how many hold it.
+        self._first: set[bytes] = set()
+        self._short: dict[bytes, int] = {}
+        self._ended: OrderedDict[str, Ended] = OrderedDict()
+        self._changes: dict[bytes, bytes] | None = None  # by name: its tokens, or nothing if gone
+        self._owes_snapshot = False
+
+    def __len__(self) -> int:
+        """Blocks with labels."""
+        return len(self._labels)
+
+    # ── what the cache tells ──
+
+    def stored(self, sequence: Sequence, index: int) -> None:
+        digests = sequence.digests
+        if index:
+            parent = digests[index - 1]
+            if parent in self._hidden or self._cache.get(parent) is None:
+                self._hidden.add(digests[index])
+                return
+        if self._hidden:
+            self._reveal(digests[index])
+
+    def removed(self, digest: bytes, parent: bytes) -> None:
+        entries = self._labels.pop(digest, None)
+        if digest in self._first:
+            self._first.discard(digest)
+            self._forget_short(entries or b"")
+        if digest in self._hidden:
+            self._hidden.discard(digest)
+        elif entries is not None:
+            self._withdraw(entries, self._labels.get(parent, b""))
+        if self._cache.children(digest):
+            self._hide(digest)
+
+    def cleared(self) -> None:
+        self._short.clear()
+        for entries in self._labels.values():
+            self._withdraw(entries, b"")
+        self._labels.clear()
+        self._hidden.clear()
+        self._first.clear()
+
+    def reached(self, sequence: Sequence, start: int, end: int) -> None:
+        """Blocks [start, end) of a sequence with labels are cached, found or computed."""
+        labels = sequence.request.labels
+        if labels is not None:
+            self._attach(labels, sequence.digests, 0, start, end)
+
+    def ended(self, sequence: Sequence) -> None:
+        """Its blocks are about to be given back; labels for its answer may come still."""
+        if sequence.request.labels is None:
+            return
+        first = max(0, sequence.num_prompt_tokens // BLOCK_SIZE - ANSWER_LEAD)
+        digests = sequence.digests[first : sequence.num_published_blocks]
+        self._ended[sequence.request_id] = Ended(first, digests)
+        if len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
+
+    # ── what the outside asks ──
+
+    def label(self, request_id: str, labels: Labels) -> None:
+        """Labels for the answer of a sequence that ended; once, and only if that is not long
+        ago."""
+        ended = self._ended.pop(request_id, None)
+        if ended is not None:
+            first, digests = ended
+            self._attach(labels, digests, first, first, first + len(digests), check=True)
+
+    def watch(self, *, on: bool) -> None:
+        """From now on changes are collected, and the next one carries a snapshot."""
+        if not on:
+            self._changes, self._owes_snapshot = None, False
+            return
+        self._changes = self._changes or {}
+        self._owes_snapshot = True
+
+    def take(self) -> ResidencyChange | None:
+        """What changed since the last call; None if nothing did."""
+        changes = self._changes
+        if not changes and not self._owes_snapshot:
+            return None
+        assert changes is not None  # watch() sets both
+        change = ResidencyChange()
+        if changes:
+            change.evicted = b"".join([name for name, tokens in changes.items() if not tokens])
+            change.stored = b"".join([n + tokens for n, tokens in changes.items() if tokens])
+            self._changes = {}
+        if self._owes_snapshot:
+            change.snapshot = self.snapshot()
+            self._owes_snapshot = False
+        return change
+
+    def snapshot(self) -> bytes:
+        """Every entry that is true now, those of one name in the order of their tokens."""
+        if self._hidden:
+            shown = (e for digest, e in self._labels.items() if digest not in self._hidden)
+            packed = b"".join(shown)
+        else:
+            packed = b"".join(self._labels.values())
+        entries = np.frombuffer(packed, _ENTRY)
+        order = np.argsort(entries["tokens"], kind="stable")[:MAX_SNAPSHOT]
+        return entries[order].tobytes()
+
+    # ── labels on blocks ──
+
+    def _attach(
+        self, labels: Labels, digests: list[bytes], first: int, start: int, end: int, *,
+        check: bool = False,
+    ) -> None:  # fmt: skip
+        """Those on blocks [start, end); `digests` begins with block `first`."""
+        blocks = memoryview(labels.blocks).cast("I")
+        stop = bisect_left(blocks, end)
+        begin = bisect_left(blocks, start, 0, stop)
+        found: list[tuple[bytes, bytes]] = []
+        # Backwards: what is known already was put there with all that comes before it.
+        for place in range(stop - 1, begin - 1, -1):
+            digest = digests[blocks[place] - first]
+            if check and self._cache.get(digest) is None:
+                continue
+            entry = labels.entries[place * ENTRY_BYTES : (place + 1) * ENTRY_BYTES]
+            if self._labels.get(digest) == entry and not check:
+                break
+            found.append((digest, entry))
+            if blocks[place] == 0:
+                self._first.add(digest)
+        for digest, entry in reversed(found):  # of a name's entries the last one counts
+            self._put(digest, entry)
+
+    def _put(self, digest: bytes, entry: bytes) -> None:
+        known = self._labels.get(digest, b"")
+        name = entry[:NAME_BYTES]
+        for at in range(0, len(known), ENTRY_BYTES):
+            if known.startswith(name, at):
+                if _tokens(known, at) >= _tokens(entry, 0):
+                    return
+                known = known[:at] + known[at + ENTRY_BYTES :]
+                break
+        else:
+            if len(known) == MAX_LABELS * ENTRY_BYTES:
+                oldest, known = known[:ENTRY_BYTES], known[ENTRY_BYTES:]
+                if digest in self._first:
+                    self._forget_short(oldest)
+                self._withdraw(oldest, b"")
+            if digest in self._first:
+                self._short[name] = self._short.get(name, 0) + 1
+        self._labels[digest] = known + entry
+        if self._changes is not None and digest not in self._hidden:
+            self._changes[name] = entry[NAME_BYTES:]
+
+    def _withdraw(self, entries: bytes, before: bytes) -> None:
+        """They are not true any more; `before` are the entries of the block before."""
+        changes = self._changes
+        if changes is None:
+            return
+        for at in range(0, len(entries), ENTRY_BYTES):
+            name = entries[at : at + NAME_BYTES]
+            tokens = _find(before, name) if before else b""
+            if tokens or name not in self._short:
+                changes[name] = tokens
+
+    def _forget_short(self, entries: bytes) -> None:
+        for at in range(0, len(entries), ENTRY_BYTES):
+            name = entries[at : at + NAME_BYTES]
+            self._short[name] -= 1
+            if not self._short[name]:
+                del self._short[name]
+
+    # ── blocks that cannot be reached ──
+
+    def _hide(self, digest: bytes) -> None:
+        for child in self._descend(digest):
+            if child in self._hidden:
+                continue
+            self._hidden.add(child)
+            entries = self._labels.get(child)
+            if entries is not None:
+                self._withdraw(entries, b"")
+
+    def _reveal(self, digest: bytes) -> None:
+        self._hidden.discard(digest)
+        for child in self._descend(digest):
+            self._hidden.discard(child)
+            entries = self._labels.get(child, b"")
+            if self._changes is not None:
+                for at in range(0, len(entries), ENTRY_BYTES):
+                    middle = at + NAME_BYTES
+                    self._changes[entries[at:middle]] = entries[middle : at + ENTRY_BYTES]
+
+    def _descend(self, digest: bytes) -> Iterator[bytes]:
+        """All cached blocks that follow, parents before their children."""
+        wanted = [digest]
+        while wanted:
+            for child in self._cache.children(wanted.pop()):
+                yield child
+                wanted.append(child)
+
+
+def _tokens(entries: bytes, at: int) -> int:
+    return int.from_bytes(entries[at + NAME_BYTES : at + ENTRY_BYTES], "little")
+
+
+def _find(entries: bytes, name: bytes) -> bytes:
+    """The tokens beside a name; empty if it is not there."""
+    for at in range(0, len(entries), ENTRY_BYTES):
+        if entries.startswith(name, at):
+            return entries[at + NAME_BYTES : at + ENTRY_BYTES]
+    return b""

@@ -1,0 +1,340 @@
+"""Route keys: names of prompt prefixes that need no tokenizer. The definition, for both sides.
+
+A request's JSON body is reduced to a *root* and to *data*. The root stands for all that shapes the
+prompt but is not part of the conversation; the data is the conversation, or the prompt, in bytes.
+Key i names the first 64 * (i + 1) bytes of the data, below that root:
+
+    root  = blake2b-64(version, form, adapter, salt, the fields of ROOT_FIELDS that are given)
+    key i = blake2b-64(key i - 1 or root, data[64 * i : 64 * (i + 1)])
+
+Only whole chunks have keys. The engine knows how many tokens of its KV cache a key stands for; a
+router compares keys and need not know. Both sides read a body alike, whatever the order of its
+fields and however its strings are escaped:
+
+    chat     data = for each message: MESSAGE role CONTENT content, then its FIELDs
+             content = a text, or parts joined by PART; a part that is no text is MEDIA and a digest
+             FIELD  = name END value, in the order of MESSAGE_FIELDS
+    text     data = the prompt in UTF-8; of a list of prompts, the first
+    ids      data = the token ids, u32 little-endian
+
+The marks are bytes that UTF-8 never uses: no text can pass for structure. Null and empty values
+count as absent, for clients send messages back with them and without. Left out on purpose are the
+model (keys are compared within one engine), sampling, and what shapes only the prompt's end
+(add_generation_prompt, continue_final_message): it comes after all data.
+
+csrc/router holds the same definition for the router's hot path; tests keep the two equal.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+CHUNK_BYTES = 64
+KEY_BYTES = 8
+VERSION = b"octavo-route-1"  # raise it when the recipe changes: old and new must never meet
+
+Kind = Literal["chat", "completion"]
+Form = Literal["chat", "text", "ids"]
+
+MESSAGE = b"\xff"
+CONTENT = b"\xfe"
+PART = b"\xfd"
+MEDIA = b"\xfc"
+FIELD = b"\xfb"
+END = b"\xfa"
+
+# The fields outside of messages that shape a prompt, in the order in which the root covers them.
+ROOT_FIELDS: Mapping[Kind, tuple[str, ...]] = {
+    "chat": (
+        "tools",
+        "documents",
+        "chat_template",
+        "chat_template_kwargs",
+        "reasoning_effort",
+        "mm_processor_kwargs",
+        "add_special_tokens",
+        "truncate_prompt_tokens",
+        "truncation_side",
+    ),
+    "completion": ("add_special_tokens", "truncate_prompt_tokens", "truncation_side"),
+}
+# Whether a prompt gets the tokenizer's special tokens where the request does not say.
+ADD_SPECIAL_TOKENS: Mapping[Kind, bool] = {"chat": False, "completion": True}
+# The fields of a message besides role and content that templates write.
+MESSAGE_FIELDS = ("name", "tool_call_id", "tool_calls", "reasoning")
+TEXT_PARTS = ("text", "input_text", "output_text")
+
+_KEY_PERSON = b"octavo route"
+_ROOT_PERSON = b"octavo route 0"
+_MEDIA_PERSON = b"octavo media"
+_MEDIA_BYTES = 16
+_MAX_TOKEN_ID = 2**32 - 1
+
+
+class Span(NamedTuple):
+    """Where a text lies in the data: a message's content, or one of its parts, or the prompt."""
+
+    start: int
+    end: int
+    message: int = 0  # which message's
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """What a body comes down to. Two bodies with equal roots and data make the same prompt."""
+
+    form: Form
+    root: int
+    data: bytes
+    spans: list[Span]  # in order; a message without content has an empty one
+    is_open: bool = False  # the answer continues the last message instead of following it
+
+
+def canonical(body: Mapping[str, Any], *, kind: Kind, adapter: str = "") -> Canonical | None:
+    """A decoded body's root and data. None where it has no prompt that an engine would take."""
+    if kind == "chat":
+        messages = body.get("messages")
+        conversation = _conversation(messages) if isinstance(messages, list) else None
+        if conversation is None:
+            return None
+        data, spans = conversation
+        # Fields after the content would separate it from an answer that continues it.
+        is_open = body.get("continue_final_message") is True and bool(spans)
+        is_open = is_open and spans[-1].end == len(data)
+        return Canonical("chat", _root(body, kind, "chat", adapter), data, spans, is_open)
+    prompt = _first_prompt(body.get("prompt"))
+    if prompt is None:
+        return None
+    if isinstance(prompt, str):
+        data = _utf8(prompt)
+        return Canonical("text", _root(body, kind, "text", adapter), data, [Span(0, len(data))])
+    ids = struct.pack(f"<{len(prompt)}I", *prompt)
+    return Canonical("ids", _root(body, kind, "ids", adapter), ids, [])
+
+
+def chain(root: int, data: bytes, *, known: Sequence[int] = ()) -> list[int]:
+    """The keys of all whole chunks of `data`; those of its beginning may be known already."""
+    keys = list(known)
+    parent = (keys[-1] if keys else root).to_bytes(KEY_BYTES, "little")
+    start = len(keys) * CHUNK_BYTES
+    for at in range(start, len(data) - CHUNK_BYTES + 1, CHUNK_BYTES):
+        chunk = data[at : at + CHUNK_BYTES]
+        parent = blake2b(parent + chunk, digest_size=KEY_BYTES, person=_KEY_PERSON).digest()
+        keys.append(int.from_bytes(parent, "little"))
+    return keys
+
+
+def opening(canonical: Canonical) -> int:
+    """The name of what comes before the first text: what a template writes whatever the chat is.
+
+    The key of a chunk that ends where the first text begins. It stands before key 0: an engine
+    stores it too, and a chat none of whose keys is stored finds that much cached.
+    """
+    first = canonical.spans[0].start if canonical.spans else 0
+    material = canonical.root.to_bytes(KEY_BYTES, "little") + canonical.data[:first]
+    digest = blake2b(material, digest_size=KEY_BYTES, person=_KEY_PERSON).digest()
+    return int.from_bytes(digest, "little")
+
+
+def keys_of(body: Mapping[str, Any], kind: Kind, adapter: str = "") -> list[int]:
+    """What a router looks a request's prompt up by; nothing where it has no prompt."""
+    reduced = canonical(body, kind=kind, adapter=adapter)
+    return [] if reduced is None else lookup_keys(reduced)
+
+
+def lookup_keys(canonical: Canonical) -> list[int]:
+    """The chain's keys, behind the opening of a chat; nothing is written before other prompts."""
+    keys = chain(canonical.root, canonical.data)
+    return [opening(canonical), *keys] if canonical.form == "chat" else keys
+
+
+def pack_keys(keys: Sequence[int]) -> bytes:
+    """Keys as little-endian u64, end to end."""
+    return struct.pack(f"<{len(keys)}Q", *keys)
+
+
+def unpack_keys(packed: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(packed) // KEY_BYTES}Q", packed)
+
+
+def continuation(canonical: Canonical, answer: str) -> Canonical | None:
+    """How the conversation's next turn begins if the client sends `answer` back as the assistant's.
+
+    None for completions: nothing tells what their next prompt will be.
+    """
+    if canonical.form != "chat":
+        return None
+    text = _utf8(answer)
+    if canonical.is_open:
+        data = canonical.data + text
+        last = canonical.spans[-1]
+        spans = [*canonical.spans[:-1], last._replace(end=len(data))]
+    else:
+        opened = canonical.data + MESSAGE + b"assistant" + CONTENT
+        data = opened + text
+        number = canonical.spans[-1].message + 1 if canonical.spans else 0
+        spans = [*canonical.spans, Span(len(opened), len(data), number)]
+    return replace(canonical, data=data, spans=spans, is_open=False)
+
+
+# ── the conversation ──
+
+
+def _conversation(messages: list[Any]) -> tuple[bytes, list[Span]] | None:
+    data = bytearray()
+    spans: list[Span] = []
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            return None
+        data += MESSAGE + _utf8(message["role"]) + CONTENT
+        content = message.get("content")
+        match content:
+            case None | str():
+                spans.append(_append(data, content or "", number))
+            case list():
+                for index, part in enumerate(content):
+                    if index:
+                        data += PART
+                    text = _part_text(part)
+                    if text is None:
+                        data += MEDIA + _media_digest(part)
+                    else:
+                        spans.append(_append(data, text, number))
+            case _:
+                return None
+        for name, value in _message_fields(message):
+            data += FIELD + name.encode() + END + pack_value(value)
+    return bytes(data), spans
+
+
+def _append(data: bytearray, text: str, message: int) -> Span:
+    start = len(data)
+    data += _utf8(text)
+    return Span(start, len(data), message)
+
+
+def _part_text(part: Any) -> str | None:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and part.get("type") in TEXT_PARTS:
+        text = part.get("text")
+        return text if isinstance(text, str) else None
+    return None
+
+
+def _media_digest(part: Any) -> bytes:
+    # An image takes far fewer tokens than its base64 has bytes: one digest, not a chunk each 64.
+    return blake2b(pack_value(part), digest_size=_MEDIA_BYTES, person=_MEDIA_PERSON).digest()
+
+
+def _message_fields(message: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name in MESSAGE_FIELDS:
+        value = message.get(name)
+        if name == "reasoning" and _is_absent(value):
+            value = message.get("reasoning_content")  # its older name
+        if not _is_absent(value):
+            yield name, value
+
+
+# ── the prompt of a completion ──
+
+
+def _first_prompt(prompt: Any) -> str | list[int] | None:
+    if isinstance(prompt, list) and prompt and type(prompt[0]) is not int:
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list) and all(map(_is_token_id, prompt)):
+        return prompt
+    return None
+
+
+def _is_token_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MAX_TOKEN_ID
+
+
+# ── the root ──
+
+
+def _root(body: Mapping[str, Any], kind: Kind, form: Form, adapter: str) -> int:
+    salt = body.get("cache_salt")
+    salt = salt if isinstance(salt, str) else ""
+    material = bytearray()
+    for part in (VERSION, form.encode(), _utf8(adapter), _utf8(salt)):
+        material += part + END
+    for name, value in root_fields(body, kind):
+        material += name.encode() + END + pack_value(value)
+    digest = blake2b(material, digest_size=KEY_BYTES, person=_ROOT_PERSON).digest()
+    return int.from_bytes(digest, "little")
+
+
+def root_fields(body: Mapping[str, Any], kind: Kind) -> Iterator[tuple[str, Any]]:
+    """What the root covers besides adapter and salt."""
+    for name in ROOT_FIELDS[kind]:
+        value = body.get(name)
+        if _is_absent(value):
+            continue
+        if name == "add_special_tokens" and value is ADD_SPECIAL_TOKENS[kind]:
+            continue
+        yield name, value
+        if name == "tools" and body.get("tool_choice") == "none":
+            yield "tool_choice", "none"  # some engines then hide the tools; no other choice matters
+
+
+def _is_absent(value: Any) -> bool:
+    return value is None or (isinstance(value, str | list | dict) and not value)
+
+
+# ── values ──
+
+
+def pack_value(value: Any) -> bytes:
+    """A JSON value in bytes: the same for all spellings of it, different for different values.
+
+    The order of an object's keys counts, for templates write objects as they come.
+    """
+    packed = bytearray()
+    _pack_into(packed, value)
+    return bytes(packed)
+
+
+def _pack_into(packed: bytearray, value: Any) -> None:
+    match value:
+        case None:
+            packed += b"n"
+        case True:
+            packed += b"t"
+        case False:
+            packed += b"f"
+        case str():
+            packed += b"s" + _utf8(value) + END
+        case int():
+            packed += b"i%d;" % value
+        case float():
+            packed += b"d" + struct.pack("<d", value)
+        case list() | tuple():
+            packed += b"["
+            for item in value:
+                _pack_into(packed, item)
+            packed += b"]"
+        case dict():
+            packed += b"{"
+            for key, item in value.items():
+                packed += _utf8(key) + END
+                _pack_into(packed, item)
+            packed += b"}"
+        case _:
+            raise TypeError(
+                f"a route key cannot cover a {type(value).__name__}: it is no JSON value"
+            )
+
+
+def _utf8(text: str) -> bytes:
+    # Half a surrogate pair is no text, but engines must not fail for it here.
+    return text.encode("utf-8", "surrogatepass")
