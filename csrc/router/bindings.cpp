@@ -1,0 +1,173 @@
+// The module octavo_router._fast: what every request and every chunk goes through.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <new>
+#include <string_view>
+#include <vector>
+
+#include "router/events.h"
+#include "router/json_reader.h"
+#include "router/residency.h"
+#include "router/route_keys.h"
+#include "router/scan.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo::router {
+
+namespace {
+
+std::string_view view_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+
+nb::bytes bytes_of(std::string_view text) { return nb::bytes(text.data(), text.size()); }
+
+nb::str str_of(std::string_view text) { return nb::str(text.data(), text.size()); }
+
+// Bytes, or whatever else shows its memory; as long as this lives.
+class Buffer {
+  public:
+    explicit Buffer(nb::handle source) {
+        if (PyBytes_Check(source.ptr())) {
+            view_ = {PyBytes_AS_STRING(source.ptr()),
+                     static_cast<size_t>(PyBytes_GET_SIZE(source.ptr()))};
+            return;
+        }
+        if (PyObject_GetBuffer(source.ptr(), &buffer_, PyBUF_SIMPLE) != 0) {
+            throw nb::python_error();
+        }
+        view_ = {static_cast<const char*>(buffer_.buf), static_cast<size_t>(buffer_.len)};
+    }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    ~Buffer() { PyBuffer_Release(&buffer_); }  // does nothing where there is none
+
+    std::string_view view() const { return view_; }
+
+  private:
+    Py_buffer buffer_{};
+    std::string_view view_;
+};
+
+[[noreturn]] void raise_scan_error(const ScanFailure& failure) {
+    // A message may quote a key of the body, which is valid UTF-8 by then.
+    const nb::object type = nb::module_::import_("octavo_router.residency.api").attr("ScanError");
+    const nb::object error = type(failure.what(), failure.offset);
+    PyErr_SetObject(type.ptr(), error.ptr());
+    throw nb::python_error();
+}
+
+Scan scan_body(nb::handle body, int kind, const nb::object& adapters) {
+    if (kind < 0 || kind > static_cast<int>(BodyKind::other)) {
+        throw nb::value_error("kind must be CHAT, COMPLETION or OTHER");
+    }
+    const Buffer buffer(body);
+    AdapterOf adapter_of;
+    if (!adapters.is_none()) {
+        adapter_of = [&adapters](const std::string& model) {
+            return nb::cast<std::string>(adapters.attr("get")(str_of(model), ""));
+        };
+    }
+    try {
+        return scan(buffer.view(), static_cast<BodyKind>(kind), adapter_of);
+    } catch (const ScanFailure& failure) {
+        raise_scan_error(failure);
+    }
+}
+
+nb::tuple split(const nb::bytes& data) {
+    const SplitEvents events = split_token_lines(view_of(data));
+    nb::list lines;
+    for (const TokenLine& line : events.lines) {
+        nb::list ids;
+        for (const uint32_t id : line.token_ids) {
+            ids.append(id);
+        }
+        lines.append(nb::make_tuple(line.answer, ids));
+    }
+    const nb::bytes clean = events.is_clean ? data : bytes_of(events.clean);
+    const nb::object begin = events.begin ? nb::object(bytes_of(*events.begin)) : nb::none();
+    return nb::make_tuple(clean, lines, begin);
+}
+
+nb::list match(ResidencyIndex& index, const nb::bytes& keys, const nb::sequence& slots) {
+    constexpr size_t kUsual = 64;
+    const size_t count = nb::len(slots);
+    int64_t few_slots[kUsual];
+    uint32_t few_tokens[kUsual];
+    std::vector<int64_t> many_slots(count > kUsual ? count : 0);
+    std::vector<uint32_t> many_tokens(count > kUsual ? count : 0);
+    const std::span numbers(count > kUsual ? many_slots.data() : few_slots, count);
+    const std::span tokens(count > kUsual ? many_tokens.data() : few_tokens, count);
+    size_t i = 0;
+    for (const nb::handle slot : slots) {
+        numbers[i++] = nb::cast<int64_t>(slot);
+    }
+    index.match(view_of(keys), numbers, tokens);
+    nb::list result;
+    for (const uint32_t number : tokens) {
+        result.append(number);
+    }
+    return result;
+}
+
+void bind_scan(nb::module_& module) {
+    nb::class_<Scan>(module, "Scan")
+        .def_prop_ro("model", [](const Scan& scan) { return str_of(scan.model); })
+        .def_ro("model_start", &Scan::model_start)
+        .def_ro("model_end", &Scan::model_end)
+        .def_ro("stream", &Scan::stream)
+        .def_ro("include_usage", &Scan::include_usage)
+        .def_ro("max_tokens", &Scan::max_tokens)
+        .def_ro("num_answers", &Scan::num_answers)
+        .def_ro("num_prompts", &Scan::num_prompts)
+        .def_ro("priority", &Scan::priority)
+        .def_prop_ro("user", [](const Scan& scan) { return str_of(scan.user); })
+        .def_prop_ro("cache_salt", [](const Scan& scan) { return str_of(scan.cache_salt); })
+        .def_prop_ro("session", [](const Scan& scan) { return str_of(scan.session); })
+        .def_ro("prompt_bytes", &Scan::prompt_bytes)
+        .def_ro("num_prompt_ids", &Scan::num_prompt_ids)
+        .def_prop_ro("keys", [](const Scan& scan) { return bytes_of(scan.keys); });
+    module.def("scan", &scan_body, nb::arg(), nb::arg(), nb::arg() = nb::none());
+}
+
+void bind_index(nb::module_& module) {
+    nb::class_<ResidencyIndex>(module, "ResidencyIndex")
+        .def(nb::init<size_t, size_t>(), nb::kw_only(), "max_keys_per_slot"_a = kMaxKeys,
+             "max_assumed_keys_per_slot"_a = kMaxAssumedKeys)
+        .def("add_slot", &ResidencyIndex::add_slot)
+        .def("drop_slot", &ResidencyIndex::drop_slot)
+        .def("apply",
+             [](ResidencyIndex& index, int64_t slot, const nb::bytes& stored,
+                const nb::bytes& evicted) { index.apply(slot, view_of(stored), view_of(evicted)); })
+        .def("clear", &ResidencyIndex::clear)
+        .def("assume",
+             [](ResidencyIndex& index, int64_t slot, const nb::bytes& keys, double tokens_per_key) {
+                 index.assume(slot, view_of(keys), tokens_per_key);
+             })
+        .def("match", &match)
+        .def("num_keys", &ResidencyIndex::num_keys)
+        .def_prop_ro("memory_bytes", &ResidencyIndex::memory_bytes)
+        .def_prop_ro("num_refused", &ResidencyIndex::num_refused);
+}
+
+}  // namespace
+
+}  // namespace octavo::router
+
+NB_MODULE(_fast, module) {
+    using namespace octavo::router;
+    module.attr("ROUTE_KEYS_VERSION") = bytes_of(kRouteKeysVersion);
+    bind_scan(module);
+    bind_index(module);
+    module.def("split_token_lines", &split);
+    module.def(
+        "find_event_end",
+        [](nb::handle buffer, size_t start) {
+            const Buffer bytes(buffer);
+            return find_event_end(bytes.view(), start);
+        },
+        nb::arg(), nb::arg() = 0);
+}

@@ -1,0 +1,84 @@
+"""Whatever a client can be refused for, in OpenAI's error shape.
+
+RouterError
+├── ConfigInvalid      the router's own configuration; never reaches a client
+├── Unreachable        an engine or a source of endpoints did not answer as agreed
+└── Refused            status, type, code, message, param, Retry-After, reason header
+"""
+
+from __future__ import annotations
+
+import json
+
+
+class RouterError(Exception):
+    """Base of all errors of the router."""
+
+
+class ConfigInvalid(RouterError):
+    """The configuration cannot be used; names the field and says what to write instead."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+class Unreachable(RouterError):
+    """What the router asks on its own behalf failed: a stream, a poll, a watch. Says why."""
+
+    def __init__(self, reason: str, *, is_refused: bool = False) -> None:
+        super().__init__(reason)
+        self.is_refused = is_refused  # nobody listens there
+
+
+class Refused(RouterError):
+    """A request that gets an error for an answer. Bodies come from here, never from str(error)."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        type_: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.type = type_ or _type_of(status)
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.close = close  # the connection cannot be used any more
+
+    def body(self) -> bytes:
+        error = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return json.dumps({"error": error}, ensure_ascii=False).encode()
+
+
+def _type_of(status: int) -> str:
+    match status:
+        case 401:
+            return "authentication_error"
+        case 403:
+            return "permission_error"
+        case 404:
+            return "not_found_error"
+        case 408 | 504:
+            return "timeout_error"
+        case 429:
+            return "rate_limit_error"
+        case _ if status < 500:
+            return "invalid_request_error"
+        case 503:
+            return "overloaded_error"
+        case _:
+            return "server_error"

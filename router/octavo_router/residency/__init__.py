@@ -1,0 +1,1 @@
+"""Which prompt prefixes lie in which engine's memory, by route key."""
