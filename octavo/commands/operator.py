@@ -1,0 +1,25 @@
+"""`octavo operator`: keeps the LLMDeployments of a Kubernetes cluster as they are asked for."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from octavo.command_parser import CommandParser
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(prog: str, argv: Sequence[str]) -> int:
+    from octavo_operator.cli import EXIT_SETTINGS, add_options, run
+
+    parser = CommandParser(prog, "Keep the LLMDeployments of a cluster as they are asked for.")
+    add_options(parser)
+    args = parser.parse_args(argv)
+    try:
+        import kopf  # noqa: F401  # only to say so in one sentence
+    except ImportError as error:
+        print(f"{prog}: {error}; install octavo[operator]", file=sys.stderr)
+        return EXIT_SETTINGS
+    return run(args)

@@ -1,0 +1,183 @@
+"""How many replicas the load needs: one pure decision from the routers' and engines' signals.
+
+Every target proposes a number of replicas that would bring its signal back to the target; the
+highest proposal counts. Going up needs all proposals of the up-window to agree (its minimum), going
+down all those of the down-window (its maximum), so that a short dip or spike moves nothing; and no
+minute moves more than the spec's step. A signal that nobody reports proposes nothing, and where no
+router answers the number stays.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo_operator.spec.quantities import parse_count
+
+if TYPE_CHECKING:
+    from octavo_operator.spec.autoscaling import Autoscaling
+
+TOLERANCE = 0.1  # nothing moves within this share of a target
+MINUTE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """The pool as of now. None: nobody could tell."""
+
+    serving: int = 0  # routable replicas
+    queued_tokens: int | None = None
+    kv_usage: float | None = None  # mean over the replicas
+    ttft_p95_s: float | None = None  # of about the last minute
+    in_flight: int | None = None
+    held: int | None = None  # requests that wait for any replica
+    last_request_age_s: float | None = None
+    is_known: bool = False  # a router answered
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A number at a time: a proposal, or by how much the replicas were changed."""
+
+    at: float
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a decision needs of the earlier ones. Empty after a restart: the windows begin anew."""
+
+    proposals: tuple[Mark, ...] = ()
+    moves: tuple[Mark, ...] = ()
+    since: float | None = None  # of the first decision
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    replicas: int
+    reason: str
+    message: str
+    memory: Memory
+
+
+def decide(
+    rules: Autoscaling, signals: Signals, current: int, memory: Memory, now: float
+) -> Decision:
+    """The number of replicas to ask for, with the reason. `now` is monotonic."""
+    memory = _since(memory, now)
+    if current == 0:
+        return _wake(rules, signals, memory, now)
+    if _is_idle(rules, signals):
+        age_s = signals.last_request_age_s
+        return _moved(
+            0, current, "ScaledToZero", f"the last request was {age_s:.0f} s ago", memory, now
+        )
+    bounded = rules.clamp(current)
+    if bounded != current:
+        text = f"minReplicas is {rules.min_replicas}, maxReplicas {rules.max_replicas}"
+        return _moved(bounded, current, "OutOfBounds", text, memory, now)
+    if not signals.is_known:
+        return Decision(current, "NoSignals", "no router answers; the number stays", memory)
+    wanted, why = _propose(rules, signals, current)
+    memory = _remember(rules, memory, Mark(now, rules.clamp(wanted)), now)
+    target = _agreed(rules, memory, current, now)
+    if target > current:
+        return _moved(target, current, "ScaledUp", why, memory, now)
+    if target < current:
+        return _moved(target, current, "ScaledDown", why, memory, now)
+    return Decision(current, "WithinTarget", why, memory)
+
+
+def _wake(rules: Autoscaling, signals: Signals, memory: Memory, now: float) -> Decision:
+    floor = rules.min_replicas
+    after_s = rules.scale_to_zero_after_s
+    if after_s is None:
+        return _moved(floor, 0, "ScaledUp", f"minReplicas is {floor}", memory, now)
+    if signals.held:
+        return _moved(floor, 0, "Woken", f"requests that wait: {signals.held}", memory, now)
+    # Whoever came may have given up before we looked; it will be back.
+    age_s = signals.last_request_age_s
+    if age_s is not None and age_s < min(MINUTE_S, after_s):
+        return _moved(floor, 0, "Woken", f"a request came {age_s:.0f} s ago", memory, now)
+    return Decision(0, "ScaledToZero", "no requests", memory)
+
+
+def _is_idle(rules: Autoscaling, signals: Signals) -> bool:
+    """Only what a router says counts: silence is not idleness."""
+    after_s, age_s = rules.scale_to_zero_after_s, signals.last_request_age_s
+    if after_s is None or age_s is None or not signals.is_known:
+        return False
+    if signals.held or signals.in_flight or signals.queued_tokens:
+        return False
+    # Still loading: whoever woke it is to be served.
+    return signals.serving > 0 and age_s >= after_s
+
+
+def _propose(rules: Autoscaling, signals: Signals, current: int) -> tuple[int, str]:
+    """The highest proposal of all targets, with the sentence that explains it."""
+    serving = max(1, signals.serving)
+    proposals: list[tuple[int, str]] = []
+    targets = rules.targets
+    totals = (
+        ("queued tokens", signals.queued_tokens, targets.queued_tokens),
+        ("requests in flight", signals.in_flight, targets.in_flight),
+    )
+    for name, total, per_replica in totals:
+        if total is None or not per_replica:
+            continue
+        # What waits now is shared by those that start too: measured against what was asked for.
+        is_close = abs(total / per_replica / current - 1.0) <= TOLERANCE
+        replicas = current if is_close else math.ceil(total / per_replica)
+        proposals.append((replicas, f"{total} {name}; the target is {per_replica} per replica"))
+    means = (
+        ("KV use", signals.kv_usage, targets.kv_usage, "{:.0%}"),
+        ("TTFT p95", signals.ttft_p95_s, targets.ttft_s, "{:.2f} s"),
+    )
+    for name, value, target, form in means:
+        if value is None or not target:
+            continue
+        is_close = abs(value / target - 1.0) <= TOLERANCE
+        replicas = current if is_close else math.ceil(serving * value / target)
+        text = f"{name} is {form.format(value)}; the target is {form.format(target)}"
+        proposals.append((replicas, text))
+    if not proposals:
+        return current, "no target has a signal"
+    return max(proposals, key=lambda proposal: proposal[0])
+
+
+def _agreed(rules: Autoscaling, memory: Memory, current: int, now: float) -> int:
+    """As far as the windows agree and a minute's step allows."""
+    lowest = min(mark.value for mark in memory.proposals if mark.at >= now - rules.up.window_s)
+    highest = max(mark.value for mark in memory.proposals if mark.at >= now - rules.down.window_s)
+    minute_ago = current - sum(mark.value for mark in memory.moves if mark.at > now - MINUTE_S)
+    if lowest > current and _has_passed(memory, rules.up.window_s, now):
+        step = max(1, parse_count(rules.up.step, minute_ago, round_up=True))
+        return rules.clamp(max(current, min(lowest, minute_ago + step)))
+    if highest < current and _has_passed(memory, rules.down.window_s, now):
+        step = max(1, parse_count(rules.down.step, minute_ago, round_up=True))
+        return rules.clamp(min(current, max(highest, minute_ago - step)))
+    return current
+
+
+def _has_passed(memory: Memory, window_s: float, now: float) -> bool:
+    """A window that has not been watched whole proves nothing."""
+    return memory.since is not None and now - memory.since >= window_s
+
+
+def _since(memory: Memory, now: float) -> Memory:
+    return memory if memory.since is not None else Memory(memory.proposals, memory.moves, now)
+
+
+def _remember(rules: Autoscaling, memory: Memory, mark: Mark, now: float) -> Memory:
+    horizon = now - max(rules.up.window_s, rules.down.window_s)
+    kept = tuple(old for old in memory.proposals if old.at >= horizon)
+    moves = tuple(old for old in memory.moves if old.at > now - MINUTE_S)
+    return Memory((*kept, mark), moves, memory.since)
+
+
+def _moved(
+    replicas: int, current: int, reason: str, message: str, memory: Memory, now: float
+) -> Decision:
+    moves = (*memory.moves, Mark(now, replicas - current))
+    return Decision(replicas, reason, message, Memory(memory.proposals, moves, memory.since))

@@ -1,0 +1,194 @@
+"""Flags and environment to settings, settings to a running operator.
+
+Every flag is also a variable: --field-manager is OCTAVO_OPERATOR_FIELD_MANAGER. Flag > environment
+> default. An unknown variable of that prefix is an error: a typo would be a silent default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING, Literal, get_args
+
+from octavo_operator.errors import SettingsInvalid
+from octavo_operator.settings import Images, Router, Settings
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+    from octavo_operator.kube_config import KubeConfig
+    from octavo_operator.process import RunSettings
+
+PREFIX = "OCTAVO_OPERATOR_"
+EXIT_SETTINGS = 2
+
+# flag, default, help
+_FLAGS: tuple[tuple[str, str, str], ...] = (
+    ("namespaces", "", "namespaces to serve, separated by commas; default: all"),
+    ("kubeconfig", "", "file to log in with; default: the pod's own identity, then KUBECONFIG"),
+    ("context", "", "context of the kubeconfig; default: its current one"),
+    ("own-namespace", "", "namespace of the operator's Lease; default: the one it runs in"),
+    ("identity", "", "name of this replica; default: the host's"),
+    ("host", "0.0.0.0", "address for health and metrics"),
+    ("port", "8090", "port for health and metrics; 0: any free one"),
+    ("leader-election", "true", "false only where no second replica can ever run"),
+    ("workers", "8", "LLMDeployments looked at together"),
+    ("resync", "300", "seconds between full comparisons with the API server"),
+    ("writes-per-second", "50", "most writes to the API server, on average"),
+    ("field-manager", "octavo-operator", "name under which fields are owned"),
+    ("cpu-image", "", "image of engines without a GPU"),
+    ("cuda-image", "", "image of engines with a GPU"),
+    ("pull-policy", "IfNotPresent", "Always, IfNotPresent or Never"),
+    ("router-namespace", "octavo-system", "namespace of the routers"),
+    ("router-service", "octavo-router", "Service of the routers"),
+    ("router-url", "", "base URL that clients use; default: the routers' Service"),
+    ("readiness-gate", "true", "pods wait until all routers have them; false without routers"),
+    ("network-policy", "true", "engines accept traffic from routers and monitoring only"),
+    ("monitoring-namespace", "monitoring", "namespace whose pods may scrape engines"),
+    ("monitor-labels", "", "labels of PodMonitors, as key=value,key=value"),
+    ("log-format", "json", "json or plain"),
+    ("log-level", "info", "debug, info, warning or error"),
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    for name, default, text in _FLAGS:
+        shown = f" (default: {default})" if default else ""
+        parser.add_argument(f"--{name}", metavar="VALUE", help=f"{text}{shown}")
+
+
+def run(args: argparse.Namespace, environment: Mapping[str, str] | None = None) -> int:
+    """Until a signal. 0, or 2 where a setting cannot be."""
+    try:
+        values = read_values(args, os.environ if environment is None else environment)
+        config, settings, run_settings = read_settings(values, os.environ)
+        _set_up_logging(values)
+        return _run(config, settings, run_settings)
+    except SettingsInvalid as error:
+        print(f"octavo operator: {error}", file=sys.stderr)  # noqa: T201  # a command line prints
+        return EXIT_SETTINGS
+    except OSError as error:
+        print(f"octavo operator: cannot listen: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_SETTINGS
+
+
+def read_values(args: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, str]:
+    """One text per flag. Raises SettingsInvalid."""
+    names = {name: PREFIX + name.upper().replace("-", "_") for name, _, _ in _FLAGS}
+    for variable in environment:
+        # A Service called octavo-operator puts its own variables into every pod.
+        is_of_service = variable.startswith((f"{PREFIX}SERVICE_", f"{PREFIX}PORT_"))
+        if variable.startswith(PREFIX) and variable not in names.values() and not is_of_service:
+            raise SettingsInvalid(f"{variable} is set, and no flag has that name")
+    values = {}
+    for name, default, _ in _FLAGS:
+        given = getattr(args, name.replace("-", "_"), None)
+        inherited = environment.get(names[name])
+        if name == "port" and inherited and inherited.startswith("tcp://"):
+            inherited = None  # likewise
+        values[name] = given if given is not None else inherited or default
+    return values
+
+
+def read_settings(
+    values: Mapping[str, str], environment: Mapping[str, str]
+) -> tuple[KubeConfig, Settings, RunSettings]:
+    """Raises SettingsInvalid."""
+    from octavo_operator.kube_config import load
+    from octavo_operator.leader import LeaseTimes
+    from octavo_operator.process import RunSettings
+
+    images = Images()
+    settings = Settings(
+        field_manager=values["field-manager"],
+        namespaces=_names(values["namespaces"]),
+        images=Images(
+            cpu=values["cpu-image"] or images.cpu,
+            cuda=values["cuda-image"] or images.cuda,
+            pull_policy=_pull_policy(values["pull-policy"]),
+        ),
+        router=Router(
+            namespace=values["router-namespace"],
+            service=values["router-service"],
+            url=values["router-url"],
+        ),
+        readiness_gate=_flag(values, "readiness-gate"),
+        network_policy=_flag(values, "network-policy"),
+        monitoring_namespace=values["monitoring-namespace"],
+        monitor_labels=_pairs(values["monitor-labels"], "monitor-labels"),
+    )
+    config = load(environment, values["kubeconfig"], values["context"])
+    run_settings = RunSettings(
+        namespace=values["own-namespace"] or config.namespace,
+        identity=values["identity"] or socket.gethostname(),
+        host=values["host"],
+        port=_number(values, "port", 0, 65535),
+        num_workers=_number(values, "workers", 1, 256),
+        resync_s=_number(values, "resync", 10, 86400),
+        writes_per_s=_number(values, "writes-per-second", 1, 10_000),
+        lease=LeaseTimes() if _flag(values, "leader-election") else None,
+    )
+    return config, settings, run_settings
+
+
+def _run(config: KubeConfig, settings: Settings, run_settings: RunSettings) -> int:
+    from octavo_operator.kube_cluster import KubeCluster
+    from octavo_operator.process import Operator
+
+    async def main() -> None:
+        async with KubeCluster(config, field_manager=settings.field_manager) as cluster:
+            await Operator(config, cluster, settings, run_settings).run()
+
+    asyncio.run(main())
+    return 0
+
+
+def _set_up_logging(values: Mapping[str, str]) -> None:
+    from octavo_operator.logs import set_up_logging
+
+    if values["log-format"] not in ("json", "plain"):
+        raise SettingsInvalid(f"--log-format must be json or plain; got {values['log-format']}")
+    if values["log-level"] not in ("debug", "info", "warning", "error"):
+        raise SettingsInvalid(
+            f"--log-level must be debug, info, warning or error; got {values['log-level']}"
+        )
+    set_up_logging(values["log-format"], values["log-level"])
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _pull_policy(text: str) -> Literal["Always", "IfNotPresent", "Never"]:
+    for policy in get_args(Literal["Always", "IfNotPresent", "Never"]):
+        if text == policy:
+            return policy  # type: ignore[no-any-return]  # one of the three
+    raise SettingsInvalid(f"--pull-policy must be Always, IfNotPresent or Never; got {text}")
+
+
+def _flag(values: Mapping[str, str], name: str) -> bool:
+    known = {"true": True, "false": False, "1": True, "0": False}
+    value = known.get(values[name].lower())
+    if value is None:
+        raise SettingsInvalid(f"--{name} must be true or false; got {values[name]}")
+    return value
+
+
+def _number(values: Mapping[str, str], name: str, least: int, most: int) -> int:
+    text = values[name]
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise SettingsInvalid(f"--{name} must be a whole number from {least} to {most}; got {text}")
+    return int(text)
+
+
+def _pairs(text: str, name: str) -> dict[str, str]:
+    pairs = {}
+    for part in _names(text):
+        key, equals, value = part.partition("=")
+        if not equals or not key:
+            raise SettingsInvalid(f"--{name} must be key=value,key=value; got {part}")
+        pairs[key] = value
+    return pairs

@@ -1,0 +1,17 @@
+"""What should exist for an LLMDeployment: pure functions from the spec to objects.
+
+No client, no clock, no randomness: the same spec and settings give the same bytes.
+"""
+
+from octavo_operator.desired.engine_options import engine_options, extra_arguments, to_toml
+from octavo_operator.desired.objects import Traffic, desired_objects
+from octavo_operator.desired.pod import revision_of
+
+__all__ = [
+    "Traffic",
+    "desired_objects",
+    "engine_options",
+    "extra_arguments",
+    "revision_of",
+    "to_toml",
+]

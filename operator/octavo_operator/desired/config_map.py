@@ -1,0 +1,33 @@
+"""The engine's configuration file, one per revision: pods of two revisions never share it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from octavo_engine.protocol.endpoints import ENGINE_PORT
+from octavo_engine.protocol.kubernetes import REVISION_LABEL
+from octavo_operator import names
+from octavo_operator.desired.engine_options import Option, engine_options, to_toml
+from octavo_operator.desired.metadata import child
+from octavo_operator.desired.weights import weights
+
+if TYPE_CHECKING:
+    from octavo_operator.spec import LLMDeployment
+
+CONFIG_FILE = "engine.toml"
+
+
+def config_map(deployment: LLMDeployment, revision: str) -> dict[str, Any]:
+    name = names.config_map(deployment.name, revision)
+    return {
+        **child(deployment, "v1", "ConfigMap", name, extra_labels={REVISION_LABEL: revision}),
+        "immutable": True,
+        "data": {CONFIG_FILE: config_text(deployment)},
+    }
+
+
+def config_text(deployment: LLMDeployment) -> str:
+    options = engine_options(deployment, model=weights(deployment, image="", pull_policy="").path)
+    where: dict[str, Option] = {"host": "0.0.0.0", "port": ENGINE_PORT, "log-format": "json"}
+    # A flag in engine.args wins over the file, and the file has what nobody asked for too.
+    return to_toml({**options, **where})

@@ -1,0 +1,24 @@
+"""The PodDisruptionBudget: how many engines a node drain may take at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from octavo_operator import labels, names
+from octavo_operator.desired.metadata import child
+
+if TYPE_CHECKING:
+    from octavo_operator.spec import LLMDeployment
+
+
+def disruption_budget(deployment: LLMDeployment) -> dict[str, Any]:
+    name = names.disruption_budget(deployment.name)
+    allowed = deployment.rollout.max_unavailable
+    spec = {
+        # At least one: a budget of none would stop every node from being drained for ever.
+        "maxUnavailable": 1 if allowed in (0, "0%") else allowed,
+        "selector": {"matchLabels": labels.engines(deployment.name)},
+        # A pod that never became ready protects nobody.
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+    return {**child(deployment, "policy/v1", "PodDisruptionBudget", name), "spec": spec}

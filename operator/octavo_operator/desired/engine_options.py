@@ -1,0 +1,70 @@
+"""What the spec asks of `octavo serve`: the same for a pod and for a process on a laptop."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from octavo_operator.spec.quantities import parse_quantity, plain, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from octavo_operator.spec import LLMDeployment
+
+Option = str | int | float | bool | list[str]
+
+
+def engine_options(deployment: LLMDeployment, *, model: str) -> dict[str, Option]:
+    """Keys of the engine's configuration file. What the spec leaves open is left to the engine.
+
+    `model` is where the weights are, as seen by the engine.
+    """
+    engine = deployment.engine
+    options: dict[str, Option] = {
+        "model": model,
+        "served-model-name": list(deployment.model.names),
+        "device": deployment.device,
+        "shutdown-timeout": plain(deployment.rollout.drain_timeout_s),
+    }
+    if engine.dtype != "auto":
+        options["dtype"] = engine.dtype
+    if engine.quantization != "auto":
+        options["quantization"] = engine.quantization
+    if not engine.prefix_caching:
+        options["enable-prefix-caching"] = False
+    sizes = {
+        "max-model-len": engine.max_model_len,
+        "max-num-seqs": engine.max_num_seqs,
+        "max-num-batched-tokens": engine.max_num_batched_tokens,
+    }
+    options.update({name: size for name, size in sizes.items() if size is not None})
+    if engine.kv_cache_memory is not None:
+        options["kv-cache-memory-bytes"] = whole(parse_quantity(engine.kv_cache_memory))
+    cpu_limit = deployment.resources.limits.get("cpu")
+    if cpu_limit is not None and deployment.device == "cpu":
+        # NOTE: a limit is a share of time, not fewer cores: as many threads as the node has cores
+        # would be throttled in the middle of each step.
+        options["num-threads"] = max(1, whole(parse_quantity(cpu_limit)))
+    return options
+
+
+def extra_arguments(deployment: LLMDeployment) -> list[str]:
+    """`engine.args` as one item each: `--max-queue=64`, `--vllm-metrics`, `--no-access-log`."""
+    arguments = []
+    for name, value in sorted(deployment.engine.args.items()):
+        match value:
+            case "true":
+                arguments.append(f"--{name}")
+            case "false":
+                arguments.append(f"--no-{name}")
+            case _:
+                arguments.append(f"--{name}={value}")
+    return arguments
+
+
+def to_toml(options: Mapping[str, Option]) -> str:
+    """One line an option. JSON's strings, numbers and lists are TOML's too."""
+    return "".join(
+        f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in options.items()
+    )

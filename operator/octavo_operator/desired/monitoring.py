@@ -1,0 +1,43 @@
+"""PodMonitor, or ServiceMonitor where there is no such kind: engines are scraped by Prometheus."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL, REVISION_LABEL
+from octavo_operator import labels, names
+from octavo_operator.desired.metadata import child
+from octavo_operator.desired.probes import PORT_NAME
+from octavo_operator.settings import POD_MONITOR, SERVICE_MONITOR
+
+if TYPE_CHECKING:
+    from octavo_operator.settings import Settings
+    from octavo_operator.spec import LLMDeployment
+
+_API = "monitoring.coreos.com/v1"
+_SCRAPE = {"port": PORT_NAME, "path": "/metrics"}
+_TARGET_LABELS = [DEPLOYMENT_LABEL, REVISION_LABEL]
+
+
+def monitors(deployment: LLMDeployment, settings: Settings) -> list[dict[str, Any]]:
+    """One at most: two would count everything twice."""
+    name = names.monitor(deployment.name)
+    extra = settings.monitor_labels
+    selector = {"matchLabels": labels.engines(deployment.name)}
+    if POD_MONITOR in settings.capabilities:
+        head = child(deployment, _API, "PodMonitor", name, extra_labels=extra)
+        spec: dict[str, Any] = {
+            "selector": selector,
+            "podTargetLabels": _TARGET_LABELS,
+            "podMetricsEndpoints": [_SCRAPE],
+        }
+        return [{**head, "spec": spec}]
+    if SERVICE_MONITOR in settings.capabilities:
+        head = child(deployment, _API, "ServiceMonitor", name, extra_labels=extra)
+        spec = {
+            "selector": {"matchLabels": {**labels.engines(deployment.name), **labels.HEADLESS}},
+            "podTargetLabels": _TARGET_LABELS,
+            "endpoints": [_SCRAPE],
+        }
+        return [{**head, "spec": spec}]
+    return []

@@ -1,0 +1,138 @@
+"""The engine pod: what runs, as whom, with which probes, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from octavo_engine.protocol.endpoints import ENGINE_PORT
+from octavo_engine.protocol.kubernetes import POD_UID_ENV, REVISION_LABEL, ROUTABLE_CONDITION
+from octavo_operator import labels, names
+from octavo_operator.desired.config_map import CONFIG_FILE, config_text
+from octavo_operator.desired.engine_options import extra_arguments
+from octavo_operator.desired.merge import overlay
+from octavo_operator.desired.probes import PORT_NAME, probes
+from octavo_operator.desired.security import container_security, pod_security
+from octavo_operator.desired.weights import weights
+
+if TYPE_CHECKING:
+    from octavo_operator.settings import Settings
+    from octavo_operator.spec import EnvVar, LLMDeployment
+
+CONFIG_MOUNT = "/etc/octavo"
+TMP_SIZE = "2Gi"
+# After the drain: for the preStop pause, closing streams, and the runtime's own delays.
+GRACE_S = 15
+DEFAULT_REQUESTS = {"cpu": "1", "memory": "2Gi"}
+_REVISION_CHARS = 10
+
+
+def pod_template(deployment: LLMDeployment, settings: Settings, revision: str) -> dict[str, Any]:
+    """With podTemplate laid over it."""
+    template = overlay(_base(deployment, settings, revision), deployment.pod_template)
+    if "serviceAccountName" not in template["spec"]:
+        template["spec"]["serviceAccountName"] = names.service_account(deployment.name)
+    return template
+
+
+def revision_of(deployment: LLMDeployment, settings: Settings) -> str:
+    """A hash of everything that makes one pod unlike another; no number of replicas is in it."""
+    template = pod_template(deployment, settings, "")
+    content = json.dumps([template, config_text(deployment)], sort_keys=True)
+    return names.short_hash(content.encode(), _REVISION_CHARS)
+
+
+def image_of(deployment: LLMDeployment, settings: Settings) -> str:
+    if deployment.engine.image:
+        return deployment.engine.image
+    is_gpu = deployment.device in ("cuda", "torch")
+    return settings.images.cuda if is_gpu else settings.images.cpu
+
+
+def model_path(deployment: LLMDeployment) -> str:
+    """Where the engine in a pod finds its weights."""
+    return weights(deployment, image="", pull_policy="").path
+
+
+def _base(deployment: LLMDeployment, settings: Settings, revision: str) -> dict[str, Any]:
+    image, pull_policy = image_of(deployment, settings), settings.images.pull_policy
+    parts = weights(deployment, image=image, pull_policy=pull_policy)
+    config = {"name": names.config_map(deployment.name, revision)}
+    selected = labels.revision(deployment.name, revision)
+    spec: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": pod_security(),
+        "terminationGracePeriodSeconds": math.ceil(deployment.rollout.drain_timeout_s) + GRACE_S,
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": selected},
+            }
+        ],
+        "containers": [_engine(deployment, settings, image, parts.mounts)],
+        "volumes": [
+            {"name": "config", "configMap": config},
+            {"name": "tmp", "emptyDir": {"sizeLimit": TMP_SIZE}},
+            *parts.volumes,
+        ],
+    }
+    if parts.init_containers:
+        spec["initContainers"] = parts.init_containers
+    if settings.readiness_gate:
+        spec["readinessGates"] = [{"conditionType": ROUTABLE_CONDITION}]
+    metadata = {
+        "labels": {**labels.common(deployment.name), REVISION_LABEL: revision},
+        "annotations": {labels.MODEL_ANNOTATION: deployment.model.uri},
+    }
+    return {"metadata": metadata, "spec": spec}
+
+
+def _engine(
+    deployment: LLMDeployment, settings: Settings, image: str, mounts: list[dict[str, Any]]
+) -> dict[str, Any]:
+    resources = deployment.resources
+    requests = {**({} if resources.limits else DEFAULT_REQUESTS), **resources.requests}
+    container: dict[str, Any] = {
+        "name": names.ENGINE_CONTAINER,
+        "image": image,
+        "imagePullPolicy": settings.images.pull_policy,
+        "command": ["octavo", "serve"],
+        "args": [f"--config={CONFIG_MOUNT}/{CONFIG_FILE}", *extra_arguments(deployment)],
+        "env": [
+            {"name": POD_UID_ENV, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+            # Compilers and hubs keep caches at home; the root file system is read-only.
+            {"name": "HOME", "value": "/tmp"},
+            *(_variable(variable) for variable in deployment.engine.env),
+        ],
+        "ports": [{"name": PORT_NAME, "containerPort": ENGINE_PORT}],
+        "resources": _drop_empty({"requests": requests, "limits": dict(resources.limits)}),
+        "securityContext": container_security(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **probes(deployment),
+        "volumeMounts": [
+            {"name": "config", "mountPath": CONFIG_MOUNT, "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},
+            *mounts,
+        ],
+    }
+    if settings.pre_stop_s:
+        # Routers act on the deletion timestamp; this is for those that learn of it late.
+        container["lifecycle"] = {"preStop": {"sleep": {"seconds": settings.pre_stop_s}}}
+    return container
+
+
+def _variable(variable: EnvVar) -> dict[str, Any]:
+    if not variable.source:
+        return {"name": variable.name, "value": variable.value}
+    reference: dict[str, Any] = {"name": variable.source_name, "key": variable.source_key}
+    if variable.optional:
+        reference["optional"] = True
+    return {"name": variable.name, "valueFrom": {variable.source: reference}}
+
+
+def _drop_empty(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value}

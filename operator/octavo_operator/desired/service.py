@@ -1,0 +1,65 @@
+"""The Services: one address for people, one record per pod for routers and Prometheus."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from octavo_engine.protocol.endpoints import ENGINE_PORT
+from octavo_engine.protocol.kubernetes import ROUTING_ANNOTATION
+from octavo_operator import labels, names
+from octavo_operator.desired.metadata import child
+from octavo_operator.desired.probes import PORT_NAME
+from octavo_operator.spec.quantities import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from octavo_operator.spec import LLMDeployment
+
+
+def service(
+    deployment: LLMDeployment, *, weights: Mapping[str, int], scaled_to_zero: bool
+) -> dict[str, Any]:
+    annotation = routing_annotation(deployment, weights=weights, scaled_to_zero=scaled_to_zero)
+    head = child(
+        deployment,
+        "v1",
+        "Service",
+        names.service(deployment.name),
+        annotations={ROUTING_ANNOTATION: annotation},
+    )
+    return {**head, "spec": {"selector": labels.engines(deployment.name), "ports": [_port()]}}
+
+
+def headless_service(deployment: LLMDeployment) -> dict[str, Any]:
+    name = names.headless_service(deployment.name)
+    head = child(deployment, "v1", "Service", name, extra_labels=labels.HEADLESS)
+    spec = {
+        "clusterIP": "None",
+        # Who is not ready yet is visible: a router connects early, the gate waits for it.
+        "publishNotReadyAddresses": True,
+        "selector": labels.engines(deployment.name),
+        "ports": [_port()],
+    }
+    return {**head, "spec": spec}
+
+
+def routing_annotation(
+    deployment: LLMDeployment, *, weights: Mapping[str, int], scaled_to_zero: bool
+) -> str:
+    """How a router shall serve it: JSON, the same text for the same meaning."""
+    routing: dict[str, Any] = {
+        "names": list(deployment.model.names),
+        "policy": deployment.routing.policy,
+        "holdSeconds": plain(deployment.routing.hold_s),
+        "port": ENGINE_PORT,
+        "scaledToZero": scaled_to_zero,
+    }
+    if weights:
+        routing["weights"] = dict(weights)
+    return json.dumps(routing, sort_keys=True)
+
+
+def _port() -> dict[str, Any]:
+    return {"name": PORT_NAME, "port": ENGINE_PORT, "targetPort": PORT_NAME, "protocol": "TCP"}

@@ -1,0 +1,136 @@
+"""Carries out a plan in its order. What comes back from each write is what we know from then on."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo_engine.protocol.kubernetes import (
+    DELETION_COST_ANNOTATION,
+    REVISION_LABEL,
+    ROUTABLE_CONDITION,
+)
+from octavo_operator import kinds
+from octavo_operator.errors import Conflict, NameConflict, NotFound, Refused
+from octavo_operator.plan import FINGERPRINT_ANNOTATION, stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from octavo_operator.cluster import Cluster
+    from octavo_operator.kinds import Kind, Object
+    from octavo_operator.observe import World
+    from octavo_operator.plan import Plan, ScaleOrder
+
+logger = logging.getLogger("octavo.operator.execute")
+GOES_FIRST = "-100"  # below every pod that nobody has marked
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of a plan."""
+
+    refused: list[tuple[Object, Refused]] = field(default_factory=list)
+    settled: dict[tuple[Kind, str], tuple[str, str]] = field(default_factory=dict)
+
+
+async def execute(
+    cluster: Cluster, world: World, plan: Plan, *, namespace: str, owner_uid: str,
+    pods: Sequence[Object],
+) -> Report:  # fmt: skip
+    """Raises ClusterError where the rest must wait. An object that the API server refuses does not
+    keep others from their place, but no engine starts without all that comes before it."""
+    report = Report()
+    for body in plan.apply:
+        is_engine = REVISION_LABEL in kinds.labels_of(body) and body["kind"] == "Deployment"
+        if is_engine and report.refused:
+            continue
+        try:
+            stored = await _apply(cluster, body, owner_uid)
+        except Refused as error:
+            report.refused.append((body, error))
+            continue
+        kind = kinds.kind_of(body)
+        world.keep(kind, stored)
+        mark = kinds.annotations_of(body)[FINGERPRINT_ANNOTATION]
+        report.settled[(kind, kinds.name_of(body))] = (mark, stamp(stored))
+    for order in plan.scale:
+        await _mark_leaving(cluster, namespace, order, pods)
+        world.keep(kinds.DEPLOYMENT, await _scale(cluster, namespace, order))
+    for body in plan.delete:
+        await cluster.delete(
+            kinds.kind_of(body),
+            namespace,
+            kinds.name_of(body),
+            uid=kinds.uid_of(body),
+            resource_version=str(body["metadata"]["resourceVersion"]),
+        )
+    for detail in plan.details:
+        logger.info("%s", detail, extra={"namespace": namespace})
+    return report
+
+
+async def _apply(cluster: Cluster, body: Object, owner_uid: str) -> Object:
+    """NOTE: server-side apply would take over a stranger's object of the same name, which our
+    watches (by label) do not show: what is new is looked up first."""
+    kind, namespace, name = kinds.kind_of(body), kinds.namespace_of(body), kinds.name_of(body)
+    found = await cluster.get(kind, namespace, name)
+    if found is not None and kinds.controller_uid(found) != owner_uid:
+        owners = found["metadata"].get("ownerReferences") or []
+        owner = f"{owners[0].get('kind')} {owners[0].get('name')}" if owners else "nobody"
+        raise NameConflict(kind.name, name, owner)
+    return await cluster.apply(body)
+
+
+async def _scale(cluster: Cluster, namespace: str, order: ScaleOrder) -> Object:
+    patch = {
+        "metadata": {"uid": order.uid, "resourceVersion": order.resource_version},
+        "spec": {"replicas": order.replicas},
+    }
+    return await cluster.patch(kinds.DEPLOYMENT, namespace, order.name, patch)
+
+
+async def _mark_leaving(
+    cluster: Cluster, namespace: str, order: ScaleOrder, pods: Sequence[Object]
+) -> None:
+    """The ReplicaSet removes pods of the lowest cost first. Best effort: capacity does not depend
+    on who leaves."""
+    wanted: Mapping[str, str] = dict.fromkeys(order.leaving, GOES_FIRST)
+    for pod in pods:
+        if kinds.labels_of(pod).get(REVISION_LABEL) != order.revision:
+            continue
+        cost = wanted.get(kinds.uid_of(pod))
+        if kinds.annotations_of(pod).get(DELETION_COST_ANNOTATION) == cost:
+            continue
+        patch = {
+            "metadata": {
+                "uid": kinds.uid_of(pod), "annotations": {DELETION_COST_ANNOTATION: cost}
+            }
+        }  # fmt: skip
+        try:
+            await cluster.patch(kinds.POD, namespace, kinds.name_of(pod), patch)
+        except (NotFound, Conflict):
+            continue  # it has left already
+        except Refused as error:
+            logger.warning("Could not mark a pod", extra={"error": str(error)})
+
+
+async def set_routable(cluster: Cluster, pod: Object, *, message: str, now: str) -> Object | None:
+    """Set the pod's readiness gate. None where the pod has gone meanwhile."""
+
+    condition = {
+        "podUid": kinds.uid_of(pod),
+        "type": ROUTABLE_CONDITION,
+        "status": "True",
+        "reason": "HeldByAllRouters",
+        "message": message,
+        "lastProbeTime": None,
+        "lastTransitionTime": now,
+    }
+    try:
+        return await cluster.set_pod_condition(
+            kinds.namespace_of(pod), kinds.name_of(pod), condition
+        )
+    except (NotFound, Conflict):
+        return None

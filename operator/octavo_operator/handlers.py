@@ -1,0 +1,144 @@
+"""kopf as a source of events: it watches and reconnects; each handler hands one event on.
+
+Only on.event, on.login: no finalizers, no annotations, no timers, no peering, no events of kopf's.
+It runs in a thread with a loop of its own: when it ends, it cancels every task it finds beside it,
+and a burst of ten thousand events leaves our loop free for probes and the Lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import kopf
+
+from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL
+from octavo_operator import kinds
+from octavo_operator.observe import WATCHED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from octavo_operator.intake import Intake
+    from octavo_operator.kinds import Kind
+    from octavo_operator.kube_config import KubeConfig
+
+    Tell = Callable[[Kind, str | None, Any], None]
+
+logger = logging.getLogger("octavo.operator.watch")
+
+STOP_S = 10.0
+TOKEN_LIFE = datetime.timedelta(minutes=10)
+
+
+async def watch(
+    config: KubeConfig,
+    intake: Intake,
+    *,
+    namespaces: Sequence[str],
+) -> None:
+    """Watch until cancelled. Raises whatever ends kopf, such as a CRD that was deleted."""
+    loop = asyncio.get_running_loop()
+    stop = threading.Event()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def tell(kind: Kind, event_type: str | None, body: Any) -> None:
+        loop.call_soon_threadsafe(intake.event, kind, event_type, body)
+
+    def run() -> None:
+        try:
+            asyncio.run(_operate(config, tell, namespaces, stop))
+        except Exception as error:
+            loop.call_soon_threadsafe(_finish, ended, error)
+        else:
+            loop.call_soon_threadsafe(_finish, ended, None)
+
+    thread = threading.Thread(target=run, name="kopf", daemon=True)
+    thread.start()
+    try:
+        await asyncio.shield(ended)
+    finally:
+        stop.set()
+        async with asyncio.timeout(STOP_S):
+            await asyncio.wait([ended])
+
+
+async def _operate(
+    config: KubeConfig, tell: Tell, namespaces: Sequence[str], stop: threading.Event
+) -> None:
+    async with contextlib.AsyncExitStack() as sessions:  # which kopf leaves open when it fails
+        await kopf.operator(
+            registry=make_registry(config, tell, sessions),
+            settings=make_settings(),
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=tuple(namespaces),
+            stop_flag=stop,
+        )
+
+
+def _finish(ended: asyncio.Future[None], error: Exception | None) -> None:
+    if ended.done():
+        return
+    if error is None:
+        ended.set_result(None)
+    else:
+        ended.set_exception(error)
+
+
+def make_registry(
+    config: KubeConfig, tell: Tell, sessions: contextlib.AsyncExitStack
+) -> kopf.OperatorRegistry:
+    registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=registry)(_login(config, sessions))
+    for kind in WATCHED:
+        kopf.on.event(kind.group, kind.version, kind.plural, id=kind.plural, registry=registry)(
+            _handler(kind, tell)
+        )
+    return registry
+
+
+def make_settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    # Which kinds exist is looked up once; no right to watch CRDs and namespaces is needed.
+    settings.scanning.disabled = True
+    settings.queueing.idle_timeout = 1.0  # a task per object lives only as long as its events
+    settings.watching.chunk_size = 250
+    for kind in WATCHED:
+        if kind != kinds.LLM_DEPLOYMENT:
+            where = (kind.group, kind.version, kind.plural)
+            settings.watching.label_selectors[where] = DEPLOYMENT_LABEL
+    return settings
+
+
+def _handler(kind: Kind, tell: Tell) -> Any:
+    async def handle(event: Any, **_: object) -> None:
+        tell(kind, event["type"], dict(event["object"]))
+
+    return handle
+
+
+def _login(config: KubeConfig, sessions: contextlib.AsyncExitStack) -> Any:
+    async def login(**_: object) -> kopf.AiohttpSession:
+        token = config.read_token()
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=config.ssl_context() or True, limit=0),
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+        )
+        await sessions.enter_async_context(session)
+        expires = datetime.datetime.now(datetime.UTC) + TOKEN_LIFE
+        return kopf.AiohttpSession(
+            server=config.server,
+            aiohttp_session=session,
+            default_namespace=config.namespace,
+            expiration=expires if config.token_file else None,
+        )
+
+    return login

@@ -1,0 +1,99 @@
+"""Port 8090: is the operator alive, and what has it counted. Plain HTTP/1.1, GET only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from octavo_operator.metrics import Metrics
+
+logger = logging.getLogger("octavo.operator.health")
+
+MAX_REQUEST_BYTES = 8192
+TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """One look at ourselves."""
+
+    news_age_s: float  # since a watch or list told anything
+    max_news_age_s: float
+    is_synced: bool
+    is_leading: bool
+
+    @property
+    def is_alive(self) -> bool:
+        return self.news_age_s <= self.max_news_age_s
+
+
+class HealthServer:
+    """Answers on the operator's own loop: when that hangs, so does the probe."""
+
+    def __init__(self, look: Callable[[], Health], metrics: Metrics) -> None:
+        self._look = look
+        self._metrics = metrics
+
+    async def run(self, host: str, port: int) -> None:
+        """Until cancelled. Raises OSError where the port is taken."""
+        server = await self.start(host, port)
+        async with server:
+            await server.serve_forever()
+
+    async def start(self, host: str, port: int) -> asyncio.Server:
+        return await asyncio.start_server(self._serve, host, port, limit=MAX_REQUEST_BYTES)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self.answer(head))
+                await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            logger.debug("A probe went away")
+        finally:
+            writer.close()
+
+    def answer(self, head: bytes) -> bytes:
+        """The whole response to a request's head."""
+        method, _, rest = head.partition(b" ")
+        path = rest.partition(b" ")[0].partition(b"?")[0]
+        if method not in (b"GET", b"HEAD"):
+            return _response(405, "text/plain", "only GET\n")
+        health = self._look()
+        if path == b"/metrics":
+            self._metrics.watch_age_s = health.news_age_s
+            self._metrics.is_leader = health.is_leading
+            return _response(200, "text/plain; version=0.0.4", self._metrics.render())
+        if path in (b"/healthz", b"/livez", b"/health"):
+            return _json(200 if health.is_alive else 503, health)
+        if path in (b"/readyz", b"/ready"):
+            return _json(200 if health.is_alive and health.is_synced else 503, health)
+        return _response(404, "text/plain", "there are /healthz, /readyz and /metrics\n")
+
+
+def _json(status: int, health: Health) -> bytes:
+    told = {
+        "alive": health.is_alive,
+        "synced": health.is_synced,
+        "leading": health.is_leading,
+        "newsAgeSeconds": round(health.news_age_s, 3),
+        "maxNewsAgeSeconds": health.max_news_age_s,
+    }
+    return _response(status, "application/json", json.dumps(told) + "\n")
+
+
+def _response(status: int, content_type: str, text: str) -> bytes:
+    body = text.encode()
+    words = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+    head = (
+        f"HTTP/1.1 {status} {words[status]}\r\nContent-Type: {content_type}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body

@@ -1,0 +1,132 @@
+"""What watches and lists tell goes into the world, and its key into the queue; nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL
+from octavo_operator import kinds
+from octavo_operator.cluster import Listing
+from octavo_operator.errors import ClusterError, NotFound
+from octavo_operator.observe import WATCHED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from random import Random
+
+    from octavo_operator.cluster import Cluster
+    from octavo_operator.kinds import Kind, Object
+    from octavo_operator.metrics import Metrics
+    from octavo_operator.observe import Key, World
+
+logger = logging.getLogger("octavo.operator.intake")
+
+RETRY_S = 2.0
+NEWEST = 1 << 62  # a version above all
+SETTLE_S = 1.0  # a listing comes as a burst of events; one list after it is enough
+
+
+class Intake:
+    """The cache's only writer besides reconciles.
+
+    Watches tell what changes, but not what vanished while they were away: whenever one has listed
+    anew, and every few minutes anyway, each kind is listed as a whole and compared.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        world: World,
+        *,
+        namespaces: Sequence[str],
+        wake: Callable[[Key], None],
+        metrics: Metrics,
+        clock: Callable[[], float],
+        rng: Random,
+        every_s: float = 300.0,
+    ) -> None:
+        self._cluster = cluster
+        self._world = world
+        self._namespaces: Sequence[str | None] = namespaces or (None,)
+        self._wake = wake
+        self._metrics = metrics
+        self._clock = clock
+        self._rng = rng
+        self._every_s = every_s
+        self._relisted: set[Kind] = set()
+        self._news = asyncio.Event()
+        self.heard_at = clock()  # from a watch or a list
+
+    @property
+    def max_age_s(self) -> float:
+        """Older news mean that we are deaf."""
+        return 2 * self._every_s + 60.0
+
+    def event(self, kind: Kind, event_type: str | None, body: Object) -> None:
+        """A watch's word. `event_type` is None for what it listed when it began."""
+        self._metrics.watch_events[kind.name] += 1
+        self.heard_at = self._clock()
+        body.setdefault("apiVersion", kind.api_version)
+        body.setdefault("kind", kind.name)
+        if event_type == "DELETED":
+            key = self._world.drop(kind, body)
+        else:
+            key = self._world.keep(kind, body)
+        if key is not None:
+            self._wake(key)
+        if event_type is None and kind in self._world.synced:
+            self._relisted.add(kind)
+            self._news.set()
+
+    async def fill(self) -> None:
+        """List everything once; returns when that has succeeded."""
+        for kind in WATCHED:
+            while True:
+                try:
+                    await self.refresh(kind)
+                    break
+                except ClusterError as error:
+                    logger.warning("Could not list", extra={"kind": kind.name, "error": str(error)})
+                    await asyncio.sleep(RETRY_S)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            wait_s = self._every_s * (0.9 + 0.2 * self._rng.random())
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._news.wait()
+                await asyncio.sleep(SETTLE_S)
+                stale: set[Kind] = self._relisted
+            except TimeoutError:
+                stale = set(WATCHED)
+            self._relisted = set()
+            self._news.clear()
+            for kind in WATCHED:
+                if kind in stale:
+                    await self._try(kind)
+
+    async def refresh(self, kind: Kind) -> None:
+        """Compare with the whole list. Raises ClusterError."""
+        selector = "" if kind == kinds.LLM_DEPLOYMENT else DEPLOYMENT_LABEL
+        for namespace in self._namespaces:
+            try:
+                listing = await self._cluster.find(kind, namespace, selector=selector)
+            except NotFound:  # with a CRD go all its resources
+                listing = Listing([], NEWEST)
+            for key in self._world.replace(kind, listing, namespace=namespace):
+                self._wake(key)
+        self.heard_at = self._clock()
+        self._metrics.num_objects = len(self._world)
+        self._metrics.num_deployments = len(self._world.all_keys())
+
+    async def _try(self, kind: Kind) -> None:
+        try:
+            await self.refresh(kind)
+        except ClusterError as error:
+            logger.warning("Could not list", extra={"kind": kind.name, "error": str(error)})
+            self._relisted.add(kind)
+            await asyncio.sleep(RETRY_S)
+            self._news.set()

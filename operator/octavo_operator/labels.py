@@ -1,0 +1,61 @@
+"""Every label, selector and annotation key the operator writes, and how they are put together."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from octavo_engine.protocol.kubernetes import (
+    COMPONENT_LABEL,
+    DEPLOYMENT_LABEL,
+    ENGINE_COMPONENT,
+    MANAGED_BY,
+    MANAGED_BY_LABEL,
+    REVISION_LABEL,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NAME_LABEL = "app.kubernetes.io/name"
+INSTANCE_LABEL = "app.kubernetes.io/instance"
+PART_OF_LABEL = "app.kubernetes.io/part-of"
+APP = "octavo"
+
+MODEL_ANNOTATION = "octavo.dev/model"  # on engine pods: what they serve, for people
+HEADLESS = MappingProxyType({"octavo.dev/service": "engines"})  # on the headless Service
+
+# Keys that a podTemplate may not set: selectors and garbage collection rest on them.
+RESERVED_PREFIX = "octavo.dev/"
+RESERVED = frozenset((MANAGED_BY_LABEL, COMPONENT_LABEL, NAME_LABEL, INSTANCE_LABEL, PART_OF_LABEL))
+
+
+def common(deployment_name: str) -> dict[str, str]:
+    """On every child object."""
+    return {
+        NAME_LABEL: "octavo-engine",
+        INSTANCE_LABEL: deployment_name,
+        PART_OF_LABEL: APP,
+        MANAGED_BY_LABEL: MANAGED_BY,
+        COMPONENT_LABEL: ENGINE_COMPONENT,
+        DEPLOYMENT_LABEL: deployment_name,
+    }
+
+
+def engines(deployment_name: str) -> dict[str, str]:
+    """Selects the engine pods of all revisions."""
+    return {DEPLOYMENT_LABEL: deployment_name, COMPONENT_LABEL: ENGINE_COMPONENT}
+
+
+def revision(deployment_name: str, revision: str) -> dict[str, str]:
+    """Selects the engine pods of one revision. Immutable once a Deployment has it."""
+    return {**engines(deployment_name), REVISION_LABEL: revision}
+
+
+def selector_text(labels: Mapping[str, str]) -> str:
+    """As `kubectl -l` and the scale subresource take it."""
+    return ",".join(f"{key}={labels[key]}" for key in sorted(labels))
+
+
+def is_reserved(key: str) -> bool:
+    return key in RESERVED or key.startswith(RESERVED_PREFIX)

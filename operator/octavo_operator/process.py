@@ -1,0 +1,266 @@
+"""The operator as a process: everything built, wired, started and ended, in one place."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import random
+import signal
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from octavo_engine.protocol.endpoints import OPERATOR_PORT
+from octavo_operator import handlers, kinds
+from octavo_operator import settings as kinds_of_settings
+from octavo_operator.errors import ClusterError
+from octavo_operator.events import EventRecorder
+from octavo_operator.guard import GuardedCluster, TokenBucket
+from octavo_operator.health import Health, HealthServer
+from octavo_operator.intake import Intake
+from octavo_operator.leader import Leader, LeaseTimes
+from octavo_operator.metrics import Metrics
+from octavo_operator.observe import WATCHED, Key, World, are_synced
+from octavo_operator.reconcile import Reconciler
+from octavo_operator.routers import Demand, RouterPoller
+from octavo_operator.work_queue import Outcome, Pace, Schedule, WorkQueue
+
+if TYPE_CHECKING:
+    from octavo_operator.kube_cluster import KubeCluster
+    from octavo_operator.kube_config import KubeConfig
+    from octavo_operator.settings import Settings
+
+logger = logging.getLogger("octavo.operator")
+
+LEASE_NAME = "octavo-operator"
+RESTART_S = 2.0  # between the end of a watch and the next
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """How this process runs, as opposed to what it makes."""
+
+    namespace: str  # of the operator itself: its Lease
+    identity: str  # of this replica: the pod's name
+    host: str = "0.0.0.0"
+    port: int = OPERATOR_PORT
+    num_workers: int = 8
+    pace: Pace = field(default_factory=Pace)
+    resync_s: float = 300.0  # a full list of every kind
+    writes_per_s: float = 50.0  # to the API server, for all LLMDeployments together
+    write_burst: int = 200
+    lease: LeaseTimes | None = field(default_factory=LeaseTimes)  # None: there is only one
+    lease_name: str = LEASE_NAME
+    poll_routers_s: float = 1.0
+
+
+class Operator:
+    """Built within `async with KubeCluster`; `run` ends by a signal, `stop`, or an error."""
+
+    def __init__(
+        self, config: KubeConfig, cluster: KubeCluster, settings: Settings, run: RunSettings
+    ) -> None:
+        clock = time.monotonic
+        self._config = config
+        self._cluster = cluster
+        self._settings = settings
+        self._run = run
+        self.metrics = Metrics()
+        self.world = World()
+        self.demand = Demand(clock)
+        self._stop = asyncio.Event()
+        self._leader = (
+            None
+            if run.lease is None
+            else Leader(
+                cluster,
+                namespace=run.namespace,
+                name=run.lease_name,
+                identity=run.identity,
+                clock=clock,
+                now_text=_now_micro,
+                times=run.lease,
+            )
+        )
+        bucket = TokenBucket(per_second=run.writes_per_s, burst=run.write_burst, clock=clock)
+        self._guarded = GuardedCluster(
+            cluster, may_write=self._may_write, bucket=bucket, metrics=self.metrics
+        )
+        self._events = EventRecorder(self._guarded, clock=clock, now_text=_now)
+        self._reconciler: Reconciler | None = None
+        pace = replace(run.pace, resync_s=run.resync_s)
+        self.queue: WorkQueue[Key] = WorkQueue(
+            self._work,
+            Schedule(pace, random.Random()),
+            clock=clock,
+            metrics=self.metrics,
+            num_workers=run.num_workers,
+        )
+        self.intake = Intake(
+            self._guarded,
+            self.world,
+            namespaces=settings.namespaces,
+            wake=self.queue.add,
+            metrics=self.metrics,
+            clock=clock,
+            rng=random.Random(),
+            every_s=run.resync_s,
+        )
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Raises SettingsInvalid, OSError (port taken); else returns after a signal or `stop`."""
+        health = HealthServer(self._health, self.metrics)
+        server = await health.start(self._run.host, self._run.port)
+        loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._stop.set)
+        try:
+            async with server, asyncio.TaskGroup() as tasks:
+                work = [tasks.create_task(self._all()), tasks.create_task(self._watch())]
+                await self._stop.wait()
+                for task in work:
+                    task.cancel()
+        finally:
+            if self._leader is not None:
+                await self._leader.give_back()
+        logger.info("Stopped")
+
+    async def _all(self) -> None:
+        await self._wait_for_crd()
+        settings = replace(self._settings, capabilities=await self._capabilities())
+        self._reconciler = Reconciler(
+            self._guarded,
+            self.world,
+            self.demand,
+            settings,
+            self._events,
+            clock=time.monotonic,
+            epoch_clock=time.time,
+            now_text=_now,
+        )
+        began_at = time.monotonic()
+        await self.intake.fill()
+        logger.info(
+            "Listed everything",
+            extra={"objects": len(self.world), "seconds": round(time.monotonic() - began_at, 2)},
+        )
+        timeout = aiohttp.ClientTimeout(total=2.0)
+        async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
+            poller = RouterPoller(
+                self._guarded,
+                self.demand,
+                namespace=settings.router.namespace,
+                fetch=_Fetcher(session),
+                wake=self._wake_pool,
+                metrics=self.metrics,
+                every_s=self._run.poll_routers_s,
+                clock=time.monotonic,
+            )
+            await poller.poll()
+            tasks.create_task(poller.run())
+            tasks.create_task(self.intake.run())
+            tasks.create_task(self.queue.run())
+            if self._leader is not None:
+                tasks.create_task(self._leader.run(self._became_leader))
+
+    async def _watch(self) -> None:
+        """kopf ends when what it watches vanishes: then we wait until it is back."""
+        while not self._stop.is_set():
+            await self._wait_for_crd()
+            try:
+                await handlers.watch(
+                    self._config, self.intake, namespaces=self._settings.namespaces
+                )
+            except Exception as error:
+                # Whatever ended kopf (its own classes are private), we begin anew and compare all.
+                logger.warning("The watches ended", extra={"error": repr(error)})
+            await asyncio.sleep(RESTART_S)
+
+    async def _wait_for_crd(self) -> None:
+        is_told = False
+        while not self._stop.is_set():
+            try:
+                if await self._cluster.serves(kinds.LLM_DEPLOYMENT):
+                    return
+                problem = "the CRD llmdeployments.octavo.dev is not installed"
+            except ClusterError as error:
+                problem = str(error)
+            if not is_told:
+                logger.warning("Waiting for the API", extra={"problem": problem})
+                is_told = True
+            await asyncio.sleep(RESTART_S)
+
+    async def _capabilities(self) -> frozenset[str]:
+        """The optional kinds that this cluster has, as of now."""
+        wanted = {
+            kinds_of_settings.POD_MONITOR: kinds.POD_MONITOR,
+            kinds_of_settings.SERVICE_MONITOR: kinds.SERVICE_MONITOR,
+            kinds_of_settings.SCALED_OBJECT: kinds.SCALED_OBJECT,
+        }
+        found = set()
+        for name, kind in wanted.items():
+            try:
+                if await self._cluster.serves(kind):
+                    found.add(name)
+            except ClusterError as error:
+                logger.warning("Could not look up a kind", extra={"error": str(error)})
+        return frozenset(found)
+
+    async def _work(self, key: Key) -> Outcome:
+        if not self._may_write() or self._reconciler is None:
+            return Outcome()
+        self.metrics.num_objects = len(self.world)
+        return await self._reconciler.reconcile(key)
+
+    def _may_write(self) -> bool:
+        return self._leader is None or self._leader.is_leading()
+
+    def _became_leader(self) -> None:
+        for key in self.world.all_keys():
+            self.queue.add(key)
+
+    def _wake_pool(self, pool: str) -> None:
+        namespace, _, name = pool.partition("/")
+        key = Key(namespace, name)
+        if self.world.has(key):
+            self.queue.add(key)
+
+    def _health(self) -> Health:
+        return Health(
+            news_age_s=time.monotonic() - self.intake.heard_at,
+            max_news_age_s=self.intake.max_age_s,
+            is_synced=are_synced(self.world, WATCHED),
+            is_leading=self._may_write(),
+        )
+
+
+class _Fetcher:
+    """GET with a deadline, as routers.Fetch has it."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def __call__(self, url: str) -> bytes:
+        try:
+            async with self._session.get(url) as answer:
+                if answer.status != 200:
+                    raise OSError(f"{url} answered {answer.status}")
+                return await answer.read()
+        except aiohttp.ClientError as error:
+            raise OSError(str(error)) from error
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _now_micro() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

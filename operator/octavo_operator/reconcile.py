@@ -1,0 +1,474 @@
+"""The story of one LLMDeployment: get, parse, observe, plan, execute, report.
+
+Level-triggered: it asks what is, never what happened. It may stop after any write and be run again
+by another process; the same world gives the same plan.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo_operator import canary, kinds, labels
+from octavo_operator.autoscale import Memory, decide
+from octavo_operator.desired import Traffic, desired_objects, revision_of
+from octavo_operator.errors import (
+    ClusterError,
+    ClusterUnavailable,
+    Conflict,
+    NameConflict,
+    NotFound,
+    SpecInvalid,
+)
+from octavo_operator.execute import execute, set_routable
+from octavo_operator.faults import Fault, find_faults, newest_first, refusal, unexplained
+from octavo_operator.guard import NotLeader
+from octavo_operator.observe import waits_for_gate
+from octavo_operator.plan import HOLD, Wish, plan_capacity, plan_changes
+from octavo_operator.reasons import Reason
+from octavo_operator.spec import LLMDeployment
+from octavo_operator.status import (
+    Facts,
+    Scaling,
+    loading_of,
+    refused,
+    rollout_from_status,
+    scaling_from_status,
+    summarize,
+)
+from octavo_operator.work_queue import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from octavo_operator.canary import CanaryState, Sample, Verdict
+    from octavo_operator.cluster import Cluster
+    from octavo_operator.events import EventRecorder
+    from octavo_operator.kinds import Kind, Object
+    from octavo_operator.observe import Key, Observed, World
+    from octavo_operator.plan import CapacityPlan, Plan
+    from octavo_operator.rollout import Replica
+    from octavo_operator.routers import Demand
+    from octavo_operator.settings import Settings
+
+logger = logging.getLogger("octavo.operator.reconcile")
+# While something is decided by the passing of time, and not by an event.
+TICK_S = 5.0
+PREDECESSOR_TICK_S = 1.0
+RIVAL_TICK_S = 30.0
+WARNINGS_EVERY_S = 8.0
+# What is normal for a while: how long nothing must have changed until it is a fault.
+PATIENCE_S = {
+    Reason.STARTUP_PROBE_FAILING: 8.0,
+    Reason.NOT_ROUTABLE: 15.0,
+    Reason.READINESS_PROBE_FAILING: 60.0,  # that is how loading looks from outside
+}
+MAX_SUSPECTS = 3  # pods of one LLMDeployment fail alike
+MAX_WARNINGS = 10
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What a key's next reconcile had better know. Losing it costs a window or a write, no more."""
+
+    uid: str = ""
+    scale: Memory = field(default_factory=Memory)
+    settled: dict[tuple[Kind, str], tuple[str, str]] = field(default_factory=dict)
+    progress: tuple[object, float] = ((), 0.0)  # the last picture of the rollout, and since when
+    baseline: tuple[str, int, Sample, Sample] | None = None  # revision, step, stable, canary
+    faults: frozenset[Reason] = frozenset()
+    warnings: dict[str, tuple[float, list[Object]]] = field(default_factory=dict)  # by UID
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """Everything one look has computed."""
+
+    deployment: LLMDeployment
+    revision: str
+    wish: Wish
+    observed: Observed
+    replicas: list[Replica]
+    capacity: CapacityPlan
+    plan: Plan
+    scaling: Scaling | None
+
+
+class Reconciler:
+    """One `reconcile` per key at a time; the work queue sees to that."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        world: World,
+        demand: Demand,
+        settings: Settings,
+        events: EventRecorder,
+        *,
+        clock: Callable[[], float],
+        epoch_clock: Callable[[], float],
+        now_text: Callable[[], str],
+    ) -> None:
+        self._cluster = cluster
+        self._world = world
+        self._demand = demand
+        self._settings = settings
+        self._events = events
+        self._clock = clock
+        self._epoch_clock = epoch_clock
+        self._now_text = now_text
+        self._memories: dict[Key, _Memory] = {}
+
+    async def reconcile(self, key: Key) -> Outcome:
+        body = self._world.deployment(key)
+        if body is None:  # deleted: owner references clean up
+            self._memories.pop(key, None)
+            self._demand.forget(f"{key.namespace}/{key.name}")
+            return Outcome(is_gone=True)
+        if body["metadata"].get("deletionTimestamp"):
+            return Outcome()
+        try:
+            return await self._reconcile(key, body)
+        except NotLeader:
+            return Outcome()  # whoever leads looks at everything
+        except (Conflict, NotFound) as error:
+            # Our picture is old; the event that mends it is on its way.
+            logger.info("Read again", extra={"key": str(key), "error": str(error)})
+            return await self._reread(key)
+        except ClusterUnavailable as error:
+            logger.warning("Backed off", extra={"key": str(key), "error": str(error)})
+            return Outcome(is_failed=True, again_after_s=error.retry_after_s)
+        except ClusterError as error:
+            logger.warning("Refused", extra={"key": str(key), "error": str(error)})
+            return Outcome(is_failed=True)
+
+    async def _reconcile(self, key: Key, body: Object) -> Outcome:
+        memory = self._memory(key, kinds.uid_of(body))
+        generation = int(body["metadata"].get("generation") or 0)
+        previous = body.get("status") or {}
+        try:
+            deployment = LLMDeployment.parse(body)
+            if rival := self._world.older_server(key, deployment.model.names):
+                served, name = rival
+                text = f"{served} is served by LLMDeployment {name}, which is older"
+                await self._refuse(body, generation, Reason.SERVED_NAME_CONFLICT, text)
+                return Outcome(again_after_s=RIVAL_TICK_S)
+            view = self._look(key, body, deployment, memory)
+            if not view.plan.is_empty:
+                newest = await self._confirm(key, body)
+                if newest is None:
+                    return Outcome(is_gone=True)
+                if _version(newest) != _version(body):
+                    return Outcome(again_after_s=0.0)
+            if _is_destructive(view.plan):
+                # Nothing goes on the word of a watch alone.
+                await self._refresh(key)
+                view = self._look(key, body, deployment, memory)
+        except SpecInvalid as error:
+            await self._refuse(body, generation, Reason(error.reason), str(error))
+            return Outcome()
+        except NameConflict as error:
+            await self._refuse(body, generation, Reason.NAME_CONFLICT, str(error))
+            return Outcome(again_after_s=60.0)
+        faults: list[Fault] = []
+        is_failed = False
+        # Where the canary stands is stored before it is acted upon: a restart between the two
+        # finds the decision, and draws the same conclusions.
+        if view.capacity.state != rollout_from_status(previous) or _moved(view, previous):
+            await self._report(body, view, previous, memory, faults)
+        try:
+            report = await execute(
+                self._cluster,
+                self._world,
+                view.plan,
+                namespace=key.namespace,
+                owner_uid=kinds.uid_of(body),
+                pods=view.observed.engine_pods,
+            )
+        except NameConflict as error:
+            await self._refuse(body, generation, Reason.NAME_CONFLICT, str(error))
+            return Outcome(again_after_s=60.0)
+        memory.settled.update(report.settled)
+        for refused_body, why in report.refused:
+            subject = f"{refused_body['kind']} {kinds.name_of(refused_body)}"
+            faults.append(Fault(refusal(why.message, why.status), why.message, subject))
+            is_failed = True
+        await self._open_gates(view)
+        for reason, text in _told(view.plan.details).items():
+            await self._events.tell(body, "Normal", reason, text)
+        if not view.plan.is_empty:
+            view = self._look(key, body, view.deployment, memory, is_after=True)
+        latest = self._world.deployment(key) or body
+        await self._report(latest, view, latest.get("status") or {}, memory, faults)
+        return Outcome(is_failed=is_failed, again_after_s=self._again_after(view))
+
+    def _look(
+        self,
+        key: Key,
+        body: Object,
+        deployment: LLMDeployment,
+        memory: _Memory,
+        *,
+        is_after: bool = False,
+    ) -> _View:
+        """Pure but for the memory of the autoscaler. Raises SpecInvalid, NameConflict."""
+        uid = kinds.uid_of(body)
+        status = (self._world.deployment(key) or body).get("status") or {}
+        observed = self._world.observe(key)
+        revision = revision_of(deployment, self._settings)
+        in_flight = self._demand.in_flight(deployment.pool)
+        replicas = observed.replicas(in_flight)
+        count, scaling = self._wanted(deployment, status, observed, replicas, memory, is_after)
+        wish = Wish(revision=revision, replicas=count, rollout=deployment.rollout)
+        state = rollout_from_status(status)
+        verdict = self._verdict(deployment, state, memory)
+        capacity = plan_capacity(
+            wish,
+            observed.groups(in_flight),
+            state,
+            verdict=verdict,
+            now=self._epoch_clock(),
+        )
+        traffic = Traffic(
+            replicas=count, weights=capacity.weights, scaled_to_zero=_is_asleep(deployment, count)
+        )
+        plan = plan_changes(
+            desired_objects(deployment, self._settings, traffic),
+            observed,
+            capacity,
+            owner_uid=uid,
+            owner_name=deployment.name,
+            revision=revision,
+            replicas=replicas,
+            settled=memory.settled,
+        )
+        return _View(deployment, revision, wish, observed, replicas, capacity, plan, scaling)
+
+    def _wanted(
+        self,
+        deployment: LLMDeployment,
+        status: Object,
+        observed: Observed,
+        replicas: list[Replica],
+        memory: _Memory,
+        is_after: bool,
+    ) -> tuple[int, Scaling | None]:
+        """How many replicas there should be, and who said so."""
+        rules = deployment.autoscaling
+        if rules is None or deployment.suspend:
+            return deployment.wanted_replicas, None
+        if rules.provider != "octavo":  # it writes spec.replicas through the scale subresource
+            return rules.clamp(deployment.replicas) if deployment.replicas else 0, None
+        told = scaling_from_status(status)
+        if told is not None and is_after:
+            return told.replicas, told
+        current = rules.clamp(deployment.replicas) if told is None else told.replicas
+        serving = sum(replica.routable and not replica.is_leaving for replica in replicas)
+        signals = self._demand.signals(deployment.pool, serving=serving)
+        decision = decide(rules, signals, current, memory.scale, self._clock())
+        memory.scale = decision.memory
+        if told is not None and decision.replicas == current:
+            return current, told  # its words still say why there are so many
+        reason = f"{decision.reason}: {decision.message}"
+        return decision.replicas, Scaling(decision.replicas, reason, self._now_text())
+
+    def _verdict(self, deployment: LLMDeployment, state: CanaryState, memory: _Memory) -> Verdict:
+        """The canary against the stable revision since the step began."""
+        if not state.revision or deployment.rollout.strategy != "Canary":
+            memory.baseline = None
+            return HOLD
+        stable = self._demand.total(deployment.pool, state.stable)
+        trial = self._demand.total(deployment.pool, state.revision)
+        known = memory.baseline
+        if known is None or known[:2] != (state.revision, state.step):
+            memory.baseline = known = (state.revision, state.step, stable, trial)
+        if not self._demand.num_answering:
+            return HOLD
+        analysis = deployment.rollout.canary.analysis
+        return canary.judge(analysis, stable - known[2], trial - known[3])
+
+    async def _open_gates(self, view: _View) -> None:
+        for pod in view.observed.pods:
+            if not waits_for_gate(pod):
+                continue
+            holding, total = self._demand.holders(kinds.uid_of(pod))
+            if not self._demand.is_routable(kinds.uid_of(pod)):
+                continue
+            message = f"held by {holding} of {total} routers" if total else "there is no router"
+            stored = await set_routable(self._cluster, pod, message=message, now=self._now_text())
+            if stored is not None:
+                self._world.keep(kinds.POD, stored)
+
+    async def _report(
+        self,
+        body: Object,
+        view: _View,
+        previous: Object,
+        memory: _Memory,
+        refusals: list[Fault],
+    ) -> None:
+        warnings = await self._warnings(view, memory)
+        has_routers = self._demand.has_routers
+        stalled_s = self._stalled_s(view, memory)
+        found = find_faults(view.observed, warnings, has_routers=has_routers)
+        faults = refusals + [f for f in found if stalled_s >= PATIENCE_S.get(f.reason, 0.0)]
+        step = view.capacity.step
+        facts = Facts(
+            generation=view.deployment.generation,
+            revision=view.revision,
+            wanted=view.wish.replicas,
+            least_serving=view.wish.limits.least_serving,
+            is_suspended=view.deployment.suspend,
+            is_done=step.is_done and not view.plan.hold,
+            waiting_for=", ".join(view.plan.hold),
+            replicas=view.replicas,
+            faults=faults,
+            loading=loading_of(
+                view.observed.engine_pods,
+                [replica.id for replica in view.replicas if replica.revision == view.revision],
+            ),
+            canary=view.capacity.state,
+            weights=view.capacity.weights,
+            stalled_s=stalled_s,
+            progress_deadline_s=view.deployment.rollout.progress_deadline_s,
+            scaling=view.scaling,
+            selector=labels.selector_text(labels.engines(view.deployment.name)),
+            endpoint=self._settings.router.endpoint,
+        )
+        await self._write_status(body, summarize(facts, previous, self._now_text()), previous)
+        reasons = frozenset(fault.reason for fault in faults)
+        for fault in faults:
+            if fault.reason not in memory.faults:
+                await self._events.tell(body, "Warning", fault.reason, fault.message)
+        memory.faults = reasons
+
+    async def _refuse(self, body: Object, generation: int, reason: Reason, text: str) -> None:
+        previous = body.get("status") or {}
+        status = refused(generation, reason, text, previous, self._now_text())
+        if await self._write_status(body, status, previous):
+            await self._events.tell(body, "Warning", reason, text)
+
+    async def _write_status(self, body: Object, status: Object, previous: Object) -> bool:
+        if status == previous:
+            return False
+        # NOTE: the status subresource ignores a uid, but not a resourceVersion: a resource that was
+        # deleted and created anew, or edited meanwhile, is not told what was found of the old one.
+        names = ("namespace", "name", "uid", "resourceVersion")
+        stored = await self._cluster.apply_status(
+            {
+                "apiVersion": body["apiVersion"],
+                "kind": body["kind"],
+                "metadata": {name: body["metadata"][name] for name in names},
+                "status": status,
+            }
+        )
+        self._world.keep(kinds.LLM_DEPLOYMENT, stored)
+        return True
+
+    def _stalled_s(self, view: _View, memory: _Memory) -> float:
+        picture = (
+            view.revision,
+            view.wish.replicas,
+            tuple((r.id, r.ready, r.routable) for r in view.replicas),
+        )
+        now = self._clock()
+        if memory.progress[0] != picture:
+            memory.progress = (picture, now)
+        return now - memory.progress[1]
+
+    def _again_after(self, view: _View) -> float | None:
+        if any("deleted LLMDeployment" in text for text in view.plan.hold):
+            return PREDECESSOR_TICK_S
+        if not view.plan.is_empty:
+            return 0.0
+        scaling = view.deployment.autoscaling
+        if view.capacity.state.revision or (scaling is not None and scaling.provider == "octavo"):
+            return TICK_S
+        if not view.capacity.step.is_done:
+            waits = unexplained(view.observed) or any(map(waits_for_gate, view.observed.pods))
+            return TICK_S if waits else 10 * TICK_S
+        return None
+
+    async def _confirm(self, key: Key, body: Object) -> Object | None:
+        """The resource as the API server has it now, or None where it is gone: children of what is
+        gone would be made, and collected, for ever."""
+        found = await self._cluster.get(kinds.LLM_DEPLOYMENT, key.namespace, key.name)
+        if found is None or kinds.uid_of(found) != kinds.uid_of(body):
+            self._world.drop(kinds.LLM_DEPLOYMENT, body)
+        if found is None:
+            return None
+        self._world.keep(kinds.LLM_DEPLOYMENT, found)
+        return found
+
+    async def _warnings(self, view: _View, memory: _Memory) -> dict[str, list[Object]]:
+        """Events about what nothing else explains. Asked for, not watched: a cluster has many, and
+        ours matter only while something does not come up."""
+        now = self._clock()
+        suspects = {kinds.uid_of(body): body for body in unexplained(view.observed)[:MAX_SUSPECTS]}
+        memory.warnings = {u: found for u, found in memory.warnings.items() if u in suspects}
+        for uid, body in suspects.items():
+            asked_at = memory.warnings.get(uid, (float("-inf"), []))[0]
+            if now - asked_at < WARNINGS_EVERY_S:
+                continue
+            listing = await self._cluster.find(
+                kinds.EVENT,
+                kinds.namespace_of(body),
+                fields=f"involvedObject.uid={uid},type=Warning",
+            )
+            memory.warnings[uid] = (now, newest_first(listing.items)[:MAX_WARNINGS])
+        return {uid: found for uid, (_, found) in memory.warnings.items()}
+
+    async def _reread(self, key: Key) -> Outcome:
+        try:
+            await self._refresh(key)
+            if (body := self._world.deployment(key)) is not None:
+                await self._confirm(key, body)
+        except ClusterError as error:
+            logger.warning("Could not read again", extra={"key": str(key), "error": str(error)})
+        return Outcome(is_failed=True)
+
+    async def _refresh(self, key: Key) -> None:
+        """Read this key's Deployments and pods anew: what was only watched may be old."""
+        selector = labels.selector_text(labels.engines(key.name))
+        for kind in (kinds.DEPLOYMENT, kinds.POD):
+            listing = await self._cluster.find(kind, key.namespace, selector=selector)
+            self._world.replace_children(key, kind, listing)
+
+    def _memory(self, key: Key, uid: str) -> _Memory:
+        memory = self._memories.get(key)
+        if memory is None or memory.uid != uid:
+            memory = self._memories[key] = _Memory(uid=uid)
+        return memory
+
+
+def _version(body: Object) -> tuple[str, int]:
+    return kinds.uid_of(body), int(body["metadata"].get("generation") or 0)
+
+
+def _is_destructive(plan: Plan) -> bool:
+    return bool(plan.delete) or any(order.replicas < order.was for order in plan.scale)
+
+
+def _moved(view: _View, previous: Object) -> bool:
+    """A decision about the number of replicas that is not stored yet."""
+    return view.scaling is not None and view.scaling != scaling_from_status(previous)
+
+
+def _is_asleep(deployment: LLMDeployment, count: int) -> bool:
+    scaling = deployment.autoscaling
+    return (
+        count == 0
+        and not deployment.suspend
+        and scaling is not None
+        and scaling.scale_to_zero_after_s is not None
+    )
+
+
+def _told(details: Sequence[str]) -> dict[str, str]:
+    """One event per verb: Created, Updated, Scaled, Deleted, with all that it was done to."""
+    told: dict[str, list[str]] = {}
+    for detail in details:
+        verb, _, what = detail.partition(" ")
+        told.setdefault(verb, []).append(what)
+    return {verb: f"{verb} {', '.join(what)}" for verb, what in told.items()}

@@ -1,0 +1,68 @@
+"""The operator's settings: one frozen tree, validated whole, read once at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from octavo_engine.protocol.endpoints import ROUTER_PORT
+from octavo_operator.errors import SettingsInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Optional kinds, as "group/version/Kind": what the cluster serves beyond Kubernetes itself.
+POD_MONITOR = "monitoring.coreos.com/v1/PodMonitor"
+SERVICE_MONITOR = "monitoring.coreos.com/v1/ServiceMonitor"
+SCALED_OBJECT = "keda.sh/v1alpha1/ScaledObject"
+OPTIONAL_KINDS = frozenset((POD_MONITOR, SERVICE_MONITOR, SCALED_OBJECT))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """What engine pods run where the spec names no image."""
+
+    cpu: str = "octavo-engine-cpu:0.1.0"
+    cuda: str = "octavo-engine-cuda:0.1.0"
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """How the routers are found: their pods, and the URL that clients use."""
+
+    namespace: str = "octavo-system"
+    service: str = "octavo-router"
+    url: str = ""  # what status.endpoint shows; default: the Service within the cluster
+
+    def __post_init__(self) -> None:
+        for name in ("namespace", "service"):
+            if not getattr(self, name):
+                raise SettingsInvalid(f"router.{name} must not be empty")
+
+    @property
+    def endpoint(self) -> str:
+        return self.url or f"http://{self.service}.{self.namespace}.svc:{ROUTER_PORT}/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything the operator is told when it starts, and what it found the cluster able to do."""
+
+    field_manager: str = "octavo-operator"
+    namespaces: tuple[str, ...] = ()  # empty: all
+    images: Images = field(default_factory=Images)
+    router: Router = field(default_factory=Router)
+    capabilities: frozenset[str] = frozenset()  # of OPTIONAL_KINDS, those the cluster serves
+    readiness_gate: bool = True  # pods wait for octavo.dev/Routable; off where no router runs
+    network_policy: bool = True  # engines accept traffic from routers and monitoring only
+    monitoring_namespace: str = "monitoring"  # whose pods may scrape engines
+    monitor_labels: Mapping[str, str] = field(default_factory=dict)  # that Prometheus selects by
+    pre_stop_s: int = 5  # a dying pod serves on while routers learn of it
+
+    def __post_init__(self) -> None:
+        unknown = sorted(self.capabilities - OPTIONAL_KINDS)
+        if unknown:
+            raise SettingsInvalid(f"capabilities has {unknown[0]}, which is never used")
+        if not 0 <= self.pre_stop_s <= 15:
+            raise SettingsInvalid(f"pre_stop_s must be from 0 to 15; got {self.pre_stop_s}")

@@ -1,0 +1,121 @@
+"""LLMDeployment: the custom resource as typed, fully defaulted, immutable values.
+
+`parse` takes a body from the API server or a file on a laptop: nothing has to be defaulted before.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from octavo_engine.protocol.kubernetes import GROUP, KIND, VERSION
+from octavo_operator.errors import SpecInvalid
+from octavo_operator.spec.autoscaling import Autoscaling, read_autoscaling
+from octavo_operator.spec.cache import Cache, read_cache
+from octavo_operator.spec.engine import Engine, Resources, read_engine, read_resources
+from octavo_operator.spec.fields import Fields, show
+from octavo_operator.spec.model import Adapter, Model, read_adapter, read_model
+from octavo_operator.spec.pod_template import read_pod_template
+from octavo_operator.spec.rules import check_supported, check_together
+from octavo_operator.spec.traffic import Rollout, Routing, read_rollout, read_routing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+API_VERSION = f"{GROUP}/{VERSION}"
+MAX_REPLICAS = 1000
+_NAME = r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LLMDeployment:
+    """One served model, as asked for."""
+
+    name: str
+    namespace: str
+    uid: str  # "" outside a cluster
+    generation: int
+    model: Model
+    engine: Engine = field(default_factory=Engine)
+    replicas: int = 1
+    resources: Resources = field(default_factory=Resources)
+    routing: Routing = field(default_factory=Routing)
+    rollout: Rollout = field(default_factory=Rollout)
+    autoscaling: Autoscaling | None = None
+    cache: Cache = field(default_factory=Cache)
+    adapters: tuple[Adapter, ...] = ()
+    pod_template: Mapping[str, Any] = field(default_factory=dict)  # as written, nulls removed
+    suspend: bool = False
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> LLMDeployment:
+        """Raises SpecInvalid and nothing else, whatever `body` is."""
+        deployment = _read(body)
+        check_together(deployment)
+        check_supported(deployment)
+        return deployment
+
+    @property
+    def pool(self) -> str:
+        """What routers call the set of its engines."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def device(self) -> str:
+        """auto settled: a GPU that was asked for is meant to be used."""
+        if self.engine.device != "auto":
+            return self.engine.device
+        return "cuda" if self.resources.has_gpu else "cpu"
+
+    @property
+    def wanted_replicas(self) -> int:
+        """Before any autoscaler's word: none while suspended."""
+        return 0 if self.suspend else self.replicas
+
+
+def _read(body: object) -> LLMDeployment:
+    top = Fields(body, "LLMDeployment")
+    for name, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if (found := top.raw(name)) != expected:
+            raise SpecInvalid(
+                name, f"must be {expected}; got {show(found)}", reason="UnsupportedVersion"
+            )
+    metadata = Fields({} if (found := top.raw("metadata")) is None else found, "metadata")
+    top.raw("status")
+    name = metadata.required_text(
+        "name", longest=63, pattern=_NAME,
+        form="lower-case letters, digits, - and ., with a letter or digit at both ends",
+    )  # fmt: skip
+    uid, generation = metadata.raw("uid"), metadata.raw("generation")
+    namespace = metadata.text("namespace", "default", longest=63)
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", namespace):
+        raise metadata.fail("namespace", f"must be a namespace's name; got {show(namespace)}")
+    spec_value = top.raw("spec")
+    if spec_value is None:
+        raise SpecInvalid("spec", "is required, with at least model.uri")
+    top.end()
+    spec = Fields(spec_value, "spec")
+    model = spec.optional("model")
+    if model is None:
+        raise SpecInvalid("spec.model", "is required, with at least uri")
+    autoscaling = spec.optional("autoscaling")
+    deployment = LLMDeployment(
+        name=name,
+        namespace=namespace,
+        uid=uid if isinstance(uid, str) else "",
+        generation=generation if isinstance(generation, int) else 0,
+        model=read_model(model, deployment_name=name),
+        engine=read_engine(spec.section("engine")),
+        replicas=spec.integer("replicas", 1, least=0, most=MAX_REPLICAS),
+        resources=read_resources(spec.section("resources")),
+        routing=read_routing(spec.section("routing")),
+        rollout=read_rollout(spec.section("rollout")),
+        autoscaling=None if autoscaling is None else read_autoscaling(autoscaling),
+        cache=read_cache(spec.section("cache")),
+        adapters=spec.items("adapters", read_adapter, most=32),
+        pod_template=read_pod_template(spec.section("podTemplate")),
+        suspend=spec.flag("suspend", default=False),
+    )
+    spec.end()
+    return deployment

@@ -1,0 +1,237 @@
+"""spec.engine and spec.resources: how the engine runs, and on what."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from octavo_operator.errors import SpecInvalid
+from octavo_operator.spec.fields import Fields, show
+from octavo_operator.spec.model import OBJECT_NAME
+from octavo_operator.spec.quantities import parse_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Device = Literal["auto", "cpu", "cuda", "torch", "sim"]
+DType = Literal["auto", "bfloat16", "float16", "float32"]
+Quantization = Literal["auto", "none", "int8", "int4"]
+Executor = Literal["uni", "mp", "ray"]
+
+MAX_TOKENS = 16_777_216
+GPU_RESOURCES = ("nvidia.com/gpu",)
+
+# Flags of `octavo serve` that have a field of their own, or that the operator must decide.
+RESERVED_ARGS: Mapping[str, str] = {
+    "model": "spec.model.uri",
+    "served-model-name": "spec.model.servedName and aliases",
+    "revision": "spec.model.revision",
+    "device": "spec.engine.device",
+    "dtype": "spec.engine.dtype",
+    "quantization": "spec.engine.quantization",
+    "max-model-len": "spec.engine.maxModelLen",
+    "max-num-seqs": "spec.engine.maxNumSeqs",
+    "max-num-batched-tokens": "spec.engine.maxNumBatchedTokens",
+    "kv-cache-memory-bytes": "spec.engine.kvCacheMemory",
+    "enable-prefix-caching": "spec.engine.prefixCaching",
+    "shutdown-timeout": "spec.rollout.drainTimeout",
+    "num-threads": "spec.resources.limits.cpu",
+    "host": "the operator",
+    "port": "the operator",
+    "config": "the operator",
+    "api-key": "a Secret through spec.engine.env, as OCTAVO_API_KEY",
+}
+RESERVED_ENV = frozenset(("OCTAVO_POD_UID", "OCTAVO_CONFIG", "OCTAVO_HOST", "OCTAVO_PORT"))
+
+
+@dataclass(frozen=True, slots=True)
+class EnvVar:
+    """One variable: a value, or a key of a Secret or ConfigMap in the same namespace."""
+
+    name: str
+    value: str = ""
+    source: Literal["", "secretKeyRef", "configMapKeyRef"] = ""
+    source_name: str = ""
+    source_key: str = ""
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """How `octavo serve` is called. None: the engine's own default."""
+
+    device: Device = "auto"
+    dtype: DType = "auto"
+    quantization: Quantization = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_memory: str | None = None  # a quantity
+    prefix_caching: bool = True
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    executor: Executor = "uni"
+    startup_timeout_s: float | None = None  # None: from the memory that weights may fill
+    image: str = ""  # "": the operator's for the device
+    args: Mapping[str, str] = field(default_factory=dict)  # flag without dashes → value
+    env: tuple[EnvVar, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Of the engine container: quantities by resource, as written."""
+
+    requests: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_gpu(self) -> bool:
+        return any(name in self.limits or name in self.requests for name in GPU_RESOURCES)
+
+    @property
+    def num_gpus(self) -> int:
+        found = (self.limits.get(name, self.requests.get(name, "0")) for name in GPU_RESOURCES)
+        return int(sum(parse_quantity(text) for text in found))
+
+
+def read_engine(fields: Fields) -> Engine:
+    engine = Engine(
+        device=fields.choice("device", get_args(Device), "auto"),
+        dtype=fields.choice("dtype", get_args(DType), "auto"),
+        quantization=fields.choice("quantization", get_args(Quantization), "auto"),
+        max_model_len=fields.maybe_integer("maxModelLen", least=16, most=MAX_TOKENS),
+        max_num_seqs=fields.maybe_integer("maxNumSeqs", least=1, most=65536),
+        max_num_batched_tokens=fields.maybe_integer(
+            "maxNumBatchedTokens", least=16, most=1_048_576
+        ),
+        kv_cache_memory=fields.maybe_quantity("kvCacheMemory"),
+        prefix_caching=fields.flag("prefixCaching", default=True),
+        tensor_parallel_size=fields.integer("tensorParallelSize", 1, least=1, most=64),
+        pipeline_parallel_size=fields.integer("pipelineParallelSize", 1, least=1, most=64),
+        executor=fields.choice("executor", get_args(Executor), "uni"),
+        startup_timeout_s=fields.maybe_duration("startupTimeout", least_s=10, most_s=86400),
+        image=fields.text("image", longest=512, pattern=r"(\S+)?", form="an image without spaces"),
+        args=fields.mapping("args", _argument, most=64),
+        env=fields.items("env", _variable, most=64),
+    )
+    for name in engine.args:
+        _check_argument_name(name, f"{fields.at('args')}.{name[:80]}")
+    names = [variable.name for variable in engine.env]
+    for name in names:
+        if names.count(name) > 1:
+            raise fields.fail("env", f"has {name} more than once")
+    fields.end()
+    return engine
+
+
+def read_resources(fields: Fields) -> Resources:
+    resources = Resources(
+        requests=fields.mapping("requests", _quantity, most=16),
+        limits=fields.mapping("limits", _quantity, most=16),
+    )
+    for part, amounts in (("requests", resources.requests), ("limits", resources.limits)):
+        for name, amount in amounts.items():
+            if len(name) > 253 or not re.fullmatch(_RESOURCE_NAME, name):
+                raise fields.fail(
+                    part,
+                    "must have names of resources as keys, such as cpu, memory or "
+                    f"nvidia.com/gpu; got {show(name)}",
+                )
+            if "/" in name and parse_quantity(amount) % 1:
+                raise fields.fail(f"{part}.{name}", f"must be a whole number; got {amount}")
+    for name, amount in resources.requests.items():
+        _check_request(fields, name, amount, resources.limits.get(name))
+    fields.end()
+    return resources
+
+
+_RESOURCE_NAME = (
+    r"cpu|memory|ephemeral-storage|hugepages-[0-9]+[KMG]i"
+    r"|[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
+)
+
+
+def _check_request(fields: Fields, name: str, amount: str, limit: str | None) -> None:
+    is_device = "/" in name
+    if is_device and (limit is None or parse_quantity(amount) != parse_quantity(limit)):
+        raise fields.fail(
+            f"requests.{name}", f"must equal its limit; leave it out of requests; got {amount}"
+        )
+    if limit is not None and parse_quantity(amount) > parse_quantity(limit):
+        raise fields.fail(f"requests.{name}", f"must be at most the limit {limit}; got {amount}")
+
+
+def _quantity(value: object, path: str) -> str:
+    owner, _, name = path.rpartition(".")
+    return Fields({}, owner).check_quantity(name, value)
+
+
+def _argument(value: object, path: str) -> str:
+    """A flag's value. YAML's numbers and booleans are taken for what they look like."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    if not isinstance(value, str):
+        raise SpecInvalid(path, f"must be a string or a number; got {show(value)}")
+    if len(value) > 1024:
+        raise SpecInvalid(path, f"must have at most 1024 characters; got {len(value)}")
+    if "\0" in value:
+        raise SpecInvalid(path, "must not have a null character")
+    return value
+
+
+def _check_argument_name(name: str, path: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,62}", name):
+        raise SpecInvalid(
+            path, f"must be a flag of octavo serve without dashes in front; got {show(name)}"
+        )
+    plain = name.removeprefix("no-")
+    for reserved in (name, plain):
+        if reserved in RESERVED_ARGS:
+            raise SpecInvalid(path, f"is set by {RESERVED_ARGS[reserved]}; leave it out here")
+
+
+def _variable(value: object, path: str) -> EnvVar:
+    fields = Fields(value, path)
+    name = fields.required_text(
+        "name", longest=128, pattern=r"[A-Za-z_][A-Za-z0-9_]*", form="a variable's name"
+    )
+    if name in RESERVED_ENV:
+        raise fields.fail("name", f"{name} is set by the operator; leave it out")
+    text = fields.raw("value")
+    if text is not None and (not isinstance(text, str) or len(text) > 4096 or "\0" in text):
+        raise fields.fail("value", f"must be a string of at most 4096 characters; got {show(text)}")
+    source = fields.optional("valueFrom")
+    fields.end()
+    if source is None:
+        return EnvVar(name=name, value=text or "")
+    if text:
+        raise fields.fail("value", "and valueFrom exclude each other; keep one")
+    return _variable_from(name, source)
+
+
+def _variable_from(name: str, source: Fields) -> EnvVar:
+    found: list[tuple[Literal["secretKeyRef", "configMapKeyRef"], Fields]] = []
+    for kind in ("secretKeyRef", "configMapKeyRef"):
+        reference: Any = source.optional(kind)
+        if reference is not None:
+            found.append((kind, reference))
+    source.end()
+    if len(found) != 1:
+        raise SpecInvalid(source.path, "must have one of secretKeyRef and configMapKeyRef")
+    kind, reference = found[0]
+    variable = EnvVar(
+        name=name,
+        source=kind,
+        source_name=reference.required_text(
+            "name", longest=253, pattern=OBJECT_NAME, form="the name of a Secret or ConfigMap"
+        ),
+        source_key=reference.required_text(
+            "key", longest=253, pattern=r"[A-Za-z0-9._-]+", form="a key: letters, digits and . _ -"
+        ),
+        optional=reference.flag("optional", default=False),
+    )
+    reference.end()
+    return variable

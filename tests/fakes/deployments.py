@@ -1,0 +1,38 @@
+"""LLMDeployments to test with: the samples that users see, and specs built field by field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from octavo_operator.spec import LLMDeployment
+
+SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
+UID = "00000000-0000-0000-0000-000000000001"
+
+
+def sample_bodies() -> dict[str, dict[str, Any]]:
+    """By name: the file's, and the object's where a file has several."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(SAMPLES.glob("*.yaml")):
+        bodies = [body for body in yaml.safe_load_all(path.read_text("utf-8")) if body]
+        for body in bodies:
+            name = path.stem if len(bodies) == 1 else f"{path.stem}-{body['metadata']['name']}"
+            found[name] = body
+    return found
+
+
+def make_body(spec: dict[str, Any] | None = None, *, name: str = "smollm2") -> dict[str, Any]:
+    """A valid object in namespace `models`; `spec` fields take the place of the minimal ones."""
+    return {
+        "apiVersion": "octavo.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": name, "namespace": "models", "uid": UID, "generation": 1},
+        "spec": {"model": {"uri": "demo://smollm2"}, **(spec or {})},
+    }
+
+
+def make_deployment(spec: dict[str, Any] | None = None, *, name: str = "smollm2") -> LLMDeployment:
+    return LLMDeployment.parse(make_body(spec, name=name))

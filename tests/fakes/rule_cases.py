@@ -1,0 +1,392 @@
+"""One spec that each rule of the CRD accepts, and one that it refuses."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+GPU = {"limits": {"nvidia.com/gpu": "1"}}
+GPU_LIMIT = {"resources": GPU}
+
+
+class Case(NamedTuple):
+    """`message` is part of what the API server says when it refuses `bad`."""
+
+    rule: str
+    good: dict[str, Any]
+    bad: dict[str, Any]
+    message: str
+
+
+def model(**fields: Any) -> dict[str, Any]:
+    return {"model": {"uri": "hf://org/name", **fields}}
+
+
+def uri(text: str) -> dict[str, Any]:
+    return {"model": {"uri": text}}
+
+
+def engine(**fields: Any) -> dict[str, Any]:
+    return {"engine": fields}
+
+
+def env(**fields: Any) -> dict[str, Any]:
+    return {"engine": {"env": [fields]}}
+
+
+def rollout(**fields: Any) -> dict[str, Any]:
+    return {"rollout": fields}
+
+
+def canary(*weights: int) -> dict[str, Any]:
+    steps = [{"weight": weight} for weight in weights]
+    return rollout(strategy="Canary", canary={"steps": steps})
+
+
+def scaling(**fields: Any) -> dict[str, Any]:
+    return {"autoscaling": {"maxReplicas": 4, **fields}}
+
+
+def cache(**fields: Any) -> dict[str, Any]:
+    return {"cache": fields}
+
+
+def claim(**fields: Any) -> dict[str, Any]:
+    return cache(kind="PersistentVolumeClaim", **fields)
+
+
+def pod_labels(key: str) -> dict[str, Any]:
+    return {"podTemplate": {"metadata": {"labels": {key: "x"}}}}
+
+
+def keda(**fields: Any) -> dict[str, Any]:
+    return scaling(provider="keda", prometheusURL="http://prometheus:9090", **fields)
+
+
+SECRET = {"secretKeyRef": {"name": "keys", "key": "key"}}
+BOTH = {**SECRET, "configMapKeyRef": {"name": "keys", "key": "key"}}
+DIGEST = "sha256:" + "0" * 64
+CASES = [
+    # --- spec
+    Case(
+        "a GPU is not left idle",
+        {**engine(device="cuda"), "resources": GPU},
+        {**engine(device="cpu"), "resources": GPU},
+        "resources ask for a GPU that the device would leave idle; use device: cuda",
+    ),
+    Case(
+        "cuda has a GPU",
+        {"resources": GPU},
+        engine(device="cuda"),
+        "resources.limits needs nvidia.com/gpu for device: cuda",
+    ),
+    # --- spec.model
+    Case("schemes", uri("s3://bucket/path"), uri("org/name"), "a model of the hub is hf://"),
+    Case("schemes are closed", uri("demo://x"), uri("ftp://host/x"), "must start with one of"),
+    Case("hf", uri("hf://org/name@main"), uri("hf://name"), "the form hf://ORGANISATION/NAME"),
+    Case("s3", uri("s3://b"), uri("s3:///path"), "must have the form s3://BUCKET/PATH"),
+    Case("gs", uri("gs://b/p/q"), uri("gs://"), "must have the form gs://BUCKET/PATH"),
+    Case("oci", uri("oci://host:5000/a/b:1"), uri("oci://name"), "the form oci://HOST/NAME:TAG"),
+    Case("http", uri("http://host/a.gguf"), uri("http://host"), "the form http://HOST/PATH"),
+    Case(
+        "https without a password",
+        uri("https://host/a"),
+        uri("https://me:secret@host/a"),
+        "must have the form https://HOST/PATH without a user name",
+    ),
+    Case("pvc", uri("pvc://claim"), uri("pvc://Claim/x"), "must have the form pvc://CLAIM/PATH"),
+    Case("file", uri("file:///m"), uri("file://m"), "must have the form file:///ABSOLUTE/PATH"),
+    Case("demo", uri("demo://smollm2"), uri("demo://"), "must have the form demo://NAME"),
+    Case("paths stay inside", uri("pvc://c/a..b"), uri("pvc://c/../d"), "must not have .. in its"),
+    Case(
+        "revisions are the hub's",
+        model(revision="v1.0"),
+        {"model": {"uri": "s3://b/p", "revision": "v1.0"}},
+        "revision applies to hf:// only; name the version in the uri instead",
+    ),
+    Case(
+        "one revision",
+        uri("hf://org/name@v1"),
+        {"model": {"uri": "hf://org/name@v1", "revision": "v1"}},
+        "revision is in the uri already; say it in one place",
+    ),
+    Case(
+        "revision form", model(revision="refs/pr/1"), model(revision="a b"),
+        "must be a branch, tag or commit",
+    ),
+    Case(
+        "digest form", model(digest=DIGEST), model(digest="sha256:abc"),
+        "must be sha256: and 64 hexadecimal digits",
+    ),
+    Case(
+        "digests of what is fetched",
+        model(digest=DIGEST),
+        {"model": {"uri": "demo://smollm2", "digest": DIGEST}},
+        "digest applies to models that are fetched",
+    ),
+    Case(
+        "credentials of what is fetched",
+        model(secretRef={"name": "hub"}),
+        {"model": {"uri": "pvc://claim/x", "secretRef": {"name": "hub"}}},
+        "secretRef applies to models that are fetched",
+    ),
+    Case(
+        "names of Secrets", model(secretRef={"name": "a.b"}), model(secretRef={"name": "A"}),
+        "must be the name of a Secret",
+    ),
+    Case(
+        "served names", model(servedName="Org/Name-1.0:q4"), model(servedName="no good"),
+        "must be letters, digits and . _ : / @ -",
+    ),
+    Case(
+        "alias form", model(aliases=["a", "b"]), model(aliases=["-a"]),
+        "must be letters, digits and . _ : / @ -",
+    ),
+    Case(
+        "aliases differ",
+        model(servedName="a", aliases=["b"]),
+        model(servedName="a", aliases=["a"]),
+        "aliases must differ from servedName",
+    ),
+    Case("aliases are a set", model(aliases=["a", "b"]), model(aliases=["a", "a"]), "Duplicate"),
+    # --- spec.engine
+    Case(
+        "argument names", engine(args={"max-queue": 64}), engine(args={"--max-queue": 64}),
+        "must have flags of octavo serve without dashes in front as keys",
+    ),
+    Case(
+        "arguments with a field", engine(args={"vllm-metrics": "true"}),
+        engine(args={"dtype": "float16"}), "must not set flags that have a field of their own",
+    ),
+    Case(
+        "negated arguments with a field", engine(args={"no-vllm-metrics": "true"}),
+        engine(args={"no-enable-prefix-caching": "true"}), "that have a field of their own",
+    ),
+    Case(
+        "no keys in the open", env(name="OCTAVO_API_KEY", valueFrom=SECRET),
+        engine(args={"api-key": "secret"}), "belongs into a Secret",
+    ),
+    Case("images", engine(image="a/b:1"), engine(image="a b"), "must be an image without spaces"),
+    Case(
+        "variables' names", env(name="A_1", value="x"), env(name="1A", value="x"),
+        "must be a variable's name",
+    ),
+    Case(
+        "the operator's variables", env(name="HF_HUB_OFFLINE", value="1"),
+        env(name="OCTAVO_POD_UID", value="x"), "is set by the operator; leave it out",
+    ),
+    Case(
+        "one value", env(name="A", valueFrom=SECRET), env(name="A", value="x", valueFrom=SECRET),
+        "value and valueFrom exclude each other; keep one",
+    ),
+    Case(
+        "one source", env(name="A", valueFrom=SECRET), env(name="A", valueFrom=BOTH),
+        "must have one of secretKeyRef and configMapKeyRef",
+    ),
+    Case(
+        "names of references", env(name="A", valueFrom=SECRET),
+        env(name="A", valueFrom={"secretKeyRef": {"name": "Keys", "key": "key"}}),
+        "must be the name of a Secret or ConfigMap",
+    ),
+    Case(
+        "keys of references", env(name="A", valueFrom=SECRET),
+        env(name="A", valueFrom={"secretKeyRef": {"name": "keys", "key": "a b"}}),
+        "must be a key: letters, digits and . _ -",
+    ),
+    Case(
+        "one variable of a name",
+        engine(env=[{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]),
+        engine(env=[{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]),
+        "Duplicate",
+    ),
+    Case(
+        "durations", engine(startupTimeout="1h30m"), engine(startupTimeout="90"),
+        "must be a duration such as 90s, 5m or 1h30m",
+    ),
+    Case(
+        "startup", engine(startupTimeout="24h"), engine(startupTimeout="5s"),
+        "must be from 10s to 24h",
+    ),
+    Case("sizes", engine(kvCacheMemory="2Gi"), engine(kvCacheMemory="2 GB"), "kvCacheMemory"),
+    Case("lengths", engine(maxModelLen=16), engine(maxModelLen=15), "maxModelLen"),
+    Case("devices", engine(device="sim"), engine(device="tpu"), "Unsupported value"),
+    Case("known fields", engine(device="sim"), engine(devise="sim"), "engine.devise"),
+    # --- spec.resources
+    Case(
+        "requests within limits",
+        {"resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": 1}}},
+        {"resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}},
+        "requests must be at most limits",
+    ),
+    Case(
+        "names of resources",
+        {"resources": {"limits": {"example.com/tpu": 1}}},
+        {"resources": {"limits": {"gpu": 1}}},
+        "must have names of resources as keys",
+    ),
+    Case(
+        "whole devices",
+        GPU_LIMIT,
+        {"resources": {"limits": {"nvidia.com/gpu": "500m"}}},
+        "must have whole numbers of devices such as nvidia.com/gpu",
+    ),
+    Case(
+        "devices on both sides",
+        {"resources": {**GPU, "requests": {"nvidia.com/gpu": 1}}},
+        {"resources": {"requests": {"nvidia.com/gpu": 1}}},
+        "requests of devices such as nvidia.com/gpu must equal their limits",
+    ),
+    Case(
+        "amounts",
+        {"resources": {"limits": {"memory": "1.5Gi"}}},
+        {"resources": {"limits": {"memory": "8GB"}}},
+        "memory",
+    ),
+    # --- spec.routing
+    Case(
+        "holding", {"routing": {"holdTimeout": "0s"}}, {"routing": {"holdTimeout": "2h"}},
+        "must be from 0s to 1h",
+    ),
+    Case("policies", {"routing": {"policy": "session"}}, {"routing": {"policy": "x"}}, "policy"),
+    # --- spec.rollout
+    Case(
+        "something can be replaced",
+        rollout(maxSurge=0, maxUnavailable=1),
+        rollout(maxSurge="0%", maxUnavailable=0),
+        "maxSurge and maxUnavailable must not both be 0: nothing could ever be replaced",
+    ),
+    Case("shares", rollout(maxSurge="25%"), rollout(maxSurge="125%"), "maxSurge"),
+    Case("share form", rollout(maxSurge=3), rollout(maxSurge="3"), "or a share such as 25%"),
+    Case("counts", rollout(maxUnavailable=1000), rollout(maxUnavailable=1001), "from 0 to 1000"),
+    Case(
+        "canary where it counts",
+        canary(10),
+        rollout(canary={"steps": [{"weight": 10}]}),
+        "canary needs strategy: Canary; set it, or leave canary out",
+    ),
+    Case("rising weights", canary(5, 50), canary(50, 5), "must have rising weights"),
+    Case("weights differ", canary(5, 50), canary(5, 5), "Duplicate"),
+    Case("weights", canary(99), canary(100), "weight"),
+    Case(
+        "drain", rollout(drainTimeout="30m"), rollout(drainTimeout="31m"), "must be from 0s to 30m"
+    ),
+    Case(
+        "progress", rollout(progressDeadline="1m"), rollout(progressDeadline="59s"),
+        "must be from 1m to 24h",
+    ),
+    # --- spec.autoscaling
+    Case("bounds", scaling(minReplicas=4), scaling(minReplicas=5), "must be at most maxReplicas"),
+    Case("an upper bound", scaling(), {"autoscaling": {"minReplicas": 1}}, "maxReplicas"),
+    Case(
+        "zero and HPA",
+        scaling(scaleToZero={"after": "5m"}),
+        scaling(provider="hpa", scaleToZero={"after": "5m"}),
+        "scaleToZero needs provider: octavo or keda; an HPA keeps one pod",
+    ),
+    Case("KEDA's source", keda(), scaling(provider="keda"), "prometheusURL is required"),
+    Case(
+        "only KEDA's source", keda(), scaling(prometheusURL="http://prometheus:9090"),
+        "prometheusURL is read by provider: keda only; leave it out",
+    ),
+    Case(
+        "source form", keda(), scaling(provider="keda", prometheusURL="prometheus:9090"),
+        "must be http://HOST:PORT",
+    ),
+    Case(
+        "shares of the cache",
+        scaling(targets={"kvUsage": 0.05}),
+        scaling(targets={"kvUsage": 0}),  # a whole number: the schema's own minimum lets it pass
+        "must be from 0.05 to 1",
+    ),
+    Case(
+        "percentiles",
+        scaling(targets={"ttft": "500ms"}),
+        scaling(provider="hpa", targets={"ttft": "500ms"}),
+        "targets.ttft needs provider: octavo; a percentile is no pod metric",
+    ),
+    Case(
+        "steps",
+        scaling(behavior={"scaleUp": {"step": 1}}),
+        scaling(behavior={"scaleDown": {"step": "0%"}}),
+        "must be above 0; to stand still set minReplicas = maxReplicas",
+    ),
+    # --- spec.cache
+    Case(
+        "host path", cache(kind="HostPath", hostPath="/var/models"), cache(kind="HostPath"),
+        "hostPath is required for kind: HostPath",
+    ),
+    Case(
+        "host path of its kind",
+        cache(kind="HostPath", hostPath="/m"),
+        cache(hostPath="/m"),
+        "hostPath needs kind: HostPath; set it, or leave hostPath out",
+    ),
+    Case(
+        "absolute host path",
+        cache(kind="HostPath", hostPath="/m"),
+        cache(kind="HostPath", hostPath="m"),
+        "must be an absolute path on the node",
+    ),
+    Case(
+        "straight host path",
+        cache(kind="HostPath", hostPath="/m/..a"),
+        cache(kind="HostPath", hostPath="/m/../etc"),
+        "must not have .. in it",
+    ),
+    Case(
+        "existing claim", claim(existingClaim="weights"), cache(existingClaim="weights"),
+        "existingClaim needs kind: PersistentVolumeClaim",
+    ),
+    Case(
+        "name of a claim", claim(existingClaim="weights"), claim(existingClaim="W"),
+        "must be the name of a claim",
+    ),
+    Case(
+        "class", claim(storageClassName="fast"), cache(storageClassName="fast"),
+        "storageClassName needs kind: PersistentVolumeClaim",
+    ),
+    Case(
+        "name of a class", claim(storageClassName="fast"), claim(storageClassName="Fast!"),
+        "must be the name of a StorageClass",
+    ),
+    Case(
+        "class of an existing claim",
+        claim(existingClaim="weights"),
+        claim(existingClaim="weights", storageClassName="fast"),
+        "storageClassName is that of existingClaim already; leave it out",
+    ),
+    # --- spec.podTemplate
+    Case(
+        "labels of the operator", pod_labels("team"), pod_labels("octavo.dev/deployment"),
+        "must not set octavo.dev/ or app.kubernetes.io/ keys of the operator",
+    ),
+    Case(
+        "annotations of the operator",
+        {"podTemplate": {"metadata": {"annotations": {"a": "b"}}}},
+        {"podTemplate": {"metadata": {"annotations": {"octavo.dev/model": "b"}}}},
+        "must not set octavo.dev/ keys, which are the operator's",
+    ),
+    Case(
+        "fields of the pod",
+        {"podTemplate": {"spec": {"nodeSelector": {"a": "b"}}}},
+        {"podTemplate": {"spec": {"hostNetwork": True}}},
+        "hostNetwork",
+    ),
+    Case("replicas", {"replicas": 0}, {"replicas": -1}, "replicas"),
+    Case("not a million", {"replicas": 1000}, {"replicas": 1_000_000}, "replicas"),
+]  # fmt: skip
+# Not refused by the parser: the API server alone has an old object to compare with.
+TRANSITIONS = [
+    (claim(size="10Gi"), claim(size="20Gi"), claim(size="5Gi"), "size of a claim cannot shrink"),
+    (
+        claim(accessMode="ReadWriteMany"),
+        claim(accessMode="ReadWriteMany"),
+        claim(accessMode="ReadWriteOnce"),
+        "accessMode of a claim cannot change",
+    ),
+    (
+        claim(storageClassName="fast"),
+        claim(existingClaim="mine", storageClassName=None),
+        claim(storageClassName="slow"),
+        "storageClassName of a claim cannot change",
+    ),
+]

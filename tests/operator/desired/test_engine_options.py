@@ -1,0 +1,98 @@
+"""The engine understands what it is told: its own flags read every file that is written."""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from typing import Any
+
+import pytest
+
+from octavo.flags import ENGINE_FLAGS, ENGINE_ROOTS, SERVER_FLAGS, resolve
+from octavo_engine.config import EngineConfig
+from octavo_engine.server.settings import ServerSettings
+from octavo_operator.desired import engine_options, to_toml
+from octavo_operator.desired.config_map import config_text
+from octavo_operator.spec import LLMDeployment
+from octavo_operator.spec.engine import RESERVED_ARGS
+from tests.fakes.deployments import make_deployment, sample_bodies
+
+FLAGS = (*ENGINE_FLAGS, *SERVER_FLAGS)
+ROOTS: dict[str, type[Any]] = {
+    **ENGINE_ROOTS,
+    **{flag.path: ServerSettings for flag in SERVER_FLAGS},
+}
+
+
+def read(text: str) -> tuple[EngineConfig, ServerSettings]:
+    """As `octavo serve --config` would."""
+    found = resolve(argparse.Namespace(), FLAGS, ROOTS, {}, tomllib.loads(text))
+    engine, server = found.build(EngineConfig), found.build(ServerSettings)
+    return engine, server
+
+
+@pytest.mark.parametrize("name", sample_bodies())
+def test_the_engine_reads_the_file_of_each_sample(name: str):
+    deployment = LLMDeployment.parse(sample_bodies()[name])
+    engine, server = read(config_text(deployment))
+    assert engine.names == deployment.model.names
+    assert engine.device == deployment.device
+    assert (server.host, server.port) == ("0.0.0.0", 8000)
+    assert server.shutdown_timeout_s == deployment.rollout.drain_timeout_s
+
+
+def test_every_typed_field_arrives():
+    spec = {
+        "model": {"uri": "demo://smollm2", "servedName": "a", "aliases": ["b"]},
+        "engine": {
+            "dtype": "float32",
+            "quantization": "int8",
+            "maxModelLen": 1024,
+            "maxNumSeqs": 8,
+            "maxNumBatchedTokens": 512,
+            "kvCacheMemory": "1.5Gi",
+            "prefixCaching": False,
+        },
+        "resources": {"limits": {"cpu": "2500m"}},
+        "rollout": {"drainTimeout": "90s"},
+    }
+    engine, server = read(config_text(make_deployment(spec)))
+    assert engine.model == "demo://smollm2"
+    assert engine.served_model_names == ("a", "b")
+    assert (engine.dtype, engine.quantization) == ("float32", "int8")
+    assert engine.max_model_len == 1024
+    assert engine.scheduler.max_num_seqs == 8
+    assert engine.scheduler.max_num_batched_tokens == 512
+    assert engine.scheduler.enable_prefix_caching is False
+    assert engine.kv_cache_memory_bytes == 3 * 2**29
+    assert engine.num_threads == 3  # a started core is a thread
+    assert server.shutdown_timeout_s == 90.0
+    assert server.log_format == "json"
+
+
+def test_what_the_spec_leaves_open_is_left_to_the_engine():
+    assert engine_options(make_deployment(), model="demo://smollm2") == {
+        "model": "demo://smollm2",
+        "served-model-name": ["smollm2"],
+        "device": "cpu",
+        "shutdown-timeout": 120,
+    }
+
+
+def test_threads_are_the_limits_of_a_cpu_engine_only():
+    limits = {"cpu": "4", "nvidia.com/gpu": "1"}
+    options = engine_options(make_deployment({"resources": {"limits": limits}}), model="x")
+    assert "num-threads" not in options
+
+
+def test_reserved_arguments_are_flags_of_the_engine():
+    known = {flag.flag for flag in FLAGS} | {"config"}
+    assert set(RESERVED_ARGS) <= known
+
+
+@pytest.mark.parametrize("text", ['a"b', "a\\b", "ünïcödé 🙂", "tab\tand\nline", "#", "${x}"])
+def test_any_text_survives_the_file(text: str):
+    assert tomllib.loads(to_toml({"model": text, "list": [text]})) == {
+        "model": text,
+        "list": [text],
+    }

@@ -1,0 +1,344 @@
+"""Which objects there are, what moves them, and what must leave them alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from octavo_engine.protocol.kubernetes import ROUTING_ANNOTATION
+from octavo_operator.desired import Traffic, desired_objects, revision_of
+from octavo_operator.errors import SpecInvalid
+from octavo_operator.settings import (
+    OPTIONAL_KINDS,
+    POD_MONITOR,
+    SCALED_OBJECT,
+    SERVICE_MONITOR,
+    Settings,
+)
+from tests.fakes.deployments import UID, make_deployment
+from tests.fakes.random_specs import leaves, spec_schema
+
+HUB = {"uri": "hf://org/name"}
+EVERYTHING = Settings(capabilities=OPTIONAL_KINDS)
+
+
+def objects(
+    spec: dict[str, Any] | None = None,
+    settings: Settings | None = None,
+    traffic: Traffic | None = None,
+) -> dict[str, dict[str, Any]]:
+    """By kind; the headless Service is `Headless`."""
+    found = desired_objects(make_deployment(spec), settings or Settings(), traffic)
+    return {
+        "Headless" if body.get("spec", {}).get("clusterIP") == "None" else body["kind"]: body
+        for body in found
+    }
+
+
+def routing(traffic: Traffic | None = None) -> dict[str, Any]:
+    body = objects({"routing": {"holdTimeout": "90s"}}, None, traffic)["Service"]
+    found: dict[str, Any] = json.loads(body["metadata"]["annotations"][ROUTING_ANNOTATION])
+    return found
+
+
+def revision(spec: dict[str, Any] | None = None, settings: Settings | None = None) -> str:
+    return revision_of(make_deployment(spec), settings or Settings())
+
+
+def test_every_prefix_of_the_order_is_safe():
+    spec = {"model": HUB, "cache": {"kind": "PersistentVolumeClaim"}}
+    kinds = [body["kind"] for body in desired_objects(make_deployment(spec), EVERYTHING)]
+    assert kinds == [
+        "ServiceAccount",
+        "ConfigMap",
+        "PersistentVolumeClaim",
+        "Service",
+        "Service",
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+        "PodMonitor",
+        "Deployment",
+    ]
+
+
+def test_deleting_the_owner_deletes_them_all():
+    for body in desired_objects(make_deployment({"model": HUB}), EVERYTHING):
+        (owner,) = body["metadata"]["ownerReferences"]
+        assert owner["uid"] == UID
+        assert owner["controller"] is True
+        assert "namespace" not in owner
+
+
+def test_replicas_are_the_specs():
+    assert objects({"replicas": 3})["Deployment"]["spec"]["replicas"] == 3
+    assert objects({"replicas": 3, "suspend": True})["Deployment"]["spec"]["replicas"] == 0
+    assert objects(None, None, Traffic(replicas=7))["Deployment"]["spec"]["replicas"] == 7
+
+
+def test_replicas_are_left_out_where_an_autoscaler_decides():
+    scaling = {"maxReplicas": 4}
+    assert "replicas" not in objects({"autoscaling": scaling})["Deployment"]["spec"]
+    suspended = objects({"autoscaling": scaling, "suspend": True})
+    assert suspended["Deployment"]["spec"]["replicas"] == 0
+
+
+# --- revisions
+
+SAME_POD = [
+    {"replicas": 5},
+    {"suspend": True},
+    {"routing": {"policy": "session", "holdTimeout": "1m"}},
+    {"rollout": {"maxSurge": 2, "maxUnavailable": 1, "progressDeadline": "1h"}},
+    {"rollout": {"strategy": "Canary"}},
+    {"autoscaling": {"maxReplicas": 3}},
+    {"cache": {"accessMode": "ReadWriteMany"}},
+]
+ANOTHER_POD = [
+    {"model": {"uri": "demo://other"}},
+    {"model": {"uri": "demo://smollm2", "aliases": ["b"]}},
+    {"engine": {"dtype": "float32"}},
+    {"engine": {"args": {"max-queue": 2}}},
+    {"engine": {"image": "other:1"}},
+    {"resources": {"limits": {"memory": "4Gi"}}},
+    {"rollout": {"drainTimeout": "10s"}},
+    {"podTemplate": {"metadata": {"annotations": {"restarted-at": "now"}}}},
+]
+
+
+@pytest.mark.parametrize("spec", SAME_POD, ids=str)
+def test_what_no_pod_notices_restarts_none(spec: dict[str, Any]):
+    assert revision(spec) == revision()
+
+
+@pytest.mark.parametrize("spec", ANOTHER_POD, ids=str)
+def test_what_a_pod_notices_is_another_revision(spec: dict[str, Any]):
+    assert revision(spec) != revision()
+
+
+def test_an_upgrade_restarts_pods_only_where_they_differ():
+    assert revision(None, EVERYTHING) == revision()
+    assert revision(None, Settings(network_policy=False)) == revision()
+    assert revision(None, Settings(pre_stop_s=6)) != revision()
+
+
+def test_a_revision_has_a_deployment_and_a_file_of_its_own():
+    found = objects()
+    name = f"smollm2-{revision()}"
+    assert found["Deployment"]["metadata"]["name"] == name
+    assert found["ConfigMap"]["metadata"]["name"] == name
+    assert found["ConfigMap"]["immutable"] is True
+    selector = found["Deployment"]["spec"]["selector"]["matchLabels"]
+    labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert selector.items() <= labels.items()
+    assert selector["octavo.dev/revision"] == revision()
+
+
+def test_every_leaf_of_the_spec_changes_something():
+    """A field that moves no object would be silently without effect. The exceptions are decisions
+    that the reconciler takes itself, from the spec."""
+    decided_elsewhere = {
+        "rollout.strategy", "rollout.maxSurge",
+        "rollout.canary.steps.[].weight", "rollout.canary.steps.[].pause",
+        "rollout.canary.analysis.maxErrorRate", "rollout.canary.analysis.maxTTFTp95Ratio",
+        "rollout.canary.analysis.maxITLRatio", "rollout.canary.analysis.minRequests",
+        "autoscaling.targets.ttft",
+    }  # fmt: skip
+    refused = {  # and say so: nothing can carry them out yet
+        "engine.executor", "engine.tensorParallelSize", "engine.pipelineParallelSize",
+        "adapters.[].name", "adapters.[].uri",
+    }  # fmt: skip
+    all_leaves = {".".join(path) for path in leaves(spec_schema())}
+    moved = {leaf for leaf, (before, after) in CHANGES.items() if made(before) != made(after)}
+    assert moved == set(CHANGES)
+    assert all_leaves == moved | decided_elsewhere | refused
+
+
+def made(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    return desired_objects(make_deployment({"model": HUB, **spec}), EVERYTHING)
+
+
+def _engine(name: str, value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    return {}, {"engine": {name: value}}
+
+
+def _model(**fields: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    return {}, {"model": {**HUB, **fields}}
+
+
+def _env(before: dict[str, Any], after: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    return tuple({"engine": {"env": [{"name": "A", **one}]}} for one in (before, after))  # type: ignore[return-value]  # two
+
+
+def _from(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"valueFrom": {kind: {"name": "a", "key": "b", **fields}}}
+
+
+def _references(kind: str) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    changes: dict[str, Any] = {"name": "x", "key": "y", "optional": True}
+    return {
+        f"engine.env.[].valueFrom.{kind}.{name}": _env(_from(kind), _from(kind, **{name: value}))
+        for name, value in changes.items()
+    }
+
+
+def _claim(**fields: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    kind = {"kind": "PersistentVolumeClaim"}
+    return {"cache": kind}, {"cache": {**kind, **fields}}
+
+
+def _hpa(**fields: Any) -> dict[str, Any]:
+    return {"autoscaling": {"provider": "hpa", "maxReplicas": 4, **fields}}
+
+
+def _keda(**fields: Any) -> dict[str, Any]:
+    url = "http://prometheus:9090"
+    scaling = {"provider": "keda", "maxReplicas": 4, "prometheusURL": url, **fields}
+    return {"autoscaling": scaling}
+
+
+def _scale(direction: str, **fields: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    return _hpa(), _hpa(behavior={direction: fields})
+
+
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "model.uri": ({}, {"model": {"uri": "hf://org/other"}}),
+    "model.revision": _model(revision="v1"),
+    "model.digest": _model(digest="sha256:" + "0" * 64),
+    "model.servedName": _model(servedName="a"),
+    "model.aliases.[]": _model(aliases=["a"]),
+    "model.secretRef.name": _model(secretRef={"name": "hub"}),
+    "engine.device": _engine("device", "sim"),
+    "engine.dtype": _engine("dtype", "float32"),
+    "engine.quantization": _engine("quantization", "int8"),
+    "engine.maxModelLen": _engine("maxModelLen", 1024),
+    "engine.maxNumSeqs": _engine("maxNumSeqs", 8),
+    "engine.maxNumBatchedTokens": _engine("maxNumBatchedTokens", 512),
+    "engine.kvCacheMemory": _engine("kvCacheMemory", "1Gi"),
+    "engine.prefixCaching": _engine("prefixCaching", False),
+    "engine.startupTimeout": _engine("startupTimeout", "1m"),
+    "engine.image": _engine("image", "a:1"),
+    "engine.args.{}": _engine("args", {"max-queue": 2}),
+    "engine.env.[].name": ({}, {"engine": {"env": [{"name": "B"}]}}),
+    "engine.env.[].value": _env({"value": "1"}, {"value": "2"}),
+    **_references("secretKeyRef"),
+    **_references("configMapKeyRef"),
+    "replicas": ({}, {"replicas": 2}),
+    "resources.requests.{}": ({}, {"resources": {"requests": {"cpu": "2"}}}),
+    "resources.limits.{}": ({}, {"resources": {"limits": {"cpu": "2"}}}),
+    "routing.policy": ({}, {"routing": {"policy": "session"}}),
+    "routing.holdTimeout": ({}, {"routing": {"holdTimeout": "1m"}}),
+    "rollout.maxUnavailable": ({}, {"rollout": {"maxUnavailable": 2}}),
+    "rollout.drainTimeout": ({}, {"rollout": {"drainTimeout": "1m"}}),
+    "rollout.progressDeadline": ({}, {"rollout": {"progressDeadline": "1h"}}),
+    "autoscaling.minReplicas": (_hpa(), _hpa(minReplicas=2)),
+    "autoscaling.maxReplicas": (_hpa(), _hpa(maxReplicas=5)),
+    "autoscaling.provider": (_hpa(), _keda()),
+    "autoscaling.targets.queuedTokens": (_hpa(), _hpa(targets={"queuedTokens": 5})),
+    "autoscaling.targets.kvUsage": (_hpa(), _hpa(targets={"kvUsage": 0.5})),
+    "autoscaling.targets.inFlight": (_hpa(), _hpa(targets={"inFlight": 5})),
+    "autoscaling.behavior.scaleUp.window": _scale("scaleUp", window="1m"),
+    "autoscaling.behavior.scaleUp.step": _scale("scaleUp", step=2),
+    "autoscaling.behavior.scaleDown.window": _scale("scaleDown", window="1m"),
+    "autoscaling.behavior.scaleDown.step": _scale("scaleDown", step=2),
+    "autoscaling.scaleToZero.after": (_keda(), _keda(scaleToZero={"after": "5m"})),
+    "autoscaling.prometheusURL": (_keda(), _keda(prometheusURL="http://other:9090")),
+    "cache.kind": ({}, {"cache": {"kind": "PersistentVolumeClaim"}}),
+    "cache.size": ({}, {"cache": {"size": "1Gi"}}),
+    "cache.storageClassName": _claim(storageClassName="fast"),
+    "cache.accessMode": _claim(accessMode="ReadWriteMany"),
+    "cache.existingClaim": _claim(existingClaim="mine"),
+    "cache.hostPath": (
+        {"cache": {"kind": "HostPath", "hostPath": "/a"}},
+        {"cache": {"kind": "HostPath", "hostPath": "/b"}},
+    ),
+    "suspend": ({}, {"suspend": True}),
+}
+
+
+# --- routing
+
+
+def test_routers_are_told_how_to_serve_it():
+    assert routing() == {
+        "names": ["smollm2"],
+        "policy": "prefix-load",
+        "holdSeconds": 90,
+        "port": 8000,
+        "scaledToZero": False,
+    }
+
+
+def test_weights_and_sleep_are_of_the_moment():
+    told = routing(Traffic(weights={"a": 90, "b": 10}, scaled_to_zero=True))
+    assert told["weights"] == {"a": 90, "b": 10}
+    assert told["scaledToZero"] is True
+
+
+# --- the rest
+
+
+def test_a_cache_of_nothing_needs_no_claim():
+    kinds = objects({"cache": {"kind": "PersistentVolumeClaim"}})  # demo:// is in the image
+    assert "PersistentVolumeClaim" not in kinds
+
+
+def test_a_claim_of_somebody_else_is_not_made():
+    cache = {"kind": "PersistentVolumeClaim", "existingClaim": "mine"}
+    assert "PersistentVolumeClaim" not in objects({"model": HUB, "cache": cache})
+
+
+def test_engines_are_scraped_once():
+    assert "PodMonitor" in objects(None, EVERYTHING)
+    assert "ServiceMonitor" not in objects(None, EVERYTHING)
+    only_services = Settings(capabilities=frozenset((SERVICE_MONITOR,)))
+    monitor = objects(None, only_services)["ServiceMonitor"]
+    headless = objects(None, only_services)["Headless"]
+    service = objects(None, only_services)["Service"]
+    selected = monitor["spec"]["selector"]["matchLabels"].items()
+    assert selected <= headless["metadata"]["labels"].items()
+    assert not selected <= service["metadata"]["labels"].items()
+    assert not {"PodMonitor", "ServiceMonitor"} & set(objects())
+
+
+def test_monitors_carry_what_prometheus_selects_by():
+    settings = Settings(
+        capabilities=frozenset((POD_MONITOR,)), monitor_labels={"release": "prometheus"}
+    )
+    assert objects(None, settings)["PodMonitor"]["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_a_node_can_always_be_drained():
+    assert objects()["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
+    spec = {"rollout": {"maxUnavailable": "25%"}}
+    assert objects(spec)["PodDisruptionBudget"]["spec"]["maxUnavailable"] == "25%"
+
+
+def test_weights_that_are_there_need_no_network():
+    assert "egress" not in objects()["NetworkPolicy"]["spec"]
+    assert "egress" not in objects({"model": {"uri": "pvc://a"}})["NetworkPolicy"]["spec"]
+    hub = objects({"model": HUB})["NetworkPolicy"]["spec"]["egress"]
+    blocked = [block["ipBlock"]["except"] for block in hub[1]["to"]]
+    assert blocked == [["169.254.0.0/16"], ["fe80::/10"]]
+    assert "NetworkPolicy" not in objects(None, Settings(network_policy=False))
+
+
+def test_an_autoscaler_scales_the_llmdeployment_itself():
+    target = objects(_hpa())["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
+    assert target == {
+        "apiVersion": "octavo.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "name": "smollm2",
+    }
+
+
+def test_nobody_wakes_what_is_suspended():
+    assert "HorizontalPodAutoscaler" not in objects({**_hpa(), "suspend": True})
+
+
+def test_keda_is_refused_where_it_is_not():
+    with pytest.raises(SpecInvalid, match="keda needs KEDA in the cluster") as refused:
+        objects(_keda())
+    assert refused.value.reason == "Unsupported"
+    assert "ScaledObject" in objects(_keda(), Settings(capabilities=frozenset((SCALED_OBJECT,))))

@@ -1,0 +1,251 @@
+"""The engine pod: what it runs, how it starts and ends, and what an overlay may do to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo_operator.desired.pod import GRACE_S, pod_template
+from octavo_operator.settings import Images, Settings
+from tests.fakes.deployments import make_deployment
+
+HUB = {"uri": "hf://org/Some-Model", "revision": "v1"}
+MOUNT = "/var/lib/octavo/models"
+
+
+def pod(spec: dict[str, Any] | None = None, settings: Settings | None = None) -> dict[str, Any]:
+    template = pod_template(make_deployment(spec), settings or Settings(), "rev")
+    found: dict[str, Any] = template["spec"]
+    return found
+
+
+def engine(spec: dict[str, Any] | None = None, settings: Settings | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = pod(spec, settings)["containers"][0]
+    return found
+
+
+def fetch(spec: dict[str, Any]) -> dict[str, Any]:
+    (found,) = pod(spec)["initContainers"]
+    return dict(found)
+
+
+def by_name(items: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {item["name"]: item for item in items}
+
+
+def overlaid(**fields: Any) -> dict[str, Any]:
+    return pod({"podTemplate": {"spec": fields}})
+
+
+# --- what runs
+
+
+def test_the_engine_reads_its_file_and_then_the_flags_of_the_spec():
+    args = {"max-queue": 64, "vllm-metrics": "true", "enable-x": "false", "chat-template": "a b"}
+    assert engine({"engine": {"args": args}})["args"] == [
+        "--config=/etc/octavo/engine.toml",
+        "--chat-template=a b",
+        "--no-enable-x",
+        "--max-queue=64",
+        "--vllm-metrics",
+    ]
+
+
+def test_the_pod_knows_who_it_is():
+    first = engine()["env"][0]
+    assert first == {
+        "name": "OCTAVO_POD_UID",
+        "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}},
+    }
+
+
+def test_images_follow_the_device():
+    settings = Settings(images=Images(cpu="cpu:1", cuda="cuda:1", pull_policy="Never"))
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    assert engine(None, settings)["image"] == "cpu:1"
+    assert engine(gpu, settings)["image"] == "cuda:1"
+    assert engine({"engine": {"image": "mine:2"}}, settings)["image"] == "mine:2"
+    assert engine(None, settings)["imagePullPolicy"] == "Never"
+
+
+def test_who_asks_for_nothing_asks_for_one_core():
+    assert engine()["resources"] == {"requests": {"cpu": "1", "memory": "2Gi"}}
+    limits = {"limits": {"cpu": "4"}}
+    assert engine({"resources": limits})["resources"] == limits
+    requests = {"requests": {"memory": "8Gi"}}
+    assert engine({"resources": requests})["resources"] == {
+        "requests": {"cpu": "1", "memory": "8Gi"}
+    }
+
+
+def test_variables_come_from_where_the_spec_says():
+    reference = {"secretKeyRef": {"name": "keys", "key": "k", "optional": True}}
+    env = [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": reference}]
+    assert engine({"engine": {"env": env}})["env"][2:] == env
+
+
+# --- the model
+
+
+def test_a_model_of_the_hub_is_fetched_before_the_engine_starts():
+    spec = {"model": HUB}
+    folder = f"{MOUNT}/some-model-"
+    arguments = fetch(spec)["args"]
+    assert arguments[0] == "hf://org/Some-Model"
+    assert arguments[1].startswith(f"--to={folder}")
+    assert arguments[2:] == ["--revision=v1"]
+    assert fetch(spec)["command"] == ["octavo", "fetch"]
+    # The engine cannot write what other pods read too.
+    mounts = {mount["mountPath"]: mount for mount in engine(spec)["volumeMounts"]}
+    assert mounts[MOUNT]["readOnly"] is True
+
+
+def test_the_same_model_is_the_same_folder_for_everybody():
+    one = fetch({"model": {**HUB, "servedName": "a"}})["args"][1]
+    assert one == fetch({"model": {**HUB, "servedName": "b"}})["args"][1]
+    assert one != fetch({"model": {**HUB, "revision": "v2"}})["args"][1]
+
+
+def test_credentials_reach_the_fetching_step_alone():
+    spec = {"model": {**HUB, "secretRef": {"name": "hub"}}}
+    assert fetch(spec)["envFrom"] == [{"secretRef": {"name": "hub"}}]
+    assert "hub" not in str(engine(spec))
+    assert "model-credentials" not in str(engine(spec))
+
+
+@pytest.mark.parametrize("uri", ["demo://smollm2", "file:///models/x", "pvc://claim/x"])
+def test_what_is_there_is_not_fetched(uri: str):
+    assert "initContainers" not in pod({"model": {"uri": uri}})
+
+
+def test_a_simulated_model_is_not_fetched():
+    assert "initContainers" not in pod({"model": HUB, "engine": {"device": "sim"}})
+
+
+def test_a_claim_is_read_where_it_is():
+    spec = {"model": {"uri": "pvc://models/llama/8b"}}
+    volume = by_name(pod(spec)["volumes"])["model"]
+    assert volume["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
+
+
+@pytest.mark.parametrize(
+    ("cache", "source"),
+    [
+        ({}, {"emptyDir": {"sizeLimit": "20Gi"}}),
+        ({"size": "5Gi"}, {"emptyDir": {"sizeLimit": "5Gi"}}),
+        (
+            {"kind": "PersistentVolumeClaim"},
+            {"persistentVolumeClaim": {"claimName": "smollm2-weights"}},
+        ),
+        (
+            {"kind": "PersistentVolumeClaim", "existingClaim": "all"},
+            {"persistentVolumeClaim": {"claimName": "all"}},
+        ),
+        (
+            {"kind": "HostPath", "hostPath": "/var/models"},
+            {"hostPath": {"path": "/var/models", "type": "DirectoryOrCreate"}},
+        ),
+    ],
+)
+def test_where_weights_lie(cache: dict[str, Any], source: dict[str, Any]):
+    volumes = by_name(pod({"model": HUB, "cache": cache})["volumes"])
+    assert volumes["weights"] == {"name": "weights", **source}
+
+
+# --- its life
+
+
+def test_it_has_time_to_finish_what_it_has():
+    found = pod({"rollout": {"drainTimeout": "90s"}})
+    assert found["terminationGracePeriodSeconds"] == 90 + GRACE_S
+    assert engine()["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}}
+    assert "lifecycle" not in engine(None, Settings(pre_stop_s=0))
+
+
+@pytest.mark.parametrize(
+    ("spec", "seconds"),
+    [
+        ({}, 1800),  # nobody knows how large it is
+        ({"resources": {"limits": {"memory": "1Gi"}}}, 300),
+        ({"resources": {"limits": {"memory": "50G"}}}, 1000),
+        ({"resources": {"limits": {"memory": "2Ti"}}}, 10800),
+        ({"engine": {"startupTimeout": "45s"}}, 44),
+    ],
+)
+def test_loading_may_take_as_long_as_the_weights_may_be_large(spec: dict[str, Any], seconds: int):
+    probe = engine(spec)["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == seconds
+
+
+def test_alive_is_progress_and_ready_is_another_question():
+    assert engine()["livenessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
+    assert engine()["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "http"}
+
+
+def test_it_waits_for_the_routers():
+    assert pod()["readinessGates"] == [{"conditionType": "octavo.dev/Routable"}]
+    assert "readinessGates" not in pod(None, Settings(readiness_gate=False))
+
+
+# --- the overlay
+
+
+def test_an_overlay_changes_the_engine_by_its_name():
+    found = overlaid(containers=[{"name": "engine", "workingDir": "/x"}])
+    (container,) = found["containers"]
+    assert container["workingDir"] == "/x"
+    assert container["command"] == ["octavo", "serve"]
+
+
+def test_any_other_name_is_a_sidecar():
+    sidecar = {"name": "logs", "image": "logs:1"}
+    assert overlaid(containers=[sidecar])["containers"][1:] == [sidecar]
+    first = overlaid(initContainers=[{"name": "warm", "image": "warm:1"}])["initContainers"]
+    assert [container["name"] for container in first] == ["warm"]
+
+
+def test_a_variable_has_one_source():
+    variable = {"name": "HOME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    (container,) = overlaid(containers=[{"name": "engine", "env": [variable]}])["containers"]
+    assert by_name(container["env"])["HOME"] == variable
+    assert by_name(container["env"])["OCTAVO_POD_UID"]["valueFrom"]
+
+
+def test_a_volume_has_one_source():
+    large = {"name": "tmp", "emptyDir": {"medium": "Memory"}}
+    assert by_name(overlaid(volumes=[large])["volumes"])["tmp"]["emptyDir"] == {
+        "sizeLimit": "2Gi",
+        "medium": "Memory",
+    }
+    claim = {"name": "tmp", "persistentVolumeClaim": {"claimName": "scratch"}}
+    assert by_name(overlaid(volumes=[claim])["volumes"])["tmp"] == claim
+
+
+def test_placement_is_the_users():
+    spread = [{"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]
+    found = overlaid(
+        nodeSelector={"disk": "fast"},
+        tolerations=[{"key": "gpu", "operator": "Exists"}],
+        topologySpreadConstraints=spread,
+        securityContext={"runAsUser": 1000},
+    )
+    assert found["nodeSelector"] == {"disk": "fast"}
+    assert found["topologySpreadConstraints"] == spread
+    assert found["securityContext"]["runAsUser"] == 1000
+    assert found["securityContext"]["runAsNonRoot"] is True
+
+
+def test_an_overlay_adds_labels_and_takes_none():
+    overlay = {"metadata": {"labels": {"team": "a"}, "annotations": {"b": "c"}}}
+    deployment = make_deployment({"podTemplate": overlay})
+    metadata = pod_template(deployment, Settings(), "rev")["metadata"]
+    assert metadata["labels"]["team"] == "a"
+    assert metadata["labels"]["octavo.dev/revision"] == "rev"
+    assert metadata["annotations"] == {"octavo.dev/model": "demo://smollm2", "b": "c"}
+
+
+def test_another_service_account_is_taken_as_it_is():
+    assert overlaid(serviceAccountName="mine")["serviceAccountName"] == "mine"
+    assert pod()["serviceAccountName"] == "smollm2"
+    assert pod()["automountServiceAccountToken"] is False

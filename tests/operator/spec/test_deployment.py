@@ -1,0 +1,206 @@
+"""LLMDeployment.parse: defaults, meaning, and what it says of mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from octavo_operator.errors import SpecInvalid
+from octavo_operator.spec import (
+    Autoscaling,
+    CanaryStep,
+    LLMDeployment,
+    Rollout,
+    Targets,
+)
+from octavo_operator.spec.traffic import DEFAULT_STEPS
+from tests.fakes.deployments import make_body, make_deployment
+
+
+def refusal(body: Any) -> SpecInvalid:
+    with pytest.raises(SpecInvalid) as refused:
+        LLMDeployment.parse(body)
+    return refused.value
+
+
+def test_a_model_is_all_it_takes():
+    deployment = make_deployment()
+    assert deployment.model.served_name == "smollm2"  # the object's own name
+    assert deployment.model.scheme == "demo"
+    assert deployment.pool == "models/smollm2"
+    assert deployment.replicas == 1
+    assert deployment.device == "cpu"
+    assert deployment.rollout == Rollout()
+    assert deployment.autoscaling is None
+
+
+def test_names_are_the_served_one_and_its_aliases():
+    model = {"uri": "hf://org/name", "servedName": "big", "aliases": ["default", "v1"]}
+    assert make_deployment({"model": model}).model.names == ("big", "default", "v1")
+
+
+def test_a_gpu_that_was_asked_for_is_used():
+    deployment = make_deployment({"resources": {"limits": {"nvidia.com/gpu": 1}}})
+    assert deployment.engine.device == "auto"
+    assert deployment.device == "cuda"
+
+
+def test_suspended_is_no_replicas_and_keeps_the_number():
+    deployment = make_deployment({"replicas": 3, "suspend": True})
+    assert deployment.replicas == 3
+    assert deployment.wanted_replicas == 0
+
+
+def test_a_null_is_an_absent_field():
+    spec = {"autoscaling": None, "cache": {"storageClassName": None}, "engine": None}
+    assert make_deployment(spec) == make_deployment()
+
+
+def test_canary_without_steps_has_some():
+    canary = make_deployment({"rollout": {"strategy": "Canary"}}).rollout.canary
+    assert canary.steps == DEFAULT_STEPS
+    assert [step.weight for step in canary.steps] == [5, 25, 50]
+
+
+def test_canary_steps():
+    steps = [{"weight": 10, "pause": "5m"}, {"weight": 33}]
+    rollout = make_deployment({"rollout": {"strategy": "Canary", "canary": {"steps": steps}}})
+    assert rollout.rollout.canary.steps == (CanaryStep(10, 300.0), CanaryStep(33, 60.0))
+
+
+def test_targets_that_are_named_are_the_only_ones():
+    scaling = {"maxReplicas": 4, "targets": {"ttft": "2s"}}
+    found = make_deployment({"autoscaling": scaling}).autoscaling
+    assert found is not None
+    assert found.targets == Targets(ttft_s=2.0)
+
+
+def test_no_targets_are_the_usual_ones():
+    for scaling in ({"maxReplicas": 4}, {"maxReplicas": 4, "targets": {}}):
+        found = make_deployment({"autoscaling": scaling}).autoscaling
+        assert found == Autoscaling(max_replicas=4)
+        assert found.targets == Targets(queued_tokens=8192, kv_usage=0.85)
+
+
+def test_values_are_values():
+    deployment = make_deployment({"podTemplate": {"spec": {"nodeSelector": {"a": "b"}}}})
+    assert dataclasses.replace(deployment, replicas=2) != deployment
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        deployment.replicas = 2  # type: ignore[misc]  # the point
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"replicas": "2"}, "spec.replicas must be a whole number; got '2'"),
+        ({"replicas": True}, "spec.replicas must be a whole number; got true"),
+        ({"replicas": 1001}, "spec.replicas must be from 0 to 1000; got 1001"),
+        ({"suspend": "yes"}, "spec.suspend must be true or false; got 'yes'"),
+        ({"engine": []}, "spec.engine must be an object; got a list"),
+        ({"model": {}}, "spec.model.uri is required and must not be empty"),
+        ({"model": None}, "spec.model is required, with at least uri"),
+        (
+            {"model": {"uri": "Qwen/Qwen3-8B"}},
+            "spec.model.uri must start with one of hf://, s3://, gs://, oci://, http://, https://, "
+            "pvc://, file://, demo://; got 'Qwen/Qwen3-8B' (a model of the hub is "
+            "hf://Qwen/Qwen3-8B)",
+        ),
+        (
+            {"model": {"uri": "hf://x"}},
+            "spec.model.uri must have the form hf://ORGANISATION/NAME, and optionally @REVISION or "
+            "/FILE.gguf; got 'hf://x'",
+        ),
+        (
+            {"engine": {"dtype": "fp8"}},
+            "spec.engine.dtype must be one of auto, bfloat16, float16, float32; got 'fp8'",
+        ),
+        (
+            {"engine": {"args": {"dtype": "auto"}}},
+            "spec.engine.args.dtype is set by spec.engine.dtype; leave it out here",
+        ),
+        (
+            {"rollout": {"drainTimeout": "2 minutes"}},
+            "spec.rollout.drainTimeout must be a duration such as 90s, 5m or 1h30m; got "
+            "'2 minutes'",
+        ),
+        (
+            {"podTemplate": {"spec": {"containers": [{"image": "a"}]}}},
+            "spec.podTemplate.spec.containers[0] must be an object with name; got an object",
+        ),
+        (
+            {"podTemplate": {"metadata": {"labels": {"a": 1}}}},
+            "spec.podTemplate.metadata.labels.a must be a string; got 1 (quote numbers and "
+            "booleans)",
+        ),
+    ],
+)
+def test_a_mistake_is_named(spec: dict[str, Any], message: str):
+    error = refusal(make_body(spec))
+    assert str(error) == message
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            {"engine": {"maxModelLength": 1}},
+            "spec.engine.maxModelLength is not a field of this version of Octavo; did you mean "
+            "maxModelLen?",
+        ),
+        ({"rollout": {"strategy": "BlueGreen"}}, "must be one of Rolling, Recreate, Canary"),
+        ({"podTemplate": {"spec": {"hostNetwork": True}}}, "hostNetwork is not a field of this"),
+    ],
+)
+def test_what_a_newer_version_may_know(spec: dict[str, Any], message: str):
+    error = refusal(make_body(spec))
+    assert error.reason == "UnsupportedVersion"
+    assert message in str(error)
+
+
+def test_another_version_is_not_guessed_at():
+    error = refusal({**make_body(), "apiVersion": "octavo.dev/v2"})
+    assert error.reason == "UnsupportedVersion"
+    assert str(error) == "apiVersion must be octavo.dev/v1alpha1; got 'octavo.dev/v2'"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"engine": {"executor": "ray"}}, "ray needs a Ray cluster, which this operator does not"),
+        ({"engine": {"executor": "mp"}}, "mp is not in this version's engine; use uni"),
+        ({"engine": {"tensorParallelSize": 2}}, "tensorParallelSize of 2 needs several ranks"),
+        ({"engine": {"pipelineParallelSize": 2}}, "pipelineParallelSize of 2 needs several ranks"),
+        ({"adapters": [{"name": "a", "uri": "hf://a/b"}]}, "serve a merged model"),
+    ],
+)
+def test_what_nothing_can_carry_out_yet(spec: dict[str, Any], message: str):
+    error = refusal(make_body(spec))
+    assert error.reason == "Unsupported"
+    assert message in str(error)
+
+
+@pytest.mark.parametrize("name", ["", "A", "a_b", "-a", "a" * 64, None, 7])
+def test_names_of_objects(name: Any):
+    body = make_body()
+    body["metadata"]["name"] = name
+    assert refusal(body).field == "metadata.name"
+
+
+@pytest.mark.parametrize("body", [None, [], "x", {}, {"spec": {}}, {1: 2}])
+def test_what_is_no_object(body: Any):
+    refusal(body)
+
+
+def test_messages_stay_short_whatever_is_thrown_at_them():
+    error = refusal(make_body({"engine": {"x" * 5000: 1}}))
+    assert len(str(error)) < 500
+    error = refusal(make_body({"model": {"uri": "ftp://" + "x" * 1000}}))
+    assert len(str(error)) < 500
+
+
+def test_control_characters_end_up_in_no_condition():
+    error = refusal(make_body({"model": {"uri": "s3://b/\x1b[31m\n"}}))
+    assert "\x1b" not in str(error)
+    assert "\n" not in str(error)

@@ -1,0 +1,251 @@
+"""The whole operator against a real API server: kopf's watches, the queue, the Lease, the port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from octavo_operator.kube_cluster import KubeCluster
+from octavo_operator.kube_config import load
+from octavo_operator.leader import LeaseTimes
+from octavo_operator.process import Operator, RunSettings
+from octavo_operator.settings import Settings
+from octavo_operator.work_queue import Pace
+from tests.fakes.apiserver import ApiError, ApiServer
+from tests.fakes.operator import make_deployment
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from octavo_operator import kinds
+
+pytestmark = pytest.mark.cluster
+GATE = "octavo.dev/Routable"
+
+
+@contextlib.asynccontextmanager
+async def operator(
+    server: ApiServer, namespace: str, *, identity: str = "one", **run: Any
+) -> AsyncIterator[Operator]:
+    config = load({}, str(server.kubeconfig))
+    settings = Settings(namespaces=(namespace,))
+    run = {"pace": Pace(first_retry_s=0.1), "lease": LeaseTimes(4.0, 0.5, 1.0), **run}
+    run_settings = RunSettings(
+        namespace=namespace, identity=identity, host="127.0.0.1", port=0, **run
+    )
+    async with KubeCluster(config, field_manager="octavo-operator") as cluster:
+        found = Operator(config, cluster, settings, run_settings)
+        task = asyncio.create_task(found.run())
+        try:
+            await until(lambda: found.world.synced and found._may_write())
+            yield found
+        finally:
+            found.stop()
+            async with asyncio.timeout(15):
+                await task
+
+
+async def until(fact: Callable[[], Any], *, within_s: float = 20.0) -> Any:
+    """The first true answer of `fact`."""
+    deadline = time.monotonic() + within_s
+    while True:
+        value = None
+        with contextlib.suppress(ApiError, KeyError):
+            value = await asyncio.to_thread(fact)
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{fact} within {within_s} s")
+        await asyncio.sleep(0.05)
+
+
+def conditions(server: ApiServer, namespace: str) -> dict[str, tuple[str, str]]:
+    body = server.get(make_deployment(namespace=namespace))
+    return {c["type"]: (c["status"], c["reason"]) for c in body["status"]["conditions"]}
+
+
+def engines(server: ApiServer, namespace: str) -> list[kinds.Object]:
+    return server.list("apps/v1", "Deployment", namespace)
+
+
+def start_pods(server: ApiServer, namespace: str) -> None:
+    """As controllers and kubelets do: as many pods as asked for, waiting for their gate."""
+    for deployment in engines(server, namespace):
+        labels = deployment["spec"]["template"]["metadata"]["labels"]
+        name = deployment["metadata"]["name"]
+        wanted = [f"{name}-{n}" for n in range(deployment["spec"]["replicas"])]
+        found = [
+            pod
+            for pod in server.list("v1", "Pod", namespace)
+            if pod["metadata"]["name"].startswith(name)
+        ]
+        for pod in found:
+            if pod["metadata"]["name"] not in wanted:
+                path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
+                server.request("DELETE", path, gracePeriodSeconds="0")
+        for pod_name in set(wanted) - {pod["metadata"]["name"] for pod in found}:
+            pod = server.create(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Pod",
+                    "metadata": {"namespace": namespace, "name": pod_name, "labels": labels},
+                    "spec": {
+                        "readinessGates": [{"conditionType": GATE}],
+                        "containers": [{"name": "engine", "image": "i"}],
+                    },
+                }
+            )
+            ready = [{"type": "ContainersReady", "status": "True"}]
+            server.patch(pod, {"status": {"conditions": ready}}, subresource="status")
+
+
+def finish_pods(server: ApiServer, namespace: str) -> None:
+    """What the kubelet does when the gate is open."""
+    for listed in server.list("v1", "Pod", namespace):
+        pod = {"apiVersion": "v1", "kind": "Pod", **listed}
+        found = {c["type"]: c["status"] for c in pod["status"]["conditions"]}
+        if found.get(GATE) == "True" and found.get("Ready") != "True":
+            more = [*pod["status"]["conditions"], {"type": "Ready", "status": "True"}]
+            server.patch(pod, {"status": {"conditions": more}}, subresource="status")
+
+
+def live(server: ApiServer, namespace: str) -> None:
+    start_pods(server, namespace)
+    finish_pods(server, namespace)
+
+
+def test_from_yaml_to_serving_through_an_edit_to_deletion(apiserver, namespace):
+    server = apiserver
+
+    def is_serving() -> bool:
+        live(server, namespace)
+        found = conditions(server, namespace)
+        return found["Ready"] == ("True", "Serving") and found["Progressing"][0] == "False"
+
+    async def story() -> None:
+        async with operator(server, namespace) as found:
+            server.create(make_deployment(namespace=namespace, replicas=2))
+            await until(is_serving)
+            (first,) = engines(server, namespace)
+            calls = found.metrics.calls.copy()
+            writes = sum(n for (verb, _), n in calls.items() if verb not in ("get", "list"))
+            assert writes <= 18  # 7 objects, 2 gates, events, and the status as it moved
+
+            server.patch(
+                make_deployment(namespace=namespace), {"spec": {"engine": {"maxNumSeqs": 7}}}
+            )
+
+            def is_replaced() -> bool:
+                live(server, namespace)
+                names = [body["metadata"]["name"] for body in engines(server, namespace)]
+                return len(names) == 1 and names[0] != first["metadata"]["name"]
+
+            await until(is_replaced, within_s=40)
+            await until(is_serving)
+            server.delete(make_deployment(namespace=namespace))
+            await until(lambda: not found.world.all_keys())
+            assert found.metrics.bugs == 0
+
+    asyncio.run(story())
+
+
+def test_it_leaves_no_finalizer_and_no_annotation(apiserver, namespace):
+    async def story() -> None:
+        async with operator(apiserver, namespace):
+            apiserver.create(make_deployment(namespace=namespace))
+            await until(lambda: conditions(apiserver, namespace))
+        body = apiserver.get(make_deployment(namespace=namespace))
+        assert "finalizers" not in body["metadata"]
+        assert "annotations" not in body["metadata"]
+
+    asyncio.run(story())
+
+
+def test_drift_is_seen_by_the_watch_and_put_right(apiserver, namespace):
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"namespace": namespace, "name": "smollm2"},
+    }
+
+    async def story() -> None:
+        async with operator(apiserver, namespace):
+            apiserver.create(make_deployment(namespace=namespace))
+            await until(lambda: apiserver.get(service))
+            await until(lambda: conditions(apiserver, namespace))
+            apiserver.delete(service)
+            await until(lambda: apiserver.get(service))
+
+    asyncio.run(story())
+
+
+def test_of_two_operators_one_writes_and_the_other_follows(apiserver, namespace):
+    async def story() -> None:
+        async with operator(apiserver, namespace, identity="one") as one:
+            config = load({}, str(apiserver.kubeconfig))
+            async with KubeCluster(config, field_manager="octavo-operator") as cluster:
+                two = Operator(
+                    config,
+                    cluster,
+                    Settings(namespaces=(namespace,)),
+                    RunSettings(
+                        namespace=namespace, identity="two", host="127.0.0.1", port=0,
+                        lease=LeaseTimes(4.0, 0.5, 1.0),
+                    ),
+                )  # fmt: skip
+                task = asyncio.create_task(two.run())
+                await until(lambda: two.world.synced)
+                apiserver.create(make_deployment(namespace=namespace))
+                await until(lambda: conditions(apiserver, namespace))
+                assert not any(verb in ("apply", "patch") for verb, _ in two.metrics.calls)
+                one.stop()
+                await until(two._may_write)
+                change = {"spec": {"routing": {"holdTimeout": "9s"}}}
+                apiserver.patch(make_deployment(namespace=namespace), change)
+
+                def is_followed() -> bool:
+                    service = apiserver.list("v1", "Service", namespace)
+                    return any('"holdSeconds": 9' in str(s["metadata"]) for s in service)
+
+                await until(is_followed)
+                two.stop()
+                async with asyncio.timeout(15):
+                    await task
+
+    asyncio.run(story())
+
+
+def test_it_is_alive_and_in_step(apiserver, namespace):
+    async def story() -> None:
+        async with operator(apiserver, namespace) as found:
+            assert found._health().is_alive
+            assert found._health().is_synced
+            assert "octavo_operator_is_leader" in found.metrics.render()
+
+    asyncio.run(story())
+
+
+def test_a_crd_that_goes_and_comes_back_is_survived():
+    from tests.fakes.apiserver import CRD_FILE
+
+    async def story(server: ApiServer) -> None:
+        namespace = server.make_namespace()
+        async with operator(server, namespace, resync_s=2.0) as found:
+            server.create(make_deployment(namespace=namespace))
+            await until(lambda: conditions(server, namespace))
+            name = "llmdeployments.octavo.dev"
+            path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"
+            server.request("DELETE", path)
+            await until(lambda: not found.world.all_keys(), within_s=30)
+            server.install(CRD_FILE)
+            server.create(make_deployment(namespace=namespace, replicas=1))
+            await until(lambda: conditions(server, namespace), within_s=40)
+            assert found.metrics.bugs == 0
+
+    with ApiServer.start() as server:
+        server.install(CRD_FILE)
+        asyncio.run(story(server))

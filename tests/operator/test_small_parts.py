@@ -1,0 +1,301 @@
+"""Metrics, health, events, the write guard, comparison, the cache, the intake and the flags."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from random import Random
+
+import pytest
+import yaml
+
+from octavo_operator import kinds
+from octavo_operator.cli import add_options, read_settings, read_values
+from octavo_operator.cluster import Listing
+from octavo_operator.compare import holds
+from octavo_operator.errors import ClusterUnavailable, SettingsInvalid
+from octavo_operator.events import EventRecorder
+from octavo_operator.guard import TokenBucket
+from octavo_operator.health import Health, HealthServer
+from octavo_operator.intake import Intake
+from octavo_operator.metrics import Metrics
+from octavo_operator.observe import Key, World
+from octavo_operator.work_queue import Outcome
+from tests.fakes.clock import ManualClock
+from tests.fakes.cluster import FakeCluster
+from tests.fakes.operator import make_deployment
+
+
+class TestCompare:
+    @pytest.mark.parametrize(
+        ("found", "applied"),
+        [
+            ({"a": 1, "more": 2}, {"a": 1}),
+            ({"cpu": "1"}, {"cpu": "1000m"}),
+            ({"memory": "8Gi"}, {"memory": "8589934592"}),
+            ({}, {"flag": False}),
+            ({}, {"empty": {}}),
+            ({"a": 1}, {"a": 1, "absent": None}),
+            ([{"n": 1, "default": True}], [{"n": 1}]),
+        ],
+    )
+    def test_what_the_server_adds_or_rewrites_is_no_drift(self, found, applied):
+        assert holds(found, applied)
+
+    @pytest.mark.parametrize(
+        ("found", "applied"),
+        [
+            ({"a": 1}, {"a": 2}),
+            ({}, {"a": 1}),
+            ([1, 2], [1]),
+            ([1], [1, 2]),
+            ({"a": "1"}, {"a": "2"}),
+            ({"flag": True}, {"flag": False}),
+            ({"flag": True}, {"flag": 1.5}),
+            ([1], []),
+        ],
+    )
+    def test_what_others_changed_is(self, found, applied):
+        assert not holds(found, applied)
+
+
+def service(version: int, *, uid: str = "u", name: str = "s") -> kinds.Object:
+    metadata = {
+        "namespace": "d", "name": name, "uid": uid, "resourceVersion": str(version),
+        "labels": {"octavo.dev/deployment": "m"}, "managedFields": ["long"],
+    }  # fmt: skip
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata}
+
+
+class TestWorld:
+    key = Key("d", "m")
+
+    def test_old_news_are_no_news(self):
+        world = World()
+        assert world.keep(kinds.SERVICE, service(5)) == self.key
+        assert world.keep(kinds.SERVICE, service(5)) is None
+        assert world.keep(kinds.SERVICE, service(4)) is None
+        assert world.keep(kinds.SERVICE, service(6)) == self.key
+
+    def test_an_old_deletion_does_not_undo_a_new_creation(self):
+        world = World()
+        world.keep(kinds.SERVICE, service(5, uid="new"))
+        assert world.drop(kinds.SERVICE, service(4, uid="old")) is None
+        assert len(world) == 1
+
+    def test_a_list_takes_away_what_it_lacks_but_not_what_is_newer(self):
+        world = World()
+        world.keep(kinds.SERVICE, service(5, name="old"))
+        world.keep(kinds.SERVICE, service(50, name="new"))
+        assert world.replace(kinds.SERVICE, Listing([], 10)) == {self.key}
+        assert [name for _, name in world.observe(self.key).children] == ["new"]
+
+    def test_a_list_of_one_namespace_says_nothing_of_others(self):
+        world = World()
+        world.keep(kinds.SERVICE, service(5))
+        assert world.replace(kinds.SERVICE, Listing([], 99), namespace="other") == set()
+        assert len(world) == 1
+
+    def test_nothing_is_left_of_what_went(self):
+        world = World()
+        for number in range(100):
+            world.keep(kinds.SERVICE, service(number, name=f"s{number}"))
+            world.drop(kinds.SERVICE, service(number, name=f"s{number}"))
+        assert len(world) == 0
+        assert not world._children
+        assert not world._versions
+
+    def test_what_is_nobodys_is_not_kept(self):
+        world = World()
+        stranger = service(1)
+        stranger["metadata"]["labels"] = {}
+        assert world.keep(kinds.SERVICE, stranger) is None
+        assert len(world) == 0
+
+
+class TestIntake:
+    def make(self, cluster: FakeCluster) -> tuple[Intake, list[Key], World]:
+        world = World()
+        woken: list[Key] = []
+        intake = Intake(
+            cluster,
+            world,
+            namespaces=(),
+            wake=woken.append,
+            metrics=Metrics(),
+            clock=ManualClock(),
+            rng=Random(1),
+        )
+        return intake, woken, world
+
+    def test_filling_wakes_each_resource_once(self):
+        cluster = FakeCluster()
+        cluster.put(make_deployment("a"))
+        cluster.put(make_deployment("b"))
+        intake, woken, _ = self.make(cluster)
+        asyncio.run(intake.fill())
+        assert sorted(woken) == [("default", "a"), ("default", "b")]
+        for body in cluster.all(kinds.LLM_DEPLOYMENT):
+            intake.event(kinds.LLM_DEPLOYMENT, None, body)
+        assert len(woken) == 2
+
+    def test_a_listing_by_a_watch_is_followed_by_one_of_our_own(self):
+        """The watch does not say what vanished while it was away."""
+        cluster = FakeCluster()
+        cluster.put(make_deployment("a"))
+        cluster.put(make_deployment("b"))
+        intake, woken, world = self.make(cluster)
+        asyncio.run(intake.fill())
+        cluster.remove(kinds.LLM_DEPLOYMENT, "default", "a")
+        intake.event(kinds.LLM_DEPLOYMENT, None, cluster.one(kinds.LLM_DEPLOYMENT, "default", "b"))
+        assert intake._relisted == {kinds.LLM_DEPLOYMENT}
+        asyncio.run(intake.refresh(kinds.LLM_DEPLOYMENT))
+        assert world.all_keys() == [("default", "b")]
+        assert woken[-1] == ("default", "a")
+
+    def test_with_a_crd_go_all_its_resources(self):
+        cluster = FakeCluster()
+        cluster.put(make_deployment("a"))
+        intake, _, world = self.make(cluster)
+        asyncio.run(intake.fill())
+        cluster.absent = frozenset((kinds.LLM_DEPLOYMENT,))
+        asyncio.run(intake.refresh(kinds.LLM_DEPLOYMENT))
+        assert world.all_keys() == []
+
+
+def test_events_come_once_a_minute_per_reason():
+    cluster, clock = FakeCluster(), ManualClock()
+    recorder = EventRecorder(cluster, clock=clock, now_text=lambda: f"{clock.now}")
+    body = cluster.put(make_deployment())
+    for _ in range(10):
+        asyncio.run(recorder.tell(body, "Warning", "OutOfMemory", "m"))
+    asyncio.run(recorder.tell(body, "Normal", "Created", "m"))
+    assert len(cluster.all(kinds.EVENT)) == 2
+    clock.advance(61)
+    asyncio.run(recorder.tell(body, "Warning", "OutOfMemory", "m"))
+    assert len(cluster.all(kinds.EVENT)) == 3
+
+
+def test_an_event_that_cannot_be_posted_is_only_logged():
+    cluster, clock = FakeCluster(), ManualClock()
+    body = cluster.put(make_deployment())
+
+    def fail(call: object) -> None:
+        raise ClusterUnavailable("away")
+
+    cluster.before = fail
+    recorder = EventRecorder(cluster, clock=clock, now_text=lambda: "t")
+    asyncio.run(recorder.tell(body, "Normal", "Created", "m"))
+    assert cluster.all(kinds.EVENT) == []
+
+
+def test_a_bucket_lets_a_burst_through_and_then_a_stream():
+    clock = ManualClock()
+    bucket = TokenBucket(per_second=10.0, burst=3, clock=clock)
+    assert [bucket.take() for _ in range(5)] == [0.0, 0.0, 0.0, 0.1, 0.2]
+    clock.advance(10.0)
+    assert [bucket.take() for _ in range(4)] == [0.0, 0.0, 0.0, 0.1]
+
+
+class TestHealth:
+    def answer(self, request: str, *, age_s: float = 1.0, is_synced: bool = True) -> bytes:
+        metrics = Metrics()
+        metrics.reconciled(Outcome(), 0.02)
+        look = Health(age_s, 100.0, is_synced, is_leading=True)
+        return HealthServer(lambda: look, metrics).answer(request.encode())
+
+    @pytest.mark.parametrize(
+        ("request_line", "age_s", "is_synced", "status"),
+        [
+            ("GET /healthz HTTP/1.1\r\n\r\n", 1.0, False, 200),
+            ("GET /healthz HTTP/1.1\r\n\r\n", 101.0, True, 503),
+            ("GET /readyz?x=1 HTTP/1.1\r\n\r\n", 1.0, True, 200),
+            ("GET /readyz HTTP/1.1\r\n\r\n", 1.0, False, 503),
+            ("GET /metrics HTTP/1.1\r\n\r\n", 1.0, True, 200),
+            ("POST /healthz HTTP/1.1\r\n\r\n", 1.0, True, 405),
+            ("GET /etc/passwd HTTP/1.1\r\n\r\n", 1.0, True, 404),
+            ("\r\n\r\n", 1.0, True, 405),
+        ],
+    )
+    def test_each_path(self, request_line, age_s, is_synced, status):
+        answer = self.answer(request_line, age_s=age_s, is_synced=is_synced)
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+
+    def test_metrics_are_what_prometheus_reads(self):
+        from prometheus_client.parser import text_string_to_metric_families
+
+        body = self.answer("GET /metrics HTTP/1.1\r\n\r\n").partition(b"\r\n\r\n")[2].decode()
+        families = {f.name: f for f in text_string_to_metric_families(body)}
+        done = [
+            s.value
+            for s in families["octavo_operator_reconciles"].samples
+            if s.labels == {"outcome": "done"}
+        ]
+        assert done == [1.0]
+        assert families["octavo_operator_reconcile_seconds"].type == "histogram"
+
+    def test_over_a_socket(self):
+        async def story() -> bytes:
+            look = Health(1.0, 100.0, is_synced=True, is_leading=False)
+            server = await HealthServer(lambda: look, Metrics()).start("127.0.0.1", 0)
+            async with server:
+                reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+                writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+                answer = await reader.read()
+                writer.close()
+                return answer
+
+        assert b'"alive": true' in asyncio.run(story())
+
+
+class TestFlags:
+    def read(self, tmp_path, *argv: str, **environment: str):
+        parser = argparse.ArgumentParser()
+        add_options(parser)
+        file = tmp_path / "config"
+        file.write_text(
+            yaml.safe_dump(
+                {
+                    "current-context": "a",
+                    "contexts": [{"name": "a", "context": {"cluster": "c", "user": "u"}}],
+                    "clusters": [{"name": "c", "cluster": {"server": "https://x"}}],
+                    "users": [{"name": "u", "user": {"token": "t"}}],
+                }
+            )
+        )
+        args = parser.parse_args([*argv, f"--kubeconfig={file}"])
+        return read_settings(read_values(args, environment), environment)
+
+    def test_defaults(self, tmp_path):
+        _, settings, run = self.read(tmp_path)
+        assert settings.namespaces == ()
+        assert (run.port, run.num_workers, run.resync_s) == (8090, 8, 300)
+        assert run.lease is not None
+
+    def test_a_flag_wins_over_the_environment(self, tmp_path):
+        environment = {"OCTAVO_OPERATOR_NAMESPACES": "a,b", "OCTAVO_OPERATOR_WORKERS": "3"}
+        _, settings, run = self.read(tmp_path, "--workers=4", **environment)
+        assert settings.namespaces == ("a", "b")
+        assert run.num_workers == 4
+
+    def test_variables_of_a_service_are_not_ours(self, tmp_path):
+        environment = {
+            "OCTAVO_OPERATOR_PORT": "tcp://10.0.0.1:8090",
+            "OCTAVO_OPERATOR_SERVICE_HOST": "10.0.0.1",
+            "OCTAVO_OPERATOR_PORT_8090_TCP": "tcp://10.0.0.1:8090",
+        }
+        assert self.read(tmp_path, **environment)[2].port == 8090
+
+    @pytest.mark.parametrize(
+        ("argv", "environment", "problem"),
+        [
+            (["--port=high"], {}, "--port must be a whole number from 0 to 65535; got high"),
+            (["--readiness-gate=maybe"], {}, "--readiness-gate must be true or false"),
+            (["--pull-policy=Often"], {}, "--pull-policy must be Always, IfNotPresent or Never"),
+            (["--monitor-labels=a"], {}, "--monitor-labels must be key=value"),
+            ([], {"OCTAVO_OPERATOR_NAMESPACE": "a"}, "no flag has that name"),
+        ],
+    )
+    def test_mistakes_are_named(self, tmp_path, argv, environment, problem):
+        with pytest.raises(SettingsInvalid, match=problem):
+            self.read(tmp_path, *argv, **environment)
