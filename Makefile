@@ -8,31 +8,32 @@ BIN         := $(VENV)/bin
 PIP         := $(BIN)/python -m pip --disable-pip-version-check
 EDITABLE    := --no-build-isolation $(if $(CI),-C cmake.define.OCTAVO_WERROR=ON) --editable
 DEMO_PROMPT ?= What is the capital of France?
-PORT        ?= 8000
+PORT        ?= 8080
 
 export PATH := $(abspath $(BIN)):$(PATH)
 
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench bench-router clean
 
 # --- what people run ---------------------------------------------------------------------------------
 
-# Serves SmolLM2, asks it a question, and stays up. DEMO_ONCE=1 ends after the answer.
-demo: $(VENV)/.installed  ## A streamed answer of a real model, then a server that stays up
+# The whole platform on this machine: two engines with SmolLM2 behind a router, one question, and it
+# stays up. DEMO_ONCE=1 ends after the answer.
+demo: $(VENV)/.installed  ## A streamed answer through two engines and a router that stay up
 	@set -e; url=http://127.0.0.1:$(PORT); \
-	$(BIN)/octavo serve demo://smollm2 --port $(PORT) & server=$$!; \
-	trap 'kill $$server 2>/dev/null; wait $$server 2>/dev/null || true' EXIT; \
-	until $(BIN)/python -c "import urllib.request as r; r.urlopen('$$url/ready')" 2>/dev/null; do \
-	  kill -0 $$server 2>/dev/null || { echo "The server ended; its last lines say why." >&2; exit 1; }; \
-	  sleep 0.2; \
+	$(BIN)/octavo up demo://smollm2 --replicas 2 --port $(PORT) --plain & up=$$!; \
+	trap 'kill $$up 2>/dev/null; wait $$up 2>/dev/null || true' EXIT; \
+	until $(BIN)/octavo status --wait 1 >/dev/null 2>&1; do \
+	  kill -0 $$up 2>/dev/null || { echo "The platform ended; its last lines say why." >&2; exit 1; }; \
 	done; \
 	echo; echo "> $(DEMO_PROMPT)"; \
 	$(BIN)/octavo chat --url $$url --max-tokens 64 --temperature 0 --prompt "$(DEMO_PROMPT)"; \
 	if [ -n "$(DEMO_ONCE)" ]; then exit 0; fi; \
-	echo; echo "Serving at $$url/v1 until Ctrl-C. Talk to it: $(BIN)/octavo chat --url $$url"; \
-	wait $$server
+	echo; echo "It stays up until Ctrl-C. Talk to it: $(BIN)/octavo chat --url $$url"; \
+	echo "See how it does: $(BIN)/octavo status"; \
+	wait $$up
 
 test: $(VENV)/.test  ## Unit and integration tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -52,8 +53,11 @@ format: $(VENV)/.dev  ## Bring all sources into shape
 bench: $(VENV)/.installed  ## Figures of this machine, beside its limits
 	$(BIN)/python -m benchmarks.run
 
+bench-router: $(VENV)/.test  ## The router beside other routers; needs nginx and wrk
+	$(BIN)/python -m benchmarks.router.run
+
 clean:
-	rm -rf build $(VENV) engine/octavo_engine/_native*.so
+	rm -rf build $(VENV) engine/octavo_engine/_native*.so router/octavo_router/_fast*.so
 
 # --- environments ------------------------------------------------------------------------------------
 

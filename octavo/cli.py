@@ -12,10 +12,16 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "serve": "serve a model through the OpenAI API",
+    "router": "send requests to the engines that hold their prefixes",
+    "up": "run replicas and router on this machine, from a cluster's YAML",
+    "status": "show what octavo up runs on this machine",
+    "down": "end what octavo up runs on this machine",
     "chat": "talk with a model in the terminal",
     "complete": "let a model continue a text",
     "bench": "measure throughput, latency, or a running server",
+    "operator": "keep a Kubernetes cluster's LLMDeployments as they are asked for",
     "quantize": "write a model with 8- or 4-bit weights",
+    "fetch": "bring a model's files into a folder",
     "doctor": "say what this machine offers and what is missing",
 }
 

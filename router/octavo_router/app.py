@@ -1,0 +1,331 @@
+"""The router as a whole: every part made from the configuration, started, stopped, reconfigured."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from octavo_engine.protocol.endpoints import STATE_PATH
+from octavo_router.access_log import AccessLog
+from octavo_router.config import BackendConfig, ModelConfig, PoolConfig
+from octavo_router.config_show import differences
+from octavo_router.debug import Debug
+from octavo_router.debug_request import RequestReader
+from octavo_router.discovery.build import make_sources
+from octavo_router.discovery.discovery import Discovery
+from octavo_router.endpoints.registry import Registry
+from octavo_router.epp.build import make_server
+from octavo_router.epp.picker import PickerParts
+from octavo_router.errors import ConfigInvalid
+from octavo_router.flow.budget import RetryBudget
+from octavo_router.flow.gate import Gate
+from octavo_router.flow.keys_file import KeysFile
+from octavo_router.gauges import make_gauges
+from octavo_router.http.deadlines import Deadlines
+from octavo_router.http.tls import client_context
+from octavo_router.loop_watch import LoopWatch
+from octavo_router.metrics import RouterMetrics
+from octavo_router.observer import MetricsObserver
+from octavo_router.own_routes import OwnRoutes
+from octavo_router.proxy.canary import Canaries
+from octavo_router.proxy.seams import Parts
+from octavo_router.proxy.service import Proxy
+from octavo_router.proxy.upstreams import Upstreams
+from octavo_router.residency import native
+from octavo_router.routing.build import build_dispatcher, reconfigure
+from octavo_router.routing.models import Models
+from octavo_router.routing.rooms import Rooms
+from octavo_router.signals.settings import SignalSettings
+from octavo_router.signals.signals import Signals
+from octavo_router.state import StateReporter
+from octavo_router.tracing import make_tracing
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from octavo_router.config import RouterConfig
+    from octavo_router.discovery.found import PoolRoute
+    from octavo_router.discovery.upstreams import Upstreams as StaticUpstreams
+
+logger = logging.getLogger("octavo.router")
+
+_TICK_S = 1.0  # of health, prices, key files
+_QUEUE_TICK_S = 0.25
+_SYNC_S = 5.0  # to hear from every source and engine before the router calls itself ready
+
+
+class App:
+    """Use as `async with App(config)`. `load` reads the configuration again."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        load: Callable[[], RouterConfig] | None = None,
+        environment: Mapping[str, str] = os.environ,
+        rng: random.Random | None = None,
+    ) -> None:
+        clock = time.monotonic
+        loop = asyncio.get_running_loop()
+        self.config = config
+        self.is_draining = False
+        self._load = load
+        self._environment = environment
+        self._rng = rng or random.Random(config.routing.seed or None)
+        self._stack = AsyncExitStack()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._pool_routes: dict[str, PoolRoute] = {}
+
+        hot_path = native.load()
+        if hot_path.problem:
+            logger.warning("Runs without its compiled hot path", extra={"why": hot_path.problem})
+        self._scan = hot_path.scan
+        index = hot_path.ResidencyIndex(max_keys_per_slot=config.routing.max_keys_per_endpoint)
+        self.metrics = RouterMetrics()
+        self.registry = Registry(index)
+        self.dispatcher = build_dispatcher(
+            config, self.registry, index,
+            clock=clock, rng=self._rng, observer=MetricsObserver(self.metrics),
+        )  # fmt: skip
+        self.models = Models(self.registry, config.models)
+        self._rooms = Rooms(self.registry, config.flow)
+        self._keys_file = KeysFile(config.flow, environment)
+        table = self._keys_file.load()
+        self.gate = Gate(config.flow, table, self._rooms, clock)
+        self.dispatcher.on_room = self.gate.wake
+        self.metrics.add_source(make_gauges(self.registry, index, self.gate.demand, now=clock))
+        self.deadlines = Deadlines(loop)
+        tls = self._engine_tls()
+        engine_key = config.discovery.engine_key
+        self.upstreams = Upstreams(
+            config.timeouts, self.deadlines, loop,
+            ssl_context=tls, engine_key=engine_key, passes_keys=not table.is_required,
+        )  # fmt: skip
+        self.registry.subscribe(self.upstreams.changed)
+        self.own = OwnRoutes(self.models, self.metrics, started_at=time.time())
+        self.routes = self.own.table()
+        self.routes["GET", STATE_PATH] = StateReporter(
+            self.registry, self.gate.demand, self.metrics,
+            replica=config.server.replica or socket.gethostname(),
+            authenticate=self.gate.authenticate,
+            token=config.server.state_token,
+            known_pools=lambda: self._pool_routes,
+        )  # fmt: skip
+        if config.server.debug_endpoints:
+            self.routes |= Debug(
+                self.dispatcher,
+                index,
+                config=lambda: self.config,
+                understand=RequestReader(hot_path.scan, self.models, self.registry),
+                asks_for_keys=lambda: self.gate.tenants.table.is_required,
+                now=clock,
+            ).routes()
+        self._tracing = make_tracing(
+            config.tracing.endpoint,
+            sample_ratio=config.tracing.sample_ratio,
+            instance=config.server.replica or socket.gethostname(),
+        )
+        self.access_log = AccessLog(
+            config.server.access_log, config.server.log_format  # type: ignore[arg-type]  # checked there
+        )  # fmt: skip
+        self.proxy = Proxy(
+            Parts(
+                config=config,
+                loop=loop,
+                registry=self.registry,
+                dispatcher=self.dispatcher,
+                gate=self.gate,
+                budget=RetryBudget(config.retry, clock),
+                models=self.models,
+                upstreams=self.upstreams,
+                hot_path=hot_path,
+                metrics=self.metrics,
+                access_log=None if config.server.access_log == "none" else self.access_log,
+                routes=self.routes,
+                tracing=self._tracing,
+            )
+        )
+        self._canaries = Canaries(self.dispatcher, self.upstreams, config)
+        self._signals = Signals(
+            self.registry, index, self.metrics,
+            SignalSettings(
+                api_key=engine_key, tls=tls, poll_s=config.discovery.poll_interval_s
+            ),
+            rng=self._rng,
+        )  # fmt: skip
+        sources = make_sources(config.discovery, self.metrics, environment)
+        self._static = cast("StaticUpstreams", sources[0])
+        self._discovery = Discovery(
+            sources,
+            self.registry,
+            self.metrics,
+            on_pools=self._take_pool_routes,
+        )
+
+    async def __aenter__(self) -> Self:
+        self.deadlines.start()
+        await self._stack.enter_async_context(LoopWatch(self.metrics))
+        await self._stack.enter_async_context(self._signals)
+        await self._stack.enter_async_context(self._discovery)
+        if self.config.epp.enabled:
+            await self._open_picker()
+        for work in (self._tick(), self._tick_queue(), self._become_ready()):
+            self._tasks.append(asyncio.create_task(work))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._canaries.stop()
+        self.proxy.mirrors.stop()
+        await self._stack.aclose()
+        self.upstreams.close()
+        self.deadlines.stop()
+        await self.access_log.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
+
+    async def _open_picker(self) -> None:
+        """Last, so that it ends first: its streams may finish while all else still runs."""
+        parts = PickerParts(
+            settings=lambda: self.config,
+            registry=self.registry,
+            dispatcher=self.dispatcher,
+            gate=self.gate,
+            models=self.models,
+            scan=self._scan,
+            metrics=self.metrics,
+            access_log=None if self.config.server.access_log == "none" else self.access_log,
+            is_ready=lambda: not self.own.not_ready,
+        )
+        try:
+            await self._stack.enter_async_context(make_server(parts))
+        except ConfigInvalid:
+            await self._stack.aclose()
+            self.deadlines.stop()
+            raise
+
+    def begin_draining(self) -> None:
+        """From now on nobody should send new requests here."""
+        self.is_draining = True
+        self.own.not_ready = "draining"
+
+    async def reload(self) -> list[str]:
+        """Takes what changed in the configuration. Raises ConfigInvalid, and keeps the old one."""
+        if self._load is None:
+            return []
+        config = self._load()
+        changes = differences(self.config, config)
+        self.apply(config)
+        for change in changes:
+            if change.needs_restart:
+                logger.warning("Needs a restart", extra={"setting": change.path})
+        return [change.path for change in changes]
+
+    def apply(self, config: RouterConfig) -> None:
+        keys_file = KeysFile(config.flow, self._environment)
+        table = keys_file.load()
+        merged = self._merged(config)
+        self._static.replace(config.discovery.upstreams)
+        try:
+            reconfigure(self.dispatcher, merged, self._rng)
+        except ConfigInvalid:
+            self._static.replace(self.config.discovery.upstreams)
+            raise
+        # Nothing below can fail: a bad configuration has changed nothing.
+        self.config = config
+        self._keys_file = keys_file
+        self.models.replace(merged.models)
+        self._rooms.config = self.gate.config = config.flow
+        self.gate.replace_keys(table)
+        self.proxy.reconfigure(config)
+        self._canaries.config = config
+        self.metrics.process.config_reloads.add("ok")
+
+    def _engine_tls(self) -> ssl.SSLContext | None:
+        discovery = self.config.discovery
+        is_needed = discovery.tls_ca or discovery.tls_cert or any(
+            upstream.url.startswith("https:") for upstream in discovery.upstreams
+        )  # fmt: skip
+        if not (is_needed or discovery.file):
+            return None  # reading the system's authorities takes longer than all else here
+        return client_context(discovery.tls_ca, discovery.tls_cert, discovery.tls_key)
+
+    # -- what the owners of pools want
+
+    def _take_pool_routes(self, routes: dict[str, PoolRoute]) -> None:
+        self._pool_routes = routes
+        merged = self._merged(self.config)
+        try:
+            reconfigure(self.dispatcher, merged, self._rng)
+        except ConfigInvalid as error:
+            logger.warning("Passed over how a pool wants to be routed: %s", error)
+        self.models.replace(merged.models)
+
+    def _merged(self, config: RouterConfig) -> RouterConfig:
+        """The configuration, and what pools say of themselves where it says nothing of them."""
+        known_pools = {pool.name for pool in config.routing.pools}
+        known_models = {model.name for model in config.models}
+        pools, models = list(config.routing.pools), list(config.models)
+        for route in self._pool_routes.values():
+            if route.policy and route.pool not in known_pools:
+                pools.append(PoolConfig(name=route.pool, policy=route.policy))
+            backends = tuple(
+                BackendConfig(pool=route.pool, revision=revision, weight=weight)
+                for revision, weight in route.weights.items()
+            ) or (BackendConfig(pool=route.pool),)
+            models += [
+                ModelConfig(name=name, backends=backends)
+                for name in route.names
+                if name not in known_models
+            ]
+        routing = replace(config.routing, pools=tuple(pools))
+        return replace(config, routing=routing, models=tuple(models))
+
+    # -- what happens now and then
+
+    async def _become_ready(self) -> None:
+        """Only who knows its engines may be sent requests."""
+        try:
+            async with asyncio.timeout(_SYNC_S):
+                await self._discovery.synced()
+                await self._signals.first_round(_SYNC_S)
+        except TimeoutError:
+            logger.warning("Not every source of endpoints was heard from")
+            await self._discovery.synced()
+        if not self.is_draining:
+            self.own.not_ready = ""
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            for endpoint in self.dispatcher.tick():
+                self._canaries.start(endpoint)
+            try:
+                table = self._keys_file.refresh()
+            except ConfigInvalid as error:
+                logger.error("Kept the old keys: %s", error)
+                continue
+            if table is not None:
+                self.gate.replace_keys(table)
+
+    async def _tick_queue(self) -> None:
+        while True:
+            await asyncio.sleep(_QUEUE_TICK_S)
+            self.gate.tick()

@@ -1,0 +1,140 @@
+"""Runs a router from its configuration: one process, or several behind one port."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo_router.config import KeyConfig
+from octavo_router.config_load import load_config
+from octavo_router.errors import ConfigInvalid
+from octavo_router.http.sockets import open_listener
+from octavo_router.logs import set_up_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from octavo_router.config import RouterConfig
+
+
+class Loader:
+    """Reads file, environment and flags, as often as asked. Raises ConfigInvalid."""
+
+    def __init__(
+        self,
+        file: str,
+        flags: Mapping[str, Any],
+        api_keys: Sequence[str] = (),
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._file = file
+        self._flags = flags
+        self._api_keys = api_keys
+        self._environment = environment
+
+    def __call__(self) -> RouterConfig:
+        text = ""
+        if self._file:
+            try:
+                text = Path(self._file).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                reason = getattr(error, "strerror", None) or "is not UTF-8"
+                raise ConfigInvalid("--config", f"{self._file}: {reason}") from None
+        config = load_config(text=text, flags=self._flags, environment=self._environment)
+        if not self._api_keys:
+            return config
+        keys = tuple(
+            KeyConfig(tenant=f"key-{number}", key=key)
+            for number, key in enumerate(self._api_keys, start=1)
+        )
+        return replace(config, flow=replace(config.flow, keys=config.flow.keys + keys))
+
+
+def run(load: Loader, *, on_ready: Callable[[str], None] = lambda url: None) -> int:
+    """Until SIGTERM. `on_ready` is told the URL. Raises ConfigInvalid."""
+    config = load()
+    _check_sources(config)
+    set_up_logging(config.server.log_format, config.server.log_level)
+    server = config.server
+    if server.workers == 1:
+        listener = open_listener(server.host, server.port)
+        return _run_process(config, load, listener, lambda: on_ready(_url(config, listener)))
+    with _reserve(server.host, server.port) as reserved:
+        from octavo_router.workers import Supervisor
+
+        host, port = reserved.getsockname()[:2]
+        on_ready(_url(config, reserved))
+
+        def run_worker(number: int, is_ready: Callable[[], None]) -> int:
+            reserved.close()
+            listener = open_listener(host, port, is_shared=True)
+            return _run_process(config, load, listener, is_ready)
+
+        return Supervisor(server.workers, run_worker).run()
+
+
+def _run_process(
+    config: RouterConfig, load: Loader, listener: socket.socket, on_ready: Callable[[], None]
+) -> int:
+    from octavo_router.app import App
+    from octavo_router.server import Server
+
+    async def work() -> None:
+        async with App(config, load=load) as app:
+            _spare_collector()
+            await Server(app, listener=listener).run(on_ready)
+
+    with asyncio.Runner(loop_factory=_new_loop) as runner:
+        runner.run(work())
+    return 0
+
+
+def _spare_collector() -> None:
+    """What is there now stays, and what a request makes has no cycles: little to collect."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # not built for every platform
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def _reserve(host: str, port: int) -> socket.socket:
+    """Finds out whether the port can be had, and which one 0 is. It does not listen itself."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise ConfigInvalid(
+            "server.port", f"cannot listen on {host}:{port}: {error.strerror}; choose another"
+        ) from None
+    return sock
+
+
+def _check_sources(config: RouterConfig) -> None:
+    discovery = config.discovery
+    if not (discovery.upstreams or discovery.file or discovery.kubernetes.enabled):
+        raise ConfigInvalid(
+            "discovery", "no engines: give --upstreams URL,URL or --config FILE or --kubernetes"
+        )
+
+
+def _url(config: RouterConfig, sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    scheme = "https" if config.server.tls_cert else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -1,0 +1,48 @@
+"""Upstream URLs into addresses, with an error that says what to write instead."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from octavo_router.endpoints.endpoint import Address
+from octavo_router.errors import ConfigInvalid
+
+if TYPE_CHECKING:
+    from octavo_router.config import UpstreamConfig
+
+SRV_PREFIX = "_"  # a host such as _http._tcp.engines.default.svc: its records name the ports
+
+
+def address_of(upstream: UpstreamConfig, *, field: str = "discovery.upstreams") -> Address:
+    """Raises ConfigInvalid. The host may be a name still."""
+    url = upstream.url.strip()
+    if "://" not in url:
+        url = f"http://{url}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigInvalid(field, f"{upstream.url!r} is no URL: {error}") from None
+    if parts.scheme not in ("http", "https"):
+        raise ConfigInvalid(field, f"{upstream.url!r} must begin with http:// or https://")
+    if not parts.hostname:
+        raise ConfigInvalid(field, f"{upstream.url!r} names no host")
+    if parts.username or parts.password:
+        raise ConfigInvalid(field, "a URL cannot carry a password; set the upstream key instead")
+    if parts.path.rstrip("/") not in ("", "/v1") or parts.query or parts.fragment:
+        raise ConfigInvalid(field, f"{upstream.url!r} must end after host and port")
+    is_tls = parts.scheme == "https"
+    if is_tls and (upstream.is_dns or parts.hostname.startswith(SRV_PREFIX)):
+        problem = "certificates name hosts, so list each https engine by its own name"
+        raise ConfigInvalid(field, f"{upstream.url!r}: {problem}")
+    return Address(parts.hostname, port or (443 if is_tls else 80), is_tls)
+
+
+def is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,43 @@
+"""What a source of endpoints tells, and what every source is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from octavo_router.endpoints.endpoint import EndpointSpec
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRoute:
+    """How a pool's owner wants it served. From Kubernetes: the routing annotation of a Service."""
+
+    pool: str
+    names: tuple[str, ...] = ()  # models; empty: whatever the engines say
+    policy: str = ""  # empty: the router's own
+    weights: Mapping[str, float] = field(default_factory=dict)  # by revision; empty: any
+    hold_s: float | None = None  # how long requests may wait for a first engine; None: as usual
+    is_scaled_to_zero: bool = False  # no engine is expected: hold, do not refuse
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All that one source knows at a time. What is not in it is gone."""
+
+    specs: tuple[EndpointSpec, ...] = ()
+    pools: tuple[PoolRoute, ...] = ()
+
+
+Publish: TypeAlias = Callable[[Found], None]
+
+
+class Source(Protocol):
+    """Runs until cancelled; publishes when something changed, and once at the start."""
+
+    @property
+    def name(self) -> str: ...  # a label: unique among the sources of a router
+
+    async def run(self, publish: Publish) -> None:
+        """Failures that pass are its own affair; what it knew before stays published."""

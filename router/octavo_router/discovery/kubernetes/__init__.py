@@ -1,0 +1,1 @@
+"""Endpoints and pools from the Kubernetes API, by list and watch."""

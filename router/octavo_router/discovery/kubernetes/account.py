@@ -1,0 +1,61 @@
+"""How a pod reaches the API server: address, authorities, and a token renewed on disk."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from octavo_router.errors import ConfigInvalid
+from octavo_router.http.fetch import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where the API is and who asks."""
+
+    target: Target
+    token_file: Path | None = None
+    namespace: str = "default"
+
+    def headers(self) -> dict[str, str]:
+        """Read for every request: the kubelet replaces the token before it expires."""
+        headers = {"accept": "application/json", "user-agent": "octavo-router"}
+        if self.token_file is not None:
+            headers["authorization"] = f"Bearer {self.token_file.read_text().strip()}"
+        return headers
+
+
+def in_cluster(env: Mapping[str, str], folder: Path = ACCOUNT_FOLDER) -> Account:
+    """The pod's own service account. Raises ConfigInvalid outside of a cluster."""
+    host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not port.isdigit() or not (folder / "token").is_file():
+        problem = "this is no pod with a service account; give discovery.kubernetes.api instead"
+        raise ConfigInvalid("discovery.kubernetes", problem)
+    tls = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    namespace = folder / "namespace"
+    return Account(
+        Target(host, int(port), tls),
+        folder / "token",
+        namespace.read_text().strip() if namespace.is_file() else "default",
+    )
+
+
+def at_url(url: str, *, token_file: str = "", ca_file: str = "", namespace: str = "") -> Account:
+    """An API server by its URL: `kubectl proxy`, or one with a token and a CA."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigInvalid("discovery.kubernetes.api", f"{url!r} is no http(s):// URL")
+    tls = None
+    if parts.scheme == "https":
+        tls = ssl.create_default_context(cafile=ca_file or None)
+    port = parts.port or (443 if tls else 80)
+    target = Target(parts.hostname, port, tls)
+    return Account(target, Path(token_file) if token_file else None, namespace or "default")

@@ -1,0 +1,61 @@
+"""The routing annotation of a Service: how its pool shall be served. Bad ones change nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL, ROUTING_ANNOTATION
+from octavo_router.discovery.found import PoolRoute
+
+if TYPE_CHECKING:
+    from octavo_router.discovery.kubernetes.objects import Service
+
+
+class Routing(msgspec.Struct, frozen=True, rename="camel"):
+    """The annotation's JSON, as protocol.kubernetes describes it."""
+
+    names: list[str] = []
+    policy: str = ""
+    weights: dict[str, float] = {}
+    hold_seconds: float | None = None
+    port: int | str | None = None  # of the engines: number, or name of an EndpointSlice's port
+    scaled_to_zero: bool = False
+    kv_events_port: int | None = None  # of plain servers that publish KV events over ZMQ
+    kv_replay_port: int | None = None
+
+
+class RoutingInvalid(ValueError):
+    """The annotation cannot be read; says why."""
+
+
+def routing_of(service: Service) -> Routing | None:
+    """None: this Service is none of ours. Raises RoutingInvalid."""
+    text = service.metadata.annotations.get(ROUTING_ANNOTATION)
+    if text is None:
+        return None
+    try:
+        routing = msgspec.json.decode(text, type=Routing)
+    except msgspec.MsgspecError as error:
+        raise RoutingInvalid(str(error)) from None
+    if any(not weight >= 0 for weight in routing.weights.values()):
+        raise RoutingInvalid("weights must not be negative")
+    return routing
+
+
+def pool_of(service: Service) -> str:
+    """namespace/name of the LLMDeployment; of the Service itself when it has none."""
+    meta = service.metadata
+    return f"{meta.namespace}/{meta.labels.get(DEPLOYMENT_LABEL, meta.name)}"
+
+
+def pool_route(service: Service, routing: Routing) -> PoolRoute:
+    return PoolRoute(
+        pool=pool_of(service),
+        names=tuple(routing.names),
+        policy=routing.policy,
+        weights=routing.weights,
+        hold_s=routing.hold_seconds,
+        is_scaled_to_zero=routing.scaled_to_zero,
+    )

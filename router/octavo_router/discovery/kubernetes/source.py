@@ -1,0 +1,158 @@
+"""The Kubernetes source: mirrors of pods, Services and EndpointSlices, told as endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from octavo_engine.protocol.kubernetes import COMPONENT_LABEL, DEPLOYMENT_LABEL, ENGINE_COMPONENT
+from octavo_router.discovery.kubernetes import specs
+from octavo_router.discovery.kubernetes.objects import EndpointSlice, Pod, Service
+from octavo_router.discovery.kubernetes.steadiness import Steadiness
+from octavo_router.discovery.kubernetes.watch import Mirror, WatchSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from octavo_router.discovery.found import Publish
+    from octavo_router.discovery.kubernetes.account import Account
+    from octavo_router.metrics import DiscoveryCounts
+
+logger = logging.getLogger(__name__)
+
+POD_SELECTOR = f"{DEPLOYMENT_LABEL},{COMPONENT_LABEL}={ENGINE_COMPONENT}"
+COALESCE_S = 0.02  # a rollout changes many objects at once
+
+
+@dataclass
+class _Namespace:
+    """What is mirrored of one namespace; "" is all of them."""
+
+    pods: Mirror[Pod]
+    services: Mirror[Service]
+    slices: Mirror[EndpointSlice]
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    has_slices: bool = False  # they are mirrored only where a plain Service wants routing
+
+
+class KubernetesSource:
+    """A source. Namespaces are named one by one, or "*" for all."""
+
+    name = "kubernetes"
+
+    def __init__(
+        self,
+        account: Account,
+        namespaces: Sequence[str] = (),
+        *,
+        label_selector: str = "",
+        counts: DiscoveryCounts,
+        settings: WatchSettings | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._counts = counts
+        self._now = now
+        self._changed = asyncio.Event()
+        self._steadiness = Steadiness()
+        self._told: set[specs.Problem] = set()
+        self._account = account
+        self._settings = settings or WatchSettings()
+        wanted = ["*"] if "*" in namespaces else list(namespaces) or [account.namespace]
+        self._namespaces = [self._mirrors(each, label_selector) for each in wanted]
+
+    async def run(self, publish: Publish) -> None:
+        try:
+            for namespace in self._namespaces:
+                self._start(namespace, namespace.pods)
+                self._start(namespace, namespace.services)
+            while True:
+                await self._wait()
+                self._look(publish)
+        finally:
+            tasks = [task for namespace in self._namespaces for task in namespace.tasks]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for namespace in self._namespaces:
+                namespace.tasks.clear()
+                namespace.has_slices = False
+
+    def _mirrors(self, namespace: str, selector: str) -> _Namespace:
+        scope = "" if namespace == "*" else f"/namespaces/{namespace}"
+        common: dict[str, Any] = {
+            "counts": self._counts,
+            "on_change": self._changed.set,
+            "settings": self._settings,
+        }
+        slices = f"/apis/discovery.k8s.io/v1{scope}/endpointslices"
+        return _Namespace(
+            pods=Mirror(
+                f"/api/v1{scope}/pods", Pod, self._account, selector=POD_SELECTOR, **common
+            ),
+            services=Mirror(
+                f"/api/v1{scope}/services", Service, self._account, selector=selector, **common
+            ),
+            # A slice carries its Service's labels, so the same selector finds it.
+            slices=Mirror(slices, EndpointSlice, self._account, selector=selector, **common),
+        )
+
+    def _start(self, namespace: _Namespace, mirror: Mirror[Any]) -> None:
+        namespace.tasks.append(asyncio.create_task(self._keep_running(mirror)))
+
+    async def _keep_running(self, mirror: Mirror[Any]) -> None:
+        while True:
+            try:
+                await mirror.run()
+            except Exception:
+                self._counts.errors += 1
+                logger.exception("Stumbled over an answer of the Kubernetes API")
+                await asyncio.sleep(self._settings.backoff_max_s)
+
+    async def _wait(self) -> None:
+        """For a change, or for a pod that is held back to prove steady."""
+        again_at = self._steadiness.look_again_at
+        try:
+            async with asyncio.timeout(None if again_at is None else again_at - self._now()):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(COALESCE_S)
+
+    def _look(self, publish: Publish) -> None:
+        self._changed.clear()
+        services = [s for each in self._namespaces for s in each.services.objects.values()]
+        wanted, problems = specs.served(services)
+        self._complain(problems)
+        for namespace in self._namespaces:
+            if not namespace.has_slices and self._wants_slices(namespace):
+                namespace.has_slices = True
+                self._start(namespace, namespace.slices)
+        if not all(map(_is_synced, self._namespaces)):
+            return
+        found = specs.find(
+            wanted,
+            [pod for each in self._namespaces for pod in each.pods.objects.values()],
+            [part for each in self._namespaces for part in each.slices.objects.values()],
+            steadiness=self._steadiness,
+            now=self._now(),
+        )
+        publish(found)
+
+    def _wants_slices(self, namespace: _Namespace) -> bool:
+        wanted, _ = specs.served(namespace.services.objects.values())
+        return any(not each.has_pods for each in wanted)
+
+    def _complain(self, problems: list[specs.Problem]) -> None:
+        for problem in set(problems) - self._told:
+            logger.warning(
+                "Ignored a routing annotation", extra={"object": problem.where, "why": problem.what}
+            )
+        self._told = set(problems)
+
+
+def _is_synced(namespace: _Namespace) -> bool:
+    slices = namespace.slices.is_synced or not namespace.has_slices
+    return namespace.pods.is_synced and namespace.services.is_synced and slices

@@ -1,0 +1,54 @@
+"""What discovered pools want, in the configuration's own words, so that routing knows one kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo_router.config import BackendConfig, ModelConfig, PoolConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from octavo_router.config import RouterConfig
+    from octavo_router.discovery.found import PoolRoute
+
+
+def discovered_models(
+    routes: Mapping[str, PoolRoute], configured: Sequence[ModelConfig] = ()
+) -> tuple[ModelConfig, ...]:
+    """The configured models, then the names that pools claim. A configured name is left alone.
+
+    Pools that claim the same name share it evenly, each by its own revisions' weights.
+    """
+    taken = {model.name for model in configured}
+    backends: dict[str, list[BackendConfig]] = {}
+    for _, route in sorted(routes.items()):
+        for name in dict.fromkeys(route.names):
+            if name not in taken:
+                backends.setdefault(name, []).extend(_backends(route))
+    found = (ModelConfig(name=name, backends=tuple(each)) for name, each in backends.items())
+    return (*configured, *found)
+
+
+def discovered_pools(
+    routes: Mapping[str, PoolRoute], config: RouterConfig, policies: Collection[str]
+) -> tuple[PoolConfig, ...]:
+    """The configured pools, then those that name a policy which this router has."""
+    configured = config.routing.pools
+    taken = {pool.name for pool in configured}
+    found = (
+        PoolConfig(name=name, policy=route.policy)
+        for name, route in sorted(routes.items())
+        if name not in taken and route.policy in policies
+    )
+    return (*configured, *found)
+
+
+def _backends(route: PoolRoute) -> list[BackendConfig]:
+    total = sum(route.weights.values())
+    if total <= 0:
+        return [BackendConfig(pool=route.pool)]
+    return [
+        BackendConfig(pool=route.pool, revision=revision, weight=weight / total)
+        for revision, weight in sorted(route.weights.items())
+    ]

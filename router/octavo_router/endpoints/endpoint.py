@@ -1,0 +1,99 @@
+"""One engine replica: where it is, what it serves, how it fares, and what this router has there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from octavo_engine.protocol.stream import Load
+
+State = Literal["connecting", "ready", "draining", "ejected", "down"]
+Kind = Literal["octavo", "openai"]  # pushes its load and prefixes, or is a plain server
+Role = Literal["both", "prefill", "decode"]
+
+UNKNOWN_LOAD = Load()
+
+
+class Address(NamedTuple):
+    """Where to connect. Hosts are addresses or names that were resolved outside the data path."""
+
+    host: str
+    port: int
+    tls: bool = False
+
+    @property
+    def authority(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.authority}"
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSpec:
+    """What discovery says of an endpoint. Two with the same id are the same process."""
+
+    id: str  # the pod's UID, else the URL
+    address: Address
+    pool: str = "default"
+    names: tuple[str, ...] = ()  # models it serves; empty: ask it
+    revision: str = ""
+    kind: Kind | None = None  # None: find out
+    role: Role = "both"
+    pod_uid: str = ""  # checked by the engine where given
+    labels: tuple[tuple[str, str], ...] = ()
+    is_terminating: bool = False  # finish what is in flight, send nothing new
+    is_ready: bool = True  # as its platform says; False: keep what is known, send nothing
+
+
+@dataclass(slots=True, eq=False)
+class Endpoint:
+    """The life of one endpoint. Belongs to the event loop; hot fields are plain attributes."""
+
+    spec: EndpointSpec
+    slot: int = -1  # in the residency index
+    kind: Kind = "openai"
+    state: State = "connecting"
+    reason: str = ""  # why it is not ready, in words
+    names: tuple[str, ...] = ()
+    adapters: frozenset[str] = frozenset()
+    max_model_len: int = 0
+    max_num_seqs: int = 0
+    epoch: str = ""
+
+    # told by the engine
+    load: Load = UNKNOWN_LOAD
+    load_at: float | None = None  # monotonic; None: never
+
+    # kept by this router: work placed there and not finished
+    in_flight: int = 0  # requests
+    pending_tokens: int = 0  # uncached prompt tokens of those without a first token
+
+    # the state's two sources; the registry derives `state` from them
+    told_state: State = "connecting"  # by signals and discovery
+    is_ejected: bool = False  # by health: its answers were bad
+    share: float = 1.0  # of a fair load while it starts slowly, else 1
+
+    # its price, in prompt tokens: routing.pricing keeps these
+    token_s: float = 5e-4  # seconds one prompt token takes
+    base_tokens: int = 0  # work there as the engine told last
+    own_tokens: int = 0  # our work there that it cannot have counted
+    generation: int = 0  # reports since; our work of the latest ones counts as own
+    counts_from: int = 0  # work placed in this generation and after is in own_tokens
+    recent_tokens: int = 0  # of own_tokens, that of the current generation
+    turned_at: float = 0.0  # when the generation began
+    priced: Load | None = None  # the report that base_tokens comes from
+    last_pick: int = 0  # the number of the pick it got last; ties go to the oldest
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def pool(self) -> str:
+        return self.spec.pool
+
+    @property
+    def is_routable(self) -> bool:
+        return self.state == "ready"

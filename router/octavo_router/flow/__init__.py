@@ -1,0 +1,1 @@
+"""Who may send how much, and who waits."""

@@ -1,0 +1,152 @@
+"""How many repeats the whole may afford: a share of what is active, of a tenant's, of an engine's.
+
+When everything fails, each retry is a request more for those that are left. So repeats are counted
+before they are sent, never above a fixed share of the work there is; a tenant has a smaller share
+of its own; and where a pool refuses most of what it gets, some is refused here at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from octavo_router.routing.outcome import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from octavo_router.config import RetryConfig
+
+Spent = Literal["", "budget", "client_budget"]
+
+WINDOW_S = 120.0
+NUM_PARTS = 12  # the window forgets a twelfth at a time
+MAX_TENANTS = 1024
+
+
+class Windowed:
+    """Two counts over the last two minutes."""
+
+    __slots__ = ("_at", "_first", "_parts", "_second")
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[float, float]] = []
+        self._first = 0.0
+        self._second = 0.0
+        self._at = 0
+
+    def add(self, now: float, first: float = 0.0, second: float = 0.0) -> None:
+        self._forget(now)
+        self._first += first
+        self._second += second
+
+    def read(self, now: float) -> tuple[float, float]:
+        self._forget(now)
+        return (
+            self._first + sum(first for first, _ in self._parts),
+            self._second + sum(second for _, second in self._parts),
+        )
+
+    def _forget(self, now: float) -> None:
+        part = int(now / (WINDOW_S / NUM_PARTS))
+        if part == self._at:
+            return
+        passed = min(part - self._at, NUM_PARTS)
+        self._parts.append((self._first, self._second))
+        self._parts += [(0.0, 0.0)] * (passed - 1)
+        del self._parts[: max(0, len(self._parts) - (NUM_PARTS - 1))]
+        self._first = self._second = 0.0
+        self._at = part
+
+
+class RetryBudget:
+    """Repeats under way, against requests under way; and repeats of each tenant, over time."""
+
+    def __init__(self, config: RetryConfig, clock: Callable[[], float]) -> None:
+        self.config = config
+        self.num_active = 0  # requests
+        self.num_repeating = 0  # of them, those in a second or later attempt
+        self._clock = clock
+        self._tenants: dict[str, Windowed] = {}
+
+    def begin(self, tenant: str) -> None:
+        """A request came in."""
+        self.num_active += 1
+        self._of(tenant).add(self._clock(), first=1.0)
+
+    def end(self, *, num_repeats: int) -> None:
+        """It is over, after so many repeats that `take` allowed."""
+        self.num_active -= 1
+        self.num_repeating -= num_repeats
+
+    def take(self, tenant: str) -> Spent:
+        """Ask before each repeat. "": go on, it is counted; else which budget is spent."""
+        allowed = max(self.config.budget_min, int(self.config.budget * self.num_active))
+        if self.num_repeating >= allowed:
+            return "budget"
+        now = self._clock()
+        window = self._of(tenant)
+        requests, repeats = window.read(now)
+        if repeats >= max(self.config.budget_min, self.config.client_share * requests):
+            return "client_budget"
+        window.add(now, second=1.0)
+        self.num_repeating += 1
+        return ""
+
+    def _of(self, tenant: str) -> Windowed:
+        window = self._tenants.get(tenant)
+        if window is None:
+            if len(self._tenants) >= MAX_TENANTS:  # the oldest: dictionaries keep their order
+                del self._tenants[next(iter(self._tenants))]
+            window = self._tenants[tenant] = Windowed()
+        return window
+
+
+class Throttle:
+    """Refuses some requests at once where most would be refused anyway.
+
+        p = max(0, (requests - K * accepted) / (requests + 1))        over two minutes, by pool
+
+    Fed with how attempts ended (`note`), so what it refuses itself does not count. `tick` settles
+    the shares about once a second: asking costs one look-up.
+    """
+
+    def __init__(self, config: RetryConfig, clock: Callable[[], float], rng: Random) -> None:
+        self.config = config  # may be replaced at any time
+        self._clock = clock
+        self._rng = rng
+        self._pools: dict[str, Windowed] = {}
+        self._shares: dict[str, float] = {}
+
+    def note(self, pool: str, result: Result) -> None:
+        """An attempt ended so. A client that left says nothing of the engines."""
+        if result is Result.CLIENT_GONE:
+            return
+        window = self._pools.get(pool)
+        if window is None:
+            window = self._pools[pool] = Windowed()
+        window.add(self._clock(), first=1.0, second=float(result not in _NOT_ACCEPTED))
+
+    def tick(self) -> None:
+        now = self._clock()
+        shares = {}
+        for pool, window in list(self._pools.items()):
+            requests, accepted = window.read(now)
+            if not requests:
+                del self._pools[pool]
+                continue
+            share = (requests - self.config.throttle_factor * accepted) / (requests + 1.0)
+            if share > 0.0:
+                shares[pool] = share
+        self._shares = shares
+
+    def refusal_share(self, pool: str) -> float:
+        return self._shares.get(pool, 0.0)
+
+    def refuses(self, pool: str) -> bool:
+        """Whether this request should be refused now."""
+        share = self._shares.get(pool)
+        return share is not None and self._rng.random() < share
+
+
+_NOT_ACCEPTED = (Result.REFUSED, Result.CONNECT_FAILED)

@@ -1,0 +1,75 @@
+"""API keys: which there are, as SHA-256, and what each may do. keys_file reads files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from octavo_router.errors import ConfigInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from octavo_router.config import KeyConfig
+
+_HEX = re.compile(r"[0-9a-fA-F]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the owner of a key may do; 0 and empty: anything."""
+
+    tenant: str
+    requests_per_s: float = 0.0
+    tokens_per_min: float = 0.0
+    max_in_flight: int = 0
+    weight: float = 1.0
+    priority: int = 0
+    models: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTable:
+    """Limits by the SHA-256 of the key. The keys themselves are forgotten."""
+
+    limits: Mapping[bytes, Limits] = field(default_factory=dict)
+    is_required: bool = False  # whether a key is asked for; true with no keys lets nobody in
+
+
+def make_table(
+    keys: Iterable[KeyConfig], environment: Mapping[str, str], *, is_required: bool = False
+) -> KeyTable:
+    """The table for these settings; raises ConfigInvalid by the entry's place."""
+    limits: dict[bytes, Limits] = {}
+    for number, entry in enumerate(keys):
+        where = f"keys[{number}]"
+        digest = _digest(entry, environment, where)
+        if digest in limits:
+            raise ConfigInvalid(where, "the same key is there twice")
+        limits[digest] = Limits(
+            entry.tenant or f"key-{digest.hex()[:8]}",
+            entry.requests_per_s,
+            entry.tokens_per_min,
+            entry.max_in_flight,
+            entry.weight,
+            entry.priority,
+            frozenset(entry.models),
+        )
+    return KeyTable(limits, is_required or bool(limits))
+
+
+def _digest(entry: KeyConfig, environment: Mapping[str, str], where: str) -> bytes:
+    given = [name for name in ("key", "key_env", "sha256") if getattr(entry, name)]
+    if len(given) != 1:
+        found = " and ".join(given) or "none"
+        raise ConfigInvalid(where, f"give one of key, key_env and sha256; got {found}")
+    if entry.sha256:
+        if not _HEX.fullmatch(entry.sha256):
+            raise ConfigInvalid(f"{where}.sha256", "must be 64 hexadecimal digits")
+        return bytes.fromhex(entry.sha256)
+    key = entry.key or environment.get(entry.key_env, "")
+    if not key:
+        raise ConfigInvalid(f"{where}.key_env", f"the environment has no {entry.key_env}")
+    return sha256(key.encode()).digest()

@@ -1,0 +1,463 @@
+"""One connection of a client: requests are read off it in order, bounded in size and time.
+
+    HEAD --> BODY --> BUSY --> HEAD ...        and from anywhere --> LINGER --> CLOSED
+
+While it is BUSY somebody owns the answer: writes it, is told of pauses and of the client's leaving,
+and ends it with `finish`. What the client sends meanwhile waits, within a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+from octavo_router.errors import Refused
+from octavo_router.http import answers
+from octavo_router.http.chunked import ChunkDecoder, ChunkError
+from octavo_router.http.deadlines import NEVER
+from octavo_router.http.request_head import HeadParser, RequestHead, too_large
+
+if TYPE_CHECKING:
+    from octavo_router.config import LimitsConfig, TimeoutsConfig
+    from octavo_router.http.deadlines import Deadlines
+
+HEAD, BODY, BUSY, LINGER, CLOSED = range(5)
+
+_LINGER_S: Final = 2.0  # for the answer to arrive before the reset that unread bytes cause
+_PROBE_DELAYS_S: Final = (0.02, 0.1, 0.5)
+_TCP_CLOSE: Final = 7  # of Linux' tcpi_state
+
+
+class Owner(Protocol):
+    """Who answers the request under way. May set the connection's `deadline`."""
+
+    def client_gone(self) -> None:
+        """The connection is lost; nothing can be written any more, `finish` need not be called."""
+
+    def client_paused(self) -> None:
+        """Too much is unsent: stop writing soon."""
+
+    def client_resumed(self) -> None:
+        """All is sent. Set the deadline again."""
+
+    def client_too_slow(self) -> None:
+        """It took nothing for too long. The connection is ended next."""
+
+    def probe(self) -> bytes:
+        """Bytes that a client ignores at this point of the answer; b"" if there are none."""
+
+    def on_deadline(self, now: float) -> None: ...
+
+
+class Service(Protocol):
+    """What the requests are for."""
+
+    def new_request_id(self) -> str: ...
+
+    def check(self, connection: ClientConnection, head: RequestHead) -> None:
+        """Before the body is read. Raises Refused."""
+
+    def handle(self, connection: ClientConnection, head: RequestHead, body: bytes) -> None:
+        """Becomes the owner, or answers at once; in the end calls `finish`. Raises Refused."""
+
+    def refused(
+        self, connection: ClientConnection, head: RequestHead | None, error: Refused
+    ) -> None:
+        """A request was answered with an error here."""
+
+
+class Shared:
+    """What the connections of one process have in common."""
+
+    __slots__ = (
+        "connections", "deadlines", "is_closing", "limits", "loop", "max_connections", "parser",
+        "service", "timeouts",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        service: Service,
+        limits: LimitsConfig,
+        timeouts: TimeoutsConfig,
+        deadlines: Deadlines,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        max_connections: int | None = None,
+    ) -> None:
+        self.max_connections = max_connections or limits.max_connections
+        self.service = service
+        self.limits = limits
+        self.timeouts = timeouts
+        self.deadlines = deadlines
+        self.loop = loop
+        self.parser = HeadParser(limits)
+        self.connections: set[ClientConnection] = set()
+        self.is_closing = False  # answers say so, and connections end with them
+
+
+class ClientConnection(asyncio.Protocol):
+    """See the module. Hot: one for each connection, several calls for each request."""
+
+    __slots__ = (
+        "_body", "_body_left", "_buffer", "_decoder", "_is_advancing", "_memo", "_memo_head",
+        "_num_probes", "_shared", "_state", "_transport", "context", "deadline", "has_begun",
+        "head", "is_half_closed", "is_paused", "owner", "write",
+    )  # fmt: skip
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._state = HEAD
+        self._buffer = b""  # read and not used
+        self._body: list[bytes] = []
+        self._body_left = 0
+        self._decoder: ChunkDecoder | None = None
+        self._memo = b""  # the last head's bytes: a client mostly repeats itself
+        self._memo_head: RequestHead | None = None
+        self._is_advancing = False
+        self._num_probes = 0
+        self.head: RequestHead | None = None  # of the request under way
+        self.context: Any = None  # of the service: from `check` to `handle`
+        self.owner: Owner | None = None
+        self.has_begun = False  # bytes of the answer were written
+        self.is_paused = False
+        self.is_half_closed = False
+        self.deadline = NEVER
+
+    # -- from the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.write = self._transport.write
+        shared = self._shared
+        self._transport.set_write_buffer_limits(high=shared.limits.write_buffer_bytes, low=0)
+        if len(shared.connections) >= shared.max_connections:
+            error = Refused(
+                503, "too_many_connections", "There are too many connections.",
+                retry_after_s=1.0, close=True,
+            )  # fmt: skip
+            self._refuse(error)
+            return
+        shared.connections.add(self)
+        self.deadline = time.monotonic() + shared.timeouts.header_s
+        shared.deadlines.watch(self)
+
+    def data_received(self, data: bytes) -> None:
+        state = self._state
+        if state == HEAD:
+            is_first = not self._buffer
+            self._buffer = data if is_first else self._buffer + data
+            self._advance()
+            if is_first and self._state == HEAD and self._buffer:
+                self.deadline = time.monotonic() + self._shared.timeouts.header_s
+        elif state == BODY:
+            try:
+                self._take_body(data)
+            except Refused as error:
+                self._refuse(error)
+                return
+            self._advance()
+        elif state == BUSY:
+            self._buffer += data
+            if len(self._buffer) > self._shared.limits.max_pipelined_bytes:
+                self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        if self._state != BUSY:
+            return False
+        # A client that has left looks the same as one that only has no more to say, until
+        # something is sent to it: the former's machine answers with a reset.
+        self.is_half_closed = True
+        self._probe()
+        return True
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._state = CLOSED
+        self.deadline = NEVER
+        self._shared.deadlines.forget(self)
+        self._shared.connections.discard(self)
+        self._buffer, self._body = b"", []
+        owner, self.owner = self.owner, None
+        if owner is not None:
+            owner.client_gone()
+
+    def pause_writing(self) -> None:
+        self.is_paused = True
+        if self.owner is not None:
+            self.deadline = time.monotonic() + self._shared.timeouts.write_s
+            self.owner.client_paused()
+
+    def resume_writing(self) -> None:
+        self.is_paused = False
+        if self.owner is not None:
+            self.deadline = NEVER
+            self.owner.client_resumed()
+
+    def on_deadline(self, now: float) -> None:
+        state = self._state
+        if state == BUSY and self.owner is not None:
+            if not self.is_paused:
+                self.owner.on_deadline(now)
+                return
+            self.owner.client_too_slow()
+            self.abort()
+        elif state == BODY:
+            self._refuse(Refused(408, "body_timeout", "The body came too slowly.", close=True))
+        elif state == HEAD and self._buffer:
+            self._refuse(Refused(408, "header_timeout", "The headers came too slowly.", close=True))
+        elif state == HEAD:
+            self._close()
+        else:  # closing, and the rest of the answer does not get away
+            self.abort()
+
+    # -- for the owner
+
+    @property
+    def client(self) -> str:
+        """The address of the peer."""
+        peer = self._transport.get_extra_info("peername")
+        return str(peer[0]) if peer else ""
+
+    @property
+    def wants_close(self) -> bool:
+        """Whether this answer is the connection's last one, and should say so."""
+        head = self.head
+        return (
+            head is None
+            or not head.keep_alive
+            or self._shared.is_closing
+            or (self.is_half_closed and not self._buffer)
+        )
+
+    def finish(self, *, keep_alive: bool) -> None:
+        """The answer is written. What comes next begins."""
+        self.owner = None
+        self.has_begun = False
+        self.context = None
+        if self._state != BUSY:
+            return
+        shared = self._shared
+        if not keep_alive or shared.is_closing:  # which may have come after the answer's head
+            self._close()
+            return
+        self._state = HEAD
+        self.deadline = time.monotonic() + shared.timeouts.idle_s
+        if self._buffer and not self._is_advancing:
+            self.deadline += shared.timeouts.header_s - shared.timeouts.idle_s
+            if len(self._buffer) > shared.limits.max_pipelined_bytes:
+                self._transport.resume_reading()
+            self._advance()
+        elif self.is_half_closed and not self._buffer:
+            self._close()
+
+    def refuse(self, error: Refused, request_id: str) -> None:
+        """Answers with an error, and finishes."""
+        head = self.head
+        keep_alive = not (error.close or self.wants_close)
+        self.write(
+            answers.refusal(
+                error,
+                request_id,
+                keep_alive=keep_alive,
+                is_http10=head is not None and head.is_http10,
+                is_head=head is not None and head.method == "HEAD",
+            )
+        )
+        self.finish(keep_alive=keep_alive)
+
+    def abort(self) -> None:
+        """Ends the connection now; what is unsent is lost, and the client can tell."""
+        self._state = CLOSED
+        self._transport.abort()
+
+    def close_when_idle(self) -> None:
+        """For shutting down: an idle connection ends at once, others with their answer."""
+        if self._state == HEAD and not self._buffer:
+            self._close()
+
+    # -- reading requests
+
+    def _advance(self) -> None:
+        """Takes requests off the buffer for as long as they are answered at once."""
+        if self._is_advancing:
+            return
+        self._is_advancing = True
+        try:
+            while self._state == HEAD and self._buffer:
+                try:
+                    if not self._take_head():
+                        break
+                except Refused as error:
+                    self._refuse(error)
+        finally:
+            self._is_advancing = False
+        if self._state == HEAD and self.is_half_closed:
+            self._close()
+
+    def _take_head(self) -> bool:
+        """One head, and the body if it is there; then hands both over. False: wants more bytes."""
+        data = self._buffer
+        memo = self._memo
+        self.head = None
+        if memo and data.startswith(memo):
+            head = cast("RequestHead", self._memo_head)
+            at = len(memo)
+        else:
+            end = data.find(b"\r\n\r\n")
+            limit = self._shared.limits.max_header_bytes
+            if end > limit or (end < 0 and len(data) > limit):
+                raise Refused(
+                    431,
+                    "headers_too_large",
+                    f"the headers are larger than {limit} bytes",
+                    close=True,
+                )
+            if end < 0:
+                if data[:1] < b"!" or (b"\n" in data and b"\r\n" not in data):
+                    return self._skip_blank(data)
+                return False
+            if data[0] < 33:
+                return self._skip_blank(data)
+            head = self._shared.parser.parse(data[:end])
+            at = end + 4
+            self._memo, self._memo_head = data[:at], head
+        self.head = head
+        size = head.content_length
+        if not head.is_chunked and len(data) - at >= size:  # mostly all comes at once
+            self._buffer = data[at + size :]
+            self._state = BUSY
+            self.deadline = NEVER
+            service = self._shared.service
+            service.check(self, head)
+            service.handle(self, head, data[at : at + size])
+            return True
+        self._shared.service.check(self, head)
+        self._state = BODY
+        self.deadline = time.monotonic() + self._shared.timeouts.body_s
+        self._body, self._body_left = [], size
+        self._decoder = ChunkDecoder(is_strict=True) if head.is_chunked else None
+        self._buffer = b""
+        if head.expects_continue and len(data) == at:
+            self.write(answers.CONTINUE)
+        if len(data) > at:
+            self._take_body(data[at:])
+        return self._state == HEAD
+
+    def _skip_blank(self, data: bytes) -> bool:
+        """One empty line may come before a request: some clients end their bodies with it."""
+        if data == b"\r":
+            return False
+        if not data.startswith(b"\r\n") or data[2:3] in (b"\r", b"\n"):
+            raise Refused(400, "invalid_http", "The request is not valid HTTP.", close=True)
+        self._buffer = data[2:]
+        return bool(self._buffer)
+
+    def _take_body(self, data: bytes) -> None:
+        head = cast("RequestHead", self.head)
+        decoder = self._decoder
+        if decoder is None:
+            self._body.append(data[: self._body_left])
+            rest = data[self._body_left :]
+            self._body_left -= len(data)
+            if self._body_left > 0:
+                return
+        else:
+            limits = self._shared.limits
+            try:
+                pieces = decoder.feed(data)
+            except ChunkError as error:
+                raise Refused(
+                    400, "invalid_http", f"The body is not valid HTTP: {error}.", close=True
+                ) from None
+            self._body += pieces
+            self._body_left += sum(map(len, pieces))  # counts up: there is no length to count from
+            if self._body_left > limits.max_body_bytes:
+                raise too_large(limits.max_body_bytes)
+            if decoder.num_chunks > limits.max_body_chunks:
+                raise Refused(
+                    400, "too_many_chunks", "The body comes in too many chunks.", close=True
+                )
+            if not decoder.is_done:
+                return
+            rest = decoder.rest
+        body, self._body, self._decoder = b"".join(self._body), [], None
+        self._buffer = rest
+        self._state = BUSY
+        self.deadline = NEVER
+        self._shared.service.handle(self, head, body)
+
+    # -- ending
+
+    def _refuse(self, error: Refused) -> None:
+        """Answers what went wrong while a request was read or handed over."""
+        shared = self._shared
+        head = self.head
+        is_read = self._state == BUSY  # to its last byte: the connection can go on
+        self._state = BUSY
+        self.owner = None
+        request_id = (head.request_id if head else "") or shared.service.new_request_id()
+        keep_alive = is_read and not (error.close or self.wants_close)
+        self.write(
+            answers.refusal(
+                error, request_id, keep_alive=keep_alive,
+                is_http10=head is not None and head.is_http10,
+                is_head=head is not None and head.method == "HEAD",
+            )
+        )  # fmt: skip
+        shared.service.refused(self, head, error)
+        if is_read:
+            self.finish(keep_alive=keep_alive)
+        else:
+            self._linger()
+
+    def _linger(self) -> None:
+        """Closes our half, and throws away what still comes for a moment."""
+        self._state = LINGER
+        self._buffer, self._body = b"", []
+        self.deadline = time.monotonic() + _LINGER_S
+        self._shared.deadlines.watch(self)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def _close(self) -> None:
+        """Ends the connection when what is written has left."""
+        self._state = CLOSED
+        self.deadline = time.monotonic() + self._shared.timeouts.write_s
+        self._transport.close()
+
+    def _probe(self) -> None:
+        """Finds out whether a client that sends no more is still there."""
+        if not self.has_begun and self.head is not None and not self.head.is_http10:
+            self.write(answers.CONTINUE)
+        elif self.owner is not None and (harmless := self.owner.probe()):
+            self.write(harmless)
+        else:
+            return
+        self._num_probes = 0
+        self._shared.loop.call_later(_PROBE_DELAYS_S[0], self._look_after_probe)
+
+    def _look_after_probe(self) -> None:
+        if self.owner is None or self._transport.is_closing():
+            return
+        if _is_reset(self._transport):
+            self.abort()
+            return
+        self._num_probes += 1
+        if self._num_probes < len(_PROBE_DELAYS_S):
+            delay_s = _PROBE_DELAYS_S[self._num_probes]
+            self._shared.loop.call_later(delay_s, self._look_after_probe)
+
+
+def _is_reset(transport: asyncio.Transport) -> bool:
+    """Whether the kernel knows that the peer is gone. Nobody tells a socket that is not read."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or not hasattr(socket, "TCP_INFO"):
+        return False
+    try:
+        state: bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+    except OSError:
+        return True
+    return state[0] == _TCP_CLOSE

@@ -1,0 +1,227 @@
+"""Parsing the head of a request, strictly: what two parsers could read differently is refused.
+
+Everything that proxies were ever talked into is refused with 400 and the connection closed, because
+after it the two sides may disagree where the next request begins.
+
+A head is parsed line by line, and lines repeat from request to request: the common ones are known
+by their bytes, and cost one look-up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from octavo_router.errors import Refused
+from octavo_router.http.fields import CONTROLS, TOKEN, is_internal, list_items
+
+if TYPE_CHECKING:
+    from octavo_router.config import LimitsConfig
+
+# what a header line is to us
+FORWARD, DROP, SPECIAL = 0, 1, 2
+
+_SPECIAL: Final = frozenset(
+    (
+        b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade",
+        b"http2-settings", b"content-encoding", b"x-request-id", b"authorization", b"x-api-key",
+    )
+)  # fmt: skip
+_HOP_BY_HOP: Final = frozenset(
+    (
+        b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"te",
+        b"trailer",
+    )
+)  # fmt: skip
+_SECRET: Final = frozenset((b"authorization", b"cookie", b"x-api-key", b"api-key"))  # not kept
+_HOST_BYTES: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.:-[]"
+_ID_BYTES: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.:-"
+_MAX_KNOWN_LINES: Final = 1024
+_MAX_KNOWN_BYTES: Final = 256  # of a line
+
+Field = tuple[int, bytes, bytes]  # what it is to us, name in lower case, value
+
+
+class RequestHead:
+    """One parsed head. Never changed, so that a connection may use it again for the same bytes."""
+
+    __slots__ = (
+        "authorization", "content_length", "credentials", "expects_continue", "facts", "fields",
+        "forward", "is_chunked", "is_http10", "keep_alive", "method", "path", "query",
+        "request_id", "target",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.method = ""
+        self.target = b""  # as sent
+        self.path = ""
+        self.query = ""
+        self.is_http10 = False
+        self.keep_alive = True
+        self.fields: list[tuple[bytes, bytes]] = []  # names in lower case
+        self.forward = b""  # the lines for an upstream, each with its CRLF
+        self.authorization = b""  # its lines for an upstream, each with its CRLF
+        self.credentials = ""  # as authorization or x-api-key says
+        self.content_length = 0
+        self.is_chunked = False
+        self.expects_continue = False
+        self.request_id = ""  # the client's, where it is safe to repeat
+        self.facts: Any = None  # whatever the service made of it
+
+    @property
+    def has_body(self) -> bool:
+        return self.is_chunked or self.content_length > 0
+
+
+class HeadParser:
+    """Parses heads, and remembers lines that it saw."""
+
+    def __init__(self, limits: LimitsConfig) -> None:
+        self._limits = limits
+        self._known: dict[bytes, Field] = {}
+
+    def parse(self, data: bytes) -> RequestHead:
+        """`data` is all before the empty line. Raises Refused, always with close."""
+        lines = data.split(b"\r\n")
+        num_breaks = len(lines) - 1
+        if data.count(b"\n") != num_breaks or data.count(b"\r") != num_breaks:
+            raise _bad("a line does not end in CRLF")
+        if len(data.translate(None, CONTROLS)) + 2 * num_breaks != len(data):
+            raise _bad("the head has control characters")
+        if num_breaks > self._limits.max_headers:
+            limit = self._limits.max_headers
+            raise _refused(431, "headers_too_large", f"there are more than {limit} header fields")
+        head = RequestHead()
+        self._request_line(head, lines[0])
+        known, forward, fields = self._known, [], head.fields
+        special: list[tuple[bytes, bytes, bytes]] = []
+        for line in lines[1:]:
+            field = known.get(line) or self._field(line)
+            kind, name, value = field
+            fields.append((name, value))
+            if kind == FORWARD:
+                forward.append(line)
+            elif kind == SPECIAL:
+                special.append((name, value, line))
+        _settle(head, special, forward)
+        forward.append(b"")
+        head.forward = b"\r\n".join(forward)
+        if head.content_length > self._limits.max_body_bytes:
+            raise too_large(self._limits.max_body_bytes)
+        return head
+
+    def _request_line(self, head: RequestHead, line: bytes) -> None:
+        method, _, rest = line.partition(b" ")
+        target, _, version = rest.rpartition(b" ")
+        if version == b"HTTP/1.0":
+            head.is_http10, head.keep_alive = True, False
+        elif version != b"HTTP/1.1":
+            if version.startswith(b"HTTP/") and len(version) == 8:
+                raise _refused(505, "http_version", "only HTTP/1.1 and HTTP/1.0 are spoken here")
+            raise _bad("the request line is malformed")
+        if not method or method.translate(None, TOKEN):
+            raise _bad("the method is malformed")
+        if len(target) > self._limits.max_target_bytes:
+            limit = self._limits.max_target_bytes
+            raise _refused(414, "uri_too_long", f"the path is longer than {limit} bytes")
+        head.method = method.decode()
+        if head.method in ("CONNECT", "TRACE"):
+            raise _refused(405, "method_not_allowed", f"{head.method} is not allowed here")
+        if not target.startswith(b"/") and target != b"*":
+            raise _bad("the target must be a path")
+        if b" " in target or b"\t" in target or b"#" in target or not target.isascii():
+            raise _bad("the target has characters that must be percent-encoded")
+        head.target = target
+        path, _, query = target.partition(b"?")
+        head.path, head.query = path.decode(), query.decode()
+
+    def _field(self, line: bytes) -> Field:
+        name, colon, value = line.partition(b":")
+        if not colon or not name or name.translate(None, TOKEN):
+            raise _bad("a header field is malformed")
+        name = name.lower()
+        if name in _SPECIAL:
+            # The leading space may not vary for transfer-encoding: keep it as it came.
+            kind, value = SPECIAL, value[1:] if value[:1] == b" " else value
+            if name != b"transfer-encoding":
+                value = value.strip(b" \t")
+        else:
+            value = value.strip(b" \t")
+            kind = DROP if name in _HOP_BY_HOP or is_internal(name) else FORWARD
+        field = (kind, name, value)
+        if len(line) <= _MAX_KNOWN_BYTES and name not in _SECRET:
+            if len(self._known) >= _MAX_KNOWN_LINES:
+                self._known.clear()
+            self._known[line] = field
+        return field
+
+
+def _settle(
+    head: RequestHead, special: list[tuple[bytes, bytes, bytes]], forward: list[bytes]
+) -> None:
+    """The fields that mean something to this hop. Each may come once."""
+    seen: set[bytes] = set()
+    for name, value, line in special:
+        if name in seen and name != b"connection":
+            raise _bad(f"there are two {name.decode()} fields")
+        seen.add(name)
+        if name == b"host":
+            if value.translate(None, _HOST_BYTES):
+                raise _bad("the host is malformed")
+        elif name == b"content-length":
+            head.content_length = _length(value)
+        elif name == b"connection":
+            _connection(head, value, forward)
+        elif name == b"authorization" or name == b"x-api-key":
+            head.authorization += line + b"\r\n"
+            head.credentials = head.credentials or value.decode("latin-1")
+        elif name == b"x-request-id":
+            if 0 < len(value) <= 128 and not value.translate(None, _ID_BYTES):
+                head.request_id = value.decode()
+        elif name == b"transfer-encoding":
+            if value != b"chunked":
+                raise _bad("the transfer-encoding must be chunked")
+            head.is_chunked = True
+        elif name == b"expect":
+            if value.lower() != b"100-continue":
+                raise _refused(417, "expectation_failed", "only 100-continue can be expected")
+            head.expects_continue = not head.is_http10
+        elif name == b"content-encoding":
+            if value.lower() != b"identity":
+                raise _refused(415, "content_encoding", "compressed bodies are not accepted")
+        else:
+            raise _bad(f"{name.decode()} is not supported here")
+    if head.is_chunked and (b"content-length" in seen or head.is_http10):
+        raise _bad("the body has two lengths")
+    if b"host" not in seen and not head.is_http10:
+        raise _bad("the host is missing")
+
+
+def _connection(head: RequestHead, value: bytes, forward: list[bytes]) -> None:
+    for item in list_items(value):
+        if item == b"close":
+            head.keep_alive = False
+        elif item == b"keep-alive":
+            head.keep_alive = head.keep_alive or head.is_http10
+        elif item == b"upgrade" or item in _SPECIAL:
+            raise _bad(f"connection: {item.decode('latin-1')} is not supported here")
+        else:  # names a field that is meant for this hop alone
+            prefix = item + b":"
+            forward[:] = [line for line in forward if not line.lower().startswith(prefix)]
+
+
+def _length(value: bytes) -> int:
+    if not value.isdigit() or len(value) > 18:
+        raise _bad("the content-length is not a number")
+    return int(value)
+
+
+def too_large(limit: int) -> Refused:
+    return _refused(413, "body_too_large", f"the body is larger than {limit} bytes")
+
+
+def _bad(problem: str) -> Refused:
+    return _refused(400, "invalid_http", f"The request is not valid HTTP: {problem}.")
+
+
+def _refused(status: int, code: str, message: str) -> Refused:
+    return Refused(status, code, message, close=True)

@@ -1,0 +1,40 @@
+"""Listening sockets, and how many connections the process can afford."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from typing import Final
+
+from octavo_router.errors import ConfigInvalid
+
+BACKLOG: Final = 4096
+FD_RESERVE: Final = 256  # for the log, discovery, streams of load, files
+
+
+def open_listener(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """`is_shared`: several processes listen there, and the kernel deals connections out."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server(
+            (host, port),
+            family=family,
+            backlog=BACKLOG,
+            reuse_port=is_shared,
+            dualstack_ipv6=family == socket.AF_INET6 and host == "::",
+        )
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigInvalid(
+            "server", f"cannot listen on {host}:{port}: {reason}; choose others with --host, --port"
+        ) from None
+
+
+def affordable_connections(wanted: int) -> int:
+    """Each client may need a connection to an engine as well. Raises the soft limit first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * wanted + FD_RESERVE
+    if soft < needed and (soft < hard or hard == resource.RLIM_INFINITY):
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(16, min(wanted, (soft - FD_RESERVE) // 2))

@@ -1,0 +1,145 @@
+"""The connections to one endpoint: the one used last is taken first, the others may age and end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from octavo_router.http.deadlines import NEVER
+from octavo_router.http.response_head import AnswerParser
+from octavo_router.http.upstream_connection import Loss, UpstreamConnection
+
+if TYPE_CHECKING:
+    import ssl
+
+    from octavo_router.http.deadlines import Deadlines
+    from octavo_router.http.upstream_connection import User
+
+MAX_IDLE: Final = 1024
+
+
+class UpstreamPool:
+    """Lives as long as the endpoint's address is known.
+
+    `idle_s` is less than servers keep idle connections (uvicorn: 5 s), so that ours is the side
+    that closes: a request sent into a closing connection is one whose fate is unknown.
+    """
+
+    __slots__ = (
+        "_connecting", "_deadlines", "_host", "_idle", "_in_use", "_loop", "_parser", "_port",
+        "_server_name", "_ssl", "connect_timeout_s", "deadline", "idle_s", "is_closed",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        deadlines: Deadlines,
+        loop: asyncio.AbstractEventLoop,
+        ssl_context: ssl.SSLContext | None = None,
+        server_name: str = "",
+        idle_s: float,
+        connect_timeout_s: float,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._deadlines = deadlines
+        self._loop = loop
+        self._ssl = ssl_context
+        self._server_name = server_name or host
+        self._parser = AnswerParser()
+        self._idle: list[UpstreamConnection] = []
+        self._in_use = 0
+        self._connecting: set[asyncio.Task[None]] = set()
+        self.idle_s = idle_s
+        self.connect_timeout_s = connect_timeout_s
+        self.is_closed = False
+        self.deadline = NEVER
+        deadlines.watch(self)
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    @property
+    def num_connecting(self) -> int:
+        return len(self._connecting)
+
+    def take(self) -> UpstreamConnection | None:
+        """An idle connection, if there is one that is young enough."""
+        idle = self._idle
+        if not idle:
+            return None
+        connection = idle.pop()
+        if connection.idle_since + self.idle_s > time.monotonic():
+            return connection
+        connection.abort()  # the youngest: all are too old
+        self._close_idle()
+        return None
+
+    def connect(self, user: User) -> asyncio.Task[None]:
+        """Tells `user.on_connected`, or `user.on_lost` when it failed. Cancelling tells nobody."""
+        task = self._loop.create_task(self._connect(user))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+        return task
+
+    def give_back(self, connection: UpstreamConnection) -> None:
+        if self.is_closed or len(self._idle) >= MAX_IDLE:
+            connection.abort()
+            return
+        now = time.monotonic()
+        connection.idle_since = now
+        if not self._idle:
+            self.deadline = now + self.idle_s
+        self._idle.append(connection)
+
+    def on_closed(self, connection: UpstreamConnection) -> None:
+        if connection.user is None and connection in self._idle:
+            self._idle.remove(connection)
+
+    def on_deadline(self, now: float) -> None:
+        """Ends what is idle for too long: the front of the list."""
+        oldest_allowed = now - self.idle_s
+        num_old = 0
+        for connection in self._idle:
+            if connection.idle_since > oldest_allowed:
+                break
+            num_old += 1
+        old, self._idle[:num_old] = self._idle[:num_old], []
+        for connection in old:
+            connection.abort()
+        self.deadline = self._idle[0].idle_since + self.idle_s if self._idle else NEVER
+
+    def close(self) -> None:
+        """The endpoint is gone. Answers under way are finished by their users."""
+        self.is_closed = True
+        self._deadlines.forget(self)
+        self._close_idle()
+        for task in self._connecting:
+            task.cancel()
+
+    def _close_idle(self) -> None:
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.abort()
+
+    async def _connect(self, user: User) -> None:
+        try:
+            async with asyncio.timeout(self.connect_timeout_s):
+                _, connection = await self._loop.create_connection(
+                    lambda: UpstreamConnection(self, self._parser),
+                    self._host,
+                    self._port,
+                    ssl=self._ssl,
+                    server_hostname=self._server_name if self._ssl else None,
+                )
+        except TimeoutError:
+            limit_s = self.connect_timeout_s
+            user.on_lost(Loss.UNREACHABLE, f"did not accept a connection in {limit_s:g} s")
+        except OSError as error:  # ssl.SSLError is one
+            user.on_lost(Loss.REFUSED, error.strerror or "refused the connection")
+        else:
+            user.on_connected(connection)

@@ -1,0 +1,115 @@
+"""What is counted, as plain numbers on slotted objects: adding to one costs what `+=` costs.
+
+Dictionaries are keyed by label values from closed sets. Whoever counts holds the object (a pool's,
+an endpoint's) and never looks one up per request by a client's word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo_engine.protocol.state import TTFT_BOUNDS_S
+from octavo_router.metrics.histogram import (
+    ERROR_BUCKETS,
+    LATENCY_BUCKETS,
+    PICK_BUCKETS,
+    REQUEST_BUCKETS,
+    SIZE_BUCKETS,
+    Histogram,
+)
+
+
+class Tally(dict[tuple[str, ...], int]):
+    """Counters by label values."""
+
+    def add(self, *labels: str, by: int = 1) -> None:
+        self[labels] = self.get(labels, 0) + by
+
+
+@dataclass(slots=True)
+class RevisionCounts:
+    """Outcomes of one revision in one pool, for protocol.state."""
+
+    requests: int = 0
+    errors: int = 0
+    ttft: Histogram = field(default_factory=lambda: Histogram(TTFT_BOUNDS_S))
+    itl_s_sum: float = 0.0
+    itl_count: int = 0
+
+
+@dataclass(slots=True)
+class PoolCounts:
+    """One pool, over all of its models and endpoints."""
+
+    running: int = 0
+    last_request_at: float | None = None  # monotonic
+    duration: Histogram = field(default_factory=lambda: Histogram(REQUEST_BUCKETS))
+    ttft: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS))
+    itl: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS))
+    tpot: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS))
+    queue_wait: Histogram = field(default_factory=lambda: Histogram(REQUEST_BUCKETS))
+    pick: Histogram = field(default_factory=lambda: Histogram(PICK_BUCKETS))
+    request_bytes: Histogram = field(default_factory=lambda: Histogram(SIZE_BUCKETS))
+    response_bytes: Histogram = field(default_factory=lambda: Histogram(SIZE_BUCKETS))
+    prediction_error: Histogram = field(default_factory=lambda: Histogram(ERROR_BUCKETS))
+    queried_tokens: int = 0
+    predicted_tokens: int = 0
+    cached_tokens: int = 0
+    client_disconnects: int = 0
+    retries: int = 0
+    retries_exhausted: int = 0
+    ejections: int = 0
+    rejections: Tally = field(default_factory=Tally)  # (reason)
+    attempts: Tally = field(default_factory=Tally)  # (outcome)
+    resumes: Tally = field(default_factory=Tally)  # (outcome of the request)
+    state_changes: Tally = field(default_factory=Tally)  # (state)
+    revisions: dict[str, RevisionCounts] = field(default_factory=dict)
+
+    def revision(self, name: str) -> RevisionCounts:
+        counts = self.revisions.get(name)
+        if counts is None:
+            counts = self.revisions[name] = RevisionCounts()
+        return counts
+
+
+@dataclass(slots=True)
+class EndpointCounts:
+    """One endpoint; forgotten with it."""
+
+    pool: str
+    picks: Tally = field(default_factory=Tally)  # (policy)
+    outcomes: Tally = field(default_factory=Tally)  # (outcome)
+
+
+@dataclass(slots=True)
+class SignalCounts:
+    """What engines told, over all endpoints."""
+
+    hellos: int = 0
+    snapshots: int = 0
+    deltas: int = 0
+    draining: int = 0
+    stored_bytes: int = 0
+    evicted_bytes: int = 0
+    breaks: Tally = field(default_factory=Tally)  # (reason)
+    connects: Tally = field(default_factory=Tally)  # (outcome)
+    polls: Tally = field(default_factory=Tally)  # (outcome)
+    kv_events: Tally = field(default_factory=Tally)  # (type, status)
+
+
+@dataclass(slots=True)
+class DiscoveryCounts:
+    """One source of endpoints."""
+
+    updates: int = 0
+    errors: int = 0
+    relists: int = 0
+    heard_at: float | None = None  # monotonic: when the source last answered
+
+
+@dataclass(slots=True)
+class ProcessCounts:
+    """This process."""
+
+    loop_stalls: int = 0
+    config_reloads: Tally = field(default_factory=Tally)  # (outcome)

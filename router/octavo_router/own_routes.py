@@ -1,0 +1,72 @@
+"""The router's own routes: probes, metrics, models, version."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from octavo_router.errors import Refused
+from octavo_router.http.messages import Inbound, Reply
+
+if TYPE_CHECKING:
+    from octavo_router.http.messages import Handler
+    from octavo_router.metrics import RouterMetrics
+    from octavo_router.routing.models import Models
+
+_MODELS = "/v1/models/"
+
+
+class OwnRoutes:
+    """Reads what it shows; changes nothing but `is_ready`."""
+
+    def __init__(self, models: Models, metrics: RouterMetrics, *, started_at: float) -> None:
+        self._models = models
+        self._metrics = metrics
+        self._created = int(started_at)
+        self.not_ready = "starting"  # why new requests should not come here; "": they may
+
+    def table(self) -> dict[tuple[str, str], Handler]:
+        routes: dict[tuple[str, str], Handler] = {
+            ("GET", "/metrics"): self.metrics,
+            ("GET", "/v1/models"): self.models,
+            ("GET", "/v1/models/*"): self.model,
+            ("GET", "/version"): self.version,
+        }
+        for path in ("/health", "/healthz", "/livez"):
+            routes["GET", path] = self.health
+        for path in ("/ready", "/readyz"):
+            routes["GET", path] = self.ready
+        return routes
+
+    def health(self, request: Inbound) -> Reply:
+        """Whoever answers is alive: the loop turns."""
+        return Reply.json({"status": "ok"})
+
+    def ready(self, request: Inbound) -> Reply:
+        if self.not_ready:
+            return Reply.json({"status": self.not_ready}, status=503)
+        return Reply.json({"status": "ready"})
+
+    def metrics(self, request: Inbound) -> Reply:
+        body, content_type = self._metrics.render(request.headers.get("accept") or "")
+        return Reply(body=body, content_type=content_type)
+
+    def models(self, request: Inbound) -> Reply:
+        return Reply.json(self._models.listing(self._created))
+
+    def model(self, request: Inbound) -> Reply:
+        name = unquote(request.path.removeprefix(_MODELS))
+        for card in self._models.cards():
+            if card.name == name:
+                return Reply.json(card.to_json(self._created))
+        raise Refused(
+            404, "model_not_found", f"The model `{name[:200]}` does not exist.", param="model"
+        )
+
+    def version(self, request: Inbound) -> Reply:
+        try:
+            version = metadata.version("octavo")
+        except metadata.PackageNotFoundError:  # run from a checkout
+            version = "unknown"
+        return Reply.json({"version": version})

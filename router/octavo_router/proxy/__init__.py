@@ -1,0 +1,1 @@
+"""One request from its client to an engine and its answer back."""

@@ -1,0 +1,73 @@
+"""A stream of events on its way to the client: whole events only, so that it can end cleanly."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final, Protocol
+
+from octavo_router.proxy.token_stream import EventCutter
+
+if TYPE_CHECKING:
+    from octavo_router.errors import Refused
+    from octavo_router.residency.api import FindEventEnd
+
+DONE: Final = b"data: [DONE]\n\n"
+COMMENT: Final = b":\n\n"  # a client's parser drops it
+_TAIL_BYTES: Final = 1024
+
+
+class Relay(Protocol):
+    """What turns an engine's stream into the client's."""
+
+    num_events: int
+    tail: bytes  # the last events that passed
+    is_done: bool  # the stream said that it is complete
+
+    def feed(self, data: bytes) -> bytes:
+        """What may go to the client now. Raises StreamError."""
+
+    def end(self) -> bytes:
+        """What is left when the answer has ended."""
+
+
+class EventRelay:
+    """Lets whole events pass as they are, and keeps the beginning of the next."""
+
+    __slots__ = ("_cutter", "is_done", "num_events", "tail")
+
+    def __init__(self, find_event_end: FindEventEnd, *, max_bytes: int) -> None:
+        self._cutter = EventCutter(find_event_end, limit=max_bytes)
+        self.tail = b""
+        self.num_events = 0
+        self.is_done = False
+
+    def feed(self, data: bytes) -> bytes:
+        data = self._cutter.push(data)
+        if not data:
+            return data
+        self.num_events += data.count(b"data:")
+        self.tail = data if len(data) > _TAIL_BYTES else self.tail[-_TAIL_BYTES:] + data
+        if b"[DONE]" in data and b"data: [DONE]" in data:
+            self.is_done = True
+        return data
+
+    def end(self) -> bytes:
+        """An event that the end of the answer cut off is nobody's."""
+        self._cutter.clear()
+        return b""
+
+
+def error_events(error: Refused) -> bytes:
+    """How a stream that had begun says that it failed."""
+    return b"data: " + error.body() + b"\n\n" + DONE
+
+
+def error_events_of(body: bytes, error: Refused) -> bytes:
+    """An engine's error object inside a stream; `error` if what it sent is none."""
+    try:
+        value = json.loads(body)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict) or "error" not in value:
+        return error_events(error)
+    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n" + DONE

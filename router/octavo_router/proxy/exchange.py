@@ -1,0 +1,500 @@
+"""One proxied request: admitted, placed, sent, answered; and what happens when any of it fails.
+
+    start ──► wait for room ──► place ──► connect ──► send ──► relay ──► over
+                                  ▲                              │
+                                  └──── retry, or resume ◄───────┘
+
+An exchange is the owner of its client's connection and the user of its engine's. It lives in
+callbacks: no task, no timer, no closure for a request that nothing happens to.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from octavo_router.errors import Refused
+from octavo_router.flow.gate import Ticket
+from octavo_router.flow.retry import Action, Attempt, Failure, decide
+from octavo_router.http.deadlines import NEVER
+from octavo_router.proxy import heads
+from octavo_router.proxy.answering import ClientAnswer
+from octavo_router.proxy.events import error_events_of
+from octavo_router.proxy.failing import (
+    FAILURE_OF,
+    RESULT_OF,
+    failure_on,
+    no_endpoint,
+    refused_for,
+    verdict_on,
+)
+from octavo_router.proxy.resume import DONE
+from octavo_router.proxy.token_stream import StreamError
+from octavo_router.proxy.usage import NO_USAGE, find_usage
+from octavo_router.routing.outcome import Result
+
+if TYPE_CHECKING:
+    from asyncio import Task
+    from collections.abc import Collection
+
+    from octavo_router.endpoints.endpoint import Endpoint
+    from octavo_router.flow.gate import Waiting
+    from octavo_router.http.client_connection import ClientConnection
+    from octavo_router.http.request_head import RequestHead
+    from octavo_router.http.response_head import AnswerHead
+    from octavo_router.http.upstream_connection import Loss, UpstreamConnection
+    from octavo_router.proxy.account import Account
+    from octavo_router.proxy.events import EventRelay
+    from octavo_router.proxy.paths import ProxiedPath
+    from octavo_router.proxy.resume import StreamMemory
+    from octavo_router.proxy.service import Proxy
+    from octavo_router.routing.request import RouteRequest
+
+logger = logging.getLogger("octavo.router")
+
+WAITING, CONNECTING, AWAITING, COLLECTING, RELAYING, PASSING, OVER = range(7)  # in this order
+
+_MAX_WHOLE_BYTES: Final = 2**20  # an answer that is no stream is kept until it is whole, up to this
+_PROGRESS_S: Final = 10.0  # between signs of life to a client whose stream has to wait
+
+
+class Exchange:
+    """See the module. Hot: one for each request."""
+
+    __slots__ = (
+        "_account", "_answer", "_body", "_connecting", "_connection", "_head", "_memory",
+        "_path", "_pieces", "_proxy", "_relay", "_request", "_size", "_state",
+        "_total_at", "_tried", "_turn", "_upstream", "_upstream_head", "_waiting",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        connection: ClientConnection,
+        head: RequestHead,
+        body: bytes,
+        path: ProxiedPath,
+        request: RouteRequest,
+        account: Account,
+    ) -> None:
+        self._proxy = proxy
+        self._connection = connection
+        self._head = head
+        self._body = body
+        self._path = path
+        self._request = request
+        self._account = account
+        self._answer = ClientAnswer(connection, request.request_id.encode())
+        self._total_at = account.began_at + proxy.timeouts.total_s
+        self._state = WAITING
+        self._waiting: Waiting | None = None
+        self._turn: Task[None] | None = None
+        # of the attempt; memory and tried: over all of them
+        self._connecting: Task[None] | None = None
+        self._upstream: UpstreamConnection | None = None
+        self._upstream_head: AnswerHead  # once it is there
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._relay: EventRelay | None = None
+        self._memory: StreamMemory | None = None
+        self._tried: list[Endpoint] = []
+
+    # -- arriving
+
+    def start(self, entry: Ticket | Waiting) -> None:
+        """`entry` is what the gate gave."""
+        self._connection.owner = self
+        if isinstance(entry, Ticket):
+            self._account.ticket = entry
+            self._place()
+            return
+        self._waiting = entry
+        sign_at = self._account.began_at + _PROGRESS_S if self._request.stream else NEVER
+        self._connection.deadline = min(sign_at, self._total_at)
+        self._turn = self._proxy.loop.create_task(self._wait(entry))
+
+    async def _wait(self, waiting: Waiting) -> None:
+        try:
+            try:
+                self._account.ticket = await waiting
+            finally:
+                self._waiting = self._turn = None
+            account = self._account
+            account.record.queue_s = time.monotonic() - account.began_at
+            self._place()
+        except Refused as error:
+            self._give_up(error, "refused")
+        except Exception:
+            self._broke()
+
+    # -- placing and sending
+
+    def _place(self, exclude: Collection[Endpoint] = ()) -> None:
+        """Chooses an endpoint and sends the request there, or gives up."""
+        proxy, request = self._proxy, self._request
+        now = time.monotonic()
+        lease = proxy.dispatcher.place(request, exclude=exclude)
+        if lease is None:
+            self._give_up(no_endpoint(request.pool), "refused")
+            return
+        upstream = proxy.upstreams.of(lease.endpoint)
+        self._account.begin_attempt(lease, upstream.lines, now)
+        connection = upstream.pool.take()
+        if connection is not None:
+            self._send(connection)
+            return
+        self._state = CONNECTING
+        self._connection.deadline = NEVER  # the pool has one of its own
+        self._connecting = upstream.pool.connect(self)
+
+    def on_connected(self, connection: UpstreamConnection) -> None:
+        self._connecting = None
+        try:
+            self._send(connection)
+        except Exception:
+            self._broke()
+
+    def _send(self, connection: UpstreamConnection) -> None:
+        request, account = self._request, self._account
+        lease, lines = account.lease, account.lines
+        assert lease is not None
+        self._upstream = connection
+        self._state = AWAITING
+        head, body, internal = self._head, self._body, b""
+        is_resume = False
+        if lease.endpoint.kind == "octavo" and request.stream and request.keys:
+            memory = self._memory = self._memory or self._proxy.new_memory()
+            internal = heads.STREAM_TOKENS
+            is_resume = memory.can_resume
+            if is_resume:
+                internal += heads.RESUMED
+                body = memory.resume_body(body)
+        forward = head.forward
+        if account.trace is not None:
+            parent = account.trace.attempt(lines.authority, is_resume=is_resume)
+            forward = heads.with_traceparent(forward, parent)
+        if request.explain:
+            self._answer.explanation = heads.explanation(lease.decision)
+        data = heads.request_bytes(
+            head, lines, request.request_id.encode(), body, forward=forward, internal=internal
+        )
+        connection.send(self, data)
+        deadline = account.attempt_at + self._proxy.first_token_s(request)
+        self._connection.deadline = deadline if deadline < self._total_at else self._total_at
+
+    # -- the answer, from the engine
+
+    def on_whole(self, head: AnswerHead, body: bytes) -> None:
+        """Hot path: what nearly every answer that is no stream comes to."""
+        self._upstream = None
+        if (
+            head.status == 200
+            and (not self._path.generates or (head.is_json and body))
+            and not self._answer.has_begun
+        ):
+            now = time.monotonic()
+            account = self._account
+            try:
+                account.see_bytes(now)
+                self._answer.send_whole(head, account.lines, body)
+                self._pieces = [body]
+                self._finish(Result.OK, "ok", now=now)
+            except Exception:
+                self._broke()
+            return
+        self.on_head(head)
+        if body and COLLECTING <= self._state < OVER:  # else it was no answer
+            self.on_body(body)
+        if self._upstream_head is head and COLLECTING <= self._state < OVER:
+            self.on_end()
+
+    def on_head(self, head: AnswerHead) -> None:
+        self._upstream_head = head
+        self._pieces = []
+        self._size = 0
+        self._state = COLLECTING
+        if head.status != 200:
+            return
+        if head.is_event_stream:
+            self._state = RELAYING
+            if self._memory is None:
+                self._relay = self._proxy.new_relay()
+        elif self._path.generates and not head.is_json:
+            self._fail(Failure.BAD_ANSWER)
+
+    def on_body(self, data: bytes) -> None:
+        now = time.monotonic()
+        self._account.see_bytes(now)
+        state = self._state
+        if state == RELAYING:
+            self._relay_events(data)
+        elif state == COLLECTING:
+            self._pieces.append(data)
+            self._size += len(data)
+            if self._size > _MAX_WHOLE_BYTES:
+                self._pass_on()
+        else:
+            self._answer.write(data)
+        if COLLECTING <= self._state < OVER and not self._connection.is_paused:
+            deadline = now + self._proxy.timeouts.progress_s
+            self._connection.deadline = deadline if deadline < self._total_at else self._total_at
+
+    def on_end(self) -> None:
+        self._upstream = None
+        try:
+            if self._state == RELAYING:
+                self._end_events()
+            elif self._state == COLLECTING:
+                self._end_whole()
+            else:
+                self._answer.end()
+                self._finish(Result.OK, "ok")
+        except Exception:
+            self._broke()
+
+    def on_lost(self, loss: Loss, problem: str) -> None:
+        self._upstream = self._connecting = None
+        try:
+            self._proxy.note_loss(self._account.lease, problem)
+            self._fail(FAILURE_OF[loss])
+        except Exception:
+            self._broke()
+
+    def _relay_events(self, data: bytes) -> None:
+        memory, answer = self._memory, self._answer
+        source = memory or self._relay
+        assert source is not None
+        try:
+            clean = source.feed(data)
+        except StreamError as error:
+            self._proxy.note_loss(self._account.lease, str(error))
+            self._fail(Failure.BAD_ANSWER)
+            return
+        if clean:
+            self._begin_answer()
+            answer.write(clean)
+        if memory is not None and memory.lost_with:
+            self._fail(Failure.LOST)
+
+    def _end_events(self) -> None:
+        answer, memory = self._answer, self._memory
+        if memory is not None:
+            if not memory.is_over:
+                if not memory.missing:
+                    self._fail(Failure.LOST)
+                    return
+                answer.write(DONE)
+        elif self._relay is None or not self._relay.tail:  # 200, and not one event
+            self._fail(Failure.BAD_ANSWER)
+            return
+        answer.end()
+        self._finish(Result.OK, "ok")
+
+    def _end_whole(self) -> None:
+        head, answer = self._upstream_head, self._answer
+        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        failure = failure_on(head.status)
+        if failure is not None and self._repeat(failure, retry_after=head.retry_after):
+            return
+        if not body and head.status == 200 and self._path.generates:
+            self._fail(Failure.BAD_ANSWER)
+            return
+        if answer.has_begun:  # the client was given a stream while it waited
+            answer.write(error_events_of(body, refused_for(Failure.BAD_ANSWER)))
+            answer.end()
+        else:
+            answer.send_whole(head, self._account.lines, body)
+        self._pieces = [body]
+        self._finish(*verdict_on(head.status))
+
+    def _pass_on(self) -> None:
+        """Too large to be kept: from here on it passes through as it comes."""
+        self._begin_answer()
+        self._state = PASSING
+        self._answer.write(b"".join(self._pieces))
+        self._pieces = []
+
+    def _begin_answer(self) -> None:
+        self._answer.begin(self._upstream_head, self._account.lines)
+
+    # -- failing
+
+    def _fail(self, failure: Failure) -> None:
+        """The attempt is lost: repeat, resume or tell the client."""
+        if self._repeat(failure):
+            return
+        memory = self._memory
+        if memory is not None and memory.missing and not memory.is_untouched:
+            self._answer.write(DONE)  # only the end was lost
+            self._answer.end()
+            self._finish(RESULT_OF[failure], "ok")
+            return
+        self._give_up(refused_for(failure), failure.value, RESULT_OF[failure])
+
+    def _repeat(self, failure: Failure, *, retry_after: bytes = b"") -> bool:
+        """Tries again where that is safe and affordable. The old attempt is cancelled first."""
+        self._abort_upstream()
+        account, memory = self._account, self._memory
+        lease, record = account.lease, account.record
+        account.num_refusals += failure is Failure.NOT_ACCEPTED
+        was_answered = self._was_answered
+        verdict = decide(
+            Attempt(
+                failure,
+                attempts=record.attempts,
+                refusals=account.num_refusals,
+                resumes=record.resumes,
+                was_answered=was_answered,
+                is_resumable=self._is_resumable(was_answered),
+                retry_after_s=float(retry_after) if retry_after.isdigit() else None,
+                time_left_s=self._total_at - time.monotonic(),
+            ),
+            self._proxy.retry,
+        )
+        if verdict.action is Action.GIVE_UP:
+            return False
+        if self._proxy.budget.take(self._request.tenant):
+            return False
+        account.num_repeats += 1
+        if verdict.action is Action.RESUME:
+            record.resumes += 1
+        if lease is not None:
+            self._tried.append(lease.endpoint)
+        account.start_over(RESULT_OF[failure], was_answered=was_answered)
+        if memory is not None:
+            memory.start_over()
+        self._relay = None
+        self._proxy.repeated(self._request.pool, verdict)
+        self._state = WAITING
+        self._place(self._proxy.passed_over(self._request, self._tried, was_answered=was_answered))
+        return True
+
+    @property
+    def _was_answered(self) -> bool:
+        """The client has seen a part of the answer; signs of life are none."""
+        if self._memory is not None:
+            return not self._memory.is_untouched
+        return self._state == PASSING or (self._relay is not None and bool(self._relay.tail))
+
+    def _is_resumable(self, was_answered: bool) -> bool:
+        """Its engine understands that the same generation goes on, or starts again unseen."""
+        lease, memory = self._account.lease, self._memory
+        if lease is None or lease.endpoint.kind != "octavo" or not self._request.keys:
+            return False
+        if memory is None:
+            return not was_answered
+        return memory.is_untouched or memory.can_resume
+
+    def _broke(self) -> None:
+        """A mistake of ours must not leave a client waiting, nor anything reserved."""
+        logger.exception("Broke on a request", extra={"request_id": self._request.request_id})
+        if self._state == OVER:
+            return
+        self._release_attempt()
+        self._account.record.code = "internal_error"
+        self._connection.owner = None
+        self._connection.abort()
+        self._close(Result.CLIENT_GONE, "broken", time.monotonic())
+
+    def _give_up(self, error: Refused, outcome: str, result: Result = Result.CLIENT_GONE) -> None:
+        self._release_attempt()
+        self._account.record.code = error.code
+        is_told = self._answer.fail(error)
+        self._finish(result, outcome, is_cut=not is_told)
+
+    # -- the client
+
+    def client_gone(self) -> None:
+        if self._state != OVER:
+            self._release_attempt()
+            self._close(Result.CLIENT_GONE, "client_gone", time.monotonic())
+
+    def client_paused(self) -> None:
+        if self._upstream is not None:
+            self._upstream.pause()
+
+    def client_resumed(self) -> None:
+        if self._upstream is not None:
+            self._upstream.resume()
+            patience_s = self._proxy.timeouts.progress_s
+            self._connection.deadline = min(time.monotonic() + patience_s, self._total_at)
+
+    def client_too_slow(self) -> None:
+        self._account.record.code = "client_too_slow"
+
+    def probe(self) -> bytes:
+        return self._answer.probe()
+
+    def on_deadline(self, now: float) -> None:
+        try:
+            if now >= self._total_at:
+                self._fail(Failure.DEADLINE)
+            elif self._state == WAITING:
+                self._give_sign(now)
+            elif self._state == AWAITING:
+                self._fail(Failure.NO_HEADERS)
+            elif COLLECTING <= self._state < OVER:
+                self._fail(Failure.STALLED)
+        except Exception:
+            self._broke()
+
+    def shut_down(self, error: Refused) -> None:
+        """The router ends before the request does."""
+        if self._state != OVER:
+            self._give_up(error, "refused")
+
+    def _give_sign(self, now: float) -> None:
+        """Tells a client that its stream has to wait, and how it stands."""
+        answer = self._answer
+        if not answer.has_begun:
+            answer.begin_events()
+        answer.comment(self._proxy.progress(self._request.pool, now - self._account.began_at))
+        self._connection.deadline = min(now + _PROGRESS_S, self._total_at)
+
+    # -- ending
+
+    def _finish(
+        self, result: Result, outcome: str, *, is_cut: bool = False, now: float = 0.0
+    ) -> None:
+        """The answer is over, and written."""
+        self._account.record.status = self._answer.status
+        self._close(result, outcome, now or time.monotonic())
+        if is_cut:
+            self._connection.owner = None
+            self._connection.abort()
+        else:
+            self._connection.finish(keep_alive=self._answer.keeps_alive)
+
+    def _close(self, result: Result, outcome: str, now: float) -> None:
+        """Everything is given back, once."""
+        self._state = OVER
+        account, relay, memory = self._account, self._relay, self._memory
+        usage, num_events = NO_USAGE, 0
+        if memory is not None:
+            account.record.output_tokens = memory.num_tokens
+        elif relay is not None:
+            usage, num_events = find_usage(relay.tail), relay.num_events
+        elif result is Result.OK and self._pieces and self._path.is_json:
+            usage = find_usage(self._pieces[-1])
+        account.record.response_bytes = self._answer.num_bytes
+        guess = (self._request.prompt_tokens, num_events)
+        account.close(result, outcome, now, usage, guess=guess)
+        self._proxy.over(self, account)
+
+    def _release_attempt(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.cancel()
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.cancel()  # the task may not have begun to wait
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            connecting.cancel()
+        self._abort_upstream()
+
+    def _abort_upstream(self) -> None:
+        upstream, self._upstream = self._upstream, None
+        if upstream is not None:
+            upstream.abort()

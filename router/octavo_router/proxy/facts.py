@@ -1,0 +1,112 @@
+"""What the service makes of a head, once for each distinct one: a client mostly repeats its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from octavo_engine.protocol.endpoints import EXPLAIN_HEADER
+from octavo_router.errors import Refused
+from octavo_router.proxy.paths import PROXIED, ProxiedPath
+
+if TYPE_CHECKING:
+    from octavo_router.config import RouterConfig
+    from octavo_router.http.messages import Handler
+    from octavo_router.http.request_head import RequestHead
+
+_EXPLAIN: Final = EXPLAIN_HEADER.encode()
+
+# Probes and scrapers send no key. What these tell holds no prompt, no answer and no key.
+PUBLIC: Final = frozenset(
+    (
+        "/", "/health", "/healthz", "/livez", "/ready", "/readyz", "/metrics", "/version",
+        "/octavo/v1/state",
+    )
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class HeadFacts:
+    """Of a request that may go on: to an engine, or to a handler."""
+
+    path: ProxiedPath | None = None
+    handler: Handler | None = None
+    needs_key: bool = True
+    route: str = "other"  # from a closed set: a label
+    tenant_hint: str = ""
+    session: str = ""
+    explain: bool = False
+    traceparent: str = ""
+
+
+class FactReader:
+    """Knows the routes and the configured headers."""
+
+    def __init__(self, config: RouterConfig, routes: dict[tuple[str, str], Handler]) -> None:
+        self._routes = routes
+        self._tenant_header = config.flow.fairness_header.lower().encode()
+        self._session_headers = [name.lower().encode() for name in config.routing.session_headers]
+        self._session_cookie = config.routing.session_cookie.encode()
+
+    def read(self, head: RequestHead) -> HeadFacts:
+        """Raises Refused: no such route, a method or a body that it does not take."""
+        path = PROXIED.get(head.path)
+        if path is None:
+            return self._own(head)
+        if head.method != "POST":
+            raise Refused(405, "method_not_allowed", f"{head.path} takes POST only.")
+        facts = HeadFacts(path=path, route=path.path)
+        sessions: dict[bytes, bytes] = {}
+        for name, value in head.fields:
+            if name == b"content-type":
+                if path.is_json and value[:16].lower() != b"application/json":
+                    raise Refused(
+                        415, "unsupported_media_type", "The content-type must be application/json."
+                    )
+            elif name == self._tenant_header:
+                facts.tenant_hint = value.decode("latin-1")
+            elif name == _EXPLAIN:
+                facts.explain = value not in (b"", b"0", b"false")
+            elif name == b"traceparent":
+                facts.traceparent = value[:128].decode("latin-1")
+            elif name == b"cookie" and self._session_cookie:
+                sessions.setdefault(b"cookie", _cookie(value, self._session_cookie))
+            elif name in self._session_headers:
+                sessions.setdefault(name, value)
+        for name in (*self._session_headers, b"cookie"):
+            if session := sessions.get(name):
+                facts.session = session[:256].decode("latin-1")
+                break
+        return facts
+
+    def _own(self, head: RequestHead) -> HeadFacts:
+        method = "GET" if head.method == "HEAD" else head.method
+        handler, route = self._find(method, head.path)
+        if handler is None:
+            if any(self._find(other, head.path)[0] for other in ("GET", "POST")):
+                message = f"{head.path} does not take {head.method}."
+                raise Refused(405, "method_not_allowed", message)
+            raise Refused(404, "not_found", "There is no such route.")
+        return HeadFacts(handler=handler, route=route, needs_key=head.path not in PUBLIC)
+
+    def _find(self, method: str, path: str) -> tuple[Handler | None, str]:
+        """By the whole path, else by the longest registered one that ends in `/*`."""
+        handler = self._routes.get((method, path))
+        if handler is not None:
+            return handler, path
+        at = path.rfind("/")
+        while at >= 0:
+            route = path[:at] + "/*"
+            handler = self._routes.get((method, route))
+            if handler is not None:
+                return handler, route
+            at = path.rfind("/", 0, at)
+        return None, ""
+
+
+def _cookie(value: bytes, wanted: bytes) -> bytes:
+    for pair in value.split(b";"):
+        name, _, content = pair.strip().partition(b"=")
+        if name == wanted:
+            return content
+    return b""

@@ -1,0 +1,84 @@
+"""What a client is told when no engine could answer it, and how each loss counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from octavo_router.errors import Refused
+from octavo_router.flow.retry import Failure
+from octavo_router.http.upstream_connection import Loss
+from octavo_router.routing.outcome import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FAILURE_OF: Final[Mapping[Loss, Failure]] = {
+    Loss.REFUSED: Failure.CONNECT,
+    Loss.UNREACHABLE: Failure.CONNECT,
+    Loss.CLOSED: Failure.LOST,
+    Loss.BROKEN: Failure.LOST,
+    Loss.GARBAGE: Failure.BAD_ANSWER,
+}
+
+RESULT_OF: Final[Mapping[Failure, Result]] = {
+    Failure.CONNECT: Result.CONNECT_FAILED,
+    Failure.RESET_BEFORE_SENT: Result.CONNECT_FAILED,
+    Failure.NOT_ACCEPTED: Result.REFUSED,
+    Failure.REJECTED: Result.REJECTED,
+    Failure.ERROR_5XX: Result.ERROR_5XX,
+    Failure.NO_HEADERS: Result.TIMEOUT,
+    Failure.LOST: Result.BROKEN,
+    Failure.STALLED: Result.TIMEOUT,
+    Failure.BAD_ANSWER: Result.BAD_ANSWER,
+    Failure.DEADLINE: Result.CLIENT_GONE,  # the request's own limit speaks against nobody
+    Failure.CLIENT_GONE: Result.CLIENT_GONE,
+}
+
+NOT_ACCEPTED: Final = (421, 429, 503)  # statuses of a request that no engine has begun with
+NO_ENDPOINT_RETRY_S: Final = 5.0
+
+
+def failure_on(status: int) -> Failure | None:
+    """What an engine's status means, where something may be done about it."""
+    if status in NOT_ACCEPTED:
+        return Failure.NOT_ACCEPTED
+    return Failure.ERROR_5XX if status >= 500 else None
+
+
+def verdict_on(status: int) -> tuple[Result, str]:
+    """How an answer that was passed on counts, and its name in the log."""
+    if status < 400:
+        return Result.OK, "ok"
+    if status in NOT_ACCEPTED:
+        return Result.REFUSED, "refused"
+    return (Result.REJECTED, "rejected") if status < 500 else (Result.ERROR_5XX, "upstream_error")
+
+
+def refused_for(failure: Failure) -> Refused:
+    """From a closed catalogue: nothing that an engine wrote gets in here."""
+    match failure:
+        case Failure.CONNECT | Failure.RESET_BEFORE_SENT:
+            return Refused(
+                503, "upstream_unreachable", "No engine could be reached.",
+                retry_after_s=NO_ENDPOINT_RETRY_S,
+            )  # fmt: skip
+        case Failure.NOT_ACCEPTED:
+            return Refused(503, "overloaded", "All engines are full.", retry_after_s=1.0)
+        case Failure.NO_HEADERS:
+            return Refused(504, "upstream_timeout", "The engine did not begin to answer in time.")
+        case Failure.STALLED:
+            return Refused(
+                504, "upstream_stalled", "The engine stopped in the middle of its answer."
+            )
+        case Failure.DEADLINE:
+            return Refused(504, "deadline_exceeded", "The request took longer than it may.")
+        case Failure.LOST:
+            return Refused(502, "upstream_lost", "The engine was lost while it answered.")
+        case _:
+            return Refused(502, "upstream_bad_answer", "The engine's answer makes no sense.")
+
+
+def no_endpoint(pool: str) -> Refused:
+    return Refused(
+        503, "no_endpoint", f"No engine is there for {pool}.", retry_after_s=NO_ENDPOINT_RETRY_S
+    )

@@ -1,0 +1,122 @@
+"""Rewriting heads between client and engine: bytes in, bytes out, nothing parsed twice."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from octavo_engine.protocol.endpoints import (
+    EXPLAIN_HEADER,
+    POD_UID_HEADER,
+    RESUME_HEADER,
+    SERVED_BY_HEADER,
+    STREAM_HEADER,
+)
+from octavo_router.http import answers
+
+if TYPE_CHECKING:
+    from octavo_router.endpoints.endpoint import Endpoint
+    from octavo_router.http.request_head import RequestHead
+    from octavo_router.http.response_head import AnswerHead
+    from octavo_router.routing.decision import Decision
+
+STREAM_TOKENS: Final = f"{STREAM_HEADER}: tokens\r\n".encode()
+RESUMED: Final = f"{RESUME_HEADER}: 1\r\n".encode()
+
+_MAX_EXPLANATION: Final = 4096
+_JOIN = b"".join
+
+
+class EndpointLines:
+    """What a head holds because of the endpoint. Made once for each."""
+
+    __slots__ = ("authority", "extra", "hides_authorization", "host", "served_by")
+
+    def __init__(self, endpoint: Endpoint, *, engine_key: str, passes_keys: bool) -> None:
+        spec = endpoint.spec
+        self.authority = spec.address.authority
+        self.host = b" HTTP/1.1\r\nhost: " + self.authority.encode() + b"\r\n"
+        extra = ""
+        if spec.pod_uid:
+            extra += f"{POD_UID_HEADER}: {spec.pod_uid}\r\n"
+        if engine_key:
+            extra += f"authorization: Bearer {engine_key}\r\n"
+        self.extra = extra.encode()
+        self.hides_authorization = bool(engine_key) or not passes_keys
+        self.served_by = f"\r\n{SERVED_BY_HEADER}: {self.authority}\r\n".encode()
+
+
+def request_bytes(
+    head: RequestHead,
+    lines: EndpointLines,
+    request_id: bytes,
+    body: bytes,
+    *,
+    forward: bytes,
+    internal: bytes = b"",
+) -> bytes:
+    """The whole request for an endpoint. `forward`: the client's lines; `internal`: our own."""
+    return _JOIN(
+        (
+            b"POST ",
+            head.target,
+            lines.host,
+            forward,
+            b"" if lines.hides_authorization else head.authorization,
+            lines.extra,
+            internal,
+            answers.REQUEST_ID,
+            request_id,
+            b"\r\ncontent-length: %d\r\n\r\n" % len(body),
+            body,
+        )
+    )
+
+
+def answer_head(
+    head: AnswerHead,
+    lines: EndpointLines,
+    request_id: bytes,
+    framing: bytes,
+    explanation: bytes = b"",
+    body: bytes = b"",
+) -> bytes:
+    """The head of the answer for the client. `framing`: how its body ends, and the connection."""
+    return _JOIN(
+        (
+            answers.STATUS_LINES.get(head.status) or answers.status_line(head.status, head.reason),
+            answers.REQUEST_ID,
+            request_id,
+            lines.served_by,
+            explanation,
+            head.forward,
+            framing,
+            b"\r\n",
+            body,
+        )
+    )
+
+
+def with_traceparent(forward: bytes, parent: str) -> bytes:
+    """The client's lines with our span as the parent instead of its own."""
+    kept = [
+        line
+        for line in forward.split(b"\r\n")
+        if line and not line.lower().startswith(b"traceparent:")
+    ]
+    return b"\r\n".join([*kept, b"traceparent: " + parent.encode(), b""])
+
+
+def explanation(decision: Decision) -> bytes:
+    """The decision as a header line, for who asked."""
+    facts = decision.details or {
+        "endpoint": decision.endpoint.id,
+        "policy": decision.policy,
+        "reason": decision.reason,
+        "matched_tokens": decision.matched_tokens,
+    }
+    text = json.dumps(facts, separators=(",", ":"), default=str)
+    if len(text) > _MAX_EXPLANATION:
+        facts = {key: value for key, value in facts.items() if not isinstance(value, list | dict)}
+        text = json.dumps({**facts, "is_shortened": True}, separators=(",", ":"), default=str)
+    return f"{EXPLAIN_HEADER}: {text[:_MAX_EXPLANATION]}\r\n".encode("ascii", "replace")

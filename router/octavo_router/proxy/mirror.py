@@ -1,0 +1,113 @@
+"""Copies of requests for another pool, whose answers nobody sees: traffic to judge a version by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from octavo_router.proxy import heads
+from octavo_router.routing.outcome import Outcome, Result
+
+if TYPE_CHECKING:
+    from asyncio import Task
+    from collections.abc import Iterable
+
+    from octavo_router.http.request_head import RequestHead
+    from octavo_router.http.response_head import AnswerHead
+    from octavo_router.http.upstream_connection import Loss, UpstreamConnection
+    from octavo_router.proxy.seams import Dispatching
+    from octavo_router.proxy.upstreams import Upstream, Upstreams
+    from octavo_router.routing.dispatcher import Lease
+    from octavo_router.routing.models import Copy
+    from octavo_router.routing.request import RouteRequest
+
+MAX_COPIES: Final = 256  # under way; above that, requests are not copied
+
+
+class Mirrors:
+    """Sends copies. They never wait, are never tried again, and never slow down what they copy."""
+
+    def __init__(self, dispatcher: Dispatching, upstreams: Upstreams) -> None:
+        self._dispatcher = dispatcher
+        self._upstreams = upstreams
+        self.under_way: set[_Copy] = set()
+
+    def send(
+        self, head: RequestHead, body: bytes, request: RouteRequest, copies: Iterable[Copy]
+    ) -> None:
+        for copy in copies:
+            if len(self.under_way) >= MAX_COPIES:
+                return
+            placed = replace(request, pool=copy.pool, revision=copy.revision, explain=False)
+            lease = self._dispatcher.place(placed)
+            if lease is None:
+                continue
+            upstream = self._upstreams.of(lease.endpoint)
+            request_id = request.request_id.encode()
+            data = heads.request_bytes(head, upstream.lines, request_id, body, forward=head.forward)
+            one = _Copy(self, lease, data)
+            self.under_way.add(one)
+            one.start(upstream)
+
+    def stop(self) -> None:
+        for one in list(self.under_way):
+            one.stop()
+
+
+class _Copy:
+    """The user of one connection."""
+
+    def __init__(self, mirrors: Mirrors, lease: Lease, data: bytes) -> None:
+        self._mirrors = mirrors
+        self._lease = lease
+        self._data = data
+        self._connecting: Task[None] | None = None
+        self._connection: UpstreamConnection | None = None
+        self._result = Result.OK
+
+    def start(self, upstream: Upstream) -> None:
+        connection = upstream.pool.take()
+        if connection is not None:
+            self.on_connected(connection)
+        else:
+            self._connecting = upstream.pool.connect(self)
+
+    def stop(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+        self._over(Result.CLIENT_GONE)
+
+    def on_connected(self, connection: UpstreamConnection) -> None:
+        self._connecting = None
+        self._connection = connection
+        connection.send(self, self._data)
+
+    def on_whole(self, head: AnswerHead, body: bytes) -> None:
+        self.on_head(head)
+        self.on_end()
+
+    def on_head(self, head: AnswerHead) -> None:
+        self._lease.first_token()
+        if head.status in (429, 503):
+            self._result = Result.REFUSED
+        elif head.status >= 500:
+            self._result = Result.ERROR_5XX
+        elif head.status >= 400:
+            self._result = Result.REJECTED
+
+    def on_body(self, data: bytes) -> None:
+        """Dropped."""
+
+    def on_end(self) -> None:
+        self._over(self._result)
+
+    def on_lost(self, loss: Loss, problem: str) -> None:
+        self._over(Result.BROKEN)
+
+    def _over(self, result: Result) -> None:
+        self._connection = None
+        self._mirrors.under_way.discard(self)
+        self._lease.finish(Outcome(result))

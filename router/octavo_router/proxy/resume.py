@@ -1,0 +1,286 @@
+"""What the router must remember of a stream to go on with it on another engine, and when it may.
+
+Pure: bytes in, bytes out, no sockets. The proxy feeds a `StreamMemory` with what an engine sends,
+relays what comes back, and when the engine is lost sends `resume_body` to another one and feeds on.
+
+What may follow a loss, by what the client has seen:
+
+    nothing (`is_untouched`)     the request is repeated as it was, streamed or not
+    events (`can_resume`)        it is resumed from the tokens behind them
+    all but [DONE] (`missing`)   the router writes the end itself
+    [DONE] or a final error      it is over
+
+Fencing. Whoever takes over first closes the connection of the attempt before, so that an engine
+which lives after all stops within a step, and nothing of it can reach the client any more: a
+`StreamMemory` belongs to one attempt at a time, `start_over` empties it of half events, and the
+stream that follows must name the same generation. A request that is not streamed has shown its
+client nothing until its last byte; a lost one is repeated under the same rule (close, then send
+again, at most one answer is relayed), which costs tokens but never a second answer.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from typing import TYPE_CHECKING
+
+from octavo_engine.protocol.resume import BEGIN, Resume, pack
+from octavo_router.proxy.token_stream import MAX_EVENT_BYTES, EventCutter, StreamError
+
+if TYPE_CHECKING:
+    from octavo_router.residency.api import FindEventEnd, SplitTokenLines, TokenLine
+
+# Errors that an engine reports inside a stream because it is itself going or gone, or because it
+# could not take all of a request in: another engine can go on. All other errors (deadline_exceeded,
+# model_error, internal_error, …) are the request's own end; resuming would only repeat them, or
+# carry what kills engines from one to the next.
+LOST_CODES = frozenset(("engine_dead", "server_shutdown", "draining", "loading", "queue_full"))
+BAD_STREAM = "bad_stream"
+MAX_ANSWERS = 65_536
+
+DONE = b"data: [DONE]\n\n"
+# Inside JSON strings quotes are escaped, so these bytes can only be keys of ours.
+_FINAL = b'"finish_reason":"'
+_GOES_ON = b'"finish_reason":null'
+_USAGE = b'"choices":[],"usage":'
+_ERROR = b'data: {"error":'
+
+
+class StreamMemory:
+    """One client's stream, over all the engines that it takes to finish it."""
+
+    __slots__ = (
+        "_answers",
+        "_begin",
+        "_begun",
+        "_cutter",
+        "_finished",
+        "_opened",
+        "_saw_usage",
+        "_split",
+        "failed_with",
+        "is_done",
+        "is_untouched",
+        "lost_with",
+        "problem",
+        "wants_usage",
+    )
+
+    def __init__(
+        self,
+        split_token_lines: SplitTokenLines,
+        find_event_end: FindEventEnd,
+        *,
+        wants_usage: bool = True,
+        max_event_bytes: int = MAX_EVENT_BYTES,
+    ) -> None:
+        self.wants_usage = wants_usage  # whether a usage chunk comes before [DONE], as far as known
+        self._split = split_token_lines
+        self._cutter = EventCutter(find_event_end, limit=max_event_bytes)
+        self._begin: Resume | None = None  # without tokens
+        self._begun = False  # by the engine that speaks now
+        self._answers: list[array[int]] = []  # four bytes a token
+        self._opened: set[int] = set()
+        self._finished: set[int] = set()
+        self._saw_usage = False
+        self.is_untouched = True  # the client has seen nothing
+        self.is_done = False  # it has seen [DONE]
+        self.failed_with = ""  # code of an error that it has seen
+        self.lost_with = ""  # code of an error that was held back, or BAD_STREAM: it is lost
+        self.problem = ""  # for the log: what is wrong with a BAD_STREAM
+
+    def feed(self, data: bytes) -> bytes:
+        """What to relay of it: whole events, without the lines that are for us. Hot path.
+
+        Look at `lost_with` afterwards; with BAD_STREAM the engine is not to be trusted either. What
+        comes after the end, or after the loss, is dropped. What is remembered is what was relayed.
+        """
+        if self.is_done or self.lost_with:
+            return b""
+        try:
+            whole = self._cutter.push(data)
+            if not whole:
+                return b""
+            clean, lines, begin = self._split(whole)
+            if begin is not None:
+                if self._begun or not whole.startswith(BEGIN) or b"\n" + BEGIN in whole:
+                    raise StreamError("the stream begins twice, or not with its beginning")
+                self._take_begin(begin)
+            if self._is_plain(clean, len(lines)) and self._fits(lines):
+                self._take_lines(lines)
+            else:
+                clean = self._read_events(whole)
+        except (StreamError, ValueError) as error:  # nothing of these bytes was taken in
+            self._lose(str(error))
+            return b""
+        if clean:
+            self.is_untouched = False
+        return clean
+
+    def start_over(self) -> None:
+        """Another engine takes over: half an event of the one before is forgotten."""
+        self._cutter.clear()
+        self._begun = False
+        self.lost_with = self.problem = ""
+        if self.is_untouched:  # it may begin as another generation
+            self._begin = None
+            self._answers = []
+
+    # ── what may be done after a loss ──
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether another engine has something left to say. It would repeat a usage chunk."""
+        is_begun = self._begin is not None and not self.is_untouched
+        return is_begun and not self.is_over and not self.missing
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_done or bool(self.failed_with)
+
+    @property
+    def missing(self) -> bytes:
+        """The end, where nothing else is missing and no engine is needed for it; or nothing."""
+        answers = len(self._answers)
+        ended = answers > 0 and len(self._finished) == answers
+        counted = self._saw_usage or not self.wants_usage
+        return DONE if ended and counted and not self.is_over else b""
+
+    def resume_body(self, body: bytes) -> bytes:
+        """The request that goes on, for the same path, with RESUME_HEADER: 1.
+
+        `body` is what the first engine got. Only where `can_resume`.
+        """
+        begin = self._begin
+        assert begin is not None  # can_resume
+        resume = Resume(
+            id=begin.id,
+            created=begin.created,
+            seed=begin.seed,
+            tokens=[answer.tolist() for answer in self._answers],
+            finished=sorted(self._finished),
+            opened=sorted(self._opened),
+        )
+        return pack(resume, body)
+
+    # ── what there is to count ──
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all answers: what the client has of them. For usage and limits, also of a loss."""
+        return sum(map(len, self._answers))
+
+    @property
+    def num_answers(self) -> int:
+        """Prompts times n; 0 before the first event."""
+        return len(self._answers)
+
+    @property
+    def num_finished(self) -> int:
+        return len(self._finished)
+
+    @property
+    def id(self) -> str:
+        """Of the generation, the same on every engine that it passes; "" before the first event."""
+        return "" if self._begin is None else self._begin.id
+
+    # ── inside ──
+
+    def _take_begin(self, line: bytes) -> None:
+        try:
+            told = json.loads(line)
+            begin = Resume(told["id"], told["created"], told["seed"], [])
+            answers = told["answers"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise StreamError(f"the begin line cannot be read: {line[:80]!r}") from None
+        numbers = (begin.created, begin.seed, answers)
+        if not isinstance(begin.id, str) or any(type(number) is not int for number in numbers):
+            raise StreamError(f"the begin line has values of the wrong type: {line[:80]!r}")
+        if self._begin is None:
+            if not 1 <= answers <= MAX_ANSWERS:
+                raise StreamError(f"the begin line promises {answers} answers")
+            self._begin = begin
+            self._answers = [array("I") for _ in range(answers)]
+        elif begin != self._begin or answers != len(self._answers):
+            raise StreamError("the stream that follows is of another generation")
+        self._begun = True
+
+    def _is_plain(self, clean: bytes, num_lines: int) -> bool:
+        """Whether each event only brings text, and nothing has to be done about any of them."""
+        if self._begun:
+            return num_lines == clean.count(b"\n\n") == clean.count(_GOES_ON)
+        return self._begin is None and not any(mark in clean for mark in (_FINAL, _ERROR, DONE))
+
+    def _fits(self, lines: list[TokenLine]) -> bool:
+        num_answers, finished = len(self._answers), self._finished
+        for index, _ in lines:  # noqa: SIM110  # half the time of all()
+            if index >= num_answers or index in finished:
+                return False
+        return True
+
+    def _take_lines(self, lines: list[TokenLine]) -> None:
+        for index, ids in lines:
+            self._answers[index].extend(ids)
+            self._opened.add(index)
+
+    def _read_events(self, whole: bytes) -> bytes:
+        """One by one: some of them end an answer, or the stream, or are wrong.
+
+        Our engines end each with two line feeds.
+        """
+        relayed: list[bytes] = []
+        start = 0
+        while start < len(whole) and not self.is_done and not self.lost_with:
+            end = whole.find(b"\n\n", start)
+            end = len(whole) if end < 0 else end + 2
+            event, lines, _ = self._split(whole[start:end])
+            start = end
+            problem = self._problem(event, lines)
+            if problem:
+                self._lose(problem)
+            elif event.startswith(_ERROR) and (code := _code_of(event)) in LOST_CODES:
+                self.lost_with = code
+            else:
+                self._take_event(event, lines)
+                relayed.append(event)
+        return b"".join(relayed)
+
+    def _take_event(self, event: bytes, lines: list[TokenLine]) -> None:
+        self._take_lines(lines)
+        if event.startswith(_ERROR):
+            self.failed_with = _code_of(event)
+        elif event == DONE:
+            self.is_done = True
+        elif _USAGE in event:
+            self._saw_usage = True
+        elif _FINAL in event and lines:
+            self._finished.add(lines[0][0])
+
+    def _problem(self, event: bytes, lines: list[TokenLine]) -> str:
+        """What is wrong with the event, as far as its form tells."""
+        if self._begin is None and not lines:
+            return ""  # an engine that tells no tokens; it cannot be resumed
+        if not self._begun and not (event.startswith(_ERROR) or event == DONE):
+            return "an event comes before the stream has begun"
+        if not self._fits(lines):
+            return f"answer {lines[0][0]} is told of, but has ended or was not asked for"
+        if len(lines) > 1:
+            return "an event is of several answers"
+        if not lines and not (event == DONE or event.startswith(_ERROR) or _USAGE in event):
+            return "an event does not say of which answer it is"
+        left = len(self._answers) - len(self._finished)
+        if event == DONE and left and not self.failed_with:
+            return f"the stream ends before {left} of its answers do"  # cut, and shown as whole
+        return ""
+
+    def _lose(self, problem: str) -> None:
+        self.lost_with = BAD_STREAM
+        self.problem = problem
+
+
+def _code_of(event: bytes) -> str:
+    try:
+        code = json.loads(event.partition(b": ")[2])["error"]["code"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "unreadable"
+    return code if isinstance(code, str) else "unknown"

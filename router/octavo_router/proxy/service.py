@@ -1,0 +1,236 @@
+"""The proxy: what becomes of each request, and the parts that exchanges share.
+
+A request is for a proxied path, for one of the router's own routes, or refused. Nothing else gets
+through: paths are compared as they were sent, byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Final
+
+from octavo_router.errors import Refused
+from octavo_router.metrics.record import RequestRecord
+from octavo_router.proxy.account import Account
+from octavo_router.proxy.events import EventRelay
+from octavo_router.proxy.exchange import Exchange
+from octavo_router.proxy.facts import FactReader, HeadFacts
+from octavo_router.proxy.mirror import Mirrors
+from octavo_router.proxy.own import OwnAnswer
+from octavo_router.proxy.resume import StreamMemory
+from octavo_router.residency.api import ScanError
+from octavo_router.routing.request import RouteRequest
+
+if TYPE_CHECKING:
+    from octavo_router.config import RouterConfig
+    from octavo_router.endpoints.endpoint import Endpoint
+    from octavo_router.flow.retry import Verdict
+    from octavo_router.flow.tenant import Tenant
+    from octavo_router.http.client_connection import ClientConnection
+    from octavo_router.http.request_head import RequestHead
+    from octavo_router.proxy.seams import Parts
+    from octavo_router.routing.dispatcher import Lease
+
+logger = logging.getLogger("octavo.router")
+
+_QUIET_S: Final = 1.0  # between two complaints about one endpoint
+
+
+class Proxy:
+    """Implements what a `ClientConnection` calls its service. One for each process."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.loop = parts.loop
+        self._registry = parts.registry
+        self.dispatcher = parts.dispatcher
+        self.budget = parts.budget
+        self.upstreams = parts.upstreams
+        self.exchanges: set[Exchange] = set()  # under way
+        self.mirrors = Mirrors(parts.dispatcher, parts.upstreams)
+        self._gate = parts.gate
+        self._models = parts.models
+        self._hot_path = parts.hot_path
+        self._scan = parts.hot_path.scan
+        self._metrics = parts.metrics
+        self._access_log = parts.access_log
+        self._tracing = parts.tracing
+        self._routes = parts.routes
+        self.reconfigure(parts.config)
+        self._id_prefix = f"req-{os.urandom(5).hex()}-"
+        self._num_ids = 0
+        self._adapters: dict[str, str] = {}
+        self._version = -1  # of the registry, when they were learnt
+
+    def reconfigure(self, config: RouterConfig) -> None:
+        """Requests from now on go by these settings."""
+        self.timeouts = config.timeouts
+        self.retry = self.budget.config = config.retry
+        self._max_event_bytes = config.limits.max_event_bytes
+        self._facts = FactReader(config, self._routes)
+
+    # -- as a connection's service
+
+    def new_request_id(self) -> str:
+        self._num_ids += 1
+        return f"{self._id_prefix}{self._num_ids:x}"
+
+    def check(self, connection: ClientConnection, head: RequestHead) -> None:
+        facts: HeadFacts = head.facts
+        if facts is None:
+            facts = head.facts = self._facts.read(head)
+        if facts.needs_key:
+            connection.context = self._gate.authenticate(head.credentials, facts.tenant_hint)
+
+    def handle(self, connection: ClientConnection, head: RequestHead, body: bytes) -> None:
+        facts: HeadFacts = head.facts
+        request_id = head.request_id or self.new_request_id()
+        path = facts.path
+        if path is None:
+            assert facts.handler is not None
+            OwnAnswer(connection, head, request_id).start(facts.handler, body)
+            return
+        now = time.monotonic()
+        tenant: Tenant = connection.context
+        connection.context = record = RequestRecord()
+        record.request_id = request_id
+        record.route = path.path
+        record.tenant = tenant.name
+        record.request_bytes = len(body)
+        record.traceparent = facts.traceparent
+        request = RouteRequest()
+        request.request_id = request_id
+        request.tenant = tenant.name
+        request.explain = facts.explain
+        if path.is_json:
+            try:
+                if self._version != self._registry.version:
+                    self._learn_adapters()
+                scan = self._scan(body, path.kind, self._adapters)
+            except ScanError as error:
+                raise Refused(400, "invalid_json", error.message) from None
+            request.model = record.model = scan.model
+            request.keys = scan.keys
+            request.prompt_bytes = scan.prompt_bytes
+            request.prompt_tokens = scan.num_prompt_ids
+            request.max_tokens = scan.max_tokens
+            request.num_answers = scan.num_answers
+            request.stream = record.is_stream = scan.stream
+            request.priority = scan.priority
+            request.session = facts.session or scan.session
+        else:
+            request.prompt_bytes = len(body)
+            request.session = facts.session
+        route = self._models.resolve(request.model, request_id=request_id, session=request.session)
+        request.pool, request.revision = route.pool, route.revision
+        request.adapter = route.adapter
+        record.is_known_model = True
+        record.pool, record.revision = route.pool, route.revision
+        if route.upstream_model and path.is_json:
+            name = json.dumps(route.upstream_model).encode()
+            if scan.model_end:
+                body = b"".join((body[: scan.model_start], name, body[scan.model_end :]))
+        entry = self._gate.admit(request, tenant, num_bytes=len(body))
+        self.budget.begin(request.tenant)
+        trace = self._tracing.begin(record) if self._tracing is not None else None
+        account = Account(record, now, trace)
+        exchange = Exchange(self, connection, head, body, path, request, account)
+        self.exchanges.add(exchange)
+        exchange.start(entry)
+        if route.copies:
+            self.mirrors.send(head, body, request, route.copies)
+
+    def refused(
+        self, connection: ClientConnection, head: RequestHead | None, error: Refused
+    ) -> None:
+        """A request that never became an exchange."""
+        record = connection.context
+        if type(record) is not RequestRecord:
+            record = RequestRecord()
+            if head is not None:
+                record.method = head.method
+                record.request_id = head.request_id
+                facts: HeadFacts | None = head.facts
+                record.route = facts.route if facts is not None else "other"
+        record.status, record.code, record.outcome = error.status, error.code, "refused"
+        self._report(record, connection)
+
+    # -- for exchanges
+
+    def over(self, exchange: Exchange, account: Account) -> None:
+        self.exchanges.discard(exchange)
+        self.budget.end(num_repeats=account.num_repeats)
+        record = account.record
+        self._metrics.finish(record)
+        if self._access_log is not None:
+            self._access_log.write(record)
+
+    def note_loss(self, lease: Lease | None, problem: str) -> None:
+        """An engine failed. Said once a second for each, however many requests it costs."""
+        if lease is None:
+            return
+        upstream = self.upstreams.of(lease.endpoint)
+        upstream.num_losses += 1
+        now = time.monotonic()
+        if now < upstream.quiet_until:
+            return
+        logger.warning(
+            "Lost attempts",
+            extra={
+                "endpoint": upstream.lines.authority,
+                "attempts": upstream.num_losses,
+                "request_id": lease.request.request_id,
+                "problem": problem,
+            },
+        )
+        upstream.num_losses, upstream.quiet_until = 0, now + _QUIET_S
+
+    def repeated(self, pool: str, verdict: Verdict) -> None:
+        """Another attempt begins."""
+
+    def new_memory(self) -> StreamMemory:
+        return StreamMemory(
+            self._hot_path.split_token_lines,
+            self._hot_path.find_event_end,
+            max_event_bytes=self._max_event_bytes,
+        )
+
+    def new_relay(self) -> EventRelay:
+        return EventRelay(self._hot_path.find_event_end, max_bytes=self._max_event_bytes)
+
+    def first_token_s(self, request: RouteRequest) -> float:
+        """How long an engine may take to the first byte of its answer."""
+        timeouts = self.timeouts
+        return timeouts.first_token_s + timeouts.first_token_per_1k_s * (
+            request.prompt_tokens / 1000.0
+        )
+
+    def passed_over(
+        self, request: RouteRequest, tried: list[Endpoint], *, was_answered: bool
+    ) -> list[Endpoint]:
+        """Who is not asked when a request is repeated."""
+        candidates = self._registry.candidates(request.pool, request.revision).endpoints
+        # Another kind of engine would begin anew what the client has seen a part of.
+        unfit = [one for one in candidates if was_answered and one.kind != "octavo"]
+        others = [one for one in candidates if one not in tried and one not in unfit]
+        return [*tried, *unfit] if others else unfit  # better the same again than nobody
+
+    def progress(self, pool: str, waited_s: float) -> str:
+        """How it stands with a pool, for a client that waits."""
+        members = self._registry.pool(pool)
+        ready = sum(endpoint.state == "ready" for endpoint in members)
+        return f"waiting for {pool}: {ready} of {len(members)} engines ready, {waited_s:.0f} s"
+
+    def _learn_adapters(self) -> None:
+        """Names that mean an adapter: it is part of what a prefix is."""
+        self._version = self._registry.version
+        endpoints = self._registry.endpoints.values()
+        self._adapters = {name: name for endpoint in endpoints for name in endpoint.adapters}
+
+    def _report(self, record: RequestRecord, connection: ClientConnection) -> None:
+        self._metrics.finish(record)
+        if self._access_log is not None:
+            record.client = connection.client
+            self._access_log.write(record)

@@ -1,0 +1,93 @@
+"""The way to each endpoint: its connections and the lines that heads to it have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo_router.http.upstream_pool import UpstreamPool
+from octavo_router.proxy.heads import EndpointLines
+
+if TYPE_CHECKING:
+    import asyncio
+    import ssl
+
+    from octavo_router.config import TimeoutsConfig
+    from octavo_router.endpoints.endpoint import Address, Endpoint
+    from octavo_router.endpoints.registry import Change
+    from octavo_router.http.deadlines import Deadlines
+
+
+class Upstream:
+    """One endpoint as the proxy reaches it."""
+
+    __slots__ = ("address", "lines", "num_losses", "pool", "quiet_until")
+
+    def __init__(self, address: Address, pool: UpstreamPool, lines: EndpointLines) -> None:
+        self.address = address
+        self.pool = pool
+        self.lines = lines
+        self.num_losses = 0  # not said yet
+        self.quiet_until = 0.0
+
+
+class Upstreams:
+    """One for each endpoint that was sent something. Subscribe `changed` to the registry."""
+
+    def __init__(
+        self,
+        timeouts: TimeoutsConfig,
+        deadlines: Deadlines,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        ssl_context: ssl.SSLContext | None = None,
+        engine_key: str = "",
+        passes_keys: bool = True,
+    ) -> None:
+        self._timeouts = timeouts
+        self._engine_key = engine_key
+        self._passes_keys = passes_keys  # the client's own, where engines ask for none of ours
+        self._deadlines = deadlines
+        self._loop = loop
+        self._ssl = ssl_context
+        self._by_id: dict[str, Upstream] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def of(self, endpoint: Endpoint) -> Upstream:
+        spec = endpoint.spec
+        upstream = self._by_id.get(spec.id)
+        if upstream is not None and upstream.address is spec.address:
+            return upstream
+        return self._make(endpoint)
+
+    def changed(self, change: Change) -> None:
+        if change.kind in ("removed", "updated"):
+            self._forget(change.endpoint.spec.id)  # made again, if needed, with what holds now
+
+    def close(self) -> None:
+        for id_ in tuple(self._by_id):
+            self._forget(id_)
+
+    def _make(self, endpoint: Endpoint) -> Upstream:
+        spec = endpoint.spec
+        self._forget(spec.id)
+        address = spec.address
+        pool = UpstreamPool(
+            address.host,
+            address.port,
+            deadlines=self._deadlines,
+            loop=self._loop,
+            ssl_context=self._ssl if address.tls else None,
+            idle_s=self._timeouts.upstream_idle_s,
+            connect_timeout_s=self._timeouts.connect_s,
+        )
+        lines = EndpointLines(endpoint, engine_key=self._engine_key, passes_keys=self._passes_keys)
+        upstream = Upstream(address, pool, lines)
+        self._by_id[spec.id] = upstream
+        return upstream
+
+    def _forget(self, id_: str) -> None:
+        upstream = self._by_id.pop(id_, None)
+        if upstream is not None:
+            upstream.pool.close()

@@ -1,0 +1,1 @@
+"""Where a request goes: facts in, decision out; nothing here touches a socket."""

@@ -1,0 +1,127 @@
+"""From settings to policies and a dispatcher: the one place that knows every policy by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo_router.config import POLICIES, ProfileConfig, RouterConfig, RoutingConfig
+from octavo_router.errors import ConfigInvalid
+from octavo_router.routing.adapters import LoraAffinity
+from octavo_router.routing.dispatcher import Dispatcher, Index, Observer
+from octavo_router.routing.filters import FILTERS
+from octavo_router.routing.hashing import ConsistentHash, Session
+from octavo_router.routing.health import Health
+from octavo_router.routing.plain_policies import LeastLoad, PowerOfTwo, RandomChoice, RoundRobin
+from octavo_router.routing.policies import Policies, Policy
+from octavo_router.routing.prefix_load import PrefixLoad
+from octavo_router.routing.profile import Anyone, MaxScore, Picker, Profile, WeightedRandom
+from octavo_router.routing.scorers import SCORERS
+from octavo_router.routing.shadow import Shadows
+from octavo_router.routing.underway import Underway
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from octavo_router.endpoints.registry import Registry
+
+
+def build_dispatcher(
+    config: RouterConfig,
+    registry: Registry,
+    index: Index,
+    *,
+    clock: Callable[[], float],
+    rng: Random,
+    observer: Observer | None = None,
+) -> Dispatcher:
+    """A dispatcher as configured. On reload give it new `policies` and `shadows` instead."""
+    underway = Underway()
+    return Dispatcher(
+        registry,
+        index,
+        build_policies(config.routing, underway, rng),
+        underway=underway,
+        clock=clock,
+        health=Health(config.health),
+        shadows=build_shadows(config.routing, underway, rng),
+        observer=observer,
+        sample_every=config.routing.sample_every,
+        num_kept=config.routing.num_decisions,
+    )
+
+
+def reconfigure(dispatcher: Dispatcher, config: RouterConfig, rng: Random) -> None:
+    """New settings for one that runs. Raises ConfigInvalid before anything has changed."""
+    policies = build_policies(config.routing, dispatcher.underway, rng)
+    shadows = build_shadows(config.routing, dispatcher.underway, rng)
+    dispatcher.policies = policies
+    dispatcher.shadows = shadows
+    dispatcher.sample_every = config.routing.sample_every
+    if dispatcher.health is not None:
+        dispatcher.health.config = config.health
+
+
+def build_policies(config: RoutingConfig, underway: Underway, rng: Random) -> Policies:
+    """Pools of one policy do not share its state."""
+    by_pool = {
+        pool.name: build_policy(pool.policy or config.policy, config, underway, rng)
+        for pool in config.pools
+    }
+    return Policies(build_policy(config.policy, config, underway, rng), by_pool)
+
+
+def build_shadows(config: RoutingConfig, underway: Underway, rng: Random) -> Shadows | None:
+    if not config.shadows:
+        return None
+    return Shadows([build_policy(name, config, underway, rng) for name in config.shadows])
+
+
+def build_policy(name: str, config: RoutingConfig, underway: Underway, rng: Random) -> Policy:
+    """A built-in policy, or a profile of the configuration."""
+    for profile in config.profiles:
+        if profile.name == name:
+            return _profile(profile, rng)
+    prefix_load = PrefixLoad(
+        underway, balance_factor=config.balance_factor, balance_slack=config.balance_slack
+    )
+    match name:
+        case "prefix-load":
+            return prefix_load
+        case "least-load":
+            return LeastLoad()
+        case "round-robin":
+            return RoundRobin()
+        case "random":
+            return RandomChoice(rng)
+        case "power-of-two":
+            return PowerOfTwo(rng)
+        case "consistent-hash":
+            return ConsistentHash(
+                balance_factor=config.balance_factor, balance_slack=config.balance_slack
+            )
+        case "session":
+            return Session(
+                prefix_load,
+                balance_factor=config.balance_factor,
+                balance_slack=config.balance_slack,
+            )
+        case "lora-affinity":
+            return LoraAffinity(prefix_load)
+    known = [policy for policy in POLICIES if policy != "prefill-decode"]
+    known += [profile.name for profile in config.profiles]
+    raise ConfigInvalid("routing.policy", f"no policy {name!r}; there are {', '.join(known)}")
+
+
+def _profile(config: ProfileConfig, rng: Random) -> Profile:
+    filters = [
+        FILTERS[one.name](one.threshold) if one.threshold else FILTERS[one.name]()
+        for one in config.filters
+    ]
+    scorers = [(SCORERS[one.name](), one.weight) for one in config.scorers]
+    pickers: dict[str, Callable[[], Picker]] = {
+        "max": MaxScore,
+        "weighted-random": lambda: WeightedRandom(rng),
+        "random": lambda: Anyone(rng),
+    }
+    return Profile(config.name, filters, scorers, pickers[config.picker]())

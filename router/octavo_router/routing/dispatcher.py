@@ -1,0 +1,315 @@
+"""The dispatcher: places a request on an endpoint and accounts for it until it ends.
+
+The one object that proxy and endpoint picker talk to. `place` decides and reserves in the same
+breath, so that the next decision already sees this one. A lease is released exactly once, however
+often and in whatever order its methods are called.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+from octavo_router.routing import pricing
+from octavo_router.routing.decision import Decision, describe
+from octavo_router.routing.estimate import TokenRates
+from octavo_router.routing.filters import narrow
+from octavo_router.routing.outcome import CLIENT_GONE, Outcome, Result
+from octavo_router.routing.underway import Underway, names_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from octavo_router.endpoints.endpoint import Endpoint
+    from octavo_router.endpoints.registry import Change, Registry
+    from octavo_router.routing.health import Health
+    from octavo_router.routing.policies import Policies
+    from octavo_router.routing.request import RouteRequest
+    from octavo_router.routing.shadow import Shadows
+
+MIN_UNDERWAY_TOKENS = 64  # a shorter prompt is computed before the next one could profit
+
+
+class Index(Protocol):
+    """The part of the residency index that decisions read."""
+
+    def match(self, keys: bytes, slots: list[int]) -> list[int]: ...
+
+    def assume(self, slot: int, keys: bytes, tokens_per_key: float) -> None: ...
+
+
+class Observer(Protocol):
+    """Counts what happens (metrics). Called once per placing and once per finish."""
+
+    def placed(self, request: RouteRequest, decision: Decision) -> None: ...
+
+    def finished(self, lease: Lease, outcome: Outcome) -> None: ...
+
+
+class Lease:
+    """A request's place at an endpoint. Ends with `finish`; whatever comes after that is ignored.
+
+    `first_token` says that the prompt is computed. Call `finish` in a `finally`: its default is
+    the client's going away, and the first call counts.
+    """
+
+    __slots__ = (
+        "_dispatcher",
+        "_generation",
+        "_is_computing",
+        "_is_over",
+        "_names",
+        "_owes_prompt",
+        "_uncached_tokens",
+        "decision",
+        "endpoint",
+        "request",
+    )
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        request: RouteRequest,
+        decision: Decision,
+        uncached_tokens: int,
+        generation: int,
+        names: tuple[bytes, ...],
+        *,
+        is_computing: bool,
+    ) -> None:
+        self.endpoint = decision.endpoint
+        self.request = request
+        self.decision = decision
+        self._dispatcher = dispatcher
+        self._uncached_tokens = uncached_tokens
+        self._generation = generation
+        self._names = names
+        self._is_computing = is_computing
+        self._owes_prompt = True
+        self._is_over = False
+
+    def first_token(self) -> None:
+        """The prompt's work is done."""
+        if self._owes_prompt:
+            self._release_prompt()
+            self._dispatcher._computed(self)
+
+    def finish(self, outcome: Outcome = CLIENT_GONE) -> None:
+        """It is over: everything is given back, health and metrics hear of it."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._owes_prompt:
+            self._release_prompt()
+        pricing.release_sequence(self.endpoint, self._generation)
+        self._dispatcher._finished(self, outcome)
+
+    def _release_prompt(self) -> None:
+        self._owes_prompt = False
+        pricing.release_prompt(self.endpoint, self._uncached_tokens, self._generation)
+        if self._is_computing:
+            self._dispatcher.underway.computed(self._names, self.endpoint)
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+
+class Dispatcher:
+    """See the module. Built by routing.build; `tick` wants to be called about once a second."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        index: Index,
+        policies: Policies,
+        *,
+        underway: Underway,
+        clock: Callable[[], float],
+        health: Health | None = None,
+        shadows: Shadows | None = None,
+        observer: Observer | None = None,
+        sample_every: int = 64,
+        num_kept: int = 256,
+    ) -> None:
+        self.registry = registry
+        self.policies = policies  # may be replaced at any time
+        self.health = health
+        self.shadows = shadows
+        self.observer = observer
+        self.on_result: Callable[[str, Result], None] | None = None  # a pool's attempt: throttle
+        self.on_room: Callable[[str], None] | None = None  # a pool may have room: the gate
+        self.decisions: deque[dict[str, Any]] = deque(maxlen=num_kept)  # sampled, newest last
+        self.num_picks = 0
+        self.token_rates = TokenRates()
+        self._index = index
+        self.underway = underway
+        self._clock = clock
+        self.sample_every = sample_every
+        registry.subscribe(self._changed)
+
+    def place(
+        self,
+        request: RouteRequest,
+        *,
+        exclude: Collection[Endpoint] = (),
+        num_fallbacks: int = 0,
+    ) -> Lease | None:
+        """Choose an endpoint for the request and reserve it; None if nobody may serve it.
+
+        Hot path: once per attempt. Fills in `request.prompt_tokens` where that is 0.
+        """
+        found = self.registry.candidates(request.pool, request.revision)
+        endpoints, slots = found.endpoints, found.slots
+        if not endpoints:
+            return None
+        policy = self.policies.of(request.pool)
+        if exclude or request.subset or (request.adapter and not policy.places_adapters):
+            endpoints, slots = narrow(
+                request,
+                endpoints,
+                slots,
+                exclude,
+                "" if policy.places_adapters else request.adapter,
+            )
+            if not endpoints:
+                return None
+        prompt_tokens = request.prompt_tokens
+        if not prompt_tokens:
+            prompt_tokens = self.token_rates.estimate(request.pool, request.prompt_bytes)
+            request.prompt_tokens = prompt_tokens
+
+        keys = request.keys
+        if keys:
+            matched = self._index.match(keys, slots)
+            names = request.names = names_of(keys)
+            if self.underway.num_computing:
+                rate = self.token_rates.per_key(request.pool)
+                self.underway.credit(names, keys, endpoints, matched, rate)
+        else:
+            matched = [0] * len(endpoints)
+            names = ()
+
+        at = policy.pick(request, endpoints, matched)
+        endpoint = endpoints[at]
+        matched_tokens = matched[at]
+        uncached_tokens = prompt_tokens - matched_tokens
+        if uncached_tokens < 1:  # an exact repeat computes its last token again
+            uncached_tokens = 1
+
+        decision = Decision(endpoint, policy.name, policy.reason, matched_tokens)
+        self.num_picks = count = self.num_picks + 1
+        if request.explain or count % self.sample_every == 0:
+            self._look_closer(request, policy.name, endpoints, matched, at, decision)
+        if num_fallbacks:
+            decision.fallbacks = self._fallbacks(request, endpoints, matched, at, num_fallbacks)
+
+        endpoint.last_pick = count
+        generation = pricing.reserve(endpoint, uncached_tokens)
+        is_computing = False
+        if names:
+            self.underway.begin(names)
+            if uncached_tokens >= MIN_UNDERWAY_TOKENS:
+                is_computing = True
+                self.underway.compute(names, keys, endpoint)
+        if self.observer is not None:
+            self.observer.placed(request, decision)
+        return Lease(
+            self, request, decision, uncached_tokens, generation, names, is_computing=is_computing
+        )
+
+    def tick(self) -> list[Endpoint]:
+        """Once a second: prices, silence, health. Returns who wants a canary generation now.
+
+        The caller runs one on each (a greedy answer of a few tokens, the same prompt for all) and
+        reports it through `canary_finished`.
+        """
+        now = self._clock()
+        canaries: list[Endpoint] = []
+        for pool in self.registry.pools:
+            members = self.registry.pool(pool)
+            pricing.settle(members, now)
+            if self.health is not None:
+                canaries += self.health.tick(self.registry, members, now)
+        self._call_on_room()
+        return canaries
+
+    def canary_finished(self, endpoint: Endpoint, answer: str | None) -> None:
+        """What a canary generation answered; None: it failed."""
+        if self.health is not None:
+            self.health.canary_finished(self.registry, endpoint, answer, self._clock())
+
+    # called by leases and the registry
+
+    def _computed(self, lease: Lease) -> None:
+        endpoint, request = lease.endpoint, lease.request
+        if endpoint.kind == "openai" and request.keys and endpoint.slot >= 0:
+            # It tells nothing of its cache: remember what it has just seen.
+            rate = 8 * request.prompt_tokens / len(request.keys)
+            self._index.assume(endpoint.slot, request.keys, rate)
+
+    def _finished(self, lease: Lease, outcome: Outcome) -> None:
+        request = lease.request
+        if lease._names:
+            self.underway.end(lease._names)
+        if outcome.prompt_tokens:
+            self.token_rates.learn(request.pool, request.prompt_bytes, outcome.prompt_tokens)
+        if self.health is not None:
+            self.health.note(self.registry, lease.endpoint, outcome, self._clock())
+        if self.observer is not None:
+            self.observer.finished(lease, outcome)
+        if self.on_result is not None:
+            self.on_result(request.pool, outcome.result)
+        if self.on_room is not None:
+            self.on_room(request.pool)
+
+    def _changed(self, change: Change) -> None:
+        endpoint = change.endpoint
+        members = self.registry.pool(endpoint.pool)
+        now = self._clock()
+        pricing.settle(members, now)
+        if self.health is not None:
+            self.health.changed(change, members, now)
+        if self.on_room is not None and endpoint.state == "ready":
+            self.on_room(endpoint.pool)
+
+    def _call_on_room(self) -> None:
+        if self.on_room is not None:
+            for pool in self.registry.pools:
+                self.on_room(pool)
+
+    # a closer look: sampled or asked for
+
+    def _look_closer(
+        self,
+        request: RouteRequest,
+        policy: str,
+        endpoints: Sequence[Endpoint],
+        matched: Sequence[int],
+        at: int,
+        decision: Decision,
+    ) -> None:
+        scores = self.policies.of(request.pool).explain(request, endpoints, matched)
+        decision.details = describe(
+            request, policy, decision.reason, endpoints, matched, scores, at
+        )
+        self.decisions.append(decision.details)
+        if self.shadows is not None:
+            self.shadows.compare(request, policy, endpoints, matched, at)
+
+    def _fallbacks(
+        self,
+        request: RouteRequest,
+        endpoints: Sequence[Endpoint],
+        matched: Sequence[int],
+        at: int,
+        count: int,
+    ) -> tuple[Endpoint, ...]:
+        """The next best, best first: the same policy over whoever is left."""
+        left = [(e, m) for i, (e, m) in enumerate(zip(endpoints, matched, strict=True)) if i != at]
+        chosen: list[Endpoint] = []
+        while left and len(chosen) < count:
+            rest = [e for e, _ in left]
+            pick = pricing.cheapest(request.prompt_tokens, rest, [m for _, m in left])
+            chosen.append(left.pop(pick)[0])
+        return tuple(chosen)

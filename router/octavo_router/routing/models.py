@@ -1,0 +1,260 @@
+"""Models by name: which pool serves a name, under which name its engines know it, who gets copies.
+
+A name means, first that applies: what the configuration says of it (an alias, weighted backends);
+a model that discovered endpoints serve; an adapter that they have, or could load. Weights are kept
+by hashing: a session always falls to the same backend, a request without one to the backend that
+its id hashes to, the same on every router.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
+
+from octavo_router.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from octavo_router.config import BackendConfig, ModelConfig
+    from octavo_router.endpoints.endpoint import Endpoint
+    from octavo_router.endpoints.registry import Registry
+
+MAX_NAMED = 10  # models that a refusal lists
+
+
+class Copy(NamedTuple):
+    """Where a mirrored request goes too."""
+
+    pool: str
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a model name means for one request."""
+
+    pool: str
+    revision: str = ""
+    adapter: str = ""
+    upstream_model: str = ""  # the name that engines must be given; "" to leave it as it is
+    copies: tuple[Copy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A line of /v1/models."""
+
+    name: str
+    root: str  # whose weights answer
+    parent: str | None  # of an adapter
+    max_model_len: int  # the least that its engines take; 0 while unknown
+
+    def to_json(self, created: int) -> dict[str, object]:
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": created,
+            "owned_by": "octavo",
+            "root": self.root,
+            "parent": self.parent,
+            "max_model_len": self.max_model_len or None,
+        }
+
+
+class Models:
+    """See the module. Cheap for names without weights: one dictionary look-up."""
+
+    def __init__(self, registry: Registry, config: Sequence[ModelConfig] = ()) -> None:
+        self._registry = registry
+        self._config = {model.name: model for model in config}
+        self._version = -1
+        self._plain: dict[str, Route] = {}
+        self._served: dict[str, dict[str, int]] = {}  # by name: endpoints in each pool
+        self._adapters: dict[str, dict[str, int]] = {}
+        self._parents: dict[str, str] = {}
+
+    def replace(self, config: Sequence[ModelConfig]) -> None:
+        """New settings."""
+        self._config = {model.name: model for model in config}
+        self._version = -1
+
+    def resolve(self, name: str, *, request_id: str = "", session: str = "") -> Route:
+        """What `name` means. Refused 404, or 400 where a request without one could mean several."""
+        if self._version != self._registry.version:
+            self._learn()
+        route = self._plain.get(name)
+        if route is not None:
+            return route
+        if not name:
+            name = self._only_name()
+        target = self._target(name)
+        model = self._config.get(target)
+        if model is None or not (model.backends or model.mirrors):
+            route = self._discovered(name, target)
+            if len(self._pools_of(target)) == 1:
+                self._plain[name] = route
+            return route
+        point = _point(target, session or request_id)
+        copies = tuple(
+            Copy(mirror.pool, mirror.revision)
+            for number, mirror in enumerate(model.mirrors)
+            if _point(f"{target}\0mirror {number}", request_id) * 100.0 < mirror.percent
+        )
+        if not model.backends:
+            found = self._discovered(name, target)
+            return Route(found.pool, found.revision, found.adapter, found.upstream_model, copies)
+        backend = self._choose(model.backends, point)
+        upstream_model = self._name_in(backend.pool, target)
+        return Route(
+            backend.pool,
+            backend.revision,
+            "",
+            "" if upstream_model == name else upstream_model,
+            copies,
+        )
+
+    def cards(self) -> list[Card]:
+        """All names that can be asked for, of all pools, each once."""
+        if self._version != self._registry.version:
+            self._learn()
+        names = {*self._served, *self._adapters, *self._config}
+        for model in self._config.values():
+            names.update(model.adapters)
+        hidden = {model.name for model in self._config.values() if model.hidden}
+        return [self._card(name) for name in sorted(names - hidden)]
+
+    def listing(self, created: int) -> dict[str, object]:
+        """The body of /v1/models."""
+        return {"object": "list", "data": [card.to_json(created) for card in self.cards()]}
+
+    def pools_of(self, name: str) -> list[str]:
+        """Every pool that could get a request for this name."""
+        target = self._target(name)
+        model = self._config.get(target)
+        if model is not None and model.backends:
+            return sorted({backend.pool for backend in model.backends})
+        if self._version != self._registry.version:
+            self._learn()
+        return sorted(self._pools_of(target))
+
+    # below here: what is known
+
+    def _learn(self) -> None:
+        self._version = self._registry.version
+        self._plain.clear()
+        self._served.clear()
+        self._adapters.clear()
+        self._parents.clear()
+        for endpoint in self._registry.endpoints.values():
+            for name in endpoint.names:
+                if name not in endpoint.adapters:
+                    _count(self._served, name, endpoint.pool)
+            for name in endpoint.adapters:
+                _count(self._adapters, name, endpoint.pool)
+                base = next((n for n in endpoint.names if n not in endpoint.adapters), "")
+                self._parents.setdefault(name, base)
+        for model in self._config.values():
+            pools = [backend.pool for backend in model.backends]
+            pools = pools or list(self._served.get(self._target(model.name), ()))
+            for name in model.adapters:
+                self._parents.setdefault(name, model.name)
+                for pool in pools:
+                    self._adapters.setdefault(name, {}).setdefault(pool, 0)
+
+    def _target(self, name: str) -> str:
+        while (model := self._config.get(name)) is not None and model.alias_of:
+            name = model.alias_of
+        return name
+
+    def _only_name(self) -> str:
+        names = [card.name for card in self.cards() if card.parent is None]
+        if len(names) == 1:
+            return names[0]
+        raise Refused(
+            400,
+            "missing_model",
+            f"The request must name its model. {_there_are(names)}",
+            param="model",
+        )
+
+    def _pools_of(self, target: str) -> dict[str, int]:
+        return self._served.get(target) or self._adapters.get(target) or {}
+
+    def _discovered(self, name: str, target: str) -> Route:
+        pools = self._pools_of(target)
+        if not pools:
+            there_are = _there_are([card.name for card in self.cards()])
+            raise Refused(
+                404,
+                "model_not_found",
+                f"The model `{name[:200]}` does not exist. {there_are}",
+                param="model",
+            )
+        # Several pools may serve a name while one replaces another: the one with most engines
+        # ready, then most engines, then by name.
+        pool = min(
+            pools, key=lambda pool: (-len(self._registry.routable(pool)), -pools[pool], pool)
+        )
+        adapter = target if target not in self._served else ""
+        return Route(pool, "", adapter, "" if target == name else target)
+
+    def _choose(self, backends: Sequence[BackendConfig], point: float) -> BackendConfig:
+        """By weight among those that have an engine ready; among all where nobody has."""
+        weighted = [backend for backend in backends if backend.weight > 0.0]
+        first = _at(weighted, point)
+        if self._registry.routable(first.pool, first.revision):
+            return first
+        able = [
+            backend
+            for backend in weighted
+            if self._registry.routable(backend.pool, backend.revision)
+        ]
+        return _at(able, point) if able else first
+
+    def _name_in(self, pool: str, name: str) -> str:
+        """Under which name the pool's engines know the model."""
+        names: set[str] = set()
+        for endpoint in self._registry.pool(pool):
+            if name in endpoint.names:
+                return name
+            names.update(endpoint.names[:1])
+        return names.pop() if len(names) == 1 else name
+
+    def _card(self, name: str) -> Card:
+        target = self._target(name)
+        parent = self._parents.get(target) if target not in self._served else None
+        endpoints: list[Endpoint] = []
+        for pool in self.pools_of(name):
+            endpoints += self._registry.pool(pool)
+        lengths = [endpoint.max_model_len for endpoint in endpoints if endpoint.max_model_len]
+        return Card(name, target, parent, min(lengths, default=0))
+
+
+def _count(table: dict[str, dict[str, int]], name: str, pool: str) -> None:
+    pools = table.setdefault(name, {})
+    pools[pool] = pools.get(pool, 0) + 1
+
+
+def _point(what: str, key: str) -> float:
+    """A place in [0, 1) that belongs to the key."""
+    text = f"{what}\0{key}".encode("utf-8", "surrogatepass")
+    digest = blake2b(text, digest_size=8).digest()
+    return int.from_bytes(digest, "little") / 2**64
+
+
+def _at(backends: Sequence[BackendConfig], point: float) -> BackendConfig:
+    mark = point * sum(backend.weight for backend in backends)
+    for backend in backends:
+        mark -= backend.weight
+        if mark < 0.0:
+            return backend
+    return backends[-1]
+
+
+def _there_are(names: Sequence[str]) -> str:
+    if not names:
+        return "No model is being served yet."
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return "There are: " + ", ".join(f"`{name}`" for name in names[:MAX_NAMED]) + more + "."

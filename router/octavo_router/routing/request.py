@@ -1,0 +1,32 @@
+"""What routing knows of a request: read from its body once, without tokenising."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(slots=True)
+class RouteRequest:
+    """One request to be placed. Made once per request: plain slots, no properties."""
+
+    model: str = ""  # as the client named it; "" for none
+    pool: str = ""  # that serves it, aliases and weights settled
+    revision: str = ""  # "" for any; set where a canary's weights chose one
+    adapter: str = ""
+    keys: bytes = b""  # the prompt's route keys: packed u64, one per 64 bytes of prompt
+    prompt_bytes: int = 0
+    prompt_tokens: int = 0  # exact for token-id prompts, else an estimate from bytes
+    max_tokens: int = 0  # asked for, or the usual guess; of each answer
+    num_answers: int = 1
+    stream: bool = False
+    priority: int = 0
+    tenant: str = ""
+    session: str = ""
+    request_id: str = ""
+    explain: bool = False
+    subset: tuple[str, ...] = ()  # only these endpoints (host:port), where a gateway says so
+    names: Sequence[bytes] = ()  # a few of its keys: routing.underway fills them in

@@ -1,0 +1,162 @@
+"""One router process: its sockets, its signals, and how it ends without losing a request.
+
+SIGTERM   /ready says 503; new requests are still taken for a while; answers close their
+          connections; then the port is closed, what is under way may finish until the drain
+          deadline, and what is left then gets an error
+SIGHUP    the configuration is read again; a bad one is reported and the old one stays
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from octavo_router.errors import ConfigInvalid, Refused
+from octavo_router.http.client_connection import ClientConnection, Shared
+from octavo_router.http.sockets import affordable_connections, open_listener
+from octavo_router.http.tls import FileWatch, load_certificate, server_context
+
+if TYPE_CHECKING:
+    import socket
+    import ssl
+    from collections.abc import Callable
+
+    from octavo_router.app import App
+    from octavo_router.config import ServerConfig
+
+logger = logging.getLogger("octavo.router")
+
+_LOOK_S = 0.05  # between looks at what is still under way
+_CERTIFICATE_LOOK_S = 10.0
+
+
+class Server:
+    """Listens for an `App`. Use `run`, or `start` and `stop` where the loop is somebody else's."""
+
+    def __init__(self, app: App, *, listener: socket.socket | None = None) -> None:
+        self._app = app
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._server: asyncio.Server | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._stopping = asyncio.Event()
+        self._is_interrupted = False  # by somebody at a terminal, who wants it to end
+        self._tasks: list[asyncio.Task[None]] = []
+        config = app.config
+        limits = config.limits
+        self._max_connections = affordable_connections(limits.max_connections)
+        self.shared = Shared(
+            app.proxy, limits, config.timeouts, app.deadlines, self._loop,
+            max_connections=self._max_connections,
+        )  # fmt: skip
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def start(self) -> None:
+        config = self._app.config.server
+        listener = self._listener or open_listener(config.host, config.port)
+        if config.tls_cert:
+            self._tls = server_context(config.tls_cert, config.tls_key, config.tls_client_ca)
+            self._tasks.append(self._loop.create_task(self._renew_certificate(config)))
+        self._server = await self._loop.create_server(
+            self._new_connection, sock=listener, ssl=self._tls
+        )
+
+    async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Until SIGTERM or SIGINT, and through the drain."""
+        await self.start()
+        self._loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
+        self._loop.add_signal_handler(signal.SIGINT, self._interrupted)
+        self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+        on_ready()
+        await self._stopping.wait()
+        await self.drain()
+        await self.stop()
+
+    async def drain(self) -> None:
+        """Ends what it does without ending what is under way."""
+        config = self._app.config.server
+        app, shared = self._app, self.shared
+        app.begin_draining()
+        shared.is_closing = True
+        logger.info("Draining", extra={"in_flight": len(app.proxy.exchanges)})
+        began_at = time.monotonic()
+        # Whoever routes to us learns of it only after a while: be there for them until then.
+        await self._until(lambda: self._is_interrupted, began_at + config.accept_while_draining_s)
+        assert self._server is not None
+        self._server.close()
+        self._close_idle()
+        deadline = began_at + config.drain_timeout_s
+        await self._until(lambda: not app.proxy.exchanges, deadline)
+        error = Refused(
+            503, "server_shutdown", "The router is shutting down.", retry_after_s=1.0, close=True
+        )
+        left = list(app.proxy.exchanges)
+        if left:
+            logger.warning("Ended requests at the drain deadline", extra={"requests": len(left)})
+        for exchange in left:
+            exchange.shut_down(error)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        self._close_idle()
+        await self._until(lambda: not self.shared.connections, time.monotonic() + 1.0)
+        for connection in list(self.shared.connections):
+            connection.abort()
+
+    def _new_connection(self) -> ClientConnection:
+        return ClientConnection(self.shared)
+
+    def _interrupted(self) -> None:
+        """Ctrl-C. The second one does not wait."""
+        self._is_interrupted = True
+        if self._stopping.is_set():
+            for exchange in list(self._app.proxy.exchanges):
+                exchange.shut_down(Refused(503, "server_shutdown", "The router was stopped."))
+        self._stopping.set()
+
+    def _reload(self) -> None:
+        self._tasks.append(self._loop.create_task(self._reload_now()))
+
+    async def _reload_now(self) -> None:
+        try:
+            changed = await self._app.reload()
+        except ConfigInvalid as error:
+            logger.error("Kept the old configuration: %s", error)
+            return
+        logger.info("Read the configuration again", extra={"changed": changed})
+
+    async def _renew_certificate(self, config: ServerConfig) -> None:
+        watch = FileWatch((config.tls_cert, config.tls_key))
+        while True:
+            await asyncio.sleep(_CERTIFICATE_LOOK_S)
+            if watch.has_changed():
+                self.renew_certificate()
+
+    def renew_certificate(self) -> None:
+        config = self._app.config.server
+        assert self._tls is not None
+        try:
+            load_certificate(self._tls, config.tls_cert, config.tls_key)
+        except ConfigInvalid as error:  # half written, most likely: the next look finds it whole
+            logger.warning("Kept the old certificate: %s", error)
+        else:
+            logger.info("Took the new certificate")
+
+    def _close_idle(self) -> None:
+        for connection in list(self.shared.connections):
+            connection.close_when_idle()
+
+    async def _until(self, is_true: Callable[[], bool], deadline: float) -> None:
+        while not is_true() and time.monotonic() < deadline:  # noqa: ASYNC110  # at its end only
+            await asyncio.sleep(min(_LOOK_S, max(0.0, deadline - time.monotonic())))

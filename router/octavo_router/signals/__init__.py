@@ -1,0 +1,1 @@
+"""What engines tell: load and residency."""

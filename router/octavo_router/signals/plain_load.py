@@ -1,0 +1,82 @@
+"""Load of a server that does not push it: read from its Prometheus page, whoever wrote that.
+
+Only gauges are read, and nothing is differenced, so a counter that starts again does no harm. A
+value that cannot be true (NaN, negative, a KV use above one) makes the whole load unknown: a
+router that believed in a zero would send everything there.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from octavo_engine.protocol.stream import Load
+
+# Each system's names for the same four facts; usage is a share from 0 to 1 in all of them.
+_RUNNING = (
+    "octavo_num_requests_running", "vllm:num_requests_running", "sglang:num_running_reqs",
+    "llamacpp:requests_processing", "tgi_batch_current_size",
+)  # fmt: skip
+_WAITING = (
+    "octavo_num_requests_waiting", "vllm:num_requests_waiting", "sglang:num_queue_reqs",
+    "llamacpp:requests_deferred", "tgi_queue_size",
+)  # fmt: skip
+_USAGE = (
+    "octavo_kv_cache_usage_perc", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
+    "sglang:token_usage", "llamacpp:kv_cache_usage_ratio",
+)  # fmt: skip
+_QUEUED_TOKENS = ("octavo_num_queued_tokens",)
+_STARTED_AT = ("process_start_time_seconds",)
+
+_FACTS = {
+    name: fact
+    for fact, names in (
+        ("running", _RUNNING),
+        ("waiting", _WAITING),
+        ("usage", _USAGE),
+        ("queued_tokens", _QUEUED_TOKENS),
+        ("started_at", _STARTED_AT),
+    )
+    for name in names
+}
+_SAMPLE = re.compile(
+    rb"^(" + b"|".join(re.escape(name.encode()) for name in _FACTS) + rb")"
+    rb"(?:\{[^\n]*\})?[ \t]+([^\s]+)",
+    re.MULTILINE,
+)
+
+
+class PlainLoad:
+    """What one page said. `load` is None where that cannot be believed or nothing was said."""
+
+    def __init__(self, page: bytes) -> None:
+        values: dict[str, list[float]] = {}
+        for name, text in _SAMPLE.findall(page):
+            values.setdefault(_FACTS[name.decode()], []).append(_number(text))
+        self.load = _load(values)
+        started = values.get("started_at", [])
+        # A later start than last time is a new process, with an empty cache.
+        self.started_at = started[0] if started and math.isfinite(started[0]) else None
+
+
+def _load(values: dict[str, list[float]]) -> Load | None:
+    if "running" not in values and "waiting" not in values:
+        return None
+    told = [value for fact, group in values.items() if fact != "started_at" for value in group]
+    usage = max(values.get("usage", [0.0]))  # several ranks: the fullest decides
+    if not all(math.isfinite(value) and value >= 0.0 for value in told) or usage > 1.0:
+        return None
+    # Data-parallel ranks and models report side by side; what counts is all of them.
+    return Load(
+        running=int(sum(values.get("running", []))),
+        waiting=int(sum(values.get("waiting", []))),
+        queued_tokens=int(sum(values.get("queued_tokens", []))),
+        kv_usage=usage,
+    )
+
+
+def _number(text: bytes) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

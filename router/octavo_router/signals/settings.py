@@ -1,0 +1,43 @@
+"""How engines are listened to: deadlines, pauses, and what the router shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo_engine.protocol.stream import SILENCE_S
+from octavo_router.http.fetch import Target
+
+if TYPE_CHECKING:
+    import ssl
+
+    from octavo_router.endpoints.endpoint import EndpointSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SignalSettings:
+    """Times in seconds."""
+
+    api_key: str = ""  # sent to engines as a bearer token; empty: none
+    tls: ssl.SSLContext | None = None  # for https endpoints; None: made when the first is met
+    connect_s: float = 1.0
+    answer_s: float = 5.0
+    silence_s: float = SILENCE_S
+    backoff_min_s: float = 0.05
+    backoff_max_s: float = 2.0
+    poll_s: float = 1.0  # between polls of a plain server
+    models_s: float = 10.0  # between looks at what a plain server serves
+    num_failed_polls: int = 3  # after which a plain server is down
+
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+    def target(self, spec: EndpointSpec) -> Target:
+        address = spec.address
+        return Target(address.host, address.port, self.tls if address.tls else None)
+
+
+def backoff_s(num_failures: int, settings: SignalSettings, chance: float) -> float:
+    """Doubling, with half of it left to chance, so that routers do not come back in step."""
+    full = min(settings.backoff_max_s, settings.backoff_min_s * 2.0 ** min(num_failures, 16))
+    return full * (0.5 + 0.5 * chance)

@@ -1,0 +1,253 @@
+"""Listens to one endpoint for as long as it exists: its stream, or by asking where it has none.
+
+connect ──► stream? ──200──► follow frames ──► gap, silence, closed ──┐
+   ▲           └──404──► plain server: poll ──► does not answer ──────┤
+   └──────────── pause 50 ms .. 2 s, none on news of discovery ◄──────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from octavo_engine.protocol.endpoints import STREAM_PATH
+from octavo_engine.protocol.stream import CONTENT_TYPE
+from octavo_router.errors import Unreachable
+from octavo_router.http.fetch import Connection
+from octavo_router.signals.follow import Follower, Stranger, StreamBroken
+from octavo_router.signals.frames import FrameReader
+from octavo_router.signals.kv_follow import KvFollower
+from octavo_router.signals.kv_residency import KvResidency
+from octavo_router.signals.plain import PlainFollower
+from octavo_router.signals.settings import backoff_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from octavo_router.endpoints.endpoint import Endpoint, State
+    from octavo_router.http.fetch import Response
+    from octavo_router.metrics import SignalCounts
+    from octavo_router.signals.seams import Index, States
+    from octavo_router.signals.settings import SignalSettings
+
+logger = logging.getLogger(__name__)
+
+# Labels of a spec: ZMQ addresses (tcp://host:port) of a plain server's KV events.
+KV_EVENTS_LABEL = "kv-events"
+KV_REPLAY_LABEL = "kv-replay"
+
+# Statuses by which servers say that they do not know the path. Some guard unknown ones with a key.
+_NO_STREAM = frozenset({400, 401, 403, 404, 405, 406, 501})
+
+
+class Subscription:
+    """One task. `run` ends only by being cancelled."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        index: Index,
+        states: States,
+        counts: SignalCounts,
+        settings: SignalSettings,
+        now: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        self.endpoint = endpoint
+        self.has_tried = asyncio.Event()  # the first attempt came to something
+        self._index = index
+        self._states = states
+        self._counts = counts
+        self._settings = settings
+        self._now = now
+        self._rng = rng
+        self._told: tuple[State, str] = ("connecting", "")
+        self._wake = asyncio.Event()
+        self._connection: Connection | None = None
+        self._num_failures = 0
+        self._follower = Follower(
+            endpoint,
+            index,
+            counts=counts,
+            set_state=self._set_state,
+            on_changed=states.changed,
+            now=now,
+        )
+        self._plain = PlainFollower(
+            endpoint,
+            settings,
+            counts=counts,
+            set_state=self._set_state,
+            on_changed=states.changed,
+            forget=self._follower.forget,
+            now=now,
+            rng=rng,
+        )
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self._follow()
+            except Unreachable as error:
+                self._lost(error)
+            finally:
+                self.has_tried.set()
+            await self._pause()
+
+    def discovery_changed(self) -> None:
+        """Its spec is another: the address may be, and now is the moment to look."""
+        self._set_state(self.endpoint, *self._told)
+        connection = self._connection
+        if connection is not None and self._address_differs(connection):
+            connection.fail(Unreachable("its address changed"))
+        self._num_failures = 0
+        self._wake.set()
+
+    def stop(self) -> None:
+        """No frame is taken after this, though the task may end a little later."""
+        if self._connection is not None:
+            self._connection.close()
+
+    # -- one life of a connection
+
+    async def _follow(self) -> None:
+        spec = self.endpoint.spec
+        if spec.kind == "openai":
+            await self._follow_plain()
+            return
+        target = self._settings.target(spec)
+        try:
+            connection = await Connection.open(target, timeout_s=self._settings.connect_s)
+        except Unreachable as error:
+            self._counts.connects.add("refused" if error.is_refused else "failed")
+            raise
+        async with connection:
+            response = await self._open_stream(connection)
+            if response.is_stream:
+                await self._listen(connection)
+                raise Unreachable("the engine closed the stream")
+        if response.status in _NO_STREAM or response.status == 200:
+            self._no_stream(response)
+            await self._follow_plain()
+        raise Unreachable(f"{STREAM_PATH} answers {response.status}")
+
+    async def _follow_plain(self) -> None:
+        """By polling, and by its KV events where discovery told of them."""
+        labels = dict(self.endpoint.spec.labels)
+        live = labels.get(KV_EVENTS_LABEL)
+        if not live:
+            await self._plain.follow()
+            return
+        tally = self._counts.kv_events
+        residency = KvResidency(self._index, self.endpoint.slot, tally)
+        follower = KvFollower(live, labels.get(KV_REPLAY_LABEL, ""), residency, tally)
+        task = asyncio.create_task(follower.follow(), name=f"KV events of {live}")
+        try:
+            await self._plain.follow()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _open_stream(self, connection: Connection) -> Response:
+        reader, follower = FrameReader(), self._follower
+
+        def take(data: bytes) -> None:
+            # Hot path: runs where the bytes arrive, without a task switch.
+            for frame in reader.feed(data):
+                follower.take(frame)
+
+        follower.begin()
+        self._connection = connection
+        response = await connection.stream(
+            STREAM_PATH,
+            take,
+            content_type=CONTENT_TYPE,
+            headers=self._settings.headers(),
+            timeout_s=self._settings.answer_s,
+        )
+        self._counts.connects.add("ok" if response.is_stream else str(response.status))
+        return response
+
+    async def _listen(self, connection: Connection) -> None:
+        began_at = self._now()
+        loop = asyncio.get_running_loop()
+        silence_s = self._settings.silence_s
+        timer: asyncio.TimerHandle
+
+        def watch() -> None:
+            nonlocal timer
+            last_at = self._follower.last_frame_at or began_at
+            left_s = last_at + silence_s - self._now()
+            if left_s <= 0.0:
+                connection.fail(StreamBroken("silence", f"nothing was heard for {silence_s:g} s"))
+                return
+            timer = loop.call_later(left_s, watch)
+
+        timer = loop.call_later(silence_s, watch)
+        try:
+            await connection.ended()
+        finally:
+            timer.cancel()
+            self._connection = None
+            if self._follower.is_whole and self._now() - began_at >= self._settings.backoff_max_s:
+                self._num_failures = 0
+
+    def _no_stream(self, response: Response) -> None:
+        if self.endpoint.spec.kind == "octavo":
+            what = "refuses the router's key" if response.status in (401, 403) else "has no stream"
+            raise Unreachable(f"the engine {what} ({response.status} for {STREAM_PATH})")
+
+    # -- between two lives
+
+    def _lost(self, error: Unreachable) -> None:
+        self._follower.forget()
+        kind = error.kind if isinstance(error, StreamBroken) else "lost"
+        self._counts.breaks.add(kind)
+        endpoint = self.endpoint
+        if isinstance(error, Stranger):
+            self._num_failures = 16  # it will not turn into ours; look now and then
+        keeps_state = isinstance(error, StreamBroken) and kind != "silence"
+        if keeps_state and endpoint.told_state in ("ready", "draining"):
+            # What was told is void, but it talks: it stays in rotation without its prefixes.
+            logger.warning("Lost track of an engine", extra=self._fields(error))
+            return
+        was = endpoint.told_state
+        self._set_state(endpoint, "connecting" if was == "connecting" else "down", str(error))
+        if was in ("ready", "draining"):
+            logger.warning("Lost an engine", extra=self._fields(error))
+
+    async def _pause(self) -> None:
+        """Short at first: a stream that broke is often a stream that comes back."""
+        self._wake.clear()
+        pause_s = backoff_s(self._num_failures, self._settings, self._rng.random())
+        self._num_failures += 1
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    def _set_state(self, endpoint: Endpoint, state: State, reason: str) -> None:
+        if state == "ready" and endpoint.told_state != "ready":
+            logger.info("Engine is ready", extra=self._fields())
+        self._told = (state, reason)
+        self.has_tried.set()
+        if state == "ready" and not endpoint.spec.is_ready:
+            state, reason = "down", "its platform says that it is not ready"
+        self._states.report(endpoint, state, reason)
+
+    def _address_differs(self, connection: Connection) -> bool:
+        address, target = self.endpoint.spec.address, connection.target
+        return (address.host, address.port) != (target.host, target.port)
+
+    def _fields(self, error: Unreachable | None = None) -> dict[str, object]:
+        spec = self.endpoint.spec
+        return {
+            "endpoint": spec.address.authority,
+            "pool": spec.pool,
+            "kind": self.endpoint.kind,
+            "reason": str(error) if error else None,
+        }

@@ -1,0 +1,129 @@
+"""What this replica tells the operator at STATE_PATH: its endpoints, and the demand it sees."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from octavo_engine.protocol.state import EndpointState, PoolState, RevisionState, State
+from octavo_router.errors import Refused
+from octavo_router.http.messages import Inbound, Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from octavo_router.endpoints.endpoint import Endpoint
+    from octavo_router.endpoints.registry import Registry
+    from octavo_router.gauges import Demand
+    from octavo_router.metrics import PoolCounts, RevisionCounts, RouterMetrics
+
+
+class Guard(Protocol):
+    """flow.gate's: raises Refused 401 for a missing, wrong or revoked key."""
+
+    def __call__(self, authorization: str, /) -> object: ...
+
+
+class StateReporter:
+    """Answers GET STATE_PATH. `token`, where set, is what the operator shows, not a user's key."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        demand: Demand,
+        metrics: RouterMetrics,
+        *,
+        replica: str,
+        authenticate: Guard,
+        token: str = "",
+        known_pools: Callable[[], Iterable[str]] = lambda: (),
+        epoch: str = "",
+    ) -> None:
+        self._registry = registry
+        self._demand = demand
+        self._metrics = metrics
+        self._replica = replica
+        self._authenticate = authenticate
+        self._token = token.encode()
+        self._known_pools = known_pools  # also those that have no endpoint now
+        self._epoch = epoch or secrets.token_hex(8)
+
+    def __call__(self, request: Inbound) -> Reply:
+        self._check(request)
+        return Reply(body=msgspec.json.encode(self.state()))
+
+    def state(self) -> State:
+        registry = self._registry
+        names = sorted({*registry.pools, *self._metrics.pools, *self._known_pools()})
+        return State(
+            epoch=self._epoch,
+            replica=self._replica,
+            pools=[self._pool(name) for name in names],
+            endpoints=[_endpoint(endpoint) for endpoint in registry.endpoints.values()],
+        )
+
+    def _check(self, request: Inbound) -> None:
+        """The token opens it. Without one a user's key does, where keys are asked for at all."""
+        authorization = request.headers.get("authorization") or ""
+        if not self._token:
+            self._authenticate(authorization)
+            return
+        _, _, shown = authorization.partition(" ")
+        if not hmac.compare_digest(shown.encode("latin-1"), self._token):
+            raise Refused(401, "invalid_api_key", "The router's state needs its own token.")
+
+    def _pool(self, name: str) -> PoolState:
+        waiting = self._demand(name)
+        counts = self._metrics.pools.get(name)
+        in_flight = sum(endpoint.in_flight for endpoint in self._registry.pool(name))
+        return PoolState(
+            pool=name,
+            held=waiting.held,
+            queued=waiting.queued,
+            queued_tokens=waiting.queued_tokens,
+            in_flight=in_flight,
+            last_request_age_s=self._age_s(counts, is_wanted=bool(waiting.held or waiting.queued)),
+            revisions=[_revision(*pair) for pair in sorted(counts.revisions.items())]
+            if counts
+            else [],
+        )
+
+    def _age_s(self, counts: PoolCounts | None, *, is_wanted: bool) -> float | None:
+        if is_wanted:
+            return 0.0
+        if counts is None or counts.last_request_at is None:
+            return None
+        return max(0.0, self._metrics.now() - counts.last_request_at)
+
+
+def _revision(name: str, counts: RevisionCounts) -> RevisionState:
+    ttft = counts.ttft
+    return RevisionState(
+        revision=name,
+        requests=counts.requests,
+        errors=counts.errors,
+        ttft_s_sum=ttft.sum,
+        ttft_count=ttft.count,
+        itl_s_sum=counts.itl_s_sum,
+        itl_count=counts.itl_count,
+        ttft_buckets=[int(count) for _, count in ttft.cumulative()],
+    )
+
+
+def _endpoint(endpoint: Endpoint) -> EndpointState:
+    load = endpoint.load
+    return EndpointState(
+        id=endpoint.id,
+        pool=endpoint.pool,
+        revision=endpoint.spec.revision,
+        url=endpoint.spec.address.url,
+        state=endpoint.state,
+        in_flight=endpoint.in_flight,
+        running=load.running,
+        waiting=load.waiting,
+        queued_tokens=load.queued_tokens,
+        kv_usage=load.kv_usage,
+    )

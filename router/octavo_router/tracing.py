@@ -1,0 +1,254 @@
+"""OpenTelemetry spans of a request: the whole, its wait, the decision, each attempt at an engine.
+
+    POST /v1/chat/completions            server span; the client's traceparent is its parent
+    ├── queue                            only if it waited
+    ├── route                            which policy chose, how much it expects to be cached
+    ├── attempt 1 10.0.0.7:8000          the engine's own spans hang below: it gets this span's id
+    └── attempt 2 10.0.0.9:8000          a retry, or a resume in the middle of the answer
+
+Names follow the GenAI conventions. No prompt, no answer, no key is ever an attribute. Without a
+collector nothing of this exists, and a client's traceparent reaches the engine as it came.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
+
+from octavo_router.errors import ConfigInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.sdk.trace import TracerProvider as Provider
+    from opentelemetry.trace import Span, Tracer
+
+    from octavo_router.metrics import RequestRecord
+
+SERVICE_NAME = "octavo-router"
+OTLP_PATH = "/v1/traces"
+
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+    "/v2/embed": "embeddings",
+}
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+
+
+class Parent(NamedTuple):
+    """The caller's span."""
+
+    trace: int
+    span: int
+    flags: int
+
+
+def parse_traceparent(text: str) -> Parent | None:
+    """W3C Trace Context; None for whatever is none, which then counts as absent."""
+    match = _TRACEPARENT.fullmatch(text.strip())
+    if match is None:
+        return None
+    version, trace, span, flags, more = match.groups()
+    is_known = version == "00"
+    if version == "ff" or (is_known and more) or not int(trace, 16) or not int(span, 16):
+        return None
+    return Parent(int(trace, 16), int(span, 16), int(flags, 16))
+
+
+def make_tracing(
+    endpoint: str, *, sample_ratio: float, version: str = "", instance: str = ""
+) -> Tracing | None:
+    """None where no collector is configured. Raises ConfigInvalid."""
+    if not endpoint:
+        return None
+    url = urlsplit(endpoint)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigInvalid("tracing.endpoint", f"{endpoint!r} is no http(s):// URL of a collector")
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        problem = f"needs opentelemetry-sdk and its OTLP exporter ({error}): install octavo[router]"
+        raise ConfigInvalid("tracing.endpoint", problem) from error
+    target = endpoint if url.path.strip("/") else endpoint.rstrip("/") + OTLP_PATH
+    processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=target))
+    return Tracing(processor, sample_ratio=sample_ratio, version=version, instance=instance)
+
+
+class Tracing:
+    """Makes a `RequestTrace` for each request. `close` sends what is left."""
+
+    def __init__(
+        self,
+        processor: SpanProcessor,
+        *,
+        sample_ratio: float = 1.0,
+        version: str = "",
+        instance: str = "",
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+        names = {
+            "service.name": SERVICE_NAME,
+            "service.version": version,
+            "service.instance.id": instance,
+        }
+        resource = Resource.create({key: value for key, value in names.items() if value})
+        sampler = ParentBased(TraceIdRatioBased(sample_ratio))
+        self._provider: Provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(processor)
+        self._tracer: Tracer = self._provider.get_tracer("octavo_router", version)
+        self._clock_ns = clock_ns
+
+    def begin(self, record: RequestRecord) -> RequestTrace:
+        """`record` has its route and the client's traceparent already."""
+        return RequestTrace(self._tracer, record, self._clock_ns)
+
+    def close(self) -> None:
+        """Blocks for as long as the collector takes, some seconds at most."""
+        self._provider.shutdown()
+
+
+class RequestTrace:
+    """One request's spans."""
+
+    def __init__(self, tracer: Tracer, record: RequestRecord, clock_ns: Callable[[], int]) -> None:
+        from opentelemetry.trace import SpanKind, set_span_in_context
+
+        self._tracer = tracer
+        self._clock_ns = clock_ns
+        self._began_ns = clock_ns()
+        self._num_attempts = 0
+        self._attempt: Span | None = None
+        self._root = tracer.start_span(
+            f"{record.method} {record.route}",
+            context=_context_of(record.traceparent),
+            kind=SpanKind.SERVER,
+            start_time=self._began_ns,
+        )
+        self._below = set_span_in_context(self._root)
+
+    @property
+    def is_sampled(self) -> bool:
+        return self._root.is_recording()
+
+    def attempt(self, endpoint: str, *, is_resume: bool = False) -> str:
+        """Another attempt begins; the one before has failed. The traceparent for the engine."""
+        from opentelemetry.trace import SpanKind
+
+        self.attempt_failed("")
+        self._num_attempts += 1
+        self._attempt = self._tracer.start_span(
+            f"attempt {self._num_attempts} {endpoint}",
+            context=self._below,
+            kind=SpanKind.CLIENT,
+            start_time=self._clock_ns(),
+            attributes={
+                "server.address": endpoint,
+                "octavo.attempt": self._num_attempts,
+                "octavo.is_resume": is_resume,
+            },
+        )
+        return _traceparent(self._attempt)
+
+    def attempt_failed(self, reason: str) -> None:
+        """Harmless when none is under way."""
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            _mark_failed(attempt, reason or "lost")
+            attempt.end(self._clock_ns())
+
+    def finish(self, record: RequestRecord) -> None:
+        """It is over: `record` has everything by now."""
+        now_ns = self._clock_ns()
+        if self._attempt is not None:
+            if record.is_error:
+                _mark_failed(self._attempt, record.outcome)
+            self._attempt.end(now_ns)
+            self._attempt = None
+        root = self._root
+        if root.is_recording():
+            self._add_children(record)
+            root.set_attributes(_attributes(record))
+            if record.ttft_s is not None:
+                at_ns = self._began_ns + int(record.ttft_s * 1e9)
+                root.add_event("gen_ai.first_token", timestamp=at_ns)
+            if record.is_error:
+                _mark_failed(root, record.code or record.outcome)
+        root.end(now_ns)
+
+    def _add_children(self, record: RequestRecord) -> None:
+        queued_ns = self._began_ns + int(record.queue_s * 1e9)
+        if record.queue_s > 0.0:
+            queue = self._tracer.start_span("queue", self._below, start_time=self._began_ns)
+            queue.end(queued_ns)
+        if record.attempts:
+            chosen: dict[str, str | int] = {
+                "octavo.policy": record.policy,
+                "octavo.endpoint": record.endpoint,
+                "octavo.pool": record.pool,
+                "octavo.predicted_tokens": record.predicted_tokens,
+            }
+            route = self._tracer.start_span(
+                "route", self._below, start_time=queued_ns, attributes=chosen
+            )
+            route.end(queued_ns + int(record.pick_s * 1e9))
+
+
+def _attributes(record: RequestRecord) -> dict[str, str | int | bool]:
+    known: dict[str, str | int | bool | None] = {
+        "http.request.method": record.method,
+        "http.route": record.route,
+        "http.response.status_code": record.status,
+        "gen_ai.operation.name": _OPERATIONS.get(record.route),
+        "gen_ai.provider.name": "octavo",
+        "gen_ai.request.model": record.model[:256],
+        "gen_ai.usage.input_tokens": record.prompt_tokens or None,
+        "gen_ai.usage.output_tokens": record.output_tokens or None,
+        "octavo.usage.cached_tokens": record.cached_tokens,
+        "octavo.request_id": record.request_id,
+        "octavo.stream": record.is_stream,
+        "octavo.tenant": record.tenant,
+        "octavo.attempts": record.attempts,
+        "octavo.resumes": record.resumes,
+    }
+    return {key: value for key, value in known.items() if value is not None and value != ""}
+
+
+def _context_of(traceparent: str) -> Context | None:
+    from opentelemetry.trace import (
+        NonRecordingSpan,
+        SpanContext,
+        TraceFlags,
+        set_span_in_context,
+    )
+
+    parent = parse_traceparent(traceparent)
+    if parent is None:
+        return None
+    trace, span, flags = parent
+    told = SpanContext(trace, span, is_remote=True, trace_flags=TraceFlags(flags & 1))
+    return set_span_in_context(NonRecordingSpan(told))
+
+
+def _traceparent(span: Span) -> str:
+    context = span.get_span_context()
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & 1:02x}"
+
+
+def _mark_failed(span: Span, reason: str) -> None:
+    from opentelemetry.trace import Status, StatusCode
+
+    span.set_status(Status(StatusCode.ERROR, reason))
+    span.set_attribute("error.type", reason)

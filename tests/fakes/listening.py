@@ -1,0 +1,46 @@
+"""The parts of a router that listen to engines, over real sockets and with short pauses."""
+
+from __future__ import annotations
+
+import random
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo_router.endpoints.registry import Registry
+from octavo_router.metrics import RouterMetrics
+from octavo_router.residency.index import ResidencyIndex
+from octavo_router.signals.settings import SignalSettings
+from octavo_router.signals.signals import Signals
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from octavo_router.endpoints.endpoint import Endpoint, EndpointSpec
+
+FAST = SignalSettings(backoff_min_s=0.001, backoff_max_s=0.02, poll_s=0.005, models_s=0.01)
+
+
+@dataclass
+class Listening:
+    registry: Registry
+    index: ResidencyIndex
+    metrics: RouterMetrics
+    signals: Signals
+
+    def add(self, *specs: EndpointSpec) -> list[Endpoint]:
+        """These are all endpoints now."""
+        self.registry.replace("test", list(specs))
+        return [self.registry.endpoints[spec.id] for spec in specs]
+
+
+@asynccontextmanager
+async def listening(
+    settings: SignalSettings = FAST, *, rng: random.Random | None = None
+) -> AsyncIterator[Listening]:
+    index = ResidencyIndex()
+    registry = Registry(index)
+    metrics = RouterMetrics()
+    signals = Signals(registry, index, metrics, settings, rng=rng or random.Random(7))
+    async with signals:
+        yield Listening(registry, index, metrics, signals)

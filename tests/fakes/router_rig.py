@@ -1,0 +1,193 @@
+"""A router's data path on a real port, in front of upstreams whose state the test decides."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+from octavo_router.config import RouterConfig
+from octavo_router.endpoints.endpoint import Address, EndpointSpec
+from octavo_router.endpoints.registry import Registry
+from octavo_router.flow.budget import RetryBudget
+from octavo_router.flow.gate import Gate
+from octavo_router.flow.keys import KeyTable
+from octavo_router.http.client_connection import ClientConnection, Shared
+from octavo_router.http.deadlines import Deadlines
+from octavo_router.metrics import RouterMetrics
+from octavo_router.proxy.seams import Parts
+from octavo_router.proxy.service import Proxy
+from octavo_router.proxy.upstreams import Upstreams
+from octavo_router.residency import native
+from octavo_router.routing.dispatcher import Dispatcher
+from octavo_router.routing.models import Models
+from octavo_router.routing.rooms import Rooms
+from octavo_router.routing.underway import Underway
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+
+    from octavo_router.endpoints.endpoint import Endpoint, Kind
+    from octavo_router.http.messages import Handler
+    from octavo_router.metrics.record import RequestRecord
+    from octavo_router.routing.request import RouteRequest
+
+PATIENCE_S = 20.0
+
+
+def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """An async test, on the loop that the router runs on, with an end in any case."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                await test(*args, **kwargs)
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(bounded())
+
+    return run
+
+
+class InOrder:
+    """A policy that takes the first candidate, so that a test knows who is next."""
+
+    name = "in-order"
+    reason = "first"
+    places_adapters = False
+
+    def of(self, pool: str) -> InOrder:
+        return self
+
+    def pick(
+        self,
+        request: RouteRequest,
+        endpoints: Sequence[Endpoint],
+        matched: Sequence[int],
+        *more: object,
+    ) -> int:
+        return 0
+
+    def explain(
+        self, request: RouteRequest, endpoints: Sequence[Endpoint], matched: Sequence[int]
+    ) -> list[dict[str, float]]:
+        return [{} for _ in endpoints]
+
+
+@dataclass
+class Rig:
+    """What a test looks at."""
+
+    port: int
+    proxy: Proxy
+    registry: Registry
+    shared: Shared
+    gate: Gate
+    upstreams: Upstreams
+    metrics: RouterMetrics
+    records: list[RequestRecord]
+    deadlines: Deadlines
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        return list(self.registry.endpoints.values())
+
+    async def until(self, fact: Callable[[], bool]) -> None:
+        """Waits for a fact that the network brings about."""
+        while not fact():  # noqa: ASYNC110  # facts have no events
+            await asyncio.sleep(0.001)
+
+    async def settled(self) -> None:
+        """Nothing is left of any request."""
+        await self.until(lambda: not self.proxy.exchanges)
+        for endpoint in self.endpoints:
+            assert endpoint.in_flight == 0, endpoint
+            assert endpoint.pending_tokens == 0, endpoint
+        assert self.proxy.budget.num_active == 0
+        assert self.proxy.budget.num_repeating == 0
+
+
+class Records:
+    def __init__(self, metrics: RouterMetrics) -> None:
+        self.all: list[RequestRecord] = []
+        self._metrics = metrics
+
+    def write(self, record: RequestRecord) -> None:
+        self.all.append(record)
+
+
+def fast_config(**sections: dict[str, Any]) -> RouterConfig:
+    """The defaults, with these fields of these sections."""
+    config = RouterConfig()
+    changes = {name: replace(getattr(config, name), **fields) for name, fields in sections.items()}
+    return replace(config, **changes)
+
+
+@asynccontextmanager
+async def routing_to(
+    *ports: int,
+    config: RouterConfig | None = None,
+    kind: Kind = "openai",
+    routes: dict[tuple[str, str], Handler] | None = None,
+    table: KeyTable | None = None,
+    tick_s: float = 0.01,
+) -> AsyncIterator[Rig]:
+    loop = asyncio.get_running_loop()
+    config = config or RouterConfig()
+    hot_path = native.load()
+    index = hot_path.ResidencyIndex()
+    registry = Registry(index)
+    registry.replace(
+        "test",
+        [
+            EndpointSpec(id=f"e{i}", address=Address("127.0.0.1", port), names=("m",), kind=kind)
+            for i, port in enumerate(ports)
+        ],
+    )
+    for endpoint in registry.endpoints.values():
+        registry.report(endpoint, "ready")
+    deadlines = Deadlines(loop, tick_s=tick_s)
+    deadlines.start()
+    dispatcher = Dispatcher(
+        registry, index, InOrder(), underway=Underway(), clock=time.monotonic  # type: ignore[arg-type]  # answers as one
+    )  # fmt: skip
+    upstreams = Upstreams(config.timeouts, deadlines, loop)
+    registry.subscribe(upstreams.changed)
+    gate = Gate(config.flow, table or KeyTable({}), Rooms(registry, config.flow), time.monotonic)
+    dispatcher.on_room = gate.wake
+    metrics = RouterMetrics()
+    records = Records(metrics)
+    proxy = Proxy(
+        Parts(
+            config=config,
+            loop=loop,
+            registry=registry,
+            dispatcher=dispatcher,
+            gate=gate,
+            budget=RetryBudget(config.retry, time.monotonic),
+            models=Models(registry, config.models),
+            upstreams=upstreams,
+            hot_path=hot_path,
+            metrics=metrics,
+            access_log=records,
+            routes=routes or {},
+        )
+    )
+    shared = Shared(proxy, config.limits, config.timeouts, deadlines, loop)
+    server = await loop.create_server(lambda: ClientConnection(shared), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        yield Rig(port, proxy, registry, shared, gate, upstreams, metrics, records.all, deadlines)
+    finally:
+        server.close()
+        for connection in list(shared.connections):
+            connection.abort()
+        upstreams.close()
+        deadlines.stop()
+        await asyncio.sleep(0)

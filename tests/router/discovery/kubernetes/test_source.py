@@ -1,0 +1,314 @@
+"""Kubernetes as the source of endpoints, against an API server that also fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from octavo_router.discovery.found import Found, PoolRoute
+from octavo_router.discovery.kubernetes.account import at_url
+from octavo_router.discovery.kubernetes.source import KubernetesSource
+from octavo_router.discovery.kubernetes.watch import WatchSettings
+from octavo_router.endpoints.endpoint import Address, EndpointSpec
+from octavo_router.metrics import DiscoveryCounts
+from tests.fakes.clock import ManualClock
+from tests.fakes.facts import run, until
+from tests.fakes.kube_watch import KubeWatch, endpoint_slice, pod, service
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+FAST = WatchSettings(backoff_min_s=0.002, backoff_max_s=0.02)
+ROUTING = {"names": ["smollm2"], "policy": "prefix-load", "weights": {"r1": 90}, "port": 8001}
+
+
+@dataclass
+class Told:
+    """What the source published."""
+
+    counts: DiscoveryCounts = field(default_factory=DiscoveryCounts)
+    history: list[Found] = field(default_factory=list)
+
+    @property
+    def specs(self) -> dict[str, EndpointSpec]:
+        return {spec.id: spec for spec in self.history[-1].specs} if self.history else {}
+
+
+@asynccontextmanager
+async def watching(
+    api: KubeWatch,
+    *namespaces: str,
+    settings: WatchSettings = FAST,
+    now: Callable[[], float] = time.monotonic,
+    **more: Any,
+) -> AsyncIterator[Told]:
+    told = Told()
+    account = at_url(api.url, namespace="default", **more)
+    source = KubernetesSource(account, namespaces, counts=told.counts, settings=settings, now=now)
+    task = asyncio.create_task(source.run(told.history.append))
+    try:
+        yield told
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def has_more(told: Told, seen: int) -> bool:
+    return len(told.history) > seen
+
+
+def test_engines_are_found_by_their_labels_and_pools_by_their_services():
+    async def story() -> None:
+        async with KubeWatch() as api:
+            api.put("services", service("smollm2", ROUTING, deployment="smollm2"))
+            api.put("pods", pod("a", ip="10.0.0.1"))
+            api.put("pods", pod("b", ip="10.0.0.2", revision="r2", ready=False))
+            api.put("pods", pod("no-address-yet", ip=""))
+            api.put("pods", pod("done", ip="10.0.0.4", phase="Succeeded"))
+            async with watching(api) as told:
+                await until(lambda: bool(told.history))
+                assert told.history[-1].pools == (
+                    PoolRoute("default/smollm2", ("smollm2",), "prefix-load", {"r1": 90.0}),
+                )
+                assert told.specs == {
+                    "uid-a": EndpointSpec(
+                        "uid-a", Address("10.0.0.1", 8001), "default/smollm2", revision="r1",
+                        kind="octavo", pod_uid="uid-a",
+                        labels=(("namespace", "default"), ("pod", "a")),
+                    ),
+                    "uid-b": EndpointSpec(
+                        "uid-b", Address("10.0.0.2", 8001), "default/smollm2", revision="r2",
+                        kind="octavo", pod_uid="uid-b",
+                        labels=(("namespace", "default"), ("pod", "b")), is_ready=False,
+                    ),
+                }  # fmt: skip
+
+    run(story())
+
+
+def test_a_pod_that_is_being_deleted_is_terminating_at_once_and_gone_when_deleted():
+    async def story() -> None:
+        async with KubeWatch() as api:
+            api.put("pods", pod("a"))
+            async with watching(api) as told:
+                await until(lambda: "uid-a" in told.specs)
+                api.put("pods", pod("a", terminating=True))
+                await until(lambda: told.specs["uid-a"].is_terminating)
+                api.delete("pods", "a")
+                await until(lambda: told.specs == {})
+
+    run(story())
+
+
+def test_a_plain_service_is_served_by_its_endpoint_slices():
+    async def story() -> None:
+        ready = {
+            "addresses": ["10.1.0.1"],
+            "conditions": {"ready": True},
+            "targetRef": {"kind": "Pod", "name": "v-0", "uid": "uid-v-0"},
+        }
+        leaving = {
+            "addresses": ["10.1.0.2"],
+            "conditions": {"ready": False, "terminating": True},
+        }
+        async with KubeWatch() as api, watching(api) as told:
+            api.put("services", service("vllm", {"names": ["llama"]}))
+            api.put("services", service("unrelated", None))
+            api.put("endpointslices", endpoint_slice("vllm-x", "vllm", [ready, leaving]))
+            api.put("endpointslices", endpoint_slice("vllm-y", "vllm", None))
+            api.put("endpointslices", endpoint_slice("unrelated-x", "unrelated", [ready]))
+            await until(lambda: len(told.specs) == 2)
+            assert told.specs["uid-v-0"].address == Address("10.1.0.1", 8000)
+            assert told.specs["uid-v-0"].pool == "default/vllm"
+            assert told.specs["uid-v-0"].kind is None
+            other = told.specs["default/vllm/10.1.0.2:8000"]
+            assert (other.is_terminating, other.is_ready) == (True, False)
+
+    run(story())
+
+
+def test_the_port_is_the_one_that_the_annotation_names():
+    async def story() -> None:
+        ports = [{"name": "metrics", "port": 9000}, {"name": "api", "port": 8080}]
+        at = [{"addresses": ["10.1.0.1"]}]
+        async with KubeWatch() as api, watching(api) as told:
+            api.put("services", service("v", {"port": "api"}))
+            api.put("endpointslices", endpoint_slice("v-x", "v", at, ports=ports))
+            await until(lambda: "default/v/10.1.0.1:8080" in told.specs)
+            api.put("services", service("v", {}))  # none is named http: the first
+            await until(lambda: "default/v/10.1.0.1:9000" in told.specs)
+            api.put("services", service("v", {"port": "absent"}))
+            await until(lambda: told.specs == {})
+
+    run(story())
+
+
+def test_slices_are_not_asked_for_where_nobody_needs_them():
+    async def story() -> None:
+        async with KubeWatch(denied={"endpointslices"}) as api:
+            api.put("services", service("smollm2", ROUTING, deployment="smollm2"))
+            api.put("pods", pod("a"))
+            async with watching(api) as told:
+                await until(lambda: "uid-a" in told.specs)
+                assert not any("endpointslices" in request for request in api.requests)
+
+    run(story())
+
+
+def test_a_bad_annotation_changes_nothing_but_its_own_service():
+    async def story() -> None:
+        async with KubeWatch() as api:
+            api.put("services", service("bad", "{", deployment="other"))
+            api.put("services", service("worse", {"weights": {"r": -1}}, deployment="third"))
+            api.put("services", service("good", ROUTING, deployment="smollm2"))
+            async with watching(api) as told:
+                await until(lambda: bool(told.history))
+                assert [route.pool for route in told.history[-1].pools] == ["default/smollm2"]
+
+    run(story())
+
+
+def test_long_lists_come_in_pages():
+    async def story() -> None:
+        async with KubeWatch(page_limit=3) as api:
+            for i in range(10):
+                api.put("pods", pod(f"p{i}", ip=f"10.0.0.{i}"))
+            async with watching(api) as told:
+                await until(lambda: len(told.specs) == 10)
+                assert sum("pods" in r and "continue=" in r for r in api.requests) == 3
+
+    run(story())
+
+
+def test_after_a_cut_the_world_is_listed_again():
+    async def story() -> None:
+        async with KubeWatch() as api:
+            api.put("pods", pod("a"))
+            async with watching(api) as told:
+                await until(lambda: "uid-a" in told.specs)
+                await api.stop()  # nobody tells the router what happens meanwhile
+                api.delete("pods", "a")
+                api.put("pods", pod("b", ip="10.0.0.2"))
+                api.compact()
+                assert "uid-a" in told.specs  # what was known stands
+                await api.start()
+                await until(lambda: list(told.specs) == ["uid-b"])
+                assert told.counts.relists >= 1
+
+    run(story())
+
+
+def test_a_version_that_is_too_old_means_a_new_list():
+    async def story() -> None:
+        async with KubeWatch() as api:
+            api.put("pods", pod("a"))
+            async with watching(api) as told:
+                await until(lambda: "uid-a" in told.specs and api.num_watches == 2)
+                api.frozen = True
+                api.put("pods", pod("b", ip="10.0.0.2"))
+                api.compact()
+                api.frozen = False
+                api.cut()
+                await until(lambda: "uid-b" in told.specs)
+
+    run(story())
+
+
+def test_a_watch_that_freezes_is_given_up():
+    async def story() -> None:
+        settings = WatchSettings(
+            watch_s=0.02, grace_s=0.02, backoff_min_s=0.002, backoff_max_s=0.01
+        )
+        async with KubeWatch(frozen=True) as api:
+            api.put("pods", pod("a"))
+            async with watching(api, settings=settings) as told:
+                await until(lambda: "uid-a" in told.specs)
+                api.put("pods", pod("b", ip="10.0.0.2"))  # no watch tells of it
+                await until(lambda: "uid-b" in told.specs)
+
+    run(story())
+
+
+def test_a_watch_that_ends_as_agreed_goes_on_where_it_was():
+    async def story() -> None:
+        settings = WatchSettings(backoff_min_s=0.002, min_watch_s=0.0)
+        async with KubeWatch() as api:
+            api.put("pods", pod("a"))
+            async with watching(api, settings=settings) as told:
+                await until(lambda: api.num_watches == 2)
+                api.put("pods", pod("b", ip="10.0.0.2"))
+                api.bookmark("pods")
+                told_at = told.counts.heard_at
+                await until(lambda: "uid-b" in told.specs and told.counts.heard_at != told_at)
+                api.end_watches()
+                await until(lambda: api.num_watches == 4)
+                resumed = [r for r in api.requests if "pods" in r and "watch=1" in r][-1]
+                assert f"resourceVersion={api.version}" in resumed
+                api.put("pods", pod("c", ip="10.0.0.3"))
+                await until(lambda: "uid-c" in told.specs)
+                assert sum("pods?limit" in r for r in api.requests) == 1
+
+    run(story())
+
+
+def test_a_reused_name_or_address_is_another_endpoint():
+    async def story() -> None:
+        async with KubeWatch() as api, watching(api) as told:
+            api.put("pods", pod("a", uid="u1"))
+            await until(lambda: "u1" in told.specs)
+            api.delete("pods", "a")
+            api.put("pods", pod("a", uid="u2"))
+            await until(lambda: list(told.specs) == ["u2"])
+
+    run(story())
+
+
+def test_readiness_that_flaps_is_not_followed_up():
+    async def story() -> None:
+        clock = ManualClock()
+        async with KubeWatch() as api:
+            api.put("pods", pod("a"))
+            async with watching(api, now=clock) as told:
+                await until(lambda: "uid-a" in told.specs)
+                for _ in range(4):
+                    api.put("pods", pod("a", ready=False))
+                    await until(lambda: not told.specs["uid-a"].is_ready)
+                    api.put("pods", pod("a", ready=True))
+                    await until(partial(has_more, told, len(told.history)))
+                assert not told.specs["uid-a"].is_ready
+                clock.advance(1.0)  # in which it stayed ready
+                await until(lambda: told.specs["uid-a"].is_ready)
+
+    run(story())
+
+
+def test_all_namespaces_or_those_that_are_named():
+    async def story() -> None:
+        async with KubeWatch() as api:
+            for namespace in ("one", "two", "three"):
+                api.put("pods", pod("a", uid=namespace, namespace=namespace))
+            async with watching(api, "one", "two") as told:
+                await until(lambda: set(told.specs) == {"one", "two"})
+            async with watching(api, "*") as told:
+                await until(lambda: set(told.specs) == {"one", "two", "three"})
+
+    run(story())
+
+
+def test_the_token_is_read_again_for_each_request(tmp_path):
+    async def story() -> None:
+        token = tmp_path / "token"
+        token.write_text("old")
+        async with KubeWatch(token="new") as api:
+            api.put("pods", pod("a"))
+            async with watching(api, token_file=str(token)) as told:
+                await until(lambda: told.counts.errors > 0)
+                assert told.history == []
+                token.write_text("new\n")
+                await until(lambda: "uid-a" in told.specs)
+
+    run(story())

@@ -1,0 +1,119 @@
+"""Budgets: repeats stay a share of the work, of the whole and of each tenant."""
+
+from random import Random
+
+import pytest
+
+from octavo_router.config import RetryConfig
+from octavo_router.flow.budget import MAX_TENANTS, RetryBudget, Throttle, Windowed
+from octavo_router.routing.outcome import Result
+from tests.fakes.clock import ManualClock
+
+
+def budget_with(num_active, **fields):
+    clock = ManualClock()
+    budget = RetryBudget(RetryConfig(**fields), clock)
+    for number in range(num_active):
+        budget.begin(f"tenant-{number}")
+    return budget, clock
+
+
+def test_a_fifth_of_what_is_active_may_be_repeats():
+    budget, _ = budget_with(100)
+    answers = [budget.take(f"tenant-{number}") for number in range(25)]
+    assert answers == [""] * 20 + ["budget"] * 5
+
+
+def test_a_few_are_always_allowed():
+    budget, _ = budget_with(1)
+    assert [budget.take(f"t{n}") for n in range(4)] == ["", "", "", "budget"]
+
+
+def test_what_ended_is_given_back():
+    budget, _ = budget_with(3)
+    for _ in range(3):
+        assert budget.take("tenant-0") == ""
+    assert budget.take("tenant-1") == "budget"
+    budget.end(num_repeats=3)
+    assert budget.num_repeating == 0
+    assert budget.num_active == 2
+    assert budget.take("tenant-1") == ""
+
+
+def test_one_tenant_has_a_tenth_of_its_own_requests():
+    budget, clock = budget_with(0)
+    for _ in range(1000):
+        budget.begin("loud")
+    granted = 0
+    for _ in range(300):
+        if budget.take("loud") == "":
+            granted += 1
+    assert granted == 100
+    assert budget.take("loud") == "client_budget"
+    assert budget.take("quiet") == ""
+    clock.advance(130.0)  # two minutes on, it is forgotten
+    budget.begin("loud")
+    assert budget.take("loud") == ""
+
+
+def test_total_failure_multiplies_the_load_by_no_more_than_the_budget():
+    budget, _ = budget_with(500)
+    repeats = sum(budget.take(f"tenant-{n % 500}") == "" for n in range(1500))
+    assert (500 + repeats) / 500 <= 1.2
+
+
+def test_tenants_are_forgotten_not_hoarded():
+    budget, _ = budget_with(5 * MAX_TENANTS)
+    assert len(budget._tenants) == MAX_TENANTS
+
+
+def test_a_window_forgets_piece_by_piece():
+    window = Windowed()
+    window.add(1000.0, first=1.0)
+    window.add(1050.0, first=10.0, second=3.0)
+    assert window.read(1060.0) == (11.0, 3.0)
+    assert window.read(1125.0) == (10.0, 3.0)
+    assert window.read(1180.0) == (0.0, 0.0)
+    window.add(9000.0, first=2.0)
+    assert window.read(9000.0) == (2.0, 0.0)
+
+
+def throttle_after(num_accepted, num_refused, num_gone=0):
+    clock = ManualClock()
+    throttle = Throttle(RetryConfig(), clock, Random(1))
+    for result, count in (
+        (Result.OK, num_accepted),
+        (Result.REFUSED, num_refused),
+        (Result.CLIENT_GONE, num_gone),
+    ):
+        for _ in range(count):
+            throttle.note("pool", result)
+    throttle.tick()
+    return throttle, clock
+
+
+def test_a_pool_that_refuses_most_is_spared_some():
+    throttle, clock = throttle_after(10, 90)
+    assert throttle.refusal_share("pool") == pytest.approx((100 - 2 * 10) / 101)
+    refused = sum(throttle.refuses("pool") for _ in range(1000))
+    assert 750 < refused < 830
+    clock.advance(130.0)
+    throttle.tick()
+    assert not throttle.refuses("pool")
+    assert throttle._pools == {}
+
+
+@pytest.mark.parametrize("counts", [(50, 50), (100, 0), (1, 0, 500), (0, 0, 500)])
+def test_a_pool_that_accepts_half_is_left_alone(counts):
+    throttle, _ = throttle_after(*counts)
+    assert throttle.refusal_share("pool") == 0.0
+    assert not throttle.refuses("pool")
+    assert throttle.refusal_share("another") == 0.0
+
+
+def test_what_broke_was_accepted_first():
+    throttle, _ = throttle_after(0, 0)
+    for _ in range(100):
+        throttle.note("pool", Result.BROKEN)
+    throttle.tick()
+    assert throttle.refusal_share("pool") == 0.0

@@ -1,0 +1,195 @@
+"""Model names: aliases, canaries by weight, mirrors, adapters, and what does not exist."""
+
+import pytest
+
+from octavo_router.config import BackendConfig, MirrorConfig, ModelConfig
+from octavo_router.endpoints.registry import Registry
+from octavo_router.errors import Refused
+from octavo_router.routing.models import Models, Route
+from tests.fakes.endpoints import make_spec
+
+
+def registry_of(*specs):
+    registry = Registry()
+    for endpoint in registry.replace("test", specs).added:
+        registry.report(endpoint, "ready")
+    return registry
+
+
+def test_a_served_name_means_its_pool():
+    models = Models(registry_of(make_spec(0, pool="a", names=("smollm2", "small"))))
+    assert models.resolve("smollm2") == Route("a")
+    assert models.resolve("small") == Route("a")
+
+
+def test_an_alias_is_rewritten_for_the_engine():
+    config = [
+        ModelConfig(name="gpt-4o", alias_of="chat"),
+        ModelConfig(name="chat", alias_of="smollm2"),
+    ]
+    models = Models(registry_of(make_spec(0, names=("smollm2",))), config)
+    assert models.resolve("gpt-4o") == Route("pool", upstream_model="smollm2")
+
+
+def test_what_does_not_exist_is_refused_with_what_does():
+    models = Models(registry_of(make_spec(0, names=("smollm2",))))
+    with pytest.raises(Refused) as caught:
+        models.resolve("gpt-4o")
+    refused = caught.value
+    assert (refused.status, refused.code, refused.param) == (404, "model_not_found", "model")
+    assert refused.message == "The model `gpt-4o` does not exist. There are: `smollm2`."
+
+
+def test_before_any_engine_came_nothing_exists():
+    with pytest.raises(Refused, match="No model is being served yet"):
+        Models(Registry()).resolve("smollm2")
+
+
+def test_a_request_without_a_model_means_the_only_one():
+    registry = registry_of(make_spec(0, names=("smollm2",)))
+    models = Models(registry)
+    assert models.resolve("") == Route("pool", upstream_model="")
+    registry.replace("more", [make_spec(1, pool="b", names=("other",))])
+    with pytest.raises(Refused) as caught:
+        models.resolve("")
+    assert (caught.value.status, caught.value.code) == (400, "missing_model")
+
+
+def canary(weight):
+    return ModelConfig(
+        name="m",
+        backends=(
+            BackendConfig(pool="a", revision="r1", weight=100 - weight),
+            BackendConfig(pool="a", revision="r2", weight=weight),
+        ),
+    )
+
+
+def two_revisions():
+    return registry_of(
+        make_spec(0, pool="a", names=("m",), revision="r1"),
+        make_spec(1, pool="a", names=("m",), revision="r2"),
+    )
+
+
+@pytest.mark.parametrize("weight", [0, 1, 10, 50, 99])
+def test_weights_hold_within_a_hundredth(weight):
+    models = Models(two_revisions(), [canary(weight)])
+    routes = [models.resolve("m", request_id=f"req-{i}").revision for i in range(10_000)]
+    assert abs(routes.count("r2") / 10_000 - weight / 100) <= 0.01
+    if weight == 0:
+        assert "r2" not in routes
+
+
+def test_sessions_stick_and_ids_repeat():
+    models = Models(two_revisions(), [canary(50)])
+    for session in ("alice", "bob", "carol", "dave"):
+        found = {
+            models.resolve("m", request_id=str(i), session=session).revision for i in range(20)
+        }
+        assert len(found) == 1
+    again = Models(two_revisions(), [canary(50)])
+    for i in range(50):
+        request_id = f"id-{i}"
+        assert models.resolve("m", request_id=request_id) == again.resolve(
+            "m", request_id=request_id
+        )
+
+
+def test_a_backend_without_engines_leaves_its_share_to_the_others():
+    registry = two_revisions()
+    models = Models(registry, [canary(50)])
+    registry.report(registry.endpoints["pod-1"], "down")
+    found = {models.resolve("m", request_id=str(i)).revision for i in range(50)}
+    assert found == {"r1"}
+    registry.report(registry.endpoints["pod-0"], "down")  # then the weights decide who waits where
+    found = {models.resolve("m", request_id=str(i)).revision for i in range(50)}
+    assert found == {"r1", "r2"}
+
+
+def test_a_scaled_down_model_is_still_known_by_its_backend():
+    config = [ModelConfig(name="m", backends=(BackendConfig(pool="a"),))]
+    assert Models(Registry(), config).resolve("m") == Route("a")
+
+
+def test_a_backend_that_knows_the_model_by_another_name_is_told_that_one():
+    registry = registry_of(make_spec(0, pool="a", names=("weights-v2",)))
+    config = [ModelConfig(name="m", backends=(BackendConfig(pool="a"),))]
+    assert Models(registry, config).resolve("m").upstream_model == "weights-v2"
+
+
+def test_mirrors_get_their_share_of_copies():
+    registry = registry_of(make_spec(0, pool="a", names=("m",)))
+    mirrors = (MirrorConfig(pool="b", percent=20.0), MirrorConfig(pool="c", percent=100.0))
+    models = Models(registry, [ModelConfig(name="m", mirrors=mirrors)])
+    routes = [models.resolve("m", request_id=str(i)) for i in range(5000)]
+    assert {route.pool for route in routes} == {"a"}
+    copies = [copy.pool for route in routes for copy in route.copies]
+    assert copies.count("c") == 5000
+    assert 0.18 < copies.count("b") / 5000 < 0.22
+
+
+def test_an_adapter_is_a_model_with_a_parent():
+    registry = registry_of(make_spec(0, names=("base", "sql-lora")))
+    endpoint = registry.endpoints["pod-0"]
+    endpoint.adapters = frozenset({"sql-lora"})
+    endpoint.max_model_len = 2048
+    registry.changed(endpoint)
+    models = Models(registry)
+    assert models.resolve("sql-lora") == Route("pool", adapter="sql-lora")
+    assert models.listing(created=7)["data"] == [
+        {
+            "id": "base",
+            "object": "model",
+            "created": 7,
+            "owned_by": "octavo",
+            "root": "base",
+            "parent": None,
+            "max_model_len": 2048,
+        },
+        {
+            "id": "sql-lora",
+            "object": "model",
+            "created": 7,
+            "owned_by": "octavo",
+            "root": "sql-lora",
+            "parent": "base",
+            "max_model_len": 2048,
+        },
+    ]
+
+
+def test_an_adapter_that_could_be_loaded_is_known_too():
+    registry = registry_of(make_spec(0, names=("base",)))
+    models = Models(registry, [ModelConfig(name="base", adapters=("fresh",))])
+    assert models.resolve("fresh") == Route("pool", adapter="fresh")
+
+
+def test_the_list_is_the_union_without_what_is_hidden():
+    registry = registry_of(
+        make_spec(0, pool="a", names=("one", "shared")),
+        make_spec(1, pool="b", names=("two", "shared")),
+    )
+    config = [ModelConfig(name="alias", alias_of="one"), ModelConfig(name="two", hidden=True)]
+    models = Models(registry, config)
+    assert [card.name for card in models.cards()] == ["alias", "one", "shared"]
+    assert models.resolve("two") == Route("b")
+
+
+def test_a_name_in_two_pools_goes_where_engines_are_ready():
+    registry = registry_of(
+        make_spec(0, pool="a", names=("m",)), make_spec(1, pool="b", names=("m",))
+    )
+    models = Models(registry)
+    assert models.resolve("m").pool == "a"
+    registry.report(registry.endpoints["pod-0"], "down")
+    assert models.resolve("m").pool == "b"
+
+
+def test_news_of_the_registry_is_seen_at_once():
+    registry = registry_of(make_spec(0, names=("m",)))
+    models = Models(registry)
+    assert models.resolve("m").pool == "pool"
+    registry.replace("test", [])
+    with pytest.raises(Refused):
+        models.resolve("m")

@@ -1,0 +1,138 @@
+"""An engine's story without sockets: what each frame does, and which ones end the stream."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo_engine.protocol.stream import Delta, Draining, Hello, Load, Snapshot
+from octavo_router.endpoints.endpoint import Address, Endpoint, EndpointSpec
+from octavo_router.errors import Unreachable
+from octavo_router.metrics import SignalCounts
+from octavo_router.residency.index import ResidencyIndex
+from octavo_router.signals.follow import Follower, StreamBroken
+from octavo_router.signals.frames import Frame, FrameReader
+from tests.fakes.clock import ManualClock
+from tests.fakes.engine_stream import pack_evicted, pack_frame, pack_stored
+
+HELLO = Hello("e1", "m", ["m"])
+WHOLE = Snapshot(b"", last=True)
+
+
+class Rig:
+    """A follower and what it writes."""
+
+    def __init__(self) -> None:
+        self.index = ResidencyIndex()
+        self.endpoint = Endpoint(EndpointSpec("e", Address("10.0.0.1", 1)))
+        self.endpoint.slot = self.index.add_slot()
+        self.told: list[str] = []
+        self.num_changes = 0
+        self.clock = ManualClock()
+        self.follower = Follower(
+            self.endpoint,
+            self.index,
+            counts=SignalCounts(),
+            set_state=lambda endpoint, state, reason: self.told.append(state),
+            on_changed=self._changed,
+            now=self.clock,
+        )
+        self.follower.begin()
+
+    def _changed(self, endpoint: Endpoint) -> None:
+        self.num_changes += 1
+
+    def take(self, *frames: Frame) -> None:
+        for frame in frames:
+            self.follower.take(frame)
+
+    @property
+    def num_keys(self) -> int:
+        return self.index.num_keys(self.endpoint.slot)
+
+
+def test_a_hello_voids_what_was_known():
+    rig = Rig()
+    rig.index.apply(rig.endpoint.slot, pack_stored((1, 16)), b"")
+    rig.take(HELLO)
+    assert rig.num_keys == 0
+
+
+def test_a_snapshot_in_parts_is_ready_with_the_last():
+    rig = Rig()
+    rig.take(HELLO, Snapshot(pack_stored((1, 16)), last=False))
+    assert rig.told == []
+    rig.take(Snapshot(pack_stored((2, 32)), last=True))
+    assert (rig.told, rig.num_keys) == (["ready"], 2)
+
+
+def test_what_is_evicted_goes_before_what_is_stored():
+    rig = Rig()
+    rig.take(HELLO, WHOLE, Delta(1, pack_stored((1, 16)), pack_evicted(1)))
+    assert rig.num_keys == 1
+
+
+def test_the_same_hello_again_is_no_change():
+    rig = Rig()
+    for _ in range(2):
+        rig.follower.begin()
+        rig.take(HELLO, WHOLE)
+    assert rig.num_changes == 1
+    rig.follower.begin()
+    rig.take(Hello("e2", "m", ["m", "new"]), WHOLE)
+    assert rig.num_changes == 2
+
+
+def test_an_engine_that_drains_from_the_start_is_never_ready():
+    rig = Rig()
+    rig.take(HELLO, Draining(), WHOLE, Delta(1))
+    assert rig.told == ["draining"]
+
+
+@pytest.mark.parametrize(
+    ("frames", "kind"),
+    [
+        ([WHOLE], "order"),
+        ([Delta(1)], "order"),
+        ([HELLO, Delta(1)], "order"),
+        ([HELLO, HELLO], "second_hello"),
+        ([HELLO, WHOLE, WHOLE], "order"),
+        ([HELLO, WHOLE, Delta(7), Delta(9)], "gap"),
+        ([HELLO, WHOLE, Delta(7), Delta(7)], "repeat"),
+        ([HELLO, WHOLE, Delta(7), Delta(8), Delta(6)], "repeat"),
+        ([HELLO, WHOLE, Delta(1, load=Load(kv_usage=1.5))], "load"),
+        ([HELLO, WHOLE, Delta(1, load=Load(kv_usage=float("nan")))], "load"),
+    ],
+)
+def test_what_does_not_follow_ends_the_stream(frames, kind):
+    rig = Rig()
+    rig.take(*frames[:-1])
+    with pytest.raises(StreamBroken) as broken:
+        rig.take(frames[-1])
+    assert broken.value.kind == kind
+
+
+def test_an_endpoint_that_is_gone_takes_no_more_frames():
+    rig = Rig()
+    rig.take(HELLO, WHOLE)
+    rig.endpoint.slot = -1
+    with pytest.raises(StreamBroken):
+        rig.take(Delta(1, pack_stored((1, 16))))
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 60), max_size=8), st.binary(max_size=40))
+def test_frames_come_out_as_they_went_in_however_they_are_cut(cuts, garbage):
+    frames: list[Frame] = [HELLO, WHOLE, Delta(1, pack_stored((1, 2))), Draining(1.0)]
+    data = b"".join(map(pack_frame, frames))
+    reader, got, at = FrameReader(), [], 0
+    for cut in [*cuts, len(data)]:
+        got += reader.feed(data[at : at + cut])
+        at += cut
+    assert got == frames
+    try:
+        reader.feed(garbage)
+    except Unreachable:
+        return
+    assert reader.feed(b"") == []
