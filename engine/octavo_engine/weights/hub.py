@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo_engine.errors import ModelError
 
@@ -22,12 +22,36 @@ _TOKENIZER = [
     "config.json",
     "generation_config.json",
 ]
-_MODEL = [*_TOKENIZER, "*.safetensors", "*.safetensors.index.json"]
-_IGNORED = ["*/*", "consolidated*"]
+MODEL = (*_TOKENIZER, "*.safetensors", "*.safetensors.index.json")
+IGNORED = ("*/*", "consolidated*")
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_FILE = r"[\w.-]+\.gguf"
+# The file may stand before the revision or after it; people write both.
 _REPOSITORY = re.compile(
-    rf"(?P<repo>{_PART}/{_PART})(?:/(?P<file>[\w.-]+\.gguf))?(?:@(?P<rev>\S+))?"
+    rf"(?P<repo>{_PART}/{_PART})"
+    rf"(?:@(?P<first_rev>\S+?)/(?P<last_file>{_FILE})|(?:/(?P<file>{_FILE}))?(?:@(?P<rev>\S+))?)"
 )
+
+
+class HubName(NamedTuple):
+    """What a reference says."""
+
+    repo: str
+    file: str  # a .gguf, or ""
+    revision: str | None
+
+
+def parse_name(reference: str, revision: str | None = None) -> HubName:
+    """Of hf://…, without the scheme. Raises ModelError."""
+    match = _REPOSITORY.fullmatch(reference)
+    if match is None or ".." in reference:
+        raise ModelError(
+            f"hf://{reference:.200} is not of the form hf://ORG/NAME[/FILE.gguf][@REV]"
+        )
+    own = match["rev"] or match["first_rev"]
+    if own and revision and own != revision:
+        raise ModelError(f"{reference} names revision {own}, --revision {revision}")
+    return HubName(match["repo"], match["file"] or match["last_file"] or "", own or revision)
 
 
 def is_repository(reference: str) -> bool:
@@ -43,18 +67,11 @@ def download(
     tokenizer_only: bool = False,
 ) -> Path:
     """The snapshot's folder, or the one .gguf. HF_HUB_OFFLINE, HF_TOKEN and HF_HOME count."""
-    match = _REPOSITORY.fullmatch(reference)
-    if match is None or ".." in reference:
-        raise ModelError(
-            f"hf://{reference:.200} is not of the form hf://ORG/NAME[/FILE.gguf][@REV]"
-        )
-    repo, file, own_revision = match["repo"], match["file"], match["rev"]
-    if own_revision and revision and own_revision != revision:
-        raise ModelError(f"{reference} names revision {own_revision}, --revision {revision}")
-    fetch = _Fetch(repo, own_revision or revision, progress)
+    repo, file, wanted = parse_name(reference, revision)
+    fetch = _Fetch(repo, wanted, progress)
     if file:
         return fetch.file(file)
-    folder = fetch.snapshot(_TOKENIZER if tokenizer_only else _MODEL)
+    folder = fetch.snapshot(_TOKENIZER if tokenizer_only else list(MODEL))
     if tokenizer_only or any(folder.glob("*.safetensors")):
         return folder
     return fetch.only_gguf(folder)
@@ -77,7 +94,7 @@ class _Fetch:
             self._call(
                 huggingface_hub.snapshot_download,
                 allow_patterns=patterns,
-                ignore_patterns=_IGNORED,
+                ignore_patterns=list(IGNORED),
                 **self._bar(),
             )
         )

@@ -70,6 +70,11 @@ def resolve_model(
     return ModelFiles(reference, path, "safetensors", config, _generation_config(path))
 
 
+def locate(reference: str) -> Path:
+    """The folder or file of demo://NAME or file://PATH. Raises ModelError."""
+    return _fetch(reference, revision=None)
+
+
 def _folder_of_gguf(reference: str, folder: Path) -> ModelFiles:
     found = sorted(folder.glob("*.gguf"))
     if not found:

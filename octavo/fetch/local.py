@@ -1,0 +1,54 @@
+"""Models on this machine: file://, the demo package, and the volume of a pvc:// that is mounted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from octavo.fetch.errors import FetchError, Reason
+from octavo.fetch.source import Listing, RemoteFile, choose
+from octavo_engine.errors import ModelError
+from octavo_engine.weights.source import locate
+
+CLAIM_MOUNT = Path("/var/lib/octavo/claim")  # where the operator mounts spec.model's claim
+
+
+class LocalFiles:
+    """A folder, or one .gguf."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def find(self) -> Listing:
+        path = self._path
+        try:
+            if path.is_dir():
+                names = [each.name for each in path.iterdir() if each.is_file()]
+                return Listing(tuple(_file(path / name) for name in choose(names, str(path))))
+            if path.is_file():
+                return Listing((_file(path),))
+        except PermissionError:
+            raise FetchError(Reason.UNAUTHORIZED, f"{path} may not be read by this user") from None
+        raise FetchError(Reason.NOT_FOUND, f"{path} does not exist; check the path")
+
+
+def demo(uri: str) -> LocalFiles:
+    try:
+        return LocalFiles(locate(uri))
+    except ModelError as error:
+        raise FetchError(Reason.NOT_FOUND, str(error)) from None
+
+
+def claim(location: str) -> LocalFiles:
+    """`CLAIM/PATH`: only the path matters where the claim is mounted."""
+    inside = location.partition("/")[2]
+    path = CLAIM_MOUNT / inside
+    if ".." in Path(inside).parts or not CLAIM_MOUNT.is_dir():
+        raise FetchError(
+            Reason.NOT_FOUND,
+            f"pvc://{location}: no claim is mounted at {CLAIM_MOUNT}; on this machine use file://",
+        )
+    return LocalFiles(path)
+
+
+def _file(path: Path) -> RemoteFile:
+    return RemoteFile(path.name, path=path, size=path.stat().st_size)

@@ -1,0 +1,98 @@
+"""What every source of models is: a list of files, and how each is read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Protocol
+
+from octavo.fetch.errors import FetchError, Reason
+from octavo_engine.weights.hub import IGNORED, MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from octavo.fetch.http import Sign
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+ -]{0,199}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MD5 = re.compile(r"[0-9a-f]{32}")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file of a model. Its name becomes a path, and has been checked."""
+
+    name: str
+    url: str = ""
+    path: Path | None = None  # on this machine already
+    size: int | None = None
+    sha256: str = ""
+    md5: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    sign: Sign | None = None
+    hint: str = ""  # which credentials would help
+    is_optional: bool = False  # 404 is fine
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise FetchError(
+                Reason.FAILED, f"{self.name[:100]!r} is not a plain file name; it is not written"
+            )
+        if self.sha256 and not _SHA256.fullmatch(self.sha256):
+            raise FetchError(Reason.FAILED, f"{self.name}: its source names a digest that is none")
+        if self.md5 and not _MD5.fullmatch(self.md5):
+            raise FetchError(Reason.FAILED, f"{self.name}: its source names an MD5 that is none")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All files of a model at one revision."""
+
+    files: tuple[RemoteFile, ...]
+    revision: str = ""  # what the source calls this very state, such as a commit
+    digest: str = ""  # sha256:… that the source itself gives to the whole
+
+
+class Source(Protocol):
+    def find(self) -> Listing:
+        """Raises FetchError."""
+
+
+def choose(names: Iterable[str], where: str) -> list[str]:
+    """Those a model needs: safetensors with all that belongs to them, else the one .gguf. Never
+    pickles, never code. Raises FetchError."""
+    known = sorted(name for name in names if "/" not in name)
+    wanted = [
+        name
+        for name in known
+        if any(fnmatchcase(name, pattern) for pattern in MODEL)
+        and not any(fnmatchcase(name, pattern) for pattern in IGNORED)
+    ]
+    if any(name.endswith(".safetensors") for name in wanted):
+        return wanted
+    ggufs = [name for name in known if name.endswith(".gguf")]
+    if len(ggufs) == 1:
+        return ggufs
+    if ggufs:
+        shown = ", ".join(ggufs[:20])
+        raise FetchError(
+            Reason.FAILED, f"{where} has several .gguf files; name one of them in the URI: {shown}"
+        )
+    if any(name.endswith(_PICKLES) for name in known):
+        raise FetchError(
+            Reason.FAILED,
+            f"{where} has pickled weights only, which can run code and are never read: convert "
+            "them to safetensors",
+        )
+    if not known:
+        raise FetchError(Reason.NOT_FOUND, f"{where} has no files; check the address")
+    raise FetchError(Reason.FAILED, f"{where} has neither *.safetensors nor a .gguf file")
+
+
+def is_single(path: str) -> bool:
+    """Whether a URI names one file rather than a folder."""
+    return path.endswith((".gguf", ".safetensors"))

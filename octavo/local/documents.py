@@ -1,0 +1,175 @@
+"""From files, or the name of a model, to LLMDeployments: the YAML that a cluster takes."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from octavo_engine.errors import ConfigError, ModelError
+from octavo_engine.protocol.kubernetes import KIND
+from octavo_engine.weights.hub import parse_name
+from octavo_operator.errors import SpecInvalid
+from octavo_operator.spec import API_VERSION, LLMDeployment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MAX_FILE_BYTES = 4 * 2**20
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+# (kind, namespace, name) of Secrets and ConfigMaps → their keys and values.
+References = dict[tuple[str, str, str], dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """All that is asked for, and what the same files hold for references."""
+
+    deployments: tuple[LLMDeployment, ...] = ()
+    references: References = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()  # kinds that mean nothing outside of a cluster
+
+
+def list_files(paths: Sequence[str]) -> list[Path]:
+    """Files as given; of a folder those that look like YAML. Raises ConfigError."""
+    files: list[Path] = []
+    for text in paths:
+        path = Path(text).expanduser()
+        if not path.is_dir():
+            files.append(path)
+            continue
+        found = sorted(each for each in path.iterdir() if each.suffix in _SUFFIXES)
+        if not found:
+            raise ConfigError(f"{path} has no file that ends in {', '.join(_SUFFIXES)}")
+        files += found
+    return files
+
+
+def read_documents(texts: Mapping[str, str]) -> Documents:
+    """`texts`: what each file holds, by its name. Raises ConfigError, and then nothing of it
+    counts: half an edit must not take a model away."""
+    deployments: dict[str, LLMDeployment] = {}
+    references: References = {}
+    skipped: set[str] = set()
+    for name, text in texts.items():
+        for number, body in enumerate(_load(name, text), start=1):
+            where = f"{name}, document {number}"
+            if body is None:
+                continue
+            kind = body.get("kind") if isinstance(body, dict) else None
+            if kind in ("Secret", "ConfigMap"):
+                _keep_reference(references, body, where)
+                continue
+            if isinstance(kind, str) and kind != KIND and body.get("apiVersion") != API_VERSION:
+                skipped.add(kind)
+                continue
+            deployment = parse(body, where)
+            if deployment.pool in deployments:
+                raise ConfigError(f"{where}: LLMDeployment {deployment.pool} is there twice")
+            deployments[deployment.pool] = deployment
+    if not deployments:
+        raise ConfigError(f"{', '.join(texts)}: no LLMDeployment is in it; octavo down ends all")
+    return Documents(tuple(deployments.values()), references, tuple(sorted(skipped)))
+
+
+def parse(body: object, where: str) -> LLMDeployment:
+    """Raises ConfigError that names the file and the field."""
+    try:
+        deployment = LLMDeployment.parse(body)  # type: ignore[arg-type]  # it refuses what is none
+        _check_local(deployment)
+    except SpecInvalid as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return deployment
+
+
+def deployment_of_model(model: str, *, replicas: int, device: str) -> LLMDeployment:
+    """What `octavo up MODEL` stands for. Raises ConfigError."""
+    uri = _uri_of(model)
+    last = uri.rstrip("/").rpartition("/")[2].partition("@")[0]
+    name = re.sub(r"[^a-z0-9.-]+", "-", last.lower().removesuffix(".gguf"))[:40].strip("-.")
+    spec = {
+        "model": {"uri": uri, "servedName": name or "model"},
+        "engine": {"device": device},
+        "replicas": replicas,
+    }
+    body = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name or "model"},
+        "spec": spec,
+    }
+    return parse(body, model)
+
+
+def _uri_of(model: str) -> str:
+    if model.startswith("hf://"):
+        return _hub_uri(model.removeprefix("hf://"))
+    if "://" in model:
+        return model
+    path = Path(model).expanduser()
+    if path.exists():
+        return f"file://{path.absolute()}"
+    if re.fullmatch(r"[\w.-]+/[\w.@/-]+", model):
+        return _hub_uri(model)
+    raise ConfigError(f"{model} is neither a file or folder here nor a model such as ORG/NAME")
+
+
+def _hub_uri(reference: str) -> str:
+    """As the spec writes it: the revision before the file."""
+    try:
+        repo, file, revision = parse_name(reference)
+    except ModelError as error:
+        raise ConfigError(str(error)) from None
+    return f"hf://{repo}" + (f"@{revision}" if revision else "") + (f"/{file}" if file else "")
+
+
+def _load(name: str, text: str) -> list[Any]:
+    try:
+        return list(yaml.safe_load_all(text))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        at = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        raise ConfigError(f"{name}{at}: is not valid YAML: {problem}") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: is nested too deeply") from None
+
+
+def _check_local(deployment: LLMDeployment) -> None:
+    """What only a cluster has."""
+    model = deployment.model
+    if model.scheme == "pvc":
+        raise SpecInvalid(
+            "spec.model.uri",
+            f"{model.uri} is a volume of a cluster; on this machine name the folder: file:///PATH",
+            reason="Unsupported",
+        )
+
+
+def _keep_reference(references: References, body: Mapping[str, Any], where: str) -> None:
+    metadata = body.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    data, plain = body.get("data") or {}, body.get("stringData") or {}
+    if not isinstance(name, str) or not isinstance(data, dict) or not isinstance(plain, dict):
+        raise ConfigError(f"{where}: {body['kind']} needs metadata.name, and data as an object")
+    assert isinstance(metadata, dict)
+    values = {str(key): str(value) for key, value in data.items()}
+    if body["kind"] == "Secret":
+        try:
+            values = {
+                key: base64.b64decode(value, validate=True).decode()
+                for key, value in values.items()
+            }
+        except (binascii.Error, UnicodeDecodeError):
+            raise ConfigError(
+                f"{where}: data of Secret {name} is not base64; use stringData for plain text"
+            ) from None
+    values.update({str(key): str(value) for key, value in plain.items()})
+    namespace = metadata.get("namespace") or "default"
+    references[body["kind"], str(namespace), name] = values

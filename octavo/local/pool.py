@@ -1,0 +1,300 @@
+"""The replicas of one LLMDeployment: the operator's plan, carried out with processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo.local.fetching import Fetching
+from octavo.local.replica import Replica
+from octavo.local.snapshot import PoolRow, ReplicaRow
+from octavo_operator import autoscale, canary, names
+from octavo_operator.canary import CanaryState, Sample, Verdict
+from octavo_operator.plan import HOLD, Wish, plan_capacity
+from octavo_operator.rollout import Replica as Seen
+from octavo_operator.rollout import group_replicas, victims
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from octavo.local.home import Home
+    from octavo.local.launch import Launch, Share
+    from octavo_operator.routers import Demand
+    from octavo_operator.spec import LLMDeployment
+
+AUTOSCALE_S = 5.0
+
+
+class Pool:
+    """Level-triggered as the operator is: each look computes the next step from what is."""
+
+    def __init__(
+        self,
+        deployment: LLMDeployment,
+        launch: Launch,
+        *,
+        home: Home,
+        environ: Mapping[str, str],
+        demand: Demand,
+        tell: Callable[[str], None],
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.deployment = deployment
+        self.replicas: list[Replica] = []
+        self.weights: dict[str, int] = {}  # percent by revision, while a canary runs
+        self.is_deleted = False
+        self.is_done = False
+        self.waiting_for = ""
+        self._home = home
+        self._environ = environ
+        self._demand = demand
+        self._tell = tell
+        self._wake = wake
+        self._clock = clock
+        self._launches = {launch.revision: launch}
+        self._fetches: dict[str, Fetching] = {}
+        self._revision = launch.revision
+        self._targets: dict[str, int] = {}
+        self._canary = CanaryState()
+        self._baseline: tuple[str, int, Sample, Sample] | None = None
+        self._scaled: int | None = None
+        self._scaled_at = float("-inf")
+        self._memory = autoscale.Memory()
+        self._num_started = 0
+
+    @property
+    def name(self) -> str:
+        return self.deployment.pool
+
+    @property
+    def is_asleep(self) -> bool:
+        """Scaled to zero: requests are held until an engine is up again."""
+        return not self.wanted and not self.deployment.suspend and not self.is_deleted
+
+    @property
+    def wanted(self) -> int:
+        if self.is_deleted:
+            return 0
+        if self.deployment.autoscaling is None or self.deployment.suspend:
+            return self.deployment.wanted_replicas
+        if self._scaled is None:
+            return self.deployment.autoscaling.clamp(self.deployment.replicas)
+        return self._scaled
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Those its engines want to see one of."""
+        return self._launches[self._revision].keys
+
+    @property
+    def serving(self) -> int:
+        return sum(self._is_routable(replica) for replica in self.replicas)
+
+    @property
+    def is_gone(self) -> bool:
+        return self.is_deleted and not self.replicas
+
+    def want(self, deployment: LLMDeployment, launch: Launch) -> None:
+        """Another spec; what runs moves over step by step."""
+        if deployment.autoscaling != self.deployment.autoscaling:
+            self._scaled, self._memory = None, autoscale.Memory()
+        if launch.revision != self._revision:
+            self._tell(f"{deployment.name} rolls over to revision {launch.revision}")
+        self.deployment, self.is_deleted = deployment, False
+        self._launches[launch.revision] = launch
+        self._revision = launch.revision
+
+    def delete(self) -> None:
+        self.is_deleted = True
+
+    def look(self, share: Share) -> None:
+        """One step towards what is wanted."""
+        for replica in self.replicas:
+            replica.look(share)
+        self.replicas = [replica for replica in self.replicas if replica.state != "gone"]
+        self._scale()
+        seen = self._seen()
+        capacity = plan_capacity(
+            Wish(self._revision, self.wanted, self.deployment.rollout),
+            group_replicas(self._targets, seen),
+            self._canary,
+            verdict=self._verdict(),
+            now=self._clock(),
+        )
+        for detail in capacity.details:
+            self._tell(f"{self.deployment.name}: {detail}")
+        self._canary, self.weights = capacity.state, capacity.weights
+        self._targets.update(capacity.step.targets)
+        for revision in capacity.step.vanished:
+            self._targets.pop(revision, None)
+            if revision != self._revision:
+                self._launches.pop(revision, None)
+                if (fetching := self._fetches.pop(revision, None)) is not None:
+                    fetching.kill()
+        self.is_done, self.waiting_for = capacity.step.is_done, capacity.step.waiting_for
+        self._carry_out(seen, share)
+
+    def kill(self) -> None:
+        for replica in self.replicas:
+            replica.kill()
+        for fetching in self._fetches.values():
+            fetching.kill()
+
+    def row(self) -> PoolRow:
+        """For people and for `octavo status`."""
+        in_flight = self._demand.in_flight(self.name)
+        rows = tuple(
+            ReplicaRow(
+                id=replica.id,
+                revision=replica.launch.revision,
+                state=self._state_text(replica),
+                pid=replica.pid,
+                port=replica.port,
+                in_flight=in_flight.get(replica.url, 0),
+                restarts=replica.restarts,
+                detail=self._detail(replica),
+                log=str(replica.log),
+            )
+            for replica in self.replicas
+        )
+        return PoolRow(
+            name=self.name,
+            model=self.deployment.model.uri,
+            served_names=self.deployment.model.names,
+            revision=self._revision,
+            wanted=self.wanted,
+            serving=self.serving,
+            phase=self._phase(),
+            message=self._message(),
+            replicas=rows,
+        )
+
+    # -- what is
+
+    def _seen(self) -> list[Seen]:
+        in_flight = self._demand.in_flight(self.name)
+        return [
+            Seen(
+                id=replica.id,
+                revision=replica.launch.revision,
+                ready=replica.state == "ready",
+                routable=self._is_routable(replica),
+                in_flight=in_flight.get(replica.url, 0),
+                is_leaving=replica.is_leaving,
+            )
+            for replica in self.replicas
+        ]
+
+    def _is_routable(self, replica: Replica) -> bool:
+        return replica.state == "ready" and self._demand.is_routable(replica.url)
+
+    def _verdict(self) -> Verdict:
+        """The canary against the stable revision since the step began."""
+        state, pool = self._canary, self.name
+        if not state.revision or self.deployment.rollout.strategy != "Canary":
+            self._baseline = None
+            return HOLD
+        stable = self._demand.total(pool, state.stable)
+        trial = self._demand.total(pool, state.revision)
+        if self._baseline is None or self._baseline[:2] != (state.revision, state.step):
+            self._baseline = (state.revision, state.step, stable, trial)
+        if not self._demand.num_answering:
+            return HOLD
+        analysis = self.deployment.rollout.canary.analysis
+        return canary.judge(analysis, stable - self._baseline[2], trial - self._baseline[3])
+
+    def _scale(self) -> None:
+        rules = self.deployment.autoscaling
+        now = self._clock()
+        if rules is None or self.is_deleted or self.deployment.suspend:
+            return
+        signals = self._demand.signals(self.name, serving=self.serving)
+        if now - self._scaled_at < AUTOSCALE_S and not (signals.held and not self.wanted):
+            return
+        self._scaled_at = now
+        before = self.wanted
+        decision = autoscale.decide(rules, signals, before, self._memory, now)
+        self._memory, self._scaled = decision.memory, decision.replicas
+        if decision.replicas != before:
+            self._tell(
+                f"{self.deployment.name}: {before} → {decision.replicas} replicas, "
+                f"{decision.reason}: {decision.message}"
+            )
+
+    # -- what is done about it
+
+    def _carry_out(self, seen: list[Seen], share: Share) -> None:
+        by_id = {replica.id: replica for replica in self.replicas}
+        for revision, target in sorted(self._targets.items()):
+            own = [each for each in seen if each.revision == revision]
+            staying = sum(not each.is_leaving for each in own)
+            for victim in victims(own, staying - target):
+                by_id[victim.id].leave()
+            for _ in range(target - staying):
+                self._add(self._launches[revision])
+        for replica in self.replicas:
+            if replica.state == "held" and self._has_weights(replica.launch):
+                replica.start(share)
+
+    def _add(self, launch: Launch) -> None:
+        self._num_started += 1
+        base = names.base(self.deployment.name)
+        self.replicas.append(
+            Replica(
+                f"{base}-{launch.revision[:5]}-{self._num_started}",
+                launch,
+                home=self._home,
+                environ=self._environ,
+                tell=self._tell,
+                wake=self._wake,
+                clock=self._clock,
+            )
+        )
+
+    def _has_weights(self, launch: Launch) -> bool:
+        if not launch.fetch:
+            return True
+        fetching = self._fetches.get(launch.revision)
+        if fetching is None:
+            log = self._home.logs / f"{names.base(self.deployment.name)}-fetch.log"
+            fetching = self._fetches[launch.revision] = Fetching(
+                launch, log, environ=self._environ, tell=self._tell, clock=self._clock
+            )
+        fetching.look()
+        return fetching.is_done
+
+    # -- what is said
+
+    def _phase(self) -> str:
+        if self.is_deleted:
+            return "leaving"
+        if self.deployment.suspend:
+            return "suspended"
+        if self.is_asleep:
+            return "asleep"
+        if self._canary.rejected == self._revision:
+            return "rolled back"
+        if self._canary.revision:
+            return "canary"
+        if self.is_done:
+            return "ready"
+        return "rolling" if len(self._targets) > 1 else "starting"
+
+    def _message(self) -> str:
+        if self._canary.message:
+            return self._canary.message
+        problems = [replica.detail for replica in self.replicas if replica.state == "waiting"]
+        return problems[0] if problems else self.waiting_for
+
+    def _state_text(self, replica: Replica) -> str:
+        if replica.state == "ready":
+            return "serving" if self._is_routable(replica) else "ready"
+        if replica.state == "loading":
+            return f"loading {replica.progress:.0%}"
+        return "fetching" if replica.state == "held" else replica.state
+
+    def _detail(self, replica: Replica) -> str:
+        fetching = self._fetches.get(replica.launch.revision)
+        if replica.state == "held" and fetching is not None:
+            return fetching.detail
+        return replica.detail

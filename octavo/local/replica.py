@@ -1,0 +1,211 @@
+"""One engine of a pool: its process, how far it has come, and its restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from typing import TYPE_CHECKING, Any, Literal
+
+from octavo.http_client import Address, Connection, ServerError
+from octavo.local.backoff import BackOff
+from octavo.local.child import Child, describe_end, octavo_command
+from octavo.local.home import write_whole
+from octavo.local.launch import engine_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from octavo.local.home import Home
+    from octavo.local.launch import Launch, Share
+
+# held: its weights are not there yet. waiting: it ended by itself and is started again soon.
+State = Literal["held", "starting", "loading", "ready", "stalled", "waiting", "leaving", "gone"]
+
+PROBE_S = 0.1  # while it starts; then it is looked at as a pod's probes would
+LIVENESS_S = 5.0
+PROBE_TIMEOUT_S = 5.0
+MAX_MISSES = 3
+GRACE_S = 15.0  # after the drain, as a pod has
+
+
+class Replica:
+    """Its `id` outlives its processes; each process has a port of its own."""
+
+    def __init__(
+        self,
+        id_: str,
+        launch: Launch,
+        *,
+        home: Home,
+        environ: Mapping[str, str],
+        tell: Callable[[str], None],
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.id = id_
+        self.launch = launch
+        self.state: State = "held"
+        self.progress = 0.0  # of loading
+        self.restarts = 0
+        self.detail = ""  # why it is not well
+        self.port = 0
+        self.log = home.logs / f"{id_}.log"
+        self._home = home
+        self._environ = environ
+        self._tell = tell
+        self._wake = wake
+        self._clock = clock
+        self._child: Child | None = None
+        self._probe: asyncio.Task[None] | None = None
+        self._started_at = 0.0
+        self._leaves_by = float("inf")
+        self._backoff = BackOff()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}" if self.port else ""
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid if self._child is not None else 0
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.state in ("leaving", "gone")
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether routers should know it. One that leaves tells them so itself: it is taken from
+        the list when it has gone, and nothing that it still answers is cut off."""
+        return self._child is not None and self.state in ("ready", "stalled", "leaving")
+
+    def start(self, share: Share) -> None:
+        if self.is_leaving or self._child is not None:
+            return
+        self._started_at = self._clock()
+        self.port = _free_port()
+        self.progress = 0.0
+        config = self._home.run / f"{self.id}.toml"
+        try:
+            write_whole(config, self.launch.config_text(share))
+            self._child = Child(
+                octavo_command(*self.launch.command_arguments(config, self.port)),
+                log=self.log,
+                environment=engine_environment(self._environ, self.launch.variables),
+            )
+        except OSError as error:
+            self._ended(f"could not be started: {error.strerror or error}", [])
+            return
+        self.state = "starting"
+        self._probe = asyncio.create_task(self._watch(), name=f"probe-{self.id}")
+
+    def look(self, share: Share) -> None:
+        """Notices an end, a deadline, the end of a pause."""
+        now = self._clock()
+        if self._child is None:
+            if self.state == "waiting" and self._backoff.is_over(now):
+                self.restarts += 1
+                self.start(share)
+            return
+        code = self._child.code
+        if code is None:
+            if self.state == "leaving" and now >= self._leaves_by:
+                self._tell(f"{self.id} did not end in time; killed")
+                self._child.kill()
+            elif self.state in ("starting", "loading") and now >= (
+                self._started_at + self.launch.startup_s
+            ):
+                self.detail = f"was not ready within {self.launch.startup_s:g} s"
+                self._child.kill()
+            return
+        child, self._child = self._child, None
+        child.kill()  # what it had started, should any of it be left
+        self._stop_probe()
+        if self.state == "leaving":
+            self.state = "gone"
+            self._tell(f"{self.id} has left")
+            return
+        self._ended(self.detail or describe_end(code), child.last_lines(3))
+
+    def leave(self) -> None:
+        """Finish what is under way, then end."""
+        if self.is_leaving:
+            return
+        if self._child is None:
+            self.state = "gone"
+            return
+        self.state = "leaving"
+        self._leaves_by = self._clock() + self.launch.drain_s + GRACE_S
+        self._stop_probe()
+        self._child.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._stop_probe()
+        if self._child is not None:
+            self._child.kill()
+
+    def _ended(self, why: str, lines: list[str]) -> None:
+        now = self._clock()
+        pause_s = self._backoff.failed(now, ran_s=now - self._started_at)
+        self.state = "waiting"
+        self.detail = why + (f": {lines[-1]}" if lines else "")
+        self._tell(f"{self.id} ended ({why}); starts again in {pause_s:g} s · {self.log}")
+        for line in lines:
+            self._tell(f"  {line}")
+
+    def _stop_probe(self) -> None:
+        if self._probe is not None:
+            self._probe.cancel()
+            self._probe = None
+
+    async def _watch(self) -> None:
+        """Until cancelled: how it comes up, and whether it stays well."""
+        while self.state in ("starting", "loading"):
+            await asyncio.sleep(PROBE_S)
+            body = await self._ask("/ready")
+            if body is None:
+                continue
+            state = body.get("state")
+            if state == "loading":
+                progress = float(body.get("progress", 0.0))
+                if self.state != "loading" or progress != self.progress:
+                    self.state, self.progress = "loading", progress
+                    self._wake()
+            elif state in ("ready", "saturated"):
+                self.state, self.detail = "ready", ""
+                took_s = self._clock() - self._started_at
+                self._tell(f"{self.id} is ready at {self.url} (after {took_s:.1f} s)")
+                self._wake()
+        misses = 0
+        while True:
+            await asyncio.sleep(LIVENESS_S)
+            body = await self._ask("/ready")
+            is_well = body is not None and body.get("state") in ("ready", "saturated", "draining")
+            misses = 0 if is_well else misses + 1
+            self.state = "ready" if is_well else "stalled"
+            if misses >= MAX_MISSES and self._child is not None:
+                self.detail = "made no progress"
+                self._child.kill()
+                return
+
+    async def _ask(self, path: str) -> dict[str, Any] | None:
+        """None where nobody answers, or something else does."""
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                connection = await Connection.connect(Address.parse(self.url))
+                try:
+                    body = (await connection.request("GET", path)).json()
+                finally:
+                    connection.close()
+        except (TimeoutError, ServerError, ValueError):
+            return None
+        return body if isinstance(body, dict) else None
+
+
+def _free_port() -> int:
+    """Nobody holds it for us: an engine that comes too late says so, and gets another one."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port

@@ -1,0 +1,102 @@
+"""What all ext_proc streams of a process share: the router's own parts, in the picker's words."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from octavo_router.epp.asking import Asker
+from octavo_router.epp.head import HeadReader
+from octavo_router.epp.messages import NONE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from octavo_router.config import RouterConfig
+    from octavo_router.endpoints.registry import Registry
+    from octavo_router.epp.head import Head
+    from octavo_router.epp.messages import Pair
+    from octavo_router.flow.gate import Gate
+    from octavo_router.metrics.record import RequestRecord
+    from octavo_router.residency.api import ScanFunction
+    from octavo_router.routing.dispatcher import Dispatcher
+    from octavo_router.routing.models import Models
+
+logger = logging.getLogger("octavo.router")
+
+
+class Metrics(Protocol):
+    def finish(self, record: RequestRecord) -> None: ...
+
+
+class AccessLog(Protocol):
+    def write(self, record: RequestRecord) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class PickerParts:
+    """Everything that a `Picker` is made of."""
+
+    settings: Callable[[], RouterConfig]  # those of now
+    registry: Registry
+    dispatcher: Dispatcher
+    gate: Gate
+    models: Models
+    scan: ScanFunction
+    metrics: Metrics
+    access_log: AccessLog | None
+    is_ready: Callable[[], bool]  # its endpoints are known, and it is not ending
+
+
+class Picker:
+    """Belongs to the event loop."""
+
+    def __init__(self, parts: PickerParts) -> None:
+        self.dispatcher = parts.dispatcher
+        self.gate = parts.gate
+        self.is_ready = parts.is_ready
+        self.asker = Asker(parts.registry, parts.models, parts.scan)
+        self._settings = parts.settings
+        self._metrics = parts.metrics
+        self._access_log = parts.access_log
+        self._heads = HeadReader(parts.settings())
+        self._has_warned = False
+        self._id_prefix = f"req-{os.urandom(5).hex()}-"
+        self._num_ids = 0
+
+    @property
+    def config(self) -> RouterConfig:
+        return self._settings()
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self._settings().limits.max_body_bytes
+
+    def new_request_id(self) -> str:
+        self._num_ids += 1
+        return f"{self._id_prefix}{self._num_ids:x}"
+
+    def read_head(self, pairs: Iterable[Pair]) -> Head:
+        """Raises Refused."""
+        config = self._settings()
+        if self._heads.config is not config:  # it was reloaded
+            self._heads = HeadReader(config)
+        return self._heads.read(pairs)
+
+    def report(self, record: RequestRecord) -> None:
+        """A request is over."""
+        self._metrics.finish(record)
+        if self._access_log is not None:
+            self._access_log.write(record)
+
+    def warn_of_mode(self, mode: int) -> None:
+        """Said once: whoever configured it does not look at every request."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "Picks without seeing bodies: set the gateway's request_body_mode to "
+                "FULL_DUPLEX_STREAMED or BUFFERED",
+                extra={"request_body_mode": "NONE" if mode == NONE else "STREAMED"},
+            )

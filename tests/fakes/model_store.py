@@ -1,0 +1,159 @@
+"""A server that holds a model's files and behaves as badly as it is told to, over real sockets."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import threading
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+
+@dataclass
+class Asked:
+    """One request as it arrived."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]  # names in lower case
+    body: bytes = b""
+
+
+@dataclass
+class Told:
+    """One answer. A `blob` is served in ranges."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    blob: bytes | None = None
+
+
+@dataclass
+class Store:
+    """`routes` are asked first; then `files` by path."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    routes: dict[str, Callable[[Asked], Told | None]] = field(default_factory=dict)
+    asked: list[Asked] = field(default_factory=list)
+    cuts: list[int] = field(default_factory=list)  # each breaks one answer after so many bytes
+    stalls: list[int] = field(default_factory=list)  # as a cut, but the connection stays open
+    knows_ranges: bool = True
+    etag: str = ""  # default: of the content
+    on_answer: Callable[[Asked], None] = lambda asked: None
+    url: str = ""
+    released: threading.Event = field(default_factory=threading.Event)
+
+    def answer(self, asked: Asked) -> Told:
+        for prefix, route in self.routes.items():
+            if asked.path.startswith(prefix) and (told := route(asked)) is not None:
+                return told
+        content = self.files.get(unquote(asked.path))
+        return Told(404) if content is None else Told(blob=content)
+
+    def ranges(self) -> list[str]:
+        return [asked.headers["range"] for asked in self.asked if "range" in asked.headers]
+
+
+@contextmanager
+def serving(store: Store) -> Iterator[Store]:
+    server = _Server(("127.0.0.1", 0), store)
+    store.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield store
+    finally:
+        store.released.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], store: Store) -> None:
+        self.store = store
+        super().__init__(address, _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # a client that leaves is what many tests are about
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def do_POST(self) -> None:
+        self._serve()
+
+    def _serve(self) -> None:
+        self.close_connection = True
+        parts = urlsplit(self.path)
+        length = int(self.headers.get("content-length", 0))
+        asked = Asked(
+            self.command,
+            parts.path,
+            {name: values[0] for name, values in parse_qs(parts.query).items()},
+            {name.lower(): value for name, value in self.headers.items()},
+            self.rfile.read(length),
+        )
+        store = self.server.store
+        store.asked.append(asked)
+        store.on_answer(asked)
+        told = store.answer(asked)
+        body, status, headers = told.body, told.status, dict(told.headers)
+        if told.blob is not None:
+            status, body, more = self._range(asked, told.blob)
+            headers = {**more, **headers}
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("content-length", str(len(body)))
+        self.send_header("connection", "close")
+        self.end_headers()
+        if told.blob is not None and len(body) and (store.cuts or store.stalls):
+            cuts = store.cuts or store.stalls
+            is_stall = not store.cuts
+            at = cuts.pop(0)
+            self._send(body[:at])
+            if is_stall:
+                store.released.wait(30)
+            with suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        self._send(body)
+
+    def _send(self, body: bytes) -> None:
+        with suppress(OSError):
+            self.wfile.write(body)
+            self.wfile.flush()
+
+    def _range(self, asked: Asked, blob: bytes) -> tuple[int, bytes, dict[str, str]]:
+        store = self.server.store
+        etag = store.etag or f'"{hashlib.sha256(blob).hexdigest()[:16]}"'
+        span = asked.headers.get("range", "")
+        condition = asked.headers.get("if-range", etag)
+        if not store.knows_ranges or not span or condition != etag:
+            return 200, blob, {"etag": etag}
+        first, _, last = span.removeprefix("bytes=").partition("-")
+        start, end = int(first), min(int(last) + 1, len(blob))
+        if start >= len(blob):
+            return 416, b"", {"content-range": f"bytes */{len(blob)}"}
+        told = {"etag": etag, "content-range": f"bytes {start}-{end - 1}/{len(blob)}"}
+        return 206, blob[start:end], told

@@ -1,0 +1,118 @@
+"""What an engine process is told is what a pod is told, on this machine's terms."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.local.launch import Share, engine_environment, launch_of
+from octavo_engine.errors import ConfigError
+from octavo_operator.desired.engine_options import engine_options, extra_arguments
+from octavo_operator.spec import LLMDeployment
+
+MODELS = Path("/models")
+WHOLE = Share(num_threads=8)
+
+
+def deployment(*, uri: str = "demo://smollm2", **spec: Any) -> LLMDeployment:
+    model = {"uri": uri, **spec.pop("model", {})}
+    return LLMDeployment.parse(
+        {
+            "apiVersion": "octavo.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "metadata": {"name": "m"},
+            "spec": {"model": model, **spec},
+        }
+    )
+
+
+def launch(asked: LLMDeployment, references=None, **environ: str):
+    return launch_of(asked, models=MODELS, references=references or {}, environ=environ)
+
+
+def told(asked: LLMDeployment, share: Share = WHOLE) -> dict[str, Any]:
+    return tomllib.loads(launch(asked).config_text(share))
+
+
+def test_options_and_arguments_are_the_pod_s():
+    asked = deployment(
+        engine={"maxModelLen": 512, "maxNumSeqs": 4, "args": {"max-queue": 7, "vllm-metrics": True}}
+    )
+    result = launch(asked)
+
+    assert result.options == engine_options(asked, model="demo://smollm2")
+    assert result.arguments == tuple(extra_arguments(asked)) == ("--max-queue=7", "--vllm-metrics")
+    assert result.command_arguments(Path("/run/x.toml"), 4711) == [
+        "serve", "--config=/run/x.toml", "--host=127.0.0.1", "--port=4711",
+        "--max-queue=7", "--vllm-metrics",
+    ]  # fmt: skip
+
+
+def test_replicas_share_cores_and_memory():
+    share = Share(num_threads=2, replicas=4)
+    assert told(deployment(), share)["num-threads"] == 2
+    assert told(deployment(), share)["memory-fraction"] == 0.125
+    assert "memory-fraction" not in told(deployment(), Share(num_threads=8))
+    limited = deployment(
+        resources={"limits": {"cpu": "1", "memory": "1Gi"}}, engine={"kvCacheMemory": "64Mi"}
+    )
+    assert told(limited, share)["num-threads"] == 1
+    assert "memory-fraction" not in told(limited, share)
+    assert told(deployment(resources={"limits": {"cpu": "64"}}), share)["num-threads"] == 2
+
+
+def test_a_revision_changes_with_what_makes_a_process_and_nothing_else():
+    first = launch(deployment()).revision
+    assert launch(deployment(replicas=5, routing={"policy": "session"})).revision == first
+    assert launch(deployment(suspend=True)).revision == first
+    for other in (
+        deployment(engine={"dtype": "float32"}),
+        deployment(engine={"args": {"seed": 3}}),
+        deployment(engine={"env": [{"name": "A", "value": "b"}]}),
+        deployment(model={"servedName": "x"}),
+        deployment(uri="file:///m"),
+    ):
+        assert launch(other).revision != first
+
+
+def test_where_weights_come_from():
+    assert launch(deployment(uri="file:///m/x.gguf")).options["model"] == "/m/x.gguf"
+    hub = launch(deployment(uri="hf://a/b", model={"revision": "v1"}))
+    assert (hub.options["model"], hub.options["revision"], hub.fetch) == ("hf://a/b", "v1", ())
+    fetched = launch(deployment(uri="s3://bucket/m"))
+    assert fetched.fetch == ("s3://bucket/m", f"--to={fetched.options['model']}")
+    assert str(fetched.options["model"]).startswith("/models/m-")
+    simulated = launch(deployment(uri="s3://bucket/m", engine={"device": "sim"}))
+    assert (simulated.options["model"], simulated.fetch) == ("s3://bucket/m", ())
+
+
+def test_variables_come_from_the_files_or_from_the_shell():
+    reference = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    asked = deployment(engine={"env": [reference, {"name": "A", "value": "b"}]})
+
+    found = launch(asked, {("Secret", "default", "s"): {"k": "from-file"}}, KEY="from-shell")
+    assert found.variables == {"KEY": "from-file", "A": "b"}
+    assert launch(asked, KEY="from-shell").variables == {"KEY": "from-shell", "A": "b"}
+    with pytest.raises(ConfigError, match="KEY comes from Secret s, which is not in these files"):
+        launch(asked)
+    reference["valueFrom"]["secretKeyRef"]["optional"] = True  # type: ignore[index]
+    assert launch(deployment(engine={"env": [reference]})).variables == {}
+
+
+def test_the_source_s_secret_goes_to_whoever_fetches():
+    secrets = {("Secret", "default", "hub"): {"HF_TOKEN": "t"}}
+    engine = launch(deployment(uri="hf://a/b", model={"secretRef": {"name": "hub"}}), secrets)
+    assert engine.variables == {"HF_TOKEN": "t"}
+    step = launch(deployment(uri="s3://a/b", model={"secretRef": {"name": "hub"}}), secrets)
+    assert (step.variables, step.fetch_variables) == ({}, {"HF_TOKEN": "t"})
+
+
+def test_this_shell_s_engine_settings_stay_here():
+    environ = {"PATH": "/bin", "OCTAVO_PORT": "1", "OCTAVO_MODEL": "x", "OCTAVO_CPU_ISA": "avx2",
+               "OCTAVO_ROUTER_PORT": "2", "OCTAVO_CONFIG": "f"}  # fmt: skip
+    assert engine_environment(environ, {"A": "b"}) == {
+        "PATH": "/bin", "OCTAVO_CPU_ISA": "avx2", "A": "b",
+    }  # fmt: skip

@@ -1,0 +1,243 @@
+"""The plan carried out with replicas that behave: capacity, canaries, crashes of new revisions."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from octavo.local import pool as pool_module
+from octavo.local.home import Home
+from octavo.local.launch import Launch, Share, launch_of
+from octavo.local.pool import Pool
+from octavo.local.router import NAME
+from octavo.local.routing import router_config, upstreams
+from octavo.local.screen import PlainScreen, render
+from octavo.local.snapshot import Snapshot
+from octavo_engine.protocol.state import EndpointState, PoolState, RevisionState, State
+from octavo_operator.routers import Demand
+from octavo_operator.spec import LLMDeployment
+from octavo_router.config_load import load_config
+from tests.fakes.clock import ManualClock
+
+SHARE = Share(num_threads=1)
+BUCKETS = [0, 40, 40, 40, 40, 40, 40, 40, 40, 40, 40]
+
+
+class FakeReplica:
+    """Comes up when told to, leaves at once."""
+
+    breaks: frozenset[str] = frozenset()  # revisions that never come up
+
+    def __init__(self, id_: str, launch: Launch, **_: Any) -> None:
+        self.id, self.launch = id_, launch
+        self.state, self.detail, self.progress = "held", "", 0.0
+        self.port, self.pid, self.restarts, self.log = 0, 1, 0, id_
+        self.url = f"http://{id_}"
+
+    is_leaving = property(lambda self: self.state in ("leaving", "gone"))
+    is_listed = property(lambda self: self.state in ("ready", "leaving"))
+
+    def start(self, share: Share) -> None:
+        self.state = "starting"
+
+    def look(self, share: Share) -> None:
+        if self.state == "starting":
+            self.state = "waiting" if self.launch.revision in self.breaks else "ready"
+        elif self.state == "leaving":
+            self.state = "gone"
+
+    def leave(self) -> None:
+        self.state = "leaving"
+
+    def kill(self) -> None:
+        self.state = "gone"
+
+
+class Rig:
+    """A pool, and the router that would know it."""
+
+    def __init__(self, tmp_path, **spec: Any) -> None:
+        self.home = Home(tmp_path)
+        self.clock = ManualClock()
+        self.demand = Demand(self.clock)
+        self.demand.expect([NAME])
+        self.said: list[str] = []
+        self.told: list[RevisionState] = []
+        deployment, launch = self.asked(**spec)
+        self.pool = Pool(
+            deployment, launch, home=self.home, environ={}, demand=self.demand,
+            tell=self.said.append, wake=lambda: None, clock=self.clock,
+        )  # fmt: skip
+
+    def asked(self, **spec: Any) -> tuple[LLMDeployment, Launch]:
+        body = {
+            "apiVersion": "octavo.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "metadata": {"name": "m"},
+            "spec": {"model": {"uri": "demo://smollm2"}, **spec},
+        }
+        deployment = LLMDeployment.parse(body)
+        models = self.home.models
+        return deployment, launch_of(deployment, models=models, references={}, environ={})
+
+    def want(self, **spec: Any) -> str:
+        deployment, launch = self.asked(**spec)
+        self.pool.want(deployment, launch)
+        return launch.revision
+
+    def look(self, times: int = 1) -> None:
+        """Each look, and what the router says after it."""
+        for _ in range(times):
+            self.pool.look(SHARE)
+            endpoints = [
+                EndpointState(r.url, "default/m", r.launch.revision, r.url, "ready")
+                for r in self.pool.replicas
+                if r.state == "ready"
+            ]
+            told = [PoolState("default/m", revisions=self.told)]
+            self.demand.learn(NAME, State("1", NAME, told, endpoints))
+            self.clock.advance(1.0)
+
+    def serving(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for replica in self.pool.replicas:
+            if replica.state == "ready":
+                counts[replica.launch.revision] = counts.get(replica.launch.revision, 0) + 1
+        return counts
+
+
+@pytest.fixture(autouse=True)
+def fake_replicas(monkeypatch):
+    monkeypatch.setattr(pool_module, "Replica", FakeReplica)
+    monkeypatch.setattr(FakeReplica, "breaks", frozenset())
+
+
+def args(seed: int) -> dict[str, Any]:
+    return {"engine": {"args": {"seed": seed}}}
+
+
+def test_a_rolling_change_never_serves_with_fewer(tmp_path):
+    rig = Rig(tmp_path, replicas=3, **args(1))
+    rig.look(4)
+    assert (rig.pool.serving, rig.pool.is_done) == (3, True)
+    new = rig.want(replicas=3, **args(2))
+    while rig.serving() != {new: 3} or not rig.pool.is_done:
+        rig.look()
+        assert sum(rig.serving().values()) >= 3
+        assert sum(not replica.is_leaving for replica in rig.pool.replicas) <= 4
+        assert rig.clock.now < 1100
+
+
+def test_a_revision_that_does_not_come_up_takes_nothing_away(tmp_path, monkeypatch):
+    rig = Rig(tmp_path, replicas=2, **args(1))
+    rig.look(4)
+    (old,) = rig.serving()
+    bad = rig.want(replicas=2, **args(2))
+    monkeypatch.setattr(FakeReplica, "breaks", frozenset({bad}))
+    rig.look(20)
+    assert rig.serving() == {old: 2}
+    rig.want(replicas=2, **args(1))
+    rig.look(4)
+    assert (rig.serving(), rig.pool.is_done, len(rig.pool.replicas)) == ({old: 2}, True, 2)
+
+
+def test_suspended_deleted_and_back(tmp_path):
+    rig = Rig(tmp_path, replicas=2)
+    rig.look(4)
+    rig.want(replicas=2, suspend=True)
+    rig.look(4)
+    assert (rig.pool.replicas, rig.pool.row().phase) == ([], "suspended")
+    assert load_config(text=config(rig)).models == ()
+    rig.want(replicas=1)
+    rig.look(4)
+    assert rig.pool.serving == 1
+    rig.pool.delete()
+    rig.look(4)
+    assert rig.pool.is_gone
+
+
+def revision(name: str, requests: int, errors: int) -> RevisionState:
+    return RevisionState(name, requests, errors, 4.0, 40, 4.0, 400, BUCKETS)
+
+
+CANARY = {
+    "strategy": "Canary",
+    "canary": {"steps": [{"weight": 25, "pause": "5s"}], "analysis": {"minRequests": 10}},
+}
+
+
+@pytest.mark.parametrize("errors", [0, 30])
+def test_a_canary_is_judged_by_what_the_router_counted(tmp_path, errors):
+    rig = Rig(tmp_path, replicas=2, rollout=CANARY, **args(1))
+    rig.look(4)
+    (old,) = rig.serving()
+    new = rig.want(replicas=2, rollout=CANARY, **args(2))
+    rig.look(4)
+    assert rig.pool.weights == {old: 75, new: 25}
+    (model,) = load_config(text=config(rig)).models
+    assert {each.revision: each.weight for each in model.backends} == {old: 75.0, new: 25.0}
+
+    rig.told = [revision(old, 100, 0), revision(new, 40, errors)]
+    rig.look(30)
+    assert rig.serving() == ({old: 2} if errors else {new: 2})
+    assert rig.pool.row().phase == ("rolled back" if errors else "ready")
+    if errors:
+        assert "requests failed" in rig.pool.row().message
+
+
+def config(rig: Rig, **more: Any) -> str:
+    return router_config(
+        [rig.pool],
+        **{
+            "host": "127.0.0.1",
+            "port": 8080,
+            "upstreams_file": "/x.yaml",
+            "state_token": "t",
+            **more,
+        },
+    )
+
+
+def test_the_router_s_files_are_what_it_takes(tmp_path):
+    routing = {"policy": "session", "holdTimeout": "7s"}
+    rig = Rig(tmp_path, replicas=1, routing=routing)
+    rig.look(3)
+    told = load_config(text=config(rig, keys=("a", "b")))
+
+    assert (told.server.port, told.discovery.file) == (8080, "/x.yaml")
+    assert told.flow.hold_timeout_s == 7.0
+    assert [(pool.name, pool.policy) for pool in told.routing.pools] == [("default/m", "session")]
+    assert [key.tenant for key in told.flow.keys] == ["key-1", "key-2"]
+    assert told.discovery.engine_key == "a"
+    assert f'"url": "{rig.pool.replicas[0].url}"' in upstreams([rig.pool])
+
+
+def test_the_state_is_read_as_it_was_written(tmp_path):
+    rig = Rig(tmp_path, replicas=2)
+    rig.look(4)
+    snapshot = Snapshot(1, "http://x", "ready", "", (rig.pool.row(),))
+
+    assert snapshot.is_ready
+    assert Snapshot.from_json(snapshot.to_json()) == snapshot
+    with pytest.raises(ValueError, match="not the state"):
+        Snapshot.from_json("{}")
+
+
+def test_people_see_it(tmp_path, capsys):
+    rig = Rig(tmp_path, replicas=1)
+    rig.look(4)
+    snapshot = Snapshot(1, "http://x", "ready", "a.yaml: bad", (rig.pool.row(),))
+    console = Console(width=100, file=StringIO())
+    console.print(render(snapshot))
+    shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
+    assert shown[0] == "http://x/v1  router ready"
+    assert shown[2].split() == ["m", "1/1", "ready"]
+    assert shown[3].split()[1:] == ["serving", "0", "0"]
+    assert shown[-1].strip() == "kept everything as it is: a.yaml: bad"
+    screen = PlainScreen()
+    screen.show(snapshot)
+    screen.show(snapshot)
+    assert capsys.readouterr().err == "Octavo serves at http://x/v1 · Ctrl-C or octavo down ends\n"
