@@ -27,6 +27,7 @@ from octavo_operator.rollout import (
     Step,
     limits_of,
     next_step,
+    recreate_step,
     victims,
 )
 from octavo_operator.spec.traffic import Rollout
@@ -107,7 +108,10 @@ def plan_capacity(
         stable = by_name.get(state.stable)
         if stable is not None and stable.target > 0 and wish.replicas > 0:
             return _plan_canary(wish, groups, state, verdict, now)
-    step = next_step(wish.limits, {wish.revision: wish.replicas}, groups)
+    if wish.rollout.strategy == "Recreate":
+        step = recreate_step(wish.limits, wish.revision, groups)
+    else:
+        step = next_step(wish.limits, {wish.revision: wish.replicas}, groups)
     return CapacityPlan(step, _settled(state, wish, step))
 
 

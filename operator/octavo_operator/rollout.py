@@ -127,6 +127,21 @@ def next_step(limits: Limits, shares: Mapping[str, int], groups: Sequence[Group]
     return Step(changed, vanished, is_done, waiting_for)
 
 
+def recreate_step(limits: Limits, revision: str, groups: Sequence[Group]) -> Step:
+    """Strategy Recreate: everybody leaves before anybody of the new revision comes, for models of
+    which only one copy fits."""
+    others = [group for group in groups if group.revision != revision]
+    present = [group.revision for group in others if group.target or group.existing]
+    if not present:
+        return next_step(limits, {revision: limits.replicas}, groups)
+    return Step(
+        {group.revision: 0 for group in others if group.target},
+        tuple(group.revision for group in others if group.revision not in present),
+        is_done=False,
+        waiting_for=f"replicas of revision {', '.join(present)} to leave",
+    )
+
+
 def victims(replicas: Sequence[Replica], count: int) -> list[Replica]:
     """Who leaves when `count` must: first those that serve nobody, then the least busy."""
     staying = [replica for replica in replicas if not replica.is_leaving]

@@ -14,6 +14,7 @@ from octavo_operator.rollout import (
     group_replicas,
     limits_of,
     next_step,
+    recreate_step,
     victims,
 )
 
@@ -233,3 +234,23 @@ RolloutMachine.TestCase.settings = settings(
     max_examples=200, stateful_step_count=25, deadline=None, derandomize=True
 )
 TestRolloutMachine = RolloutMachine.TestCase
+
+
+class TestRecreate:
+    def test_everybody_leaves_before_anybody_comes(self):
+        limits = Limits(2)
+        assert recreate_step(limits, "b", [serving("a", 2)]).targets == {"a": 0}
+
+        leaving = Group("a", target=0, routable=0, existing=1)
+        step = recreate_step(limits, "b", [leaving])
+        assert step.targets == {}
+        assert not step.is_done
+        assert step.waiting_for == "replicas of revision a to leave"
+
+        gone = Group("a", target=0, routable=0, existing=0)
+        assert recreate_step(limits, "b", [gone]).targets == {"b": 2}
+
+    def test_the_first_revision_and_a_change_of_number_wait_for_nobody(self):
+        assert recreate_step(Limits(2), "a", []).targets == {"a": 2}
+        assert recreate_step(Limits(3), "a", [serving("a", 2)]).targets == {"a": 3}
+        assert recreate_step(Limits(2), "a", [serving("a", 2)]).is_done

@@ -148,6 +148,7 @@ class Hub:
         self._step_s = 0.0
         self._sent_at = self._load_at = self._changes_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._wakes_at = 0.0
         self._draining: Draining | None = None
 
     def __len__(self) -> int:
@@ -257,11 +258,12 @@ class Hub:
 
     def _wake_at(self, at: float) -> None:
         if self._timer is not None:
-            if self._timer.when() <= at:
+            if self._wakes_at <= at:
                 return
             self._timer.cancel()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(max(at, loop.time()), self._flush)
+        # Kept here, for uvloop's timer does not know its time once that has come.
+        self._wakes_at = at
+        self._timer = asyncio.get_running_loop().call_at(max(at, _now()), self._flush)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

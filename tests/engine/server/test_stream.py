@@ -7,6 +7,7 @@ nobody hears of a drain.
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import msgspec
 import pytest
+import uvloop
 
 from octavo_engine.core import wire
 from octavo_engine.core.residency_feed import ResidencyFeed
 from octavo_engine.protocol.endpoints import DRAIN_PATH, STREAM_PATH
 from octavo_engine.protocol.stream import CONTENT_TYPE
 from octavo_engine.server import stream as stream_module
+from octavo_engine.server.service import Service
 from octavo_engine.server.settings import ServerSettings
 from octavo_engine.state.labels import ResidencyChange
 from octavo_engine.state.outputs import EngineStats, StepOutput
@@ -265,3 +268,19 @@ def test_one_that_does_not_read_is_cut_off(core, server, monkeypatch):
             answer.read()
     with listening(server) as told:
         assert next(told)[0] == "hello"
+
+
+def test_a_wake_that_is_due_already_does_not_stop_the_next_one_on_uvloop():
+    """uvloop gives a timer whose time has come no `when`: asking for it broke the listener."""
+
+    async def work() -> tuple[float, float]:
+        hub = stream_module.Hub(Service(Core().engine, ServerSettings()))
+        now = asyncio.get_running_loop().time()
+        hub._wake_at(now - 1.0)
+        hub._wake_at(now - 2.0)
+        due = hub._wakes_at
+        hub._stop_timer()
+        return now, due
+
+    now, due = uvloop.run(work())
+    assert due == now - 2.0
