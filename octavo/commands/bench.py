@@ -1,4 +1,4 @@
-"""`octavo bench`: throughput, latency, serve; each in its own module."""
+"""`octavo bench`: throughput, latency, serve, router; each in its own module."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ KINDS = {
     "throughput": "many prompts at once, offline: tokens per second",
     "latency": "one batch again and again, offline: seconds per batch",
     "serve": "a running server, as clients see it: time to first token, between tokens, in all",
+    "router": "routing policies side by side, on simulated engines in virtual time",
 }
 
 

@@ -1,0 +1,74 @@
+"""The router of a study: its true registry, index, dispatcher and policies, fed by its own parser
+of what engines tell. No sockets, no queue before the engines'."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from octavo.study.shapes import POOL
+from octavo_engine.protocol.stream import Hello, Snapshot
+from octavo_router.config import RouterConfig, RoutingConfig
+from octavo_router.endpoints.endpoint import Address, EndpointSpec
+from octavo_router.endpoints.registry import Registry
+from octavo_router.metrics.counts import SignalCounts
+from octavo_router.routing.build import build_dispatcher
+from octavo_router.signals.follow import Follower
+
+if TYPE_CHECKING:
+    from octavo.study.engine_models import EngineModel
+    from octavo.study.timeline import Timeline
+    from octavo_router.residency.native import HotPath
+
+TICK_S = 1.0
+
+
+class StudyRouter:
+    """Health is left out: it would take slow engines away from policies that make them slow."""
+
+    def __init__(
+        self,
+        policy: str,
+        model: EngineModel,
+        timeline: Timeline,
+        *,
+        num_engines: int,
+        seed: int,
+        hot_path: HotPath,
+    ) -> None:
+        index = hot_path.ResidencyIndex()
+        self.registry = Registry(index)
+        self.dispatcher = build_dispatcher(
+            RouterConfig(routing=RoutingConfig(policy=policy)),
+            self.registry,
+            index,
+            clock=timeline.clock,
+            rng=Random(seed),
+        )
+        self.dispatcher.health = None
+        self._timeline = timeline
+        specs = [
+            EndpointSpec(f"engine-{i}", Address(f"10.0.0.{i + 1}", 8000), POOL, kind="octavo")
+            for i in range(num_engines)
+        ]
+        hello = Hello(
+            epoch="study", model=POOL, names=[POOL], num_blocks=model.sim.kv_blocks,
+            max_model_len=model.scheduler.max_model_len,
+            max_num_seqs=model.scheduler.max_num_seqs,
+        )  # fmt: skip
+        counts = SignalCounts()
+        self.followers: list[Follower] = []
+        for endpoint in self.registry.replace("study", specs).added:
+            follower = Follower(
+                endpoint, index, counts=counts, set_state=self.registry.report,
+                on_changed=self.registry.changed, now=timeline.clock,
+            )  # fmt: skip
+            follower.begin()
+            follower.take(hello)
+            follower.take(Snapshot(b"", last=True))
+            self.followers.append(follower)
+        self._tick()
+
+    def _tick(self) -> None:
+        self.dispatcher.tick()
+        self._timeline.after(TICK_S, self._tick)

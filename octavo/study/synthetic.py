@@ -1,0 +1,122 @@
+"""Workloads made by chance from a seed: the shapes of load that policies are told apart by."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import TYPE_CHECKING, Protocol
+
+from octavo.study.workload import Arrival, Texts, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Arrivals come at one a second on average; `Workload.at_load` sets the pace.
+MEAN_THINK_S = 5.0
+
+
+class Make(Protocol):
+    def __call__(self, num_requests: int, rng: Random) -> list[Arrival]: ...
+
+
+def synthetic(name: str, num_requests: int, *, seed: int = 0) -> Workload:
+    """One of SYNTHETIC; the same for the same seed."""
+    return Workload(name, tuple(SYNTHETIC[name](num_requests, Random(f"{name}/{seed}"))))
+
+
+def multi_turn(num_requests: int, rng: Random) -> list[Arrival]:
+    """Conversations of 2 to 10 turns: each prompt holds all that was said before it, behind one of
+    a few system prompts. People think between turns, for `MEAN_THINK_S` on average."""
+    texts = Texts()
+    systems = [texts.new(500) for _ in range(8)]
+    arrivals: list[Arrival] = []
+    now = 0.0
+    number = 0
+    while len(arrivals) < num_requests:
+        number += 1
+        now += rng.expovariate(1.0)
+        prompt: tuple[range, ...] = (rng.choice(systems),)
+        after: int | None = None
+        for _ in range(min(rng.randint(2, 10), num_requests - len(arrivals))):
+            prompt = (*prompt, texts.new(_length(rng, 400)))
+            answer = texts.new(_length(rng, 200))
+            delay_s = now if after is None else rng.expovariate(1 / MEAN_THINK_S)
+            arrivals.append(Arrival(prompt, answer, delay_s, after, f"conversation {number}"))
+            after = len(arrivals) - 1
+            prompt = (*prompt, answer)
+    return arrivals
+
+
+def shared_system(num_requests: int, rng: Random) -> list[Arrival]:
+    """150 system prompts of 6,000 tokens, each asked five times and more: together more than one
+    engine can hold, and less than all of them can."""
+    texts = Texts()
+    systems = [texts.new(6000) for _ in range(150)]
+    return [
+        Arrival((rng.choice(systems), texts.new(_length(rng, 800))), texts.new(_length(rng, 200)),
+                now)
+        for now in _poisson(num_requests, rng)
+    ]  # fmt: skip
+
+
+def random_prompts(num_requests: int, rng: Random) -> list[Arrival]:
+    """Prompts that share nothing, a few of them long: there is nothing to gain but balance."""
+    texts = Texts()
+    return [
+        Arrival((texts.new(_length(rng, 1000)),), texts.new(_length(rng, 200)), now)
+        for now in _poisson(num_requests, rng)
+    ]
+
+
+def hot_prefix(num_requests: int, rng: Random) -> list[Arrival]:
+    """Nine in ten prompts begin with the same 4,000 tokens; one engine must not serve them all."""
+    texts = Texts()
+    hot = texts.new(4000)
+    return [
+        Arrival(
+            (hot, texts.new(_length(rng, 200)))
+            if rng.random() < 0.9
+            else (texts.new(_length(rng, 2000)),),
+            texts.new(_length(rng, 200)),
+            now,
+        )
+        for now in _poisson(num_requests, rng)
+    ]
+
+
+def bursts(num_requests: int, rng: Random) -> list[Arrival]:
+    """64 requests in one moment, every minute or so: half of the bursts repeat one prompt, the
+    others are agents that share a context of 8,000 tokens."""
+    texts = Texts()
+    arrivals: list[Arrival] = []
+    now = 0.0
+    while len(arrivals) < num_requests:
+        now += rng.expovariate(1 / 64)
+        context = texts.new(8000)
+        is_repeat = rng.random() < 0.5
+        question = texts.new(200)
+        for _ in range(min(64, num_requests - len(arrivals))):
+            prompt = (context, question if is_repeat else texts.new(200))
+            arrivals.append(Arrival(prompt, texts.new(_length(rng, 100)), now))
+    return arrivals
+
+
+SYNTHETIC: dict[str, Make] = {
+    "multi-turn": multi_turn,
+    "shared-system": shared_system,
+    "random": random_prompts,
+    "hot-prefix": hot_prefix,
+    "bursts": bursts,
+}
+
+
+def _poisson(count: int, rng: Random) -> Iterator[float]:
+    now = 0.0
+    for _ in range(count):
+        now += rng.expovariate(1.0)
+        yield now
+
+
+def _length(rng: Random, median: int) -> int:
+    """Most are near the median; one in fifty is four times as long."""
+    return max(1, min(int(rng.lognormvariate(math.log(median), 0.7)), 8 * median))
