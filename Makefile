@@ -25,7 +25,8 @@ demo: $(VENV)/.installed  ## A streamed answer through two engines and a router 
 	@set -e; url=http://127.0.0.1:$(PORT); \
 	$(BIN)/octavo up demo://smollm2 --replicas 2 --port $(PORT) --plain & up=$$!; \
 	trap 'kill $$up 2>/dev/null; wait $$up 2>/dev/null || true' EXIT; \
-	until $(BIN)/octavo status --wait 1 >/dev/null 2>&1; do \
+	until $(BIN)/octavo status --wait 1 --json 2>/dev/null | tr -d '\n' \
+	    | grep -q "\"url\": \"$$url\".*\"is_ready\": true"; do \
 	  kill -0 $$up 2>/dev/null || { echo "The platform ended; its last lines say why." >&2; exit 1; }; \
 	done; \
 	echo; echo "> $(DEMO_PROMPT)"; \

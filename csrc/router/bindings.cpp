@@ -12,6 +12,8 @@
 #include "router/residency.h"
 #include "router/route_keys.h"
 #include "router/scan.h"
+#include "router/tally.h"
+#include "router/usage.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -113,6 +115,35 @@ nb::list match(ResidencyIndex& index, const nb::bytes& keys, const nb::sequence&
     return result;
 }
 
+std::vector<double> numbers_of(nb::handle source) {
+    std::vector<double> numbers;
+    numbers.reserve(nb::len(source));
+    for (const nb::handle number : source) {
+        const double value = PyFloat_AsDouble(number.ptr());
+        if (value == -1.0 && PyErr_Occurred() != nullptr) {
+            throw nb::python_error();
+        }
+        numbers.push_back(value);
+    }
+    return numbers;
+}
+
+double tally_all(const nb::tuple& bounds, const nb::list& values, nb::list counts) {
+    const std::vector<double> limits = numbers_of(bounds);
+    const std::vector<double> numbers = numbers_of(values);
+    if (nb::len(counts) != limits.size() + 1) {
+        throw nb::value_error("counts must have one more place than bounds");
+    }
+    std::vector<int64_t> more(limits.size() + 1);
+    const double sum = tally(limits, numbers, more);
+    for (size_t i = 0; i < more.size(); ++i) {
+        if (more[i] != 0) {
+            counts[i] = nb::int_(nb::cast<int64_t>(nb::object(counts[i])) + more[i]);
+        }
+    }
+    return sum;
+}
+
 void bind_scan(nb::module_& module) {
     nb::class_<Scan>(module, "Scan")
         .def_prop_ro("model", [](const Scan& scan) { return str_of(scan.model); })
@@ -159,10 +190,20 @@ void bind_index(nb::module_& module) {
 
 NB_MODULE(_fast, module) {
     using namespace octavo::router;
+    // The index lives as long as the process, by design: the router freezes the collector after its
+    // start, so that objects in cycles (all of its parts) are never torn down at exit.
+    nb::set_leak_warnings(false);
     module.attr("ROUTE_KEYS_VERSION") = bytes_of(kRouteKeysVersion);
     bind_scan(module);
     bind_index(module);
     module.def("split_token_lines", &split);
+    module.def("tally", &tally_all);
+    module.def("find_usage", [](const nb::bytes& answer) {
+        const Usage usage = find_usage(view_of(answer));
+        const nb::object cached =
+            usage.cached_tokens ? nb::object(nb::int_(*usage.cached_tokens)) : nb::none();
+        return nb::make_tuple(usage.prompt_tokens, usage.output_tokens, cached);
+    });
     module.def(
         "find_event_end",
         [](nb::handle buffer, size_t start) {

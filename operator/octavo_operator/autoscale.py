@@ -10,7 +10,7 @@ router answers the number stays.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from octavo_operator.spec.quantities import parse_count
@@ -51,6 +51,7 @@ class Memory:
     proposals: tuple[Mark, ...] = ()
     moves: tuple[Mark, ...] = ()
     since: float | None = None  # of the first decision
+    unasked_since: float | None = None  # it serves, and no router ever saw a request for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,12 @@ def decide(
     rules: Autoscaling, signals: Signals, current: int, memory: Memory, now: float
 ) -> Decision:
     """The number of replicas to ask for, with the reason. `now` is monotonic."""
-    memory = _since(memory, now)
+    memory = _watch(memory, signals, now)
     if current == 0:
         return _wake(rules, signals, memory, now)
-    if _is_idle(rules, signals):
-        age_s = signals.last_request_age_s
-        return _moved(
-            0, current, "ScaledToZero", f"the last request was {age_s:.0f} s ago", memory, now
-        )
+    why = _idle(rules, signals, memory, now)
+    if why:
+        return _moved(0, current, "ScaledToZero", why, memory, now)
     bounded = rules.clamp(current)
     if bounded != current:
         text = f"minReplicas is {rules.min_replicas}, maxReplicas {rules.max_replicas}"
@@ -103,15 +102,23 @@ def _wake(rules: Autoscaling, signals: Signals, memory: Memory, now: float) -> D
     return Decision(0, "ScaledToZero", "no requests", memory)
 
 
-def _is_idle(rules: Autoscaling, signals: Signals) -> bool:
-    """Only what a router says counts: silence is not idleness."""
-    after_s, age_s = rules.scale_to_zero_after_s, signals.last_request_age_s
-    if after_s is None or age_s is None or not signals.is_known:
-        return False
+def _idle(rules: Autoscaling, signals: Signals, memory: Memory, now: float) -> str:
+    """Why nobody needs it; "" where somebody may. Only what a router says counts: silence is not
+    idleness."""
+    after_s = rules.scale_to_zero_after_s
+    if after_s is None or not signals.is_known:
+        return ""
     if signals.held or signals.in_flight or signals.queued_tokens:
-        return False
-    # Still loading: whoever woke it is to be served.
-    return signals.serving > 0 and age_s >= after_s
+        return ""
+    if signals.serving == 0:  # still loading: whoever woke it is to be served
+        return ""
+    age_s = signals.last_request_age_s
+    if age_s is not None:
+        return f"the last request was {age_s:.0f} s ago" if age_s >= after_s else ""
+    since = memory.unasked_since
+    if since is None or now - since < after_s:
+        return ""
+    return f"it has served for {now - since:.0f} s, and no request came"
 
 
 def _propose(rules: Autoscaling, signals: Signals, current: int) -> tuple[int, str]:
@@ -165,19 +172,28 @@ def _has_passed(memory: Memory, window_s: float, now: float) -> bool:
     return memory.since is not None and now - memory.since >= window_s
 
 
-def _since(memory: Memory, now: float) -> Memory:
-    return memory if memory.since is not None else Memory(memory.proposals, memory.moves, now)
+def _watch(memory: Memory, signals: Signals, now: float) -> Memory:
+    """Routers that have just started know of no request either: only a whole wait without one
+    counts, from when it serves and they answer."""
+    since = now if memory.since is None else memory.since
+    is_unasked = signals.is_known and signals.serving > 0 and signals.last_request_age_s is None
+    unasked_since = None
+    if is_unasked:
+        unasked_since = now if memory.unasked_since is None else memory.unasked_since
+    if (since, unasked_since) == (memory.since, memory.unasked_since):
+        return memory
+    return replace(memory, since=since, unasked_since=unasked_since)
 
 
 def _remember(rules: Autoscaling, memory: Memory, mark: Mark, now: float) -> Memory:
     horizon = now - max(rules.up.window_s, rules.down.window_s)
     kept = tuple(old for old in memory.proposals if old.at >= horizon)
     moves = tuple(old for old in memory.moves if old.at > now - MINUTE_S)
-    return Memory((*kept, mark), moves, memory.since)
+    return replace(memory, proposals=(*kept, mark), moves=moves)
 
 
 def _moved(
     replicas: int, current: int, reason: str, message: str, memory: Memory, now: float
 ) -> Decision:
     moves = (*memory.moves, Mark(now, replicas - current))
-    return Decision(replicas, reason, message, Memory(memory.proposals, moves, memory.since))
+    return Decision(replicas, reason, message, replace(memory, moves=moves))

@@ -45,6 +45,9 @@ _FLAGS: tuple[tuple[str, str, str], ...] = (
     ("router-namespace", "octavo-system", "namespace of the routers"),
     ("router-service", "octavo-router", "Service of the routers"),
     ("router-url", "", "base URL that clients use; default: the routers' Service"),
+    ("router-scheme", "http", "http or https: how routers are asked who is routable"),
+    ("router-tls-ca", "", "PEM file with the authority of routers' certificates; needs https"),
+    ("router-token", "", "routers' state token or one of their API keys; better by environment"),
     ("readiness-gate", "true", "pods wait until all routers have them; false without routers"),
     ("network-policy", "true", "engines accept traffic from routers and monitoring only"),
     ("monitoring-namespace", "monitoring", "namespace whose pods may scrape engines"),
@@ -114,6 +117,9 @@ def read_settings(
             namespace=values["router-namespace"],
             service=values["router-service"],
             url=values["router-url"],
+            scheme=_scheme(values["router-scheme"]),
+            token=values["router-token"].strip(),
+            tls_ca=values["router-tls-ca"],
         ),
         readiness_gate=_flag(values, "readiness-gate"),
         network_policy=_flag(values, "network-policy"),
@@ -167,6 +173,13 @@ def _pull_policy(text: str) -> Literal["Always", "IfNotPresent", "Never"]:
         if text == policy:
             return policy  # type: ignore[no-any-return]  # one of the three
     raise SettingsInvalid(f"--pull-policy must be Always, IfNotPresent or Never; got {text}")
+
+
+def _scheme(text: str) -> Literal["http", "https"]:
+    for scheme in get_args(Literal["http", "https"]):
+        if text == scheme:
+            return scheme  # type: ignore[no-any-return]  # one of the two
+    raise SettingsInvalid(f"--router-scheme must be http or https; got {text}")
 
 
 def _flag(values: Mapping[str, str], name: str) -> bool:

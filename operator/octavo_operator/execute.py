@@ -32,6 +32,7 @@ class Report:
     """What came of a plan."""
 
     refused: list[tuple[Object, Refused]] = field(default_factory=list)
+    absent: list[Kind] = field(default_factory=list)  # optional kinds that are served no more
     settled: dict[tuple[Kind, str], tuple[str, str]] = field(default_factory=dict)
 
 
@@ -43,7 +44,8 @@ async def execute(
     keep others from their place, but no engine starts without all that comes before it."""
     report = Report()
     for body in plan.apply:
-        is_engine = REVISION_LABEL in kinds.labels_of(body) and body["kind"] == "Deployment"
+        kind = kinds.kind_of(body)
+        is_engine = REVISION_LABEL in kinds.labels_of(body) and kind == kinds.DEPLOYMENT
         if is_engine and report.refused:
             continue
         try:
@@ -51,7 +53,11 @@ async def execute(
         except Refused as error:
             report.refused.append((body, error))
             continue
-        kind = kinds.kind_of(body)
+        except NotFound:
+            if not kind.is_optional:
+                raise
+            report.absent.append(kind)  # the next resync will know; engines need not wait for it
+            continue
         world.keep(kind, stored)
         mark = kinds.annotations_of(body)[FINGERPRINT_ANNOTATION]
         report.settled[(kind, kinds.name_of(body))] = (mark, stamp(stored))
@@ -66,6 +72,9 @@ async def execute(
             uid=kinds.uid_of(body),
             resource_version=str(body["metadata"]["resourceVersion"]),
         )
+        # No watch need say so: where one is deaf, we would delete for ever. What lingers for its
+        # finalizers has changed, and comes back as an event.
+        world.drop(kinds.kind_of(body), body)
     for detail in plan.details:
         logger.info("%s", detail, extra={"namespace": namespace})
     return report

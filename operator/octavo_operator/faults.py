@@ -307,14 +307,18 @@ _EXITS = {
     132: Reason.INSTRUCTION_SET,
 }
 
-# The fetch step ends with {"reason": …, "message": …} in its termination message.
-_FETCH = {
-    "unauthorized": Reason.MODEL_UNAUTHORIZED,
-    "not_found": Reason.MODEL_NOT_FOUND,
-    "revision_not_found": Reason.MODEL_REVISION_NOT_FOUND,
-    "digest_mismatch": Reason.MODEL_DIGEST_MISMATCH,
-    "disk_full": Reason.MODEL_DISK_FULL,
-    "unreachable": Reason.MODEL_UNREACHABLE,
+# The fetch step ends with {"reason": …, "message": …} in its termination message: these words.
+FETCH_REASONS = {
+    reason.value: reason
+    for reason in (
+        Reason.MODEL_UNAUTHORIZED,
+        Reason.MODEL_NOT_FOUND,
+        Reason.MODEL_REVISION_NOT_FOUND,
+        Reason.MODEL_DIGEST_MISMATCH,
+        Reason.MODEL_DISK_FULL,
+        Reason.MODEL_UNREACHABLE,
+        Reason.MODEL_FETCH_FAILED,
+    )
 }
 
 
@@ -325,9 +329,7 @@ def _fetch_failure(said: str, code: int) -> Found:
         told = None
     if not isinstance(told, dict):
         return Reason.MODEL_FETCH_FAILED, _last_line(said) or f"the fetch step ended with {code}"
-    by_name = {str(reason): reason for reason in _FETCH.values()}
-    name = str(told.get("reason", ""))
-    reason = _FETCH.get(name) or by_name.get(name) or Reason.MODEL_FETCH_FAILED
+    reason = FETCH_REASONS.get(str(told.get("reason", "")), Reason.MODEL_FETCH_FAILED)
     return reason, str(told.get("message") or f"the fetch step ended with {code}")
 
 

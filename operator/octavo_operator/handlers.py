@@ -22,17 +22,18 @@ from octavo_operator import kinds
 from octavo_operator.observe import WATCHED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from octavo_operator.intake import Intake
     from octavo_operator.kinds import Kind
     from octavo_operator.kube_config import KubeConfig
+    from octavo_operator.loop_watch import LoopWatch
 
     Tell = Callable[[Kind, str | None, Any], None]
 
 logger = logging.getLogger("octavo.operator.watch")
 
-STOP_S = 10.0
+STOP_S = 0.7
 TOKEN_LIFE = datetime.timedelta(minutes=10)
 
 
@@ -41,22 +42,27 @@ async def watch(
     intake: Intake,
     *,
     namespaces: Sequence[str],
+    loop_watch: LoopWatch,
 ) -> None:
     """Watch until cancelled. Raises whatever ends kopf, such as a CRD that was deleted."""
     loop = asyncio.get_running_loop()
-    stop = threading.Event()
+    stop = _Stop()
     ended: asyncio.Future[None] = loop.create_future()
 
     def tell(kind: Kind, event_type: str | None, body: Any) -> None:
-        loop.call_soon_threadsafe(intake.event, kind, event_type, body)
+        with contextlib.suppress(RuntimeError):  # our loop has ended meanwhile
+            loop.call_soon_threadsafe(intake.event, kind, event_type, body)
 
     def run() -> None:
+        error: Exception | None = None
         try:
-            asyncio.run(_operate(config, tell, namespaces, stop))
-        except Exception as error:
+            asyncio.run(_operate(config, tell, namespaces, stop, loop_watch))
+        except asyncio.CancelledError:
+            logger.debug("The watches were stopped")
+        except Exception as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(_finish, ended, error)
-        else:
-            loop.call_soon_threadsafe(_finish, ended, None)
 
     thread = threading.Thread(target=run, name="kopf", daemon=True)
     thread.start()
@@ -64,22 +70,63 @@ async def watch(
         await asyncio.shield(ended)
     finally:
         stop.set()
-        async with asyncio.timeout(STOP_S):
-            await asyncio.wait([ended])
+        # It only watches: where it does not end by itself, the process may end without it.
+        await asyncio.wait([ended], timeout=STOP_S)
+
+
+class _Stop:
+    """Cancels a task of another thread's loop, be it not begun, running or done."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cancel: Callable[[], object] | None = None
+        self.is_set = False
+
+    def set(self) -> None:
+        with self._lock:
+            self.is_set = True
+            if self._cancel is not None:
+                self._cancel()
+
+    @contextlib.contextmanager
+    def around(self, task: asyncio.Task[Any]) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+            if self.is_set:
+                task.cancel()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._cancel = None
 
 
 async def _operate(
-    config: KubeConfig, tell: Tell, namespaces: Sequence[str], stop: threading.Event
+    config: KubeConfig,
+    tell: Tell,
+    namespaces: Sequence[str],
+    stop: _Stop,
+    loop_watch: LoopWatch,
 ) -> None:
-    async with contextlib.AsyncExitStack() as sessions:  # which kopf leaves open when it fails
-        await kopf.operator(
-            registry=make_registry(config, tell, sessions),
-            settings=make_settings(),
-            standalone=True,
-            clusterwide=not namespaces,
-            namespaces=tuple(namespaces),
-            stop_flag=stop,
+    def on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not stop.is_set:  # generators of kopf's that are closed in the middle complain
+            loop.default_exception_handler(context)
+
+    asyncio.get_running_loop().set_exception_handler(on_exception)
+    async with loop_watch, contextlib.AsyncExitStack() as sessions:  # which kopf leaves open
+        # NOTE: kopf's own stop flag lets streams hang for five seconds; a cancellation does not.
+        operator = asyncio.create_task(
+            kopf.operator(
+                registry=make_registry(config, tell, sessions),
+                settings=make_settings(),
+                standalone=True,
+                clusterwide=not namespaces,
+                namespaces=tuple(namespaces),
+            )
         )
+        with stop.around(operator):
+            await operator
 
 
 def _finish(ended: asyncio.Future[None], error: Exception | None) -> None:

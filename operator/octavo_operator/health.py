@@ -27,10 +27,12 @@ class Health:
     max_news_age_s: float
     is_synced: bool
     is_leading: bool
+    loop_lag_s: float = 0.0  # of the event loop that is latest
+    max_loop_lag_s: float = 20.0
 
     @property
     def is_alive(self) -> bool:
-        return self.news_age_s <= self.max_news_age_s
+        return self.news_age_s <= self.max_news_age_s and self.loop_lag_s <= self.max_loop_lag_s
 
 
 class HealthServer:
@@ -85,6 +87,7 @@ def _json(status: int, health: Health) -> bytes:
         "leading": health.is_leading,
         "newsAgeSeconds": round(health.news_age_s, 3),
         "maxNewsAgeSeconds": health.max_news_age_s,
+        "loopLagSeconds": round(health.loop_lag_s, 3),
     }
     return _response(status, "application/json", json.dumps(told) + "\n")
 

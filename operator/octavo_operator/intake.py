@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL
 from octavo_operator import kinds
 from octavo_operator.cluster import Listing
-from octavo_operator.errors import ClusterError, NotFound
-from octavo_operator.observe import WATCHED
+from octavo_operator.errors import ClusterError, NotFound, Refused
+from octavo_operator.observe import LISTED, WATCHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("octavo.operator.intake")
 
 RETRY_S = 2.0
+OPTIONAL_TRIES = 5  # at start; what nobody needs must not keep the rest from working
 NEWEST = 1 << 62  # a version above all
 SETTLE_S = 1.0  # a listing comes as a burst of events; one list after it is enough
 
@@ -42,6 +43,7 @@ class Intake:
         *,
         namespaces: Sequence[str],
         wake: Callable[[Key], None],
+        served: Callable[[frozenset[str]], None] = lambda capabilities: None,
         metrics: Metrics,
         clock: Callable[[], float],
         rng: Random,
@@ -51,11 +53,13 @@ class Intake:
         self._world = world
         self._namespaces: Sequence[str | None] = namespaces or (None,)
         self._wake = wake
+        self._served = served  # told which optional kinds there are, whenever that changes
         self._metrics = metrics
         self._clock = clock
         self._rng = rng
         self._every_s = every_s
         self._relisted: set[Kind] = set()
+        self._capabilities: frozenset[str] = frozenset()
         self._news = asyncio.Event()
         self.heard_at = clock()  # from a watch or a list
 
@@ -90,6 +94,10 @@ class Intake:
                 except ClusterError as error:
                     logger.warning("Could not list", extra={"kind": kind.name, "error": str(error)})
                     await asyncio.sleep(RETRY_S)
+        for _ in range(OPTIONAL_TRIES):
+            if await self.refresh_optional():
+                return
+            await asyncio.sleep(RETRY_S)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -102,6 +110,7 @@ class Intake:
                 stale: set[Kind] = self._relisted
             except TimeoutError:
                 stale = set(WATCHED)
+                await self.refresh_optional()
             self._relisted = set()
             self._news.clear()
             for kind in WATCHED:
@@ -121,6 +130,35 @@ class Intake:
         self.heard_at = self._clock()
         self._metrics.num_objects = len(self._world)
         self._metrics.num_deployments = len(self._world.all_keys())
+
+    async def refresh_optional(self) -> bool:
+        """Which optional kinds there are, and what we have of them. False where that is not known
+        of all; what was known of the others stays."""
+        present, is_known = set(self._capabilities), True
+        for kind in LISTED:
+            try:
+                await self._compare(kind)
+                present.add(kind.capability)
+            except (NotFound, Refused) as error:
+                # Not installed, or not for us: either way we cannot use it.
+                if isinstance(error, Refused) or kind.capability in present:
+                    told = {"kind": kind.name, "error": str(error)}
+                    logger.warning("Does without an optional kind", extra=told)
+                present.discard(kind.capability)
+                self._world.replace(kind, Listing([], NEWEST))
+            except ClusterError as error:
+                logger.warning("Could not list", extra={"kind": kind.name, "error": str(error)})
+                is_known = False
+        if frozenset(present) != self._capabilities:
+            self._capabilities = frozenset(present)
+            self._served(self._capabilities)
+        return is_known
+
+    async def _compare(self, kind: Kind) -> None:
+        for namespace in self._namespaces:
+            listing = await self._cluster.find(kind, namespace, selector=DEPLOYMENT_LABEL)
+            for key in self._world.replace(kind, listing, namespace=namespace):
+                self._wake(key)
 
     async def _try(self, kind: Kind) -> None:
         try:

@@ -26,6 +26,11 @@ class Kind:
     def api_version(self) -> str:
         return f"{self.group}/{self.version}" if self.group else self.version
 
+    @property
+    def capability(self) -> str:
+        """How Settings.capabilities names it."""
+        return f"{self.api_version}/{self.name}"
+
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = [root]

@@ -25,6 +25,7 @@ OBJECTS = "octavo_operator_objects"
 DEPLOYMENTS = "octavo_operator_llmdeployments"
 BUGS = "octavo_operator_bugs"
 ROUTERS = "octavo_operator_routers"
+ROUTER_ERRORS = "octavo_operator_router_errors"
 
 
 class Metrics:
@@ -42,6 +43,7 @@ class Metrics:
         self.calls: Counter[tuple[str, str]] = Counter()  # verb, kind
         self.errors: Counter[tuple[str, str]] = Counter()  # verb, error
         self.watch_events: Counter[str] = Counter()
+        self.router_errors: Counter[str] = Counter()
         self._buckets = [0] * (len(BOUNDS_S) + 1)
         self._seconds = 0.0
 
@@ -78,6 +80,9 @@ class Metrics:
         yield from _head(API_ERRORS, "Requests that failed.", "counter")
         for (verb, error), count in sorted(self.errors.items()):
             yield f'{API_ERRORS}_total{{verb="{verb}",error="{error}"}} {count}'
+        yield from _head(ROUTER_ERRORS, "Routers' states that were not told.", "counter")
+        for reason, count in sorted(self.router_errors.items()):
+            yield f'{ROUTER_ERRORS}_total{{reason="{reason}"}} {count}'
         yield from _head(EVENTS_RECEIVED, "Watch events by kind.", "counter")
         for kind, count in sorted(self.watch_events.items()):
             yield f'{EVENTS_RECEIVED}_total{{kind="{kind}"}} {count}'

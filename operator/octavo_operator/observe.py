@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from octavo_operator.cluster import Listing
     from octavo_operator.kinds import Kind, Object
 
-# What is kept up to date. Optional kinds are not: some clusters gain and lose them.
+# What watches keep up to date.
 WATCHED = (
     kinds.LLM_DEPLOYMENT,
     kinds.SERVICE_ACCOUNT,
@@ -41,6 +41,9 @@ WATCHED = (
     kinds.POD_AUTOSCALER,
     kinds.POD,
 )
+# Listed at start and at each resync, not watched: a cluster may gain and lose them at any time, and
+# a watch on a kind that goes takes all others with it.
+LISTED = tuple(kind for kind in kinds.OWNED if kind.is_optional)
 
 
 class Key(NamedTuple):

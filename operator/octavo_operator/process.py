@@ -16,16 +16,17 @@ import aiohttp
 
 from octavo_engine.protocol.endpoints import OPERATOR_PORT
 from octavo_operator import handlers, kinds
-from octavo_operator import settings as kinds_of_settings
 from octavo_operator.errors import ClusterError
 from octavo_operator.events import EventRecorder
 from octavo_operator.guard import GuardedCluster, TokenBucket
 from octavo_operator.health import Health, HealthServer
 from octavo_operator.intake import Intake
 from octavo_operator.leader import Leader, LeaseTimes
+from octavo_operator.loop_watch import MAX_LAG_S, LoopWatch
 from octavo_operator.metrics import Metrics
 from octavo_operator.observe import WATCHED, Key, World, are_synced
 from octavo_operator.reconcile import Reconciler
+from octavo_operator.router_fetch import TIMEOUT_S, RouterFetch, router_tls
 from octavo_operator.routers import Demand, RouterPoller
 from octavo_operator.work_queue import Outcome, Pace, Schedule, WorkQueue
 
@@ -69,10 +70,13 @@ class Operator:
         self._cluster = cluster
         self._settings = settings
         self._run = run
+        self._router_tls = router_tls(settings.router)
         self.metrics = Metrics()
         self.world = World()
         self.demand = Demand(clock)
         self._stop = asyncio.Event()
+        self._loop = LoopWatch("operator")
+        self._watch_loop = LoopWatch("kopf")
         self._leader = (
             None
             if run.lease is None
@@ -105,6 +109,7 @@ class Operator:
             self.world,
             namespaces=settings.namespaces,
             wake=self.queue.add,
+            served=self._served,
             metrics=self.metrics,
             clock=clock,
             rng=random.Random(),
@@ -123,7 +128,7 @@ class Operator:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._stop.set)
         try:
-            async with server, asyncio.TaskGroup() as tasks:
+            async with self._loop, server, asyncio.TaskGroup() as tasks:
                 work = [tasks.create_task(self._all()), tasks.create_task(self._watch())]
                 await self._stop.wait()
                 for task in work:
@@ -135,12 +140,11 @@ class Operator:
 
     async def _all(self) -> None:
         await self._wait_for_crd()
-        settings = replace(self._settings, capabilities=await self._capabilities())
         self._reconciler = Reconciler(
             self._guarded,
             self.world,
             self.demand,
-            settings,
+            self._settings,
             self._events,
             clock=time.monotonic,
             epoch_clock=time.time,
@@ -152,13 +156,14 @@ class Operator:
             "Listed everything",
             extra={"objects": len(self.world), "seconds": round(time.monotonic() - began_at, 2)},
         )
-        timeout = aiohttp.ClientTimeout(total=2.0)
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
             poller = RouterPoller(
                 self._guarded,
                 self.demand,
-                namespace=settings.router.namespace,
-                fetch=_Fetcher(session),
+                namespace=self._settings.router.namespace,
+                scheme=self._settings.router.scheme,
+                fetch=RouterFetch(session, self._settings.router, self._router_tls),
                 wake=self._wake_pool,
                 metrics=self.metrics,
                 every_s=self._run.poll_routers_s,
@@ -177,7 +182,10 @@ class Operator:
             await self._wait_for_crd()
             try:
                 await handlers.watch(
-                    self._config, self.intake, namespaces=self._settings.namespaces
+                    self._config,
+                    self.intake,
+                    namespaces=self._settings.namespaces,
+                    loop_watch=self._watch_loop,
                 )
             except Exception as error:
                 # Whatever ended kopf (its own classes are private), we begin anew and compare all.
@@ -198,21 +206,14 @@ class Operator:
                 is_told = True
             await asyncio.sleep(RESTART_S)
 
-    async def _capabilities(self) -> frozenset[str]:
-        """The optional kinds that this cluster has, as of now."""
-        wanted = {
-            kinds_of_settings.POD_MONITOR: kinds.POD_MONITOR,
-            kinds_of_settings.SERVICE_MONITOR: kinds.SERVICE_MONITOR,
-            kinds_of_settings.SCALED_OBJECT: kinds.SCALED_OBJECT,
-        }
-        found = set()
-        for name, kind in wanted.items():
-            try:
-                if await self._cluster.serves(kind):
-                    found.add(name)
-            except ClusterError as error:
-                logger.warning("Could not look up a kind", extra={"error": str(error)})
-        return frozenset(found)
+    def _served(self, capabilities: frozenset[str]) -> None:
+        """The cluster gained or lost an optional kind."""
+        logger.info("Found optional kinds", extra={"kinds": sorted(capabilities)})
+        self._settings = replace(self._settings, capabilities=capabilities)
+        if self._reconciler is not None:
+            self._reconciler.settings = self._settings
+        for key in self.world.all_keys():
+            self.queue.add(key)
 
     async def _work(self, key: Key) -> Outcome:
         if not self._may_write() or self._reconciler is None:
@@ -239,23 +240,10 @@ class Operator:
             max_news_age_s=self.intake.max_age_s,
             is_synced=are_synced(self.world, WATCHED),
             is_leading=self._may_write(),
+            # Our own loop answers this: where it stands still, nobody does, and the probe fails.
+            loop_lag_s=max(self._loop.lag_s, self._watch_loop.lag_s),
+            max_loop_lag_s=MAX_LAG_S,
         )
-
-
-class _Fetcher:
-    """GET with a deadline, as routers.Fetch has it."""
-
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
-
-    async def __call__(self, url: str) -> bytes:
-        try:
-            async with self._session.get(url) as answer:
-                if answer.status != 200:
-                    raise OSError(f"{url} answered {answer.status}")
-                return await answer.read()
-        except aiohttp.ClientError as error:
-            raise OSError(str(error)) from error
 
 
 def _now() -> str:

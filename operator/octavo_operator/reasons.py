@@ -1,5 +1,5 @@
-"""Every reason a condition can have: what it means and what to try. docs/operator-reasons.md is
-generated from this table, and each message ends with its fix."""
+"""Every reason a condition can have: what it means and what to try. The table in docs/operator.md
+is generated from this one, and each message ends with its fix."""
 
 from __future__ import annotations
 
@@ -304,8 +304,8 @@ ADVICE: dict[Reason, Advice] = {
     ),
     R.NOT_ROUTABLE: Advice(
         "The engine is ready, but not every router sends it traffic.",
-        "Check that the routers run and that a NetworkPolicy lets them reach the engine and the "
-        "operator reach them.",
+        "Check that the routers run, that a NetworkPolicy lets them reach the engine and the "
+        "operator reach them, and that the operator has their state token (its log says so).",
     ),
     R.PROGRESS_DEADLINE_EXCEEDED: Advice(
         "The rollout made no progress for spec.rollout.progressDeadline.",
@@ -345,18 +345,3 @@ def explain(reason: Reason, fact: str) -> str:
         fact = fact[:699] + "…"
     fix = ADVICE[reason].fix
     return f"{fact}. {fix}" if fix else f"{fact}."
-
-
-def render_reasons() -> str:
-    """docs/operator-reasons.md."""
-    lines = [
-        "# Reasons of conditions and events",
-        "",
-        "Generated from `octavo_operator/reasons.py`. Faults first, the most severe on top; what",
-        "`Ready` shows is the first that applies.",
-        "",
-        "| reason | means | what to try |",
-        "|---|---|---|",
-    ]
-    lines += [f"| `{r}` | {ADVICE[r].meaning} | {ADVICE[r].fix or 'nothing'} |" for r in Reason]
-    return "\n".join(lines) + "\n"

@@ -57,10 +57,10 @@ logger = logging.getLogger("octavo.operator.reconcile")
 TICK_S = 5.0
 PREDECESSOR_TICK_S = 1.0
 RIVAL_TICK_S = 30.0
-WARNINGS_EVERY_S = 8.0
+WARNINGS_EVERY_S = 4.0
 # What is normal for a while: how long nothing must have changed until it is a fault.
 PATIENCE_S = {
-    Reason.STARTUP_PROBE_FAILING: 8.0,
+    Reason.STARTUP_PROBE_FAILING: 4.0,
     Reason.NOT_ROUTABLE: 15.0,
     Reason.READINESS_PROBE_FAILING: 60.0,  # that is how loading looks from outside
 }
@@ -96,7 +96,10 @@ class _View:
 
 
 class Reconciler:
-    """One `reconcile` per key at a time; the work queue sees to that."""
+    """One `reconcile` per key at a time; the work queue sees to that.
+
+    `settings` may be exchanged at any time, such as when the cluster gained an optional kind.
+    """
 
     def __init__(
         self,
@@ -113,7 +116,7 @@ class Reconciler:
         self._cluster = cluster
         self._world = world
         self._demand = demand
-        self._settings = settings
+        self.settings = settings
         self._events = events
         self._clock = clock
         self._epoch_clock = epoch_clock
@@ -172,7 +175,6 @@ class Reconciler:
             await self._refuse(body, generation, Reason.NAME_CONFLICT, str(error))
             return Outcome(again_after_s=60.0)
         faults: list[Fault] = []
-        is_failed = False
         # Where the canary stands is stored before it is acted upon: a restart between the two
         # finds the decision, and draws the same conclusions.
         if view.capacity.state != rollout_from_status(previous) or _moved(view, previous):
@@ -190,6 +192,7 @@ class Reconciler:
             await self._refuse(body, generation, Reason.NAME_CONFLICT, str(error))
             return Outcome(again_after_s=60.0)
         memory.settled.update(report.settled)
+        is_failed = bool(report.absent)
         for refused_body, why in report.refused:
             subject = f"{refused_body['kind']} {kinds.name_of(refused_body)}"
             faults.append(Fault(refusal(why.message, why.status), why.message, subject))
@@ -216,7 +219,7 @@ class Reconciler:
         uid = kinds.uid_of(body)
         status = (self._world.deployment(key) or body).get("status") or {}
         observed = self._world.observe(key)
-        revision = revision_of(deployment, self._settings)
+        revision = revision_of(deployment, self.settings)
         in_flight = self._demand.in_flight(deployment.pool)
         replicas = observed.replicas(in_flight)
         count, scaling = self._wanted(deployment, status, observed, replicas, memory, is_after)
@@ -234,7 +237,7 @@ class Reconciler:
             replicas=count, weights=capacity.weights, scaled_to_zero=_is_asleep(deployment, count)
         )
         plan = plan_changes(
-            desired_objects(deployment, self._settings, traffic),
+            desired_objects(deployment, self.settings, traffic),
             observed,
             capacity,
             owner_uid=uid,
@@ -334,7 +337,7 @@ class Reconciler:
             progress_deadline_s=view.deployment.rollout.progress_deadline_s,
             scaling=view.scaling,
             selector=labels.selector_text(labels.engines(view.deployment.name)),
-            endpoint=self._settings.router.endpoint,
+            endpoint=self.settings.router.endpoint,
         )
         await self._write_status(body, summarize(facts, previous, self._now_text()), previous)
         reasons = frozenset(fault.reason for fault in faults)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import msgspec
 
@@ -32,10 +33,31 @@ SELECTOR = f"{COMPONENT_LABEL}={ROUTER_COMPONENT}"
 # Older answers say nothing about now.
 MAX_AGE_S = 5.0
 TTFT_WINDOW_S = 60.0
+QUIET_S = 60.0  # between two complaints of one kind about one router
+_ADVICE: Final = MappingProxyType(
+    {
+        "unauthorized": "give the operator the routers' state token: --router-token",
+        "tls": "check --router-scheme and --router-tls-ca, and the names in the certificate",
+        "unreachable": "check that the operator may reach it, and by http or https: "
+        "--router-scheme",
+        "bad_answer": "check that it is a router of this version",
+    }
+)
+
+
+Trouble = Literal["unauthorized", "tls", "unreachable", "bad_answer"]
+
+
+class RouterUnheard(Exception):
+    """A router did not tell its state, and why."""
+
+    def __init__(self, reason: Trouble, problem: str) -> None:
+        super().__init__(problem)
+        self.reason: Trouble = reason
 
 
 class Fetch(Protocol):
-    """GET a URL. Raises OSError or TimeoutError."""
+    """GET a URL. Raises RouterUnheard or OSError."""
 
     async def __call__(self, url: str) -> bytes: ...
 
@@ -207,8 +229,11 @@ class RouterPoller:
         every_s: float = 1.0,
         find_every_s: float = 10.0,
         clock: Callable[[], float],
+        scheme: str = "http",
     ) -> None:
         self._cluster = cluster
+        self._scheme = scheme
+        self._complained_at: dict[tuple[str, Trouble], float] = {}
         self._demand = demand
         self._namespace = namespace
         self._fetch = fetch
@@ -244,7 +269,7 @@ class RouterPoller:
             return
         self._found_at = self._clock()
         self._urls = {
-            kinds.name_of(pod): _url(str(pod["status"]["podIP"]))
+            kinds.name_of(pod): _url(self._scheme, str(pod["status"]["podIP"]))
             for pod in listing.items
             # One that is not ready gets no clients; one that is leaving gets no new ones.
             if condition_of(pod, "Ready") == "True"
@@ -257,16 +282,39 @@ class RouterPoller:
         try:
             body = await self._fetch(url)
             state = self._decoder.decode(body)
-        except (OSError, TimeoutError, msgspec.MsgspecError) as error:
-            logger.debug("A router did not answer", extra={"router": name, "error": str(error)})
+        except RouterUnheard as error:
+            self._complain(name, error.reason, str(error))
             return  # what it said earlier grows old by itself
+        except OSError as error:  # TimeoutError is one
+            self._complain(name, "unreachable", str(error) or f"{url} did not answer in time")
+            return
+        except msgspec.MsgspecError as error:
+            self._complain(name, "bad_answer", str(error))
+            return
         for pool in self._demand.learn(name, state):
             self._wake(pool)
 
+    def _complain(self, name: str, reason: Trouble, problem: str) -> None:
+        """Its pods stay unroutable meanwhile: whoever looks for the cause must find it."""
+        self._metrics.router_errors[reason] += 1
+        now = self._clock()
+        self._complained_at = {
+            key: at for key, at in self._complained_at.items() if now - at < QUIET_S
+        }
+        if (name, reason) in self._complained_at:
+            return
+        self._complained_at[name, reason] = now
+        logger.warning(
+            "A router does not tell its state",
+            extra={
+                "router": name, "reason": reason, "problem": problem, "advice": _ADVICE[reason],
+            },
+        )  # fmt: skip
 
-def _url(address: str) -> str:
+
+def _url(scheme: str, address: str) -> str:
     host = f"[{address}]" if ":" in address else address
-    return f"http://{host}:{ROUTER_PORT}{STATE_PATH}"
+    return f"{scheme}://{host}:{ROUTER_PORT}{STATE_PATH}"
 
 
 def _changed_pools(before: State | None, now: State) -> set[str]:

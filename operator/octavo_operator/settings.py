@@ -34,15 +34,24 @@ class Router:
     namespace: str = "octavo-system"
     service: str = "octavo-router"
     url: str = ""  # what status.endpoint shows; default: the Service within the cluster
+    scheme: Literal["http", "https"] = "http"
+    token: str = field(default="", repr=False)  # what their state pages ask for
+    tls_ca: str = ""  # file with the authority of their certificates; default: the system's
 
     def __post_init__(self) -> None:
         for name in ("namespace", "service"):
             if not getattr(self, name):
                 raise SettingsInvalid(f"router.{name} must not be empty")
+        if self.scheme not in ("http", "https"):
+            raise SettingsInvalid(f"router.scheme must be http or https; got {self.scheme}")
+        if self.tls_ca and self.scheme != "https":
+            raise SettingsInvalid("router.tls_ca needs router.scheme https")
+        if not (self.token.isascii() and self.token.isprintable()) or " " in self.token:
+            raise SettingsInvalid("router.token must be printable ASCII without spaces")
 
     @property
     def endpoint(self) -> str:
-        return self.url or f"http://{self.service}.{self.namespace}.svc:{ROUTER_PORT}/v1"
+        return self.url or f"{self.scheme}://{self.service}.{self.namespace}.svc:{ROUTER_PORT}/v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

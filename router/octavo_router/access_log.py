@@ -46,7 +46,7 @@ class AccessLog:
         clock: Callable[[], float] = time.time,
         flush_s: float = FLUSH_S,
     ) -> None:
-        self._mode = mode
+        self.change(mode)
         self._render = _json if form == "json" else _text
         self._fd = fd
         self._clock = clock
@@ -55,6 +55,11 @@ class AccessLog:
         self._num_dropped = 0
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
+
+    def change(self, mode: Mode) -> None:
+        """Which requests get a line from now on."""
+        self._mode = mode
+        self.takes_all = mode == "all"
 
     def write(self, record: RequestRecord) -> None:
         """Hot path: once per request; nothing is formatted yet."""

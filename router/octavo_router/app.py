@@ -14,32 +14,33 @@ from typing import TYPE_CHECKING, cast
 
 from octavo_engine.protocol.endpoints import STATE_PATH
 from octavo_router.access_log import AccessLog
-from octavo_router.config import BackendConfig, ModelConfig, PoolConfig
 from octavo_router.config_show import differences
 from octavo_router.debug import Debug
 from octavo_router.debug_request import RequestReader
 from octavo_router.discovery.build import make_sources
 from octavo_router.discovery.discovery import Discovery
+from octavo_router.discovery.pool_config import discovered_models, discovered_pools
 from octavo_router.endpoints.registry import Registry
 from octavo_router.epp.build import make_server
 from octavo_router.epp.picker import PickerParts
 from octavo_router.errors import ConfigInvalid
-from octavo_router.flow.budget import RetryBudget
+from octavo_router.flow.budget import RetryBudget, Throttle
 from octavo_router.flow.gate import Gate
 from octavo_router.flow.keys_file import KeysFile
-from octavo_router.gauges import make_gauges
+from octavo_router.gauges import make_gauges, make_shadow_gauges
 from octavo_router.http.deadlines import Deadlines
 from octavo_router.http.tls import client_context
+from octavo_router.logs import change_level
 from octavo_router.loop_watch import LoopWatch
 from octavo_router.metrics import RouterMetrics
 from octavo_router.observer import MetricsObserver
-from octavo_router.own_routes import OwnRoutes
+from octavo_router.own_routes import OwnRoutes, installed_version
 from octavo_router.proxy.canary import Canaries
 from octavo_router.proxy.seams import Parts
 from octavo_router.proxy.service import Proxy
 from octavo_router.proxy.upstreams import Upstreams
 from octavo_router.residency import native
-from octavo_router.routing.build import build_dispatcher, reconfigure
+from octavo_router.routing.build import build_dispatcher, policy_names, reconfigure
 from octavo_router.routing.models import Models
 from octavo_router.routing.rooms import Rooms
 from octavo_router.signals.settings import SignalSettings
@@ -53,9 +54,11 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from octavo_router.access_log import Mode
     from octavo_router.config import RouterConfig
     from octavo_router.discovery.found import PoolRoute
     from octavo_router.discovery.upstreams import Upstreams as StaticUpstreams
+    from octavo_router.epp.server import EppServer
 
 logger = logging.getLogger("octavo.router")
 
@@ -79,6 +82,9 @@ class App:
         loop = asyncio.get_running_loop()
         self.config = config
         self.is_draining = False
+        self.picker: EppServer | None = None
+        # A server's, for what it reads of a new configuration.
+        self.on_applied: Callable[[RouterConfig], None] = lambda config: None
         self._load = load
         self._environment = environment
         self._rng = rng or random.Random(config.routing.seed or None)
@@ -91,7 +97,7 @@ class App:
             logger.warning("Runs without its compiled hot path", extra={"why": hot_path.problem})
         self._scan = hot_path.scan
         index = hot_path.ResidencyIndex(max_keys_per_slot=config.routing.max_keys_per_endpoint)
-        self.metrics = RouterMetrics()
+        self.metrics = RouterMetrics(version=installed_version())
         self.registry = Registry(index)
         self.dispatcher = build_dispatcher(
             config, self.registry, index,
@@ -101,9 +107,12 @@ class App:
         self._rooms = Rooms(self.registry, config.flow)
         self._keys_file = KeysFile(config.flow, environment)
         table = self._keys_file.load()
-        self.gate = Gate(config.flow, table, self._rooms, clock)
+        self._throttle = Throttle(config.retry, clock, self._rng)
+        self.gate = Gate(config.flow, table, self._rooms, clock, throttle=self._throttle)
         self.dispatcher.on_room = self.gate.wake
+        self.dispatcher.on_result = self._throttle.note
         self.metrics.add_source(make_gauges(self.registry, index, self.gate.demand, now=clock))
+        self.metrics.add_source(make_shadow_gauges(lambda: self.dispatcher.shadows))
         self.deadlines = Deadlines(loop)
         tls = self._engine_tls()
         engine_key = config.discovery.engine_key
@@ -114,7 +123,7 @@ class App:
         self.registry.subscribe(self.upstreams.changed)
         self.own = OwnRoutes(self.models, self.metrics, started_at=time.time())
         self.routes = self.own.table()
-        self.routes["GET", STATE_PATH] = StateReporter(
+        self.routes["GET", STATE_PATH] = self._state = StateReporter(
             self.registry, self.gate.demand, self.metrics,
             replica=config.server.replica or socket.gethostname(),
             authenticate=self.gate.authenticate,
@@ -133,6 +142,7 @@ class App:
         self._tracing = make_tracing(
             config.tracing.endpoint,
             sample_ratio=config.tracing.sample_ratio,
+            version=self.metrics.version,
             instance=config.server.replica or socket.gethostname(),
         )
         self.access_log = AccessLog(
@@ -150,7 +160,7 @@ class App:
                 upstreams=self.upstreams,
                 hot_path=hot_path,
                 metrics=self.metrics,
-                access_log=None if config.server.access_log == "none" else self.access_log,
+                access_log=self.access_log,
                 routes=self.routes,
                 tracing=self._tracing,
             )
@@ -211,11 +221,11 @@ class App:
             models=self.models,
             scan=self._scan,
             metrics=self.metrics,
-            access_log=None if self.config.server.access_log == "none" else self.access_log,
+            access_log=self.access_log,
             is_ready=lambda: not self.own.not_ready,
         )
         try:
-            await self._stack.enter_async_context(make_server(parts))
+            self.picker = await self._stack.enter_async_context(make_server(parts))
         except ConfigInvalid:
             await self._stack.aclose()
             self.deadlines.stop()
@@ -230,9 +240,13 @@ class App:
         """Takes what changed in the configuration. Raises ConfigInvalid, and keeps the old one."""
         if self._load is None:
             return []
-        config = self._load()
-        changes = differences(self.config, config)
-        self.apply(config)
+        try:
+            config = self._load()
+            changes = differences(self.config, config)
+            self.apply(config)
+        except ConfigInvalid:
+            self.metrics.process.config_reloads.add("failed")
+            raise
         for change in changes:
             if change.needs_restart:
                 logger.warning("Needs a restart", extra={"setting": change.path})
@@ -249,13 +263,20 @@ class App:
             self._static.replace(self.config.discovery.upstreams)
             raise
         # Nothing below can fail: a bad configuration has changed nothing.
+        if config.server.log_level != self.config.server.log_level:
+            change_level(config.server.log_level)
         self.config = config
         self._keys_file = keys_file
         self.models.replace(merged.models)
         self._rooms.config = self.gate.config = config.flow
         self.gate.replace_keys(table)
+        self._throttle.config = config.retry
         self.proxy.reconfigure(config)
         self._canaries.config = config
+        self.upstreams.reconfigure(config.timeouts, passes_keys=not table.is_required)
+        self._state.replace_token(config.server.state_token)
+        self.access_log.change(cast("Mode", config.server.access_log))
+        self.on_applied(config)
         self.metrics.process.config_reloads.add("ok")
 
     def _engine_tls(self) -> ssl.SSLContext | None:
@@ -271,6 +292,9 @@ class App:
 
     def _take_pool_routes(self, routes: dict[str, PoolRoute]) -> None:
         self._pool_routes = routes
+        self.gate.holds = {
+            name: route.hold_s for name, route in routes.items() if route.hold_s is not None
+        }
         merged = self._merged(self.config)
         try:
             reconfigure(self.dispatcher, merged, self._rng)
@@ -280,23 +304,17 @@ class App:
 
     def _merged(self, config: RouterConfig) -> RouterConfig:
         """The configuration, and what pools say of themselves where it says nothing of them."""
-        known_pools = {pool.name for pool in config.routing.pools}
-        known_models = {model.name for model in config.models}
-        pools, models = list(config.routing.pools), list(config.models)
-        for route in self._pool_routes.values():
-            if route.policy and route.pool not in known_pools:
-                pools.append(PoolConfig(name=route.pool, policy=route.policy))
-            backends = tuple(
-                BackendConfig(pool=route.pool, revision=revision, weight=weight)
-                for revision, weight in route.weights.items()
-            ) or (BackendConfig(pool=route.pool),)
-            models += [
-                ModelConfig(name=name, backends=backends)
-                for name in route.names
-                if name not in known_models
-            ]
-        routing = replace(config.routing, pools=tuple(pools))
-        return replace(config, routing=routing, models=tuple(models))
+        routes = self._pool_routes
+        policies = policy_names(config.routing)
+        for name, route in routes.items():
+            if route.policy and route.policy not in policies:
+                logger.warning(
+                    "Passed over a policy that this router does not have",
+                    extra={"pool": name, "policy": route.policy},
+                )
+        pools = discovered_pools(routes, config, policies)
+        models = discovered_models(routes, config.models)
+        return replace(config, routing=replace(config.routing, pools=pools), models=models)
 
     # -- what happens now and then
 
@@ -324,6 +342,7 @@ class App:
                 continue
             if table is not None:
                 self.gate.replace_keys(table)
+                self.upstreams.reconfigure(self.config.timeouts, passes_keys=not table.is_required)
 
     async def _tick_queue(self) -> None:
         while True:

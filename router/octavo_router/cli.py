@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import socket
 from dataclasses import replace
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from octavo_router.config import RouterConfig
+
+logger = logging.getLogger("octavo.router")
 
 
 class Loader:
@@ -60,6 +63,7 @@ def run(load: Loader, *, on_ready: Callable[[str], None] = lambda url: None) -> 
     config = load()
     _check_sources(config)
     set_up_logging(config.server.log_format, config.server.log_level)
+    _warn_of_open_door(config)
     server = config.server
     if server.workers == 1:
         listener = open_listener(server.host, server.port)
@@ -69,13 +73,49 @@ def run(load: Loader, *, on_ready: Callable[[str], None] = lambda url: None) -> 
 
         host, port = reserved.getsockname()[:2]
         on_ready(_url(config, reserved))
+        known = LastGood(load, config)
 
         def run_worker(number: int, is_ready: Callable[[], None]) -> int:
             reserved.close()
             listener = open_listener(host, port, is_shared=True)
-            return _run_process(config, load, listener, is_ready)
+            return known.use(lambda config: _run_process(config, load, listener, is_ready))
 
-        return Supervisor(server.workers, run_worker).run()
+        return Supervisor(server.workers, run_worker, on_reload=known.reload).run()
+
+
+class LastGood:
+    """What a worker that is started now goes by: the file as it is, else what was good before.
+
+    The parent of the workers holds it. It reads along with them, so that a worker that takes the
+    place of a dead one does not go back to how all began.
+    """
+
+    def __init__(self, load: Callable[[], RouterConfig], first: RouterConfig) -> None:
+        self._load = load
+        self._known = [first]  # the newest first
+
+    def reload(self) -> None:
+        """Takes note of what the workers are told to read."""
+        try:
+            config = self._load()
+        except ConfigInvalid:
+            return  # each of the workers says so
+        self._known = [config, self._known[-1]]
+
+    def use(self, work: Callable[[RouterConfig], int]) -> int:
+        """`work` with the best configuration that it takes. Raises ConfigInvalid: it takes none."""
+        candidates = list(self._known)
+        try:
+            candidates.insert(0, self._load())
+        except ConfigInvalid as error:
+            logger.error("Started with the last good configuration: %s", error)
+        *others, oldest = candidates
+        for config in others:
+            try:
+                return work(config)
+            except ConfigInvalid as error:  # keys or certificates that cannot be read now
+                logger.error("Started with the configuration before: %s", error)
+        return work(oldest)
 
 
 def _run_process(
@@ -124,6 +164,15 @@ def _reserve(host: str, port: int) -> socket.socket:
             "server.port", f"cannot listen on {host}:{port}: {error.strerror}; choose another"
         ) from None
     return sock
+
+
+def _warn_of_open_door(config: RouterConfig) -> None:
+    has_key = config.flow.keys or config.flow.keys_file or config.server.tls_client_ca
+    if config.discovery.engine_key and not has_key:
+        logger.warning(
+            "Engines ask for a key, this router does not: anyone who reaches it is let in. "
+            "Give it --api-key or --keys-file"
+        )
 
 
 def _check_sources(config: RouterConfig) -> None:

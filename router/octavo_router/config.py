@@ -44,7 +44,7 @@ def setting(
 class ServerConfig:
     """Where it listens and how it ends."""
 
-    host: str = setting("0.0.0.0", "Address to listen on.", flag="host")
+    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for all.", flag="host")
     port: int = setting(8080, "Port to listen on.", flag="port", low=0, high=65535)
     workers: int = setting(1, "Processes that share the port.", flag="workers", low=1, high=256)
     tls_cert: str = setting("", "PEM file with the certificate chain.", flag="tls-cert")
@@ -98,7 +98,6 @@ class LimitsConfig:
         8 * 2**20, "Request body.", unit="bytes", low=1024, flag="max-body-bytes"
     )
     max_body_chunks: int = setting(4096, "Chunks of a chunked body.", low=1)
-    max_json_depth: int = setting(32, "Nesting of a JSON body.", low=4, high=1000)
     max_pipelined_bytes: int = setting(
         64 * 2**10, "Sent ahead while an answer is under way.", unit="bytes", low=0
     )

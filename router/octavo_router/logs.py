@@ -49,6 +49,11 @@ def set_up_logging(form: str, level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)  # libraries speak when something is wrong
+    change_level(level)
+
+
+def change_level(level: str) -> None:
+    """Of our own loggers, from now on."""
     for name in _LOGGERS:
         logging.getLogger(name).setLevel(level.upper())
 

@@ -65,8 +65,11 @@ class OwnRoutes:
         )
 
     def version(self, request: Inbound) -> Reply:
-        try:
-            version = metadata.version("octavo")
-        except metadata.PackageNotFoundError:  # run from a checkout
-            version = "unknown"
-        return Reply.json({"version": version})
+        return Reply.json({"version": self._metrics.version})
+
+
+def installed_version() -> str:
+    try:
+        return metadata.version("octavo")
+    except metadata.PackageNotFoundError:  # run from a checkout
+        return "unknown"

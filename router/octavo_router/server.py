@@ -15,7 +15,9 @@ import time
 from typing import TYPE_CHECKING
 
 from octavo_router.errors import ConfigInvalid, Refused
-from octavo_router.http.client_connection import ClientConnection, Shared
+from octavo_router.gauges import make_connection_gauges
+from octavo_router.http.client_connection import ClientConnection
+from octavo_router.http.shared import Shared
 from octavo_router.http.sockets import affordable_connections, open_listener
 from octavo_router.http.tls import FileWatch, load_certificate, server_context
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from octavo_router.app import App
-    from octavo_router.config import ServerConfig
+    from octavo_router.config import RouterConfig, ServerConfig
 
 logger = logging.getLogger("octavo.router")
 
@@ -45,13 +47,17 @@ class Server:
         self._stopping = asyncio.Event()
         self._is_interrupted = False  # by somebody at a terminal, who wants it to end
         self._tasks: list[asyncio.Task[None]] = []
-        config = app.config
-        limits = config.limits
-        self._max_connections = affordable_connections(limits.max_connections)
+        limits = app.config.limits
         self.shared = Shared(
-            app.proxy, limits, config.timeouts, app.deadlines, self._loop,
-            max_connections=self._max_connections,
+            app.proxy, limits, app.config.timeouts, app.deadlines, self._loop,
+            max_connections=affordable_connections(limits.max_connections),
         )  # fmt: skip
+        app.on_applied = self._reconfigure
+        app.metrics.add_source(
+            make_connection_gauges(
+                lambda: len(self.shared.connections), lambda: app.upstreams.num_connections
+            )
+        )
 
     @property
     def port(self) -> int:
@@ -135,6 +141,13 @@ class Server:
             logger.error("Kept the old configuration: %s", error)
             return
         logger.info("Read the configuration again", extra={"changed": changed})
+
+    def _reconfigure(self, config: RouterConfig) -> None:
+        self.shared.reconfigure(
+            config.limits,
+            config.timeouts,
+            max_connections=affordable_connections(config.limits.max_connections),
+        )
 
     async def _renew_certificate(self, config: ServerConfig) -> None:
         watch = FileWatch((config.tls_cert, config.tls_key))

@@ -47,9 +47,13 @@ class StateReporter:
         self._metrics = metrics
         self._replica = replica
         self._authenticate = authenticate
-        self._token = token.encode()
+        self._token = token.strip().encode()  # a Secret made of a file ends with its newline
         self._known_pools = known_pools  # also those that have no endpoint now
         self._epoch = epoch or secrets.token_hex(8)
+
+    def replace_token(self, token: str) -> None:
+        """From now on only this one opens it."""
+        self._token = token.strip().encode()
 
     def __call__(self, request: Inbound) -> Reply:
         self._check(request)

@@ -45,6 +45,7 @@ class Supervisor:
 
     count: int
     run_worker: Callable[[int, Callable[[], None]], int]
+    on_reload: Callable[[], None] = lambda: None  # all were told to read their configuration
     workers: dict[int, Worker] = field(default_factory=dict)  # by process id
     is_stopping: bool = False
     num_deaths: int = 0  # in a row, of young ones
@@ -66,6 +67,7 @@ class Supervisor:
                     worst = max(worst, self._reap())
                 case signal.SIGHUP:
                     self._tell(signal.SIGHUP)
+                    self.on_reload()
                 case signal.SIGUSR2:
                     self._replace_all()
                 case number:

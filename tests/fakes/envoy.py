@@ -199,6 +199,8 @@ def _read_immediate(answer: Answer, data: bytes) -> None:
 
 
 class Records:
+    takes_all = True
+
     def __init__(self) -> None:
         self.all: list[RequestRecord] = []
 

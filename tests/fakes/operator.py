@@ -21,7 +21,7 @@ from tests.fakes.cluster import FakeCluster
 from tests.fakes.workloads import Workloads
 
 if TYPE_CHECKING:
-    from octavo_operator.kinds import Object
+    from octavo_operator.kinds import Kind, Object
     from octavo_operator.work_queue import Outcome
 
 KEY = Key("default", "smollm2")
@@ -61,6 +61,7 @@ class OperatorBench:
             now_text=self.now_text,
         )
         self.workloads = Workloads(self.cluster)
+        self.unheard: frozenset[Kind] = frozenset()  # kinds of which no deletion is told
         self._seen = 0
         self.list_all()
 
@@ -80,7 +81,8 @@ class OperatorBench:
             if event.kind not in WATCHED:
                 continue
             if event.type == "DELETED":
-                self.world.drop(event.kind, event.body)
+                if event.kind not in self.unheard:
+                    self.world.drop(event.kind, event.body)
             else:
                 self.world.keep(event.kind, event.body)
         self._seen = len(self.cluster.events)

@@ -17,8 +17,9 @@ from octavo_router.endpoints.registry import Registry
 from octavo_router.flow.budget import RetryBudget
 from octavo_router.flow.gate import Gate
 from octavo_router.flow.keys import KeyTable
-from octavo_router.http.client_connection import ClientConnection, Shared
+from octavo_router.http.client_connection import ClientConnection
 from octavo_router.http.deadlines import Deadlines
+from octavo_router.http.shared import Shared
 from octavo_router.metrics import RouterMetrics
 from octavo_router.proxy.seams import Parts
 from octavo_router.proxy.service import Proxy
@@ -26,6 +27,7 @@ from octavo_router.proxy.upstreams import Upstreams
 from octavo_router.residency import native
 from octavo_router.routing.dispatcher import Dispatcher
 from octavo_router.routing.models import Models
+from octavo_router.routing.policies import Policies
 from octavo_router.routing.rooms import Rooms
 from octavo_router.routing.underway import Underway
 
@@ -40,7 +42,11 @@ if TYPE_CHECKING:
 PATIENCE_S = 20.0
 
 
-def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def on_loop(
+    test: Callable[..., Coroutine[Any, Any, None]],
+    *,
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
+) -> Callable[..., None]:
     """An async test, on the loop that the router runs on, with an end in any case."""
 
     @functools.wraps(test)
@@ -49,7 +55,7 @@ def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
             async with asyncio.timeout(PATIENCE_S):
                 await test(*args, **kwargs)
 
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(bounded())
 
     return run
@@ -61,9 +67,6 @@ class InOrder:
     name = "in-order"
     reason = "first"
     places_adapters = False
-
-    def of(self, pool: str) -> InOrder:
-        return self
 
     def pick(
         self,
@@ -114,6 +117,8 @@ class Rig:
 
 
 class Records:
+    takes_all = True
+
     def __init__(self, metrics: RouterMetrics) -> None:
         self.all: list[RequestRecord] = []
         self._metrics = metrics
@@ -155,8 +160,8 @@ async def routing_to(
     deadlines = Deadlines(loop, tick_s=tick_s)
     deadlines.start()
     dispatcher = Dispatcher(
-        registry, index, InOrder(), underway=Underway(), clock=time.monotonic  # type: ignore[arg-type]  # answers as one
-    )  # fmt: skip
+        registry, index, Policies(InOrder(), {}), underway=Underway(), clock=time.monotonic
+    )
     upstreams = Upstreams(config.timeouts, deadlines, loop)
     registry.subscribe(upstreams.changed)
     gate = Gate(config.flow, table or KeyTable({}), Rooms(registry, config.flow), time.monotonic)

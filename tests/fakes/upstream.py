@@ -124,12 +124,13 @@ class ScriptedUpstream:
     peers: list[Peer] = field(default_factory=list)
     num_open: int = 0
     port: int = 0
+    host: str = "127.0.0.1"
     failures: list[BaseException] = field(default_factory=list)
     _server: asyncio.Server | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, self.host, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

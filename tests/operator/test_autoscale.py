@@ -137,6 +137,31 @@ class TestZero:
     def test_not_while_somebody_may_be_served(self, signals):
         assert once(TO_ZERO, signals, 1).replicas >= 1
 
+    def test_after_the_idle_time_where_no_request_ever_came(self):
+        memory, quiet = Memory(), known(queued_tokens=0, in_flight=0, held=0)
+        for now, signals, replicas in (
+            (0.0, replace(quiet, serving=0), 1),  # its weights are read
+            (500.0, quiet, 1),  # from here on it serves
+            (799.0, quiet, 1),
+            (800.0, quiet, 0),
+        ):
+            decision = decide(TO_ZERO, signals, 1, memory, now)
+            assert decision.replicas == replicas, now
+            memory = decision.memory
+        assert decision.reason == "ScaledToZero"
+        assert decision.message == "it has served for 300 s, and no request came"
+
+    @pytest.mark.parametrize(
+        "between",
+        [known(last_request_age_s=1.0), Signals(serving=2), known(serving=0)],
+    )
+    def test_routers_that_start_anew_must_see_no_request_for_the_whole_time(self, between):
+        memory = Memory()
+        for now, signals in ((0.0, known()), (290.0, between), (310.0, known())):
+            decision = decide(TO_ZERO, signals, 1, memory, now)
+            memory = decision.memory
+            assert decision.replicas >= 1, now
+
     def test_a_held_request_wakes_it(self):
         decision = once(replace(TO_ZERO, min_replicas=2), known(held=200, serving=0), 0)
         assert (decision.replicas, decision.reason) == (2, "Woken")

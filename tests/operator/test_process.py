@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,108 +12,11 @@ from octavo_operator.kube_config import load
 from octavo_operator.leader import LeaseTimes
 from octavo_operator.process import Operator, RunSettings
 from octavo_operator.settings import Settings
-from octavo_operator.work_queue import Pace
-from tests.fakes.apiserver import ApiError, ApiServer
+from tests.fakes.apiserver import ApiServer
+from tests.fakes.live_operator import conditions, engines, live, operator, until
 from tests.fakes.operator import make_deployment
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from octavo_operator import kinds
-
 pytestmark = pytest.mark.cluster
-GATE = "octavo.dev/Routable"
-
-
-@contextlib.asynccontextmanager
-async def operator(
-    server: ApiServer, namespace: str, *, identity: str = "one", **run: Any
-) -> AsyncIterator[Operator]:
-    config = load({}, str(server.kubeconfig))
-    settings = Settings(namespaces=(namespace,))
-    run = {"pace": Pace(first_retry_s=0.1), "lease": LeaseTimes(4.0, 0.5, 1.0), **run}
-    run_settings = RunSettings(
-        namespace=namespace, identity=identity, host="127.0.0.1", port=0, **run
-    )
-    async with KubeCluster(config, field_manager="octavo-operator") as cluster:
-        found = Operator(config, cluster, settings, run_settings)
-        task = asyncio.create_task(found.run())
-        try:
-            await until(lambda: found.world.synced and found._may_write())
-            yield found
-        finally:
-            found.stop()
-            async with asyncio.timeout(15):
-                await task
-
-
-async def until(fact: Callable[[], Any], *, within_s: float = 20.0) -> Any:
-    """The first true answer of `fact`."""
-    deadline = time.monotonic() + within_s
-    while True:
-        value = None
-        with contextlib.suppress(ApiError, KeyError):
-            value = await asyncio.to_thread(fact)
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{fact} within {within_s} s")
-        await asyncio.sleep(0.05)
-
-
-def conditions(server: ApiServer, namespace: str) -> dict[str, tuple[str, str]]:
-    body = server.get(make_deployment(namespace=namespace))
-    return {c["type"]: (c["status"], c["reason"]) for c in body["status"]["conditions"]}
-
-
-def engines(server: ApiServer, namespace: str) -> list[kinds.Object]:
-    return server.list("apps/v1", "Deployment", namespace)
-
-
-def start_pods(server: ApiServer, namespace: str) -> None:
-    """As controllers and kubelets do: as many pods as asked for, waiting for their gate."""
-    for deployment in engines(server, namespace):
-        labels = deployment["spec"]["template"]["metadata"]["labels"]
-        name = deployment["metadata"]["name"]
-        wanted = [f"{name}-{n}" for n in range(deployment["spec"]["replicas"])]
-        found = [
-            pod
-            for pod in server.list("v1", "Pod", namespace)
-            if pod["metadata"]["name"].startswith(name)
-        ]
-        for pod in found:
-            if pod["metadata"]["name"] not in wanted:
-                path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
-                server.request("DELETE", path, gracePeriodSeconds="0")
-        for pod_name in set(wanted) - {pod["metadata"]["name"] for pod in found}:
-            pod = server.create(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Pod",
-                    "metadata": {"namespace": namespace, "name": pod_name, "labels": labels},
-                    "spec": {
-                        "readinessGates": [{"conditionType": GATE}],
-                        "containers": [{"name": "engine", "image": "i"}],
-                    },
-                }
-            )
-            ready = [{"type": "ContainersReady", "status": "True"}]
-            server.patch(pod, {"status": {"conditions": ready}}, subresource="status")
-
-
-def finish_pods(server: ApiServer, namespace: str) -> None:
-    """What the kubelet does when the gate is open."""
-    for listed in server.list("v1", "Pod", namespace):
-        pod = {"apiVersion": "v1", "kind": "Pod", **listed}
-        found = {c["type"]: c["status"] for c in pod["status"]["conditions"]}
-        if found.get(GATE) == "True" and found.get("Ready") != "True":
-            more = [*pod["status"]["conditions"], {"type": "Ready", "status": "True"}]
-            server.patch(pod, {"status": {"conditions": more}}, subresource="status")
-
-
-def live(server: ApiServer, namespace: str) -> None:
-    start_pods(server, namespace)
-    finish_pods(server, namespace)
 
 
 def test_from_yaml_to_serving_through_an_edit_to_deletion(apiserver, namespace):
@@ -249,3 +150,25 @@ def test_a_crd_that_goes_and_comes_back_is_survived():
     with ApiServer.start() as server:
         server.install(CRD_FILE)
         asyncio.run(story(server))
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.3, 0.6, 1.0])
+def test_it_stops_at_once_also_within_the_first_listing(apiserver, namespace, after_s, caplog):
+    """kopf alone would take five seconds, and leave tracebacks of its streams."""
+
+    async def story() -> float:
+        config = load({}, str(apiserver.kubeconfig))
+        run = RunSettings(namespace=namespace, identity="x", host="127.0.0.1", port=0)
+        async with KubeCluster(config, field_manager="octavo-operator") as cluster:
+            found = Operator(config, cluster, Settings(namespaces=(namespace,)), run)
+            task = asyncio.create_task(found.run())
+            await asyncio.wait([task], timeout=after_s)
+            began_at = time.monotonic()
+            found.stop()
+            await task
+            return time.monotonic() - began_at
+
+    for number in range(5):
+        apiserver.create(make_deployment(f"m{number}", namespace, suspend=True))
+    assert asyncio.run(story()) < 1.0
+    assert [record for record in caplog.records if record.exc_info] == []

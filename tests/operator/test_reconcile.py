@@ -518,3 +518,14 @@ def pods(bench: OperatorBench) -> list[kinds.Object]:
 
 def deployments(bench: OperatorBench) -> list[kinds.Object]:
     return bench.cluster.all(kinds.DEPLOYMENT)
+
+
+def test_what_was_deleted_is_not_deleted_again_where_the_watch_is_deaf():
+    bench = running()
+    bench.unheard = frozenset((kinds.CONFIG_MAP,))
+    bench.edit(engine={"maxNumSeqs": 7})
+    bench.settle()
+    for _ in range(5):
+        bench.reconcile()
+    deleted = [call.kind for call in bench.cluster.calls if call.verb == "delete"]
+    assert deleted == [kinds.DEPLOYMENT, kinds.CONFIG_MAP]

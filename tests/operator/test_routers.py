@@ -13,7 +13,7 @@ from octavo_engine.protocol.state import TTFT_BOUNDS_S, EndpointState, RevisionS
 from octavo_operator.autoscale import Signals
 from octavo_operator.errors import ClusterUnavailable
 from octavo_operator.metrics import Metrics
-from octavo_operator.routers import Demand, RouterPoller
+from octavo_operator.routers import Demand, RouterPoller, RouterUnheard
 from tests.fakes.clock import ManualClock
 from tests.fakes.cluster import FakeCluster
 from tests.fakes.operator import make_state
@@ -198,6 +198,38 @@ class TestPoller:
         assert woken == [POOL]
         assert demand.holders("u") == (1, 2)
         assert demand.num_answering == 1
+
+    def test_a_router_that_tells_nothing_is_complained_about_once_a_minute(self, caplog):
+        cluster, clock, metrics = FakeCluster(), ManualClock(), Metrics()
+        cluster.put(router_pod("a"))
+        problems: list[Exception] = []
+
+        async def fetch(url: str) -> bytes:
+            raise problems[0]
+
+        poller = RouterPoller(
+            cluster, Demand(clock), namespace="octavo-system", fetch=fetch, wake=lambda pool: None,
+            metrics=metrics, clock=clock, scheme="https",
+        )  # fmt: skip
+
+        def complaints(problem: Exception) -> list[tuple[str, str]]:
+            problems[:] = [problem]
+            caplog.clear()
+            asyncio.run(poller.poll())
+            return [(record.reason, record.problem) for record in caplog.records]
+
+        refusal = RouterUnheard("unauthorized", "https://10.0.0.7:8080 answered 401")
+        assert complaints(refusal) == [("unauthorized", "https://10.0.0.7:8080 answered 401")]
+        assert caplog.records[0].router == "a"
+        assert "--router-token" in caplog.records[0].advice
+        clock.advance(59.0)
+        assert complaints(refusal) == []
+        silence = "https://10.0.0.7:8080/octavo/v1/state did not answer in time"
+        assert complaints(TimeoutError()) == [("unreachable", silence)]
+        clock.advance(1.0)
+        assert len(complaints(refusal)) == 1
+        assert metrics.router_errors == {"unauthorized": 3, "unreachable": 1}
+        assert 'octavo_operator_router_errors_total{reason="unauthorized"} 3' in metrics.render()
 
     def test_an_api_server_that_is_away_changes_no_opinion(self):
         cluster = FakeCluster()

@@ -18,6 +18,24 @@ def test_a_router_has_a_place():
         Router(namespace="")
 
 
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"scheme": "ftp"}, "router.scheme must be http or https; got ftp"),
+        ({"tls_ca": "ca.pem"}, "router.tls_ca needs router.scheme https"),
+        ({"token": "two words"}, "router.token must be printable ASCII without spaces"),
+        ({"token": "a\nb"}, "router.token must be printable ASCII without spaces"),
+    ],
+)
+def test_how_routers_are_asked_must_make_sense(given, problem):
+    with pytest.raises(SettingsInvalid, match=problem):
+        Router(**given)
+
+
+def test_a_token_is_not_shown():
+    assert "hunter2" not in repr(Settings(router=Router(token="hunter2")))
+
+
 def test_capabilities_are_those_that_are_used():
     with pytest.raises(SettingsInvalid, match="apps/v1/Deployment, which is never used"):
         Settings(capabilities=frozenset(("apps/v1/Deployment",)))

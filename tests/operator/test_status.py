@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from octavo_operator.canary import CanaryState
 from octavo_operator.faults import Fault
-from octavo_operator.reasons import Reason, render_reasons
+from octavo_operator.reasons import Reason
 from octavo_operator.rollout import Replica
 from octavo_operator.status import (
     Condition,
@@ -128,8 +127,3 @@ def test_long_stories_are_cut_to_what_the_schema_takes():
     fault = Fault(Reason.OBJECT_REFUSED, "x" * 100_000, "pod p")
     status = summarize(replace(FACTS, faults=(fault,)), {}, "now")
     assert max(len(c["message"]) for c in status["conditions"]) <= 1024
-
-
-def test_the_page_of_reasons_is_up_to_date():
-    page = Path(__file__).parents[2] / "docs" / "operator-reasons.md"
-    assert page.read_text() == render_reasons()

@@ -230,6 +230,10 @@ def test_the_reference_has_a_row_for_every_setting():
     assert "`--queue-timeout`, `OCTAVO_ROUTER_QUEUE_TIMEOUT`" in text
 
 
+def test_nobody_else_is_let_in_unless_told():
+    assert RouterConfig().server.host == "127.0.0.1"
+
+
 def test_the_tree_cannot_be_changed():
     config = RouterConfig()
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-import subprocess
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -43,7 +42,9 @@ async def plain_server(peer: Peer, request: Received) -> None:
 def configuration(*ports: int, text: str = "", **flags: str) -> RouterConfig:
     upstreams = ",".join(f"http://127.0.0.1:{port}" for port in ports)
     given = {name.replace("_", "-"): value for name, value in flags.items()}
-    return load_config(text=text, flags={"upstreams": upstreams, "access-log": "none", **given})
+    if ports:
+        given["upstreams"] = upstreams
+    return load_config(text=text, flags={"access-log": "none", **given})
 
 
 @asynccontextmanager
@@ -229,23 +230,3 @@ server:
                 "127.0.0.1", server.port, ssl=nobody, server_hostname="localhost"
             )
             await reader.readexactly(1)
-
-
-@pytest.fixture(scope="session")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority, a server's certificate and a client's."""
-    folder: Path = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*args: str) -> None:
-        subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True)
-
-    make = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl(*make, "-x509", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "30")
-    (folder / "names").write_text("subjectAltName=DNS:localhost")
-    for name in ("server", "client"):
-        openssl(*make, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        openssl(
-            "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key",
-            "-days", "30", "-CAcreateserial", "-out", f"{name}.pem", "-extfile", "names",
-        )  # fmt: skip
-    return folder

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import json
+import logging
 import os
 import re
 import signal
@@ -12,6 +14,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
+
+from octavo_router import cli
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,3 +84,62 @@ def test_one_process_ends_on_ctrl_c():
         until(lambda: answers(port))
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
+
+
+def decided_by(port: int) -> str:
+    """The policy that one of the workers goes by."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/debug/config")
+        return str(json.loads(connection.getresponse().read())["routing"]["policy"])
+    except (ConnectionError, TimeoutError):
+        return ""
+    finally:
+        connection.close()
+
+
+def decided_by_all(port: int) -> set[str]:
+    return {decided_by(port) for _ in range(12)}
+
+
+def test_a_worker_that_takes_another_s_place_goes_by_what_was_read_last(tmp_path):
+    file = tmp_path / "router.yaml"
+    file.write_text("routing: {policy: random}\nserver: {debug_endpoints: true}\n")
+    with router("--workers", "2", "--config", str(file)) as (parent, port):
+        until(lambda: decided_by_all(port) == {"random"})
+        file.write_text("routing: {policy: round-robin}\nserver: {debug_endpoints: true}\n")
+        parent.send_signal(signal.SIGHUP)
+        until(lambda: decided_by_all(port) == {"round-robin"})
+
+        kill_all(parent)
+        until(lambda: decided_by_all(port) == {"round-robin"})
+
+        file.write_text("routing: {policy: [")  # half written
+        kill_all(parent)
+        until(lambda: decided_by_all(port) == {"round-robin"})
+
+
+def kill_all(parent: psutil.Process) -> None:
+    workers = parent.children()
+    for worker in workers:
+        worker.kill()
+    gone = {worker.pid for worker in workers}
+    until(lambda: len({one.pid for one in parent.children()} - gone) == 2)
+
+
+@pytest.mark.parametrize(
+    ("args", "is_told"), [((), True), (("--api-key", "mine"), False)], ids=["open", "with a key"]
+)
+def test_a_router_that_lends_its_key_to_everybody_says_so(args, is_told, capfd, monkeypatch):
+    monkeypatch.setattr(cli, "open_listener", lambda host, port: None)
+    monkeypatch.setattr(cli, "_run_process", lambda *given: 0)
+    level, handlers = logging.getLogger("octavo").level, logging.getLogger().handlers[:]
+    try:
+        flags = {"upstreams": "http://127.0.0.1:9", "engine-key": "theirs"}
+        assert cli.run(cli.Loader("", flags, args[1:], environment={})) == 0
+    finally:
+        logging.getLogger("octavo").setLevel(level)
+        logging.getLogger().handlers[:] = handlers
+    told = capfd.readouterr().err
+    assert ("anyone who reaches it is let in" in told) is is_told
+    assert "theirs" not in told

@@ -2,19 +2,25 @@
 
 With STREAM_HEADER: tokens, the engine puts SSE comment lines in front of its events:
 
-    : octavo begin {"id": "chatcmpl-..", "created": 1, "seed": 7, "answers": 1}
+    : octavo begin {"id": "chatcmpl-..", "created": 1, "seed": 7, "answers": 1,
+                    "prompt_tokens": 40, "cached": 32}           on one line
     : octavo 0                                    answer 0 opens: an event of it without new tokens
     data: {...}
 
     : octavo 0 17,204,9                           answer, its new token ids
     data: {...}                                   the event those tokens made
 
-The begin line stands once, at the head of the first event. Every event of an answer has one line,
-which may name no ids; the last usage chunk, errors and [DONE] have none. A line belongs to the
-event that it heads: who did not see that event to its end did not see the line. Tokens that made no
-event, because their text is held back, are told with the answer's next event, so that the text of
-all events so far is always exactly what the tokens told so far yield. A reader that removes all
-lines beginning with ": octavo " has the stream that a client would have got.
+The begin line stands once, at the head of the first event. `prompt_tokens` are those of all
+prompts; `cached` is how many of what the engine was sent it found in its cache (a resumed stream's
+tokens are sent too), as far as its prompts have begun. Both are for accounts: a router that knows
+what it predicted learns what came of it, also where the client did not ask for usage.
+
+Every event of an answer has one line, which may name no ids; the last usage chunk, errors and
+[DONE] have none. A line belongs to the event that it heads: who did not see that event to its end
+did not see the line. Tokens that made no event, because their text is held back, are told with the
+answer's next event, so that the text of all events so far is always exactly what the tokens told so
+far yield. A reader that removes all lines beginning with ": octavo " has the stream that a client
+would have got.
 
 To resume, the router sends the original body again behind what it knows, with RESUME_HEADER: 1 and
 the original path and headers:
@@ -56,8 +62,17 @@ class Resume:
     opened: list[int] = field(default_factory=list)
 
 
-def begin_line(*, id: str, created: int, seed: int, answers: int) -> bytes:
-    told = {"id": id, "created": created, "seed": seed, "answers": answers}
+def begin_line(
+    *, id: str, created: int, seed: int, answers: int, prompt_tokens: int, cached: int
+) -> bytes:
+    told = {
+        "id": id,
+        "created": created,
+        "seed": seed,
+        "answers": answers,
+        "prompt_tokens": prompt_tokens,
+        "cached": cached,
+    }
     return BEGIN + json.dumps(told).encode() + b"\n"
 
 

@@ -194,8 +194,8 @@ async def _stream(exchange: Exchange, service: Service, asked: Asked) -> None:
     chunks = Chunks(
         id=asked.id, model=asked.model, created=asked.created, chat=True, role=asked.role
     )
-    lines = TokenLines(job, id=asked.id, created=asked.created, wanted=exchange.wants_tokens)
     usage = Usage(job)
+    lines = TokenLines(job, usage, id=asked.id, created=asked.created, wanted=exchange.wants_tokens)
     every_usage = options is not None and bool(options.continuous_usage_stats)
     ids = bool(request.return_token_ids)
     verbose = bool(request.logprobs) or ids or every_usage

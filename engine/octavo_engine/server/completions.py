@@ -196,8 +196,8 @@ async def _stream(exchange: Exchange, service: Service, asked: Asked) -> None:
     request, job = asked.request, asked.job
     options = request.stream_options
     chunks = Chunks(id=asked.id, model=asked.model, created=asked.created, chat=False)
-    lines = TokenLines(job, id=asked.id, created=asked.created, wanted=exchange.wants_tokens)
     usage = Usage(job)
+    lines = TokenLines(job, usage, id=asked.id, created=asked.created, wanted=exchange.wants_tokens)
     every_usage = options is not None and bool(options.continuous_usage_stats)
     verbose = request.logprobs is not None or bool(request.return_token_ids) or every_usage
     begun = set(asked.opened)  # choices that have had their first chunk

@@ -12,19 +12,20 @@ from octavo_engine.protocol.resume import begin_line, token_line
 
 if TYPE_CHECKING:
     from octavo_engine.server.generation import Job
+    from octavo_engine.server.usage import Usage
 
 
 class TokenLines:
     """Of one stream. Silent unless the router asked for them."""
 
-    def __init__(self, job: Job, *, id: str, created: int, wanted: bool) -> None:
+    def __init__(self, job: Job, usage: Usage, *, id: str, created: int, wanted: bool) -> None:
         self._wanted = wanted
         self._untold: dict[int, list[int]] = {}  # by answer
-        self._begin = b""
-        if wanted:
-            assert job.seed is not None  # it is settled for those who want lines
-            answers = len(job.prompts) * job.params.n
-            self._begin = begin_line(id=id, created=created, seed=job.seed, answers=answers)
+        self._job = job
+        self._usage = usage
+        self._id = id
+        self._created = created
+        self._has_begun = not wanted
 
     def note(self, answer: int, token_ids: list[int]) -> None:
         """New tokens, whether or not an event comes of them. Hot path."""
@@ -37,7 +38,17 @@ class TokenLines:
 
     def begun(self, events: bytes) -> bytes:
         """The events to be written; the first ones with the begin line before them."""
-        if not self._begin or not events:
+        if self._has_begun or not events:
             return events
-        begin, self._begin = self._begin, b""
+        self._has_begun = True
+        job, usage = self._job, self._usage
+        assert job.seed is not None  # it is settled for those who want lines
+        begin = begin_line(
+            id=self._id,
+            created=self._created,
+            seed=job.seed,
+            answers=len(job.prompts) * job.params.n,
+            prompt_tokens=usage.prompt_tokens,
+            cached=usage.cached_tokens,
+        )
         return begin + events

@@ -102,8 +102,8 @@ def _fetch_container(model: Model, folder: str, *, image: str, pull_policy: str)
         ],
     }
     if model.secret:
-        # NOTE: the init step alone sees them, and ends before the server starts.
-        container["envFrom"] = [{"secretRef": {"name": model.secret}}]
+        # NOTE: the init step alone sees them, as files: a Secret's keys do not become variables,
+        # which would let it set PATH or a proxy, and child processes inherit.
         container["env"].append({"name": "OCTAVO_CREDENTIALS", "value": CREDENTIALS_MOUNT})
         container["volumeMounts"].append(
             {"name": CREDENTIALS_VOLUME, "mountPath": CREDENTIALS_MOUNT, "readOnly": True}

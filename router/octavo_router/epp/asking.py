@@ -32,6 +32,7 @@ class Asked:
     body: bytes
     is_rewritten: bool = False  # the body is not the client's
     must_queue: bool = True  # it makes an engine work
+    is_known: bool = True  # its model is one of those there are
 
 
 class Asker:
@@ -75,20 +76,21 @@ class Asker:
         if route.upstream_model and scan.model_end:
             name = json.dumps(route.upstream_model).encode()
             body = b"".join((body[: scan.model_start], name, body[scan.model_end :]))
-            return Asked(request, body, is_rewritten=True)
-        return Asked(request, body)
+            return Asked(request, body, is_rewritten=True, is_known=route.is_known)
+        return Asked(request, body, is_known=route.is_known)
 
     def _ask_by_head(
         self, request: RouteRequest, head: Head, body: bytes, subset: tuple[str, ...] | None
     ) -> Asked:
         request.prompt_bytes = len(body)
         request.model = head.model
+        is_known = False
         if head.model:
-            self._settle(request, subset)
+            is_known = self._settle(request, subset).is_known
         else:
             request.pool = self._any_pool(subset)
             self._narrow(request, subset)
-        return Asked(request, body, must_queue=head.known_path is not None)
+        return Asked(request, body, must_queue=head.known_path is not None, is_known=is_known)
 
     def _settle(self, request: RouteRequest, subset: tuple[str, ...] | None) -> Route:
         route = self._models.resolve(

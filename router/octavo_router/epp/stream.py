@@ -209,7 +209,7 @@ class Stream:
         asked = picker.asker.ask(head, body, self._subset)
         request = asked.request
         request.tenant = tenant.name
-        record.model, record.is_known_model = request.model, bool(request.model)
+        record.model, record.is_known_model = request.model, asked.is_known
         record.pool, record.revision = request.pool, request.revision
         record.is_stream = request.stream
         record.request_bytes = len(body)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Spent = Literal["", "budget", "client_budget"]
 
 WINDOW_S = 120.0
+QUIET_S = 10.0  # without a loss, before an engine's next death is another one
+MIN_ATTEMPTS = 32  # before a share of refusals means anything
 NUM_PARTS = 12  # the window forgets a twelfth at a time
 MAX_TENANTS = 1024
 
@@ -27,13 +29,21 @@ MAX_TENANTS = 1024
 class Windowed:
     """Two counts over the last two minutes."""
 
-    __slots__ = ("_at", "_first", "_parts", "_second")
+    __slots__ = ("_at", "_first", "_parts", "_second", "_until")
 
     def __init__(self) -> None:
         self._parts: list[tuple[float, float]] = []
         self._first = 0.0
         self._second = 0.0
         self._at = 0
+        self._until = 0.0  # the part's end
+
+    def count(self, now: float, second: float = 0.0) -> None:
+        """One of the first. Hot path: once per request."""
+        if now >= self._until:
+            self._forget(now)
+        self._first += 1.0
+        self._second += second
 
     def add(self, now: float, first: float = 0.0, second: float = 0.0) -> None:
         self._forget(now)
@@ -57,6 +67,7 @@ class Windowed:
         del self._parts[: max(0, len(self._parts) - (NUM_PARTS - 1))]
         self._first = self._second = 0.0
         self._at = part
+        self._until = (part + 1) * (WINDOW_S / NUM_PARTS)
 
 
 class RetryBudget:
@@ -69,10 +80,11 @@ class RetryBudget:
         self._clock = clock
         self._tenants: dict[str, Windowed] = {}
 
-    def begin(self, tenant: str) -> None:
+    def begin(self, tenant: str, now: float | None = None) -> None:
         """A request came in."""
         self.num_active += 1
-        self._of(tenant).add(self._clock(), first=1.0)
+        window = self._tenants.get(tenant) or self._of(tenant)
+        window.count(self._clock() if now is None else now)
 
     def end(self, *, num_repeats: int) -> None:
         """It is over, after so many repeats that `take` allowed."""
@@ -102,6 +114,35 @@ class RetryBudget:
         return window
 
 
+class Losses:
+    """What the death of an engine may cost without counting: all that it had in hand, once.
+
+    A third of the pool dies, and a third of all requests must go on elsewhere at the same moment:
+    far more than a share for repeats allows, and yet no storm, for an engine dies once. One that
+    goes on losing what it is given has nothing free until it was quiet for a while.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._allowed: dict[str, tuple[int, float]] = {}  # how many more, and the last loss
+
+    def covers(self, endpoint: str, in_flight: int) -> bool:
+        """A request that it had accepted was lost there, of so many, this one included."""
+        now = self._clock()
+        left, at = self._allowed.pop(endpoint, (0, -QUIET_S))
+        if now - at >= QUIET_S:
+            left = in_flight
+            self._forget(now)
+        self._allowed[endpoint] = (max(left - 1, 0), now)  # the latest loss stands last
+        return left > 0
+
+    def _forget(self, now: float) -> None:
+        for endpoint, (_, at) in tuple(self._allowed.items()):
+            if now - at < QUIET_S:
+                break
+            del self._allowed[endpoint]
+
+
 class Throttle:
     """Refuses some requests at once where most would be refused anyway.
 
@@ -116,16 +157,18 @@ class Throttle:
         self._clock = clock
         self._rng = rng
         self._pools: dict[str, Windowed] = {}
-        self._shares: dict[str, float] = {}
+        self.shares: dict[str, float] = {}  # refused now, by pool; mostly none
 
     def note(self, pool: str, result: Result) -> None:
-        """An attempt ended so. A client that left says nothing of the engines."""
-        if result is Result.CLIENT_GONE:
+        """An attempt ended so. Only who answers can say that it is full: a client that left, or an
+        engine that could not be reached, says nothing of those that will be there next.
+        """
+        if result is Result.CLIENT_GONE or result is Result.CONNECT_FAILED:
             return
         window = self._pools.get(pool)
         if window is None:
             window = self._pools[pool] = Windowed()
-        window.add(self._clock(), first=1.0, second=float(result not in _NOT_ACCEPTED))
+        window.count(self._clock(), 0.0 if result is Result.REFUSED else 1.0)
 
     def tick(self) -> None:
         now = self._clock()
@@ -134,19 +177,17 @@ class Throttle:
             requests, accepted = window.read(now)
             if not requests:
                 del self._pools[pool]
-                continue
+            if requests < MIN_ATTEMPTS:
+                continue  # two refusals at night must not refuse the morning's first requests
             share = (requests - self.config.throttle_factor * accepted) / (requests + 1.0)
             if share > 0.0:
                 shares[pool] = share
-        self._shares = shares
+        self.shares = shares
 
     def refusal_share(self, pool: str) -> float:
-        return self._shares.get(pool, 0.0)
+        return self.shares.get(pool, 0.0)
 
     def refuses(self, pool: str) -> bool:
         """Whether this request should be refused now."""
-        share = self._shares.get(pool)
+        share = self.shares.get(pool)
         return share is not None and self._rng.random() < share
-
-
-_NOT_ACCEPTED = (Result.REFUSED, Result.CONNECT_FAILED)

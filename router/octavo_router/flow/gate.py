@@ -25,7 +25,7 @@ from octavo_router.flow.queue import Entry, PoolQueue
 from octavo_router.flow.tenant import Tenant, Tenants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Mapping
 
     from octavo_router.config import FlowConfig
     from octavo_router.flow.budget import Throttle
@@ -69,14 +69,18 @@ class Ticket:
         self._key = key
         self._is_released = False
         self.tenant = tenant
-        self.estimated_tokens = estimated_tokens
+        self.estimated_tokens = estimated_tokens  # that were charged; 0: nobody counts them
         self.cost = 0.0  # what the queue charged for its turn, if it waited
         self.waited_s = 0.0
 
     def release(self, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
-        if not self._is_released:
-            self._is_released = True
+        if self._is_released:
+            return
+        self._is_released = True
+        if self.estimated_tokens or self.cost:
             self._gate._released(self, self._key, prompt_tokens, output_tokens)
+        else:  # nothing was charged
+            self.tenant.in_flight -= 1
 
 
 class Waiting:
@@ -135,16 +139,14 @@ class Gate:
         self.config = config  # may be replaced at any time
         self.tenants = Tenants(table, clock)
         self.throttle = throttle
+        self.holds: Mapping[str, float] = {}  # seconds, of pools with a wish of their own
+        self.authenticate = self.tenants.authenticate  # called per request: no frame of our own
         self._rooms = rooms
         self._clock = clock
         self._queues: dict[tuple[str, str], PoolQueue] = {}  # only those with someone in them
         self._called: dict[tuple[str, str], int] = {}  # whose turn has come, but who is not placed
         self._drained: dict[tuple[str, str], float] = {}  # turns per second, lately
         self._turn_at: dict[tuple[str, str], float] = {}
-
-    def authenticate(self, authorization: str = "", tenant_hint: str = "") -> Tenant:
-        """Whose request this is. Refused 401 for a missing, wrong or revoked key."""
-        return self.tenants.authenticate(authorization, tenant_hint)
 
     def replace_keys(self, table: KeyTable) -> None:
         self.tenants.replace(table)
@@ -158,15 +160,19 @@ class Gate:
         deadline: float = math.inf,
     ) -> Ticket | Waiting:
         """Let it in, now or later. Charges the tenant at once; `release` settles."""
-        if self.throttle is not None and self.throttle.refuses(request.pool):
+        throttle = self.throttle
+        if throttle is not None and throttle.shares and throttle.refuses(request.pool):
             raise Refused(
                 503,
                 "overloaded",
                 "Most requests for this model are being refused by its engines; try again later.",
                 retry_after_s=MAX_RETRY_AFTER_S / 3,
             )
-        now = self._clock()
         key = (request.pool, request.revision)
+        if tenant.is_free and key not in self._queues and self._rooms.has_room(*key):
+            tenant.in_flight += 1
+            return Ticket(self, tenant, 0, key)
+        now = self._clock()
         tokens = self._estimate(request)
         tenant.enter(request, tokens, now)
         ticket = Ticket(self, tenant, tokens, key)
@@ -177,6 +183,20 @@ class Gate:
         except Refused:
             ticket.release()
             raise
+
+    def wait_again(
+        self,
+        request: RouteRequest,
+        ticket: Ticket,
+        *,
+        num_bytes: int = 0,
+        deadline: float = math.inf,
+    ) -> Waiting:
+        """Another turn for one that is in, but whose engines are gone. Raises Refused.
+
+        The ticket is the place's from now on: it comes back with the turn, or is released.
+        """
+        return self._queue(request, ticket, ticket._key, num_bytes, deadline, self._clock())
 
     def wake(self, pool: str) -> None:
         """The pool may have room. Cheap when nobody waits."""
@@ -213,7 +233,7 @@ class Gate:
         """Tokens that it will probably use; clients ask for far more than they get."""
         usual = self.config.default_max_tokens
         output = min(request.max_tokens or usual, usual) * request.num_answers
-        return (request.prompt_tokens or request.prompt_bytes // 4) + output
+        return max(1, (request.prompt_tokens or request.prompt_bytes // 4) + output)
 
     def _queue(
         self,
@@ -243,9 +263,11 @@ class Gate:
         waiting = Waiting(self, ticket, key, is_held=is_held)
         limits = ticket.tenant.limits
         prompt_tokens = request.prompt_tokens or request.prompt_bytes // 4
-        output_tokens = ticket.estimated_tokens - prompt_tokens
+        output_tokens = self._estimate(request) - prompt_tokens
         ticket.cost = max(1.0, prompt_tokens + config.output_weight * output_tokens)
-        limit_s = config.hold_timeout_s if is_held else config.queue_timeout_s
+        limit_s = (
+            self.holds.get(key[0], config.hold_timeout_s) if is_held else config.queue_timeout_s
+        )
 
         def turn() -> bool:
             if waiting.future.done():  # its task was cancelled and has not run since

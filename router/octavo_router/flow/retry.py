@@ -11,7 +11,8 @@
 An accepted request is never sent again as a new one: it would run twice. A generation whose tokens
 (none so far is an answer too) this router has followed may be *resumed*: the old attempt is
 cancelled first and fenced, and the new one continues behind the tokens that are there. Both kinds
-spend the same budget. What was already sent to the client forbids a retry, not a resume.
+spend the same budget, but for what an engine's death takes along (flow.budget.Losses). What was
+already sent to the client forbids a retry, not a resume.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Failure(StrEnum):
     ERROR_5XX = "error_5xx"  # 500 and others: it may have run
     NO_HEADERS = "no_headers"  # sent; no answer began in time
     LOST = "lost"  # sent; the connection broke before or within the answer
+    LEFT = "left"  # the engine said within its answer that it must go
     STALLED = "stalled"  # the answer stopped without ending
     BAD_ANSWER = "bad_answer"  # garbage, or 200 without an answer, or tokens out of order
     DEADLINE = "deadline"  # the request's own
@@ -79,12 +81,13 @@ def decide(attempt: Attempt, config: RetryConfig) -> Verdict:
             return _give_up("rejected")
     if attempt.time_left_s <= 0.0:
         return _give_up("deadline")
-    if attempt.failure in _NOT_RUN:
+    if attempt.failure in NOT_RUN:
         return _retry(attempt, config)
     return _resume(attempt, config)
 
 
-_NOT_RUN = frozenset({Failure.CONNECT, Failure.RESET_BEFORE_SENT, Failure.NOT_ACCEPTED})
+# No engine has begun with it.
+NOT_RUN = frozenset({Failure.CONNECT, Failure.RESET_BEFORE_SENT, Failure.NOT_ACCEPTED})
 
 
 def _retry(attempt: Attempt, config: RetryConfig) -> Verdict:

@@ -22,12 +22,15 @@ OTHERS = "other"
 class Tenant:
     """One key's owner, with what it has in flight and what its buckets hold."""
 
-    __slots__ = ("digest", "in_flight", "is_revoked", "limits", "name", "requests", "tokens")
+    __slots__ = (
+        "digest", "in_flight", "is_free", "is_revoked", "limits", "name", "requests", "tokens",
+    )  # fmt: skip
 
     def __init__(self, name: str, limits: Limits, now: float, digest: bytes = b"") -> None:
         self.name = name
         self.digest = digest  # of its key
         self.in_flight = 0  # requests, waiting ones included
+        self.is_free = True
         self.is_revoked = False  # its key is gone; what runs may be ended
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
@@ -43,6 +46,9 @@ class Tenant:
             rate = limits.tokens_per_min
             self.tokens = Bucket(rate / 60.0, rate, now) if rate else None
         self.limits = limits
+        # Nothing is asked of its requests: they need only be counted.
+        is_rated = self.requests is not None or self.tokens is not None
+        self.is_free = not (limits.models or limits.max_in_flight or is_rated)
 
     def enter(self, request: RouteRequest, tokens: float, now: float) -> None:
         """Count a request in, or refuse it: its own limits are exceeded. All or nothing."""
@@ -109,13 +115,13 @@ class Tenants:
                 known.change_limits(limits, now)
         self.table = table
 
-    def authenticate(self, authorization: str, hint: str = "") -> Tenant:
+    def authenticate(self, authorization: str = "", hint: str = "", /) -> Tenant:
         """Whose key it is: "Bearer KEY", or the key alone. Refused 401 otherwise.
 
         Where no keys are asked for, `hint` (a header) names the tenant.
         """
         if not self.table.is_required:
-            return self._nameless(hint)
+            return self._anonymous.get(hint) or self._nameless(hint)
         scheme, _, rest = authorization.partition(" ")
         key = rest.strip() if scheme.lower() == "bearer" else authorization.strip()
         if not key:

@@ -17,11 +17,10 @@ from octavo_router.errors import Refused
 from octavo_router.http import answers
 from octavo_router.http.chunked import ChunkDecoder, ChunkError
 from octavo_router.http.deadlines import NEVER
-from octavo_router.http.request_head import HeadParser, RequestHead, too_large
+from octavo_router.http.request_head import RequestHead, too_large
 
 if TYPE_CHECKING:
-    from octavo_router.config import LimitsConfig, TimeoutsConfig
-    from octavo_router.http.deadlines import Deadlines
+    from octavo_router.http.shared import Shared
 
 HEAD, BODY, BUSY, LINGER, CLOSED = range(5)
 
@@ -63,47 +62,22 @@ class Service(Protocol):
         """Becomes the owner, or answers at once; in the end calls `finish`. Raises Refused."""
 
     def refused(
-        self, connection: ClientConnection, head: RequestHead | None, error: Refused
-    ) -> None:
-        """A request was answered with an error here."""
-
-
-class Shared:
-    """What the connections of one process have in common."""
-
-    __slots__ = (
-        "connections", "deadlines", "is_closing", "limits", "loop", "max_connections", "parser",
-        "service", "timeouts",
-    )  # fmt: skip
-
-    def __init__(
         self,
-        service: Service,
-        limits: LimitsConfig,
-        timeouts: TimeoutsConfig,
-        deadlines: Deadlines,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        max_connections: int | None = None,
+        connection: ClientConnection,
+        head: RequestHead | None,
+        error: Refused,
+        request_id: str,
     ) -> None:
-        self.max_connections = max_connections or limits.max_connections
-        self.service = service
-        self.limits = limits
-        self.timeouts = timeouts
-        self.deadlines = deadlines
-        self.loop = loop
-        self.parser = HeadParser(limits)
-        self.connections: set[ClientConnection] = set()
-        self.is_closing = False  # answers say so, and connections end with them
+        """A request was answered with an error here, under this id."""
 
 
 class ClientConnection(asyncio.Protocol):
     """See the module. Hot: one for each connection, several calls for each request."""
 
     __slots__ = (
-        "_body", "_body_left", "_buffer", "_decoder", "_is_advancing", "_memo", "_memo_head",
-        "_num_probes", "_shared", "_state", "_transport", "context", "deadline", "has_begun",
-        "head", "is_half_closed", "is_paused", "owner", "write",
+        "_body", "_body_left", "_buffer", "_client", "_decoder", "_is_advancing", "_memo",
+        "_memo_head", "_memo_size", "_num_probes", "_shared", "_state", "_transport", "context",
+        "deadline", "has_begun", "head", "is_half_closed", "is_paused", "owner", "write",
     )  # fmt: skip
 
     def __init__(self, shared: Shared) -> None:
@@ -113,8 +87,10 @@ class ClientConnection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_left = 0
         self._decoder: ChunkDecoder | None = None
+        self._client: str | None = None  # asked of the transport once
         self._memo = b""  # the last head's bytes: a client mostly repeats itself
         self._memo_head: RequestHead | None = None
+        self._memo_size = 0  # of a whole request with that head; 0 where it is not known
         self._is_advancing = False
         self._num_probes = 0
         self.head: RequestHead | None = None  # of the request under way
@@ -147,6 +123,9 @@ class ClientConnection(asyncio.Protocol):
         state = self._state
         if state == HEAD:
             is_first = not self._buffer
+            if is_first and len(data) == self._memo_size and data.startswith(self._memo):
+                self._take_known(data)
+                return
             self._buffer = data if is_first else self._buffer + data
             self._advance()
             if is_first and self._state == HEAD and self._buffer:
@@ -216,8 +195,20 @@ class ClientConnection(asyncio.Protocol):
     @property
     def client(self) -> str:
         """The address of the peer."""
-        peer = self._transport.get_extra_info("peername")
-        return str(peer[0]) if peer else ""
+        if self._client is None:
+            peer = self._transport.get_extra_info("peername")
+            self._client = str(peer[0]) if peer else ""
+        return self._client
+
+    @property
+    def keeps_open(self) -> bool:
+        """Whether HTTP/1.1 goes on here, which need not be said."""
+        head = self.head
+        return (
+            head is not None
+            and head.keep_alive
+            and not (head.is_http10 or self._shared.is_closing or self.is_half_closed)
+        )
 
     @property
     def wants_close(self) -> bool:
@@ -295,6 +286,10 @@ class ClientConnection(asyncio.Protocol):
         if self._state == HEAD and self.is_half_closed:
             self._close()
 
+    def forget_head(self) -> None:
+        """What the last one was found to be may not hold any more."""
+        self._memo, self._memo_size = b"", 0
+
     def _take_head(self) -> bool:
         """One head, and the body if it is there; then hands both over. False: wants more bytes."""
         data = self._buffer
@@ -322,6 +317,7 @@ class ClientConnection(asyncio.Protocol):
             head = self._shared.parser.parse(data[:end])
             at = end + 4
             self._memo, self._memo_head = data[:at], head
+            self._memo_size = 0 if head.is_chunked else at + head.content_length
         self.head = head
         size = head.content_length
         if not head.is_chunked and len(data) - at >= size:  # mostly all comes at once
@@ -343,6 +339,19 @@ class ClientConnection(asyncio.Protocol):
         if len(data) > at:
             self._take_body(data[at:])
         return self._state == HEAD
+
+    def _take_known(self, data: bytes) -> None:
+        """One whole request with the same head as the last one. Hot path: what most are."""
+        head = cast("RequestHead", self._memo_head)
+        self.head = head
+        self._state = BUSY
+        self.deadline = NEVER
+        service = self._shared.service
+        try:
+            service.check(self, head)
+            service.handle(self, head, data[len(self._memo) :])
+        except Refused as error:
+            self._refuse(error)
 
     def _skip_blank(self, data: bytes) -> bool:
         """One empty line may come before a request: some clients end their bodies with it."""
@@ -405,7 +414,7 @@ class ClientConnection(asyncio.Protocol):
                 is_head=head is not None and head.method == "HEAD",
             )
         )  # fmt: skip
-        shared.service.refused(self, head, error)
+        shared.service.refused(self, head, error, request_id)
         if is_read:
             self.finish(keep_alive=keep_alive)
         else:

@@ -35,8 +35,11 @@ _HOP_BY_HOP: Final = frozenset(
 _SECRET: Final = frozenset((b"authorization", b"cookie", b"x-api-key", b"api-key"))  # not kept
 _HOST_BYTES: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.:-[]"
 _ID_BYTES: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.:-"
+_UNIQUE: Final = frozenset((b"traceparent", b"x-request-id"))
 _MAX_KNOWN_LINES: Final = 1024
 _MAX_KNOWN_BYTES: Final = 256  # of a line
+_MAX_KNOWN_HEADS: Final = 1024  # a client's mostly differ in their length alone
+_MAX_HEAD_BYTES: Final = 1024
 
 Field = tuple[int, bytes, bytes]  # what it is to us, name in lower case, value
 
@@ -73,14 +76,25 @@ class RequestHead:
 
 
 class HeadParser:
-    """Parses heads, and remembers lines that it saw."""
+    """Parses heads, and remembers those and the lines that it saw."""
 
     def __init__(self, limits: LimitsConfig) -> None:
         self._limits = limits
         self._known: dict[bytes, Field] = {}
+        self._heads: dict[bytes, RequestHead] = {}  # whole ones, without secrets
 
     def parse(self, data: bytes) -> RequestHead:
         """`data` is all before the empty line. Raises Refused, always with close."""
+        head = self._heads.get(data)
+        if head is None:
+            head = self._parse(data)
+            if len(data) <= _MAX_HEAD_BYTES and _is_shared(head):
+                if len(self._heads) >= _MAX_KNOWN_HEADS:
+                    self._heads.clear()
+                self._heads[data] = head
+        return head
+
+    def _parse(self, data: bytes) -> RequestHead:
         lines = data.split(b"\r\n")
         num_breaks = len(lines) - 1
         if data.count(b"\n") != num_breaks or data.count(b"\r") != num_breaks:
@@ -153,6 +167,11 @@ class HeadParser:
                 self._known.clear()
             self._known[line] = field
         return field
+
+
+def _is_shared(head: RequestHead) -> bool:
+    """Others may send the very same, and it holds no secret."""
+    return not any(name in _SECRET or name in _UNIQUE for name, _ in head.fields)
 
 
 def _settle(

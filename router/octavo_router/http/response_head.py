@@ -54,17 +54,17 @@ class AnswerParser:
     """
 
     def __init__(self) -> None:
-        self._heads: dict[bytes, AnswerHead] = {}
-        self._known: dict[bytes, tuple[int, bytes, bytes]] = {}
+        self.known: dict[bytes, AnswerHead] = {}  # by their bytes
+        self._lines: dict[bytes, tuple[int, bytes, bytes]] = {}
 
     def parse(self, data: bytes) -> AnswerHead:
         """`data` is all before the empty line. Raises AnswerError."""
-        head = self._heads.get(data)
+        head = self.known.get(data)
         if head is None:
             head = self._parse(data)
-            if len(self._heads) >= _MAX_KNOWN_HEADS:
-                self._heads.clear()
-            self._heads[data] = head
+            if len(self.known) >= _MAX_KNOWN_HEADS:
+                self.known.clear()
+            self.known[data] = head
         return head
 
     def _parse(self, data: bytes) -> AnswerHead:
@@ -81,7 +81,7 @@ class AnswerParser:
             raise AnswerError("it does not begin with an HTTP/1.1 status")
         head.status, head.reason = int(status), status_line[13:]
         head.keep_alive = status_line[7] == 49  # HTTP/1.1
-        known, forward = self._known, []
+        known, forward = self._lines, []
         for line in lines[1:]:
             kind, name, value = known.get(line) or self._field(line)
             if kind == FORWARD:
@@ -112,9 +112,9 @@ class AnswerParser:
         else:
             kind = FORWARD
         if len(line) <= _MAX_KNOWN_BYTES and name != b"set-cookie":
-            if len(self._known) >= _MAX_KNOWN_LINES:
-                self._known.clear()
-            self._known[line] = (kind, name, value)
+            if len(self._lines) >= _MAX_KNOWN_LINES:
+                self._lines.clear()
+            self._lines[line] = (kind, name, value)
         return kind, name, value
 
     @staticmethod

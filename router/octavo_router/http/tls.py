@@ -26,11 +26,13 @@ def server_context(cert: str, key: str, client_ca: str = "") -> ssl.SSLContext:
 
 def client_context(ca: str = "", cert: str = "", key: str = "") -> ssl.SSLContext:
     """For engines. `ca`: their authority, else the system's; `cert`: shown to those who ask."""
-    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificates and names
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     if ca:
-        _load_authorities(context, ca, "engines.tls_ca")
+        _load_authorities(context, ca, "discovery.tls_ca")
+    else:
+        context.load_default_certs()
     if cert:
         load_certificate(context, cert, key)
     return context

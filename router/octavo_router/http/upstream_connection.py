@@ -106,6 +106,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._pool.on_opened(self)
         sock = transport.get_extra_info("socket")
         if sock is not None:
             _tune(sock)
@@ -152,11 +153,14 @@ class UpstreamConnection(asyncio.Protocol):
             elif b"\n\n" in data:
                 self._garbage("a line does not end in CRLF")
             return
-        try:
-            head = self._parser.parse(data[:end])
-        except AnswerError as error:
-            self._garbage(str(error))
-            return
+        fields = data[:end]
+        head = self._parser.known.get(fields)  # mostly; `parse` without its frame
+        if head is None:
+            try:
+                head = self._parser.parse(fields)
+            except AnswerError as error:
+                self._garbage(str(error))
+                return
         self._buffer = b""
         rest = data[end + 4 :]
         if head.status < 200:

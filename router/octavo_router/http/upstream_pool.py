@@ -27,7 +27,7 @@ class UpstreamPool:
     """
 
     __slots__ = (
-        "_connecting", "_deadlines", "_host", "_idle", "_in_use", "_loop", "_parser", "_port",
+        "_connecting", "_deadlines", "_host", "_idle", "_loop", "_open", "_parser", "_port",
         "_server_name", "_ssl", "connect_timeout_s", "deadline", "idle_s", "is_closed",
     )  # fmt: skip
 
@@ -51,7 +51,7 @@ class UpstreamPool:
         self._server_name = server_name or host
         self._parser = AnswerParser()
         self._idle: list[UpstreamConnection] = []
-        self._in_use = 0
+        self._open: set[UpstreamConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
         self.idle_s = idle_s
         self.connect_timeout_s = connect_timeout_s
@@ -64,16 +64,21 @@ class UpstreamPool:
         return len(self._idle)
 
     @property
+    def num_open(self) -> int:
+        """Connections, in use or idle."""
+        return len(self._open)
+
+    @property
     def num_connecting(self) -> int:
         return len(self._connecting)
 
-    def take(self) -> UpstreamConnection | None:
-        """An idle connection, if there is one that is young enough."""
+    def take(self, now: float = 0.0) -> UpstreamConnection | None:
+        """An idle connection, if there is one that is young enough. `now`: if it is known."""
         idle = self._idle
         if not idle:
             return None
         connection = idle.pop()
-        if connection.idle_since + self.idle_s > time.monotonic():
+        if connection.idle_since + self.idle_s > (now or time.monotonic()):
             return connection
         connection.abort()  # the youngest: all are too old
         self._close_idle()
@@ -96,7 +101,11 @@ class UpstreamPool:
             self.deadline = now + self.idle_s
         self._idle.append(connection)
 
+    def on_opened(self, connection: UpstreamConnection) -> None:
+        self._open.add(connection)
+
     def on_closed(self, connection: UpstreamConnection) -> None:
+        self._open.discard(connection)
         if connection.user is None and connection in self._idle:
             self._idle.remove(connection)
 
@@ -114,12 +123,13 @@ class UpstreamPool:
         self.deadline = self._idle[0].idle_since + self.idle_s if self._idle else NEVER
 
     def close(self) -> None:
-        """The endpoint is gone. Answers under way are finished by their users."""
+        """The endpoint is gone. Answers under way are finished by their users.
+
+        So are connections on their way: whoever waits for one must hear how that ended.
+        """
         self.is_closed = True
         self._deadlines.forget(self)
         self._close_idle()
-        for task in self._connecting:
-            task.cancel()
 
     def _close_idle(self) -> None:
         idle, self._idle = self._idle, []

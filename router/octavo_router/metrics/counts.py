@@ -65,6 +65,10 @@ class PoolCounts:
     state_changes: Tally = field(default_factory=Tally)  # (state)
     revisions: dict[str, RevisionCounts] = field(default_factory=dict)
 
+    def saw_request(self, at: float) -> None:
+        if self.last_request_at is None or self.last_request_at < at:
+            self.last_request_at = at
+
     def revision(self, name: str) -> RevisionCounts:
         counts = self.revisions.get(name)
         if counts is None:

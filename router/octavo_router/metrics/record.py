@@ -25,6 +25,7 @@ class RequestRecord:
     code: str = ""  # of the error object, where the router made one
     outcome: str = ""  # ok | client_gone | refused | broken | timeout | ...
     is_stream: bool = False
+    ended_at: float = 0.0  # monotonic
     duration_s: float = 0.0
     queue_s: float = 0.0
     pick_s: float = 0.0

@@ -1,6 +1,7 @@
 """All metrics of one router process: where they are counted, and how they are exposed.
 
-Counting is plain arithmetic on objects that the counters hold. Everything that can be read when
+Counting is plain arithmetic on objects that the counters hold. Requests are counted in bundles, and
+before anybody reads: a counter is looked up once for many. Everything that can be read when
 somebody asks (loads, queues, the index) is read then: sources give those gauges at each scrape.
 """
 
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from octavo_router.metrics import bundle
 from octavo_router.metrics.counts import (
     DiscoveryCounts,
     EndpointCounts,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from octavo_router.metrics.record import RequestRecord
 
 UNKNOWN_MODEL = "unknown"
+BUNDLE = 64  # requests that are counted together
 
 
 @dataclass(slots=True)
@@ -58,15 +61,18 @@ class RouterMetrics:
     ) -> None:
         self.version = version
         self.now = now
-        self.requests = Tally()  # (model, route, code, stream)
-        self.tokens = Tally()  # (model, kind)
         self.signals = SignalCounts()
         self.process = ProcessCounts()
         self.loop_lag = Histogram(LAG_BUCKETS)
-        self.pools: dict[str, PoolCounts] = {}
-        self.endpoints: dict[str, EndpointCounts] = {}
         self.discoveries: dict[str, DiscoveryCounts] = {}
-        self.tenants: dict[str, TenantCounts] = {}
+        # Requests that are over and not counted yet. Whoever reads counts sees them counted.
+        self._over: list[RequestRecord] = []
+        self._folds: list[Callable[[], None]] = []
+        self._requests = Tally()  # (model, route, code, stream)
+        self._tokens = Tally()  # (model, kind)
+        self._pools: dict[str, PoolCounts] = {}
+        self._endpoints: dict[str, EndpointCounts] = {}
+        self._tenants: dict[str, TenantCounts] = {}
         self._model_labels = LabelSet(max_label_values)
         self._tenant_labels = LabelSet(max_label_values)
         self._sources: list[Callable[[], Iterable[Metric]]] = []
@@ -75,22 +81,59 @@ class RouterMetrics:
 
     # -- counting
 
-    def pool(self, name: str) -> PoolCounts:
-        """Hold on to it; names come from configuration and discovery, never from clients."""
-        counts = self.pools.get(name)
+    def finish(self, record: RequestRecord) -> None:
+        """Takes a request that is over. Hot path: counted with others, some dozens at a time."""
+        if not record.ended_at:
+            record.ended_at = self.now()
+        over = self._over
+        over.append(record)
+        if len(over) >= BUNDLE:
+            self.fold()
+
+    def add_fold(self, fold: Callable[[], None]) -> None:
+        """Somebody else who counts later: called before counts are read, and now and then."""
+        self._folds.append(fold)
+
+    def fold(self) -> None:
+        """Counts what is over."""
+        for fold in self._folds:
+            fold()
+        if not self._over:
+            return
+        over, self._over = self._over, []
+        for group in bundle.sort_out(over):
+            self._count(group)
+
+    def _count(self, group: list[RequestRecord]) -> None:
+        """All of one kind."""
+        one = group[0]
+        model = self.model_label(one.model, is_known=one.is_known_model)
+        stream = "true" if one.is_stream else "false"
+        self._requests.add(model, one.route, str(one.status), stream, by=len(group))
+        bundle.count_tokens(group, model, self._tokens)
+        if one.tenant:
+            bundle.count_tenant(group, self._tenant(one.tenant))
+        if one.pool:
+            bundle.count_pool(group, self.held_pool(one.pool))
+
+    def held_pool(self, name: str) -> PoolCounts:
+        """To add to. Names come from configuration and discovery, never from clients."""
+        counts = self._pools.get(name)
         if counts is None:
-            counts = self.pools[name] = PoolCounts()
+            counts = self._pools[name] = PoolCounts()
         return counts
 
-    def endpoint(self, id_: str, *, pool: str) -> EndpointCounts:
-        counts = self.endpoints.get(id_)
+    def held_endpoint(self, id_: str, *, pool: str) -> EndpointCounts:
+        """To add to."""
+        counts = self._endpoints.get(id_)
         if counts is None:
-            counts = self.endpoints[id_] = EndpointCounts(pool)
+            counts = self._endpoints[id_] = EndpointCounts(pool)
         return counts
 
     def forget_endpoint(self, id_: str) -> None:
         """Its series end with it: a thousand replaced pods leave nothing behind."""
-        self.endpoints.pop(id_, None)
+        self.fold()
+        self._endpoints.pop(id_, None)
 
     def discovery(self, source: str) -> DiscoveryCounts:
         counts = self.discoveries.get(source)
@@ -102,83 +145,44 @@ class RouterMetrics:
         """Clients may name anything; only what is served becomes a series."""
         return self._model_labels(model) if is_known else UNKNOWN_MODEL
 
-    def tenant(self, name: str) -> TenantCounts:
+    def _tenant(self, name: str) -> TenantCounts:
         label = self._tenant_labels(name)
-        counts = self.tenants.get(label)
+        counts = self._tenants.get(label)
         if counts is None:
-            counts = self.tenants[label] = TenantCounts()
+            counts = self._tenants[label] = TenantCounts()
         return counts
 
-    def finish(self, record: RequestRecord) -> None:
-        """Counts a request that is over. Hot path: once per request."""
-        model = self.model_label(record.model, is_known=record.is_known_model)
-        stream = "true" if record.is_stream else "false"
-        self.requests.add(model, record.route, str(record.status), stream)
-        if record.prompt_tokens or record.output_tokens:
-            self._count_tokens(record, model)
-        if record.tenant:
-            self._count_tenant(record)
-        if record.pool:
-            self._count_pool(record, self.pool(record.pool))
+    # -- reading
 
-    def _count_tokens(self, record: RequestRecord, model: str) -> None:
-        tokens = self.tokens
-        tokens.add(model, "prompt", by=record.prompt_tokens)
-        tokens.add(model, "output", by=record.output_tokens)
-        if record.cached_tokens:
-            tokens.add(model, "cached", by=record.cached_tokens)
+    @property
+    def requests(self) -> Tally:
+        self.fold()
+        return self._requests
 
-    def _count_tenant(self, record: RequestRecord) -> None:
-        tenant = self.tenant(record.tenant)
-        tenant.requests += 1
-        tenant.rejections += record.status in (429, 503)
-        tenant.queue_s += record.queue_s
-        tenant.prompt_tokens += record.prompt_tokens
-        tenant.output_tokens += record.output_tokens
+    @property
+    def tokens(self) -> Tally:
+        self.fold()
+        return self._tokens
 
-    def _count_pool(self, record: RequestRecord, pool: PoolCounts) -> None:
-        pool.last_request_at = self.now()
-        pool.duration.observe(record.duration_s)
-        pool.queue_wait.observe(record.queue_s)
-        pool.request_bytes.observe(record.request_bytes)
-        pool.response_bytes.observe(record.response_bytes)
-        if record.outcome == "client_gone":
-            pool.client_disconnects += 1
-        elif record.status >= 400 and record.code and not record.attempts:
-            pool.rejections.add(record.code)
-        if record.attempts:
-            pool.pick.observe(record.pick_s)
-            self._count_revision(record, pool)
-            if record.attempts > 1:
-                self._count_repeats(record, pool)
-        if record.ttft_s is not None:
-            self._count_latency(record, pool, record.ttft_s)
-        if record.cached_tokens is not None:
-            pool.queried_tokens += record.prompt_tokens
-            pool.predicted_tokens += record.predicted_tokens
-            pool.cached_tokens += record.cached_tokens
-            pool.prediction_error.observe(abs(record.cached_tokens - record.predicted_tokens))
+    @property
+    def pools(self) -> dict[str, PoolCounts]:
+        self.fold()
+        return self._pools
 
-    def _count_repeats(self, record: RequestRecord, pool: PoolCounts) -> None:
-        pool.retries += record.attempts - 1 - record.resumes
-        pool.retries_exhausted += record.is_error
-        if record.resumes:
-            pool.resumes.add(record.outcome, by=record.resumes)
+    @property
+    def endpoints(self) -> dict[str, EndpointCounts]:
+        self.fold()
+        return self._endpoints
 
-    def _count_revision(self, record: RequestRecord, pool: PoolCounts) -> None:
-        revision = pool.revision(record.revision)
-        revision.requests += 1
-        revision.errors += record.is_error
-        if record.ttft_s is not None:
-            revision.ttft.observe(record.ttft_s)
-            if record.last_token_s is not None and record.output_tokens > 1:
-                revision.itl_s_sum += record.last_token_s - record.ttft_s
-                revision.itl_count += record.output_tokens - 1
+    @property
+    def tenants(self) -> dict[str, TenantCounts]:
+        self.fold()
+        return self._tenants
 
-    def _count_latency(self, record: RequestRecord, pool: PoolCounts, ttft_s: float) -> None:
-        pool.ttft.observe(ttft_s)
-        if record.last_token_s is not None and record.output_tokens > 1:
-            pool.tpot.observe((record.last_token_s - ttft_s) / (record.output_tokens - 1))
+    def pool(self, name: str) -> PoolCounts:
+        """With everything counted."""
+        self.fold()
+        return self.held_pool(name)
 
     # -- exposing
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from octavo_router.flow.retry import NOT_RUN, Failure
 from octavo_router.routing.outcome import Outcome, Result
 
 if TYPE_CHECKING:
     from octavo_router.flow.gate import Ticket
+    from octavo_router.metrics.histogram import Histogram
     from octavo_router.metrics.record import RequestRecord
     from octavo_router.proxy.heads import EndpointLines
-    from octavo_router.proxy.usage import Usage
+    from octavo_router.residency.usage import Counts
     from octavo_router.routing.dispatcher import Lease
     from octavo_router.tracing import RequestTrace
 
@@ -20,8 +22,9 @@ class Account:
     """Times are monotonic seconds. Hot: one for each request."""
 
     __slots__ = (
-        "attempt_at", "began_at", "first_at", "last_at", "lease", "lines", "num_refusals",
-        "num_repeats", "record", "ticket", "trace",
+        "attempt_at", "began_at", "first_at", "is_resuming", "itl", "last_at", "lease", "lines",
+        "num_refusals", "num_repeats", "num_resumes", "num_unaccepted", "record", "ticket",
+        "trace", "wants_usage",
     )  # fmt: skip
 
     def __init__(
@@ -31,8 +34,13 @@ class Account:
         self.began_at = began_at
         self.trace = trace
         self.ticket: Ticket | None = None  # of the gate
-        self.num_refusals = 0  # attempts that engines did not accept
+        self.wants_usage = False  # the client asked for a stream's token counts
         self.num_repeats = 0  # that the budget allowed
+        self.num_unaccepted = 0  # attempts in a row that no engine accepted
+        self.num_refusals = 0  # of them, those that an engine refused
+        self.num_resumes = 0  # continuations that an engine accepted
+        self.is_resuming = False  # the attempt, or the next one that is accepted, is one
+        self.itl: Histogram | None = None  # of streams
         # of the attempt
         self.lease: Lease | None = None
         self.lines: EndpointLines  # from the first attempt on
@@ -58,6 +66,8 @@ class Account:
             self.first_at = now
             if self.lease is not None:
                 self.lease.first_token()
+        if self.itl is not None and self.last_at:
+            self.itl.observe(now - self.last_at)  # also over the gap of a resume
         self.last_at = now
 
     def end_attempt(self, result: Result, now: float) -> None:
@@ -77,31 +87,71 @@ class Account:
             outcome.itl_s = (self.last_at - first_at) / (record.output_tokens - 1)
         lease.finish(outcome)
 
+    def note_failure(self, failure: Failure) -> None:
+        """Of the attempt, however it goes on."""
+        if failure in NOT_RUN:
+            self.num_unaccepted += 1
+            self.num_refusals += failure is Failure.NOT_ACCEPTED
+            return
+        self.num_unaccepted = self.num_refusals = 0
+        self.num_resumes += self.is_resuming
+        self.is_resuming = False
+
     def start_over(self, result: Result, *, was_answered: bool) -> None:
         """The attempt is lost, and another one follows."""
         now = time.monotonic()
         self.end_attempt(result, now)
         if was_answered:  # what the client saw first is what it waited for
             self._note_first()
+        else:
+            self.last_at = 0.0
         self.first_at = None
         if self.trace is not None:
             self.trace.attempt_failed(result.value)
 
     def close(
-        self, result: Result, outcome: str, now: float, usage: Usage, *, guess: tuple[int, int]
+        self, result: Result, outcome: str, now: float, usage: Counts, *, guess: tuple[int, int]
     ) -> None:
         """All is over. `guess`: prompt and output tokens, for what the engine did not tell."""
         record = self.record
-        if usage.prompt_tokens or usage.output_tokens:
+        if usage[0] or usage[1]:
             record.prompt_tokens, record.output_tokens, record.cached_tokens = usage
         if self.first_at is not None:
             self._note_first()
             record.last_token_s = self.last_at - self.began_at
         record.outcome = outcome
+        record.ended_at = now
         record.duration_s = now - self.began_at
         self.end_attempt(result, now)
         if self.ticket is not None:
             self.ticket.release(record.prompt_tokens or guess[0], record.output_tokens or guess[1])
+        if self.trace is not None:
+            self.trace.finish(record)
+
+    def close_whole(self, now: float, usage: Counts, *, guess: int) -> None:
+        """All is well and over: the answer came in one piece. `see_bytes` and `close` at once."""
+        record, lease = self.record, self.lease
+        prompt_tokens, output_tokens, cached_tokens = usage
+        if prompt_tokens or output_tokens:
+            record.prompt_tokens, record.output_tokens = prompt_tokens, output_tokens
+            record.cached_tokens = cached_tokens
+        total_s = now - self.began_at
+        if record.ttft_s is None:
+            record.ttft_s = total_s
+        record.last_token_s = record.duration_s = total_s
+        record.ended_at = now
+        record.outcome = "ok"
+        if lease is not None:
+            self.lease = None
+            attempt_s = now - self.attempt_at
+            lease.finish(
+                Outcome(
+                    Result.OK, attempt_s, attempt_s, cached_tokens, prompt_tokens, output_tokens,
+                    0.0 if output_tokens > 1 else None,
+                )
+            )  # fmt: skip
+        if self.ticket is not None:
+            self.ticket.release(prompt_tokens or guess, output_tokens)
         if self.trace is not None:
             self.trace.finish(record)
 

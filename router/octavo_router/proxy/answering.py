@@ -27,13 +27,13 @@ class ClientAnswer:
     """Writes to one client. Whatever is written, `keeps_alive` says what `finish` must be told."""
 
     __slots__ = (
-        "_connection", "_is_chunked", "_request_id", "explanation", "has_begun", "is_event_stream",
-        "keeps_alive", "num_bytes", "status",
+        "_connection", "_is_chunked", "explanation", "has_begun", "is_event_stream", "keeps_alive",
+        "num_bytes", "request_id", "status",
     )  # fmt: skip
 
     def __init__(self, connection: ClientConnection, request_id: bytes) -> None:
         self._connection = connection
-        self._request_id = request_id
+        self.request_id = request_id
         self._is_chunked = False
         self.explanation = b""  # a header line
         self.has_begun = False  # the client has a status
@@ -44,13 +44,15 @@ class ClientAnswer:
 
     def send_whole(self, head: AnswerHead, lines: EndpointLines, body: bytes) -> None:
         """All of it at once."""
-        framing = self._settle_connection()
-        if head.status not in (204, 304):
-            framing = b"content-length: %d\r\n%b" % (len(body), framing)
         self.status = head.status
         self.num_bytes = len(body)
-        self._connection.write(
-            heads.answer_head(head, lines, self._request_id, framing, self.explanation, body)
+        connection = self._connection
+        # Hot path: once per request. The usual connection stays open, and need not be told so.
+        framing = b"" if connection.keeps_open else self._settle_connection()
+        if head.status not in (204, 304):
+            framing = b"content-length: %d\r\n%b" % (len(body), framing)
+        connection.write(
+            heads.answer_head(head, lines, self.request_id, framing, self.explanation, body)
         )
 
     def begin(self, head: AnswerHead, lines: EndpointLines) -> None:
@@ -61,7 +63,7 @@ class ClientAnswer:
         framing = self._settle_stream(head.content_length if not head.is_event_stream else None)
         self._begun(head.status)
         self._connection.write(
-            heads.answer_head(head, lines, self._request_id, framing, self.explanation)
+            heads.answer_head(head, lines, self.request_id, framing, self.explanation)
         )
 
     def begin_events(self) -> None:
@@ -74,7 +76,7 @@ class ClientAnswer:
                 (
                     answers.status_line(200),
                     answers.REQUEST_ID,
-                    self._request_id,
+                    self.request_id,
                     b"\r\n",
                     answers.EVENT_STREAM,
                     framing,
@@ -105,7 +107,7 @@ class ClientAnswer:
             self._connection.write(
                 answers.refusal(
                     error,
-                    self._request_id.decode(),
+                    self.request_id.decode(),
                     keep_alive=self.keeps_alive,
                     is_http10=head is not None and head.is_http10,
                     is_head=head is not None and head.method == "HEAD",

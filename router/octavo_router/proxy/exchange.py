@@ -10,6 +10,7 @@ callbacks: no task, no timer, no closure for a request that nothing happens to.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import TYPE_CHECKING, Final
@@ -24,14 +25,15 @@ from octavo_router.proxy.events import error_events_of
 from octavo_router.proxy.failing import (
     FAILURE_OF,
     RESULT_OF,
+    WRONG_POD,
     failure_on,
     no_endpoint,
     refused_for,
     verdict_on,
 )
-from octavo_router.proxy.resume import DONE
+from octavo_router.proxy.resume import BAD_STREAM, DONE, ENGINE_DEAD
 from octavo_router.proxy.token_stream import StreamError
-from octavo_router.proxy.usage import NO_USAGE, find_usage
+from octavo_router.residency.usage import NO_USAGE
 from octavo_router.routing.outcome import Result
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from octavo_router.proxy.paths import ProxiedPath
     from octavo_router.proxy.resume import StreamMemory
     from octavo_router.proxy.service import Proxy
+    from octavo_router.residency.usage import Counts
     from octavo_router.routing.request import RouteRequest
 
 logger = logging.getLogger("octavo.router")
@@ -56,6 +59,7 @@ logger = logging.getLogger("octavo.router")
 WAITING, CONNECTING, AWAITING, COLLECTING, RELAYING, PASSING, OVER = range(7)  # in this order
 
 _MAX_WHOLE_BYTES: Final = 2**20  # an answer that is no stream is kept until it is whole, up to this
+_MAX_PAUSE_S: Final = 5.0  # an engine that wants more is passed on: its client knows when to come
 _PROGRESS_S: Final = 10.0  # between signs of life to a client whose stream has to wait
 
 
@@ -107,10 +111,17 @@ class Exchange:
         self._connection.owner = self
         if isinstance(entry, Ticket):
             self._account.ticket = entry
-            self._place()
+            try:
+                self._place()
+            except Exception:
+                self._broke()
             return
+        self._wait_for(entry)
+
+    def _wait_for(self, entry: Waiting) -> None:
+        self._state = WAITING
         self._waiting = entry
-        sign_at = self._account.began_at + _PROGRESS_S if self._request.stream else NEVER
+        sign_at = time.monotonic() + _PROGRESS_S if self._request.stream else NEVER
         self._connection.deadline = min(sign_at, self._total_at)
         self._turn = self._proxy.loop.create_task(self._wait(entry))
 
@@ -120,9 +131,9 @@ class Exchange:
                 self._account.ticket = await waiting
             finally:
                 self._waiting = self._turn = None
-            account = self._account
-            account.record.queue_s = time.monotonic() - account.began_at
-            self._place()
+            ticket = self._account.ticket
+            self._account.record.queue_s += ticket.waited_s
+            self._place(self._passed_over()[0] if self._tried else ())
         except Refused as error:
             self._give_up(error, "refused")
         except Exception:
@@ -133,20 +144,38 @@ class Exchange:
     def _place(self, exclude: Collection[Endpoint] = ()) -> None:
         """Chooses an endpoint and sends the request there, or gives up."""
         proxy, request = self._proxy, self._request
-        now = time.monotonic()
+        now = request.placed_at = time.monotonic()
         lease = proxy.dispatcher.place(request, exclude=exclude)
         if lease is None:
-            self._give_up(no_endpoint(request.pool), "refused")
+            entry = self._hold()
+            if entry is None:
+                self._give_up(no_endpoint(request.pool), "refused")
+            else:
+                self._wait_for(entry)
             return
         upstream = proxy.upstreams.of(lease.endpoint)
         self._account.begin_attempt(lease, upstream.lines, now)
-        connection = upstream.pool.take()
+        connection = upstream.pool.take(now)
         if connection is not None:
             self._send(connection)
             return
         self._state = CONNECTING
         self._connection.deadline = NEVER  # the pool has one of its own
         self._connecting = upstream.pool.connect(self)
+
+    def _hold(self) -> Waiting | None:
+        """A place in the queue of a pool that has lost its last engine; another may come."""
+        ticket = self._account.ticket
+        if ticket is None or not self._proxy.is_empty(self._request):
+            return None
+        try:
+            waiting = self._proxy.wait_again(
+                self._request, ticket, num_bytes=len(self._body), deadline=self._total_at
+            )
+        except Refused:  # too many wait already
+            return None
+        self._account.ticket = None  # it is the place's now, and comes back with the turn
+        return waiting
 
     def on_connected(self, connection: UpstreamConnection) -> None:
         self._connecting = None
@@ -163,8 +192,10 @@ class Exchange:
         self._state = AWAITING
         head, body, internal = self._head, self._body, b""
         is_resume = False
-        if lease.endpoint.kind == "octavo" and request.stream and request.keys:
-            memory = self._memory = self._memory or self._proxy.new_memory()
+        if lease.endpoint.kind == "octavo" and request.stream and self._path.resumes:
+            memory = self._memory = self._memory or self._proxy.new_memory(
+                wants_usage=account.wants_usage
+            )
             internal = heads.STREAM_TOKENS
             is_resume = memory.can_resume
             if is_resume:
@@ -177,7 +208,7 @@ class Exchange:
         if request.explain:
             self._answer.explanation = heads.explanation(lease.decision)
         data = heads.request_bytes(
-            head, lines, request.request_id.encode(), body, forward=forward, internal=internal
+            head, lines, self._answer.request_id, body, forward=forward, internal=internal
         )
         connection.send(self, data)
         deadline = account.attempt_at + self._proxy.first_token_s(request)
@@ -193,13 +224,17 @@ class Exchange:
             and (not self._path.generates or (head.is_json and body))
             and not self._answer.has_begun
         ):
-            now = time.monotonic()
-            account = self._account
+            answer, account, connection = self._answer, self._account, self._connection
             try:
-                account.see_bytes(now)
-                self._answer.send_whole(head, account.lines, body)
-                self._pieces = [body]
-                self._finish(Result.OK, "ok", now=now)
+                answer.send_whole(head, account.lines, body)
+                now = time.monotonic()
+                self._state = OVER
+                record = account.record
+                record.status, record.response_bytes = 200, len(body)
+                usage = self._proxy.find_usage(body) if self._path.is_json else NO_USAGE
+                account.close_whole(now, usage, guess=self._request.prompt_tokens)
+                self._proxy.over(self, account)
+                connection.finish(keep_alive=answer.keeps_alive)
             except Exception:
                 self._broke()
             return
@@ -218,6 +253,7 @@ class Exchange:
             return
         if head.is_event_stream:
             self._state = RELAYING
+            self._account.itl = self._proxy.inter_token_latency(self._request.pool)
             if self._memory is None:
                 self._relay = self._proxy.new_relay()
         elif self._path.generates and not head.is_json:
@@ -275,7 +311,11 @@ class Exchange:
             self._begin_answer()
             answer.write(clean)
         if memory is not None and memory.lost_with:
-            self._fail(Failure.LOST)
+            if memory.lost_with == BAD_STREAM:
+                self._proxy.note_loss(self._account.lease, memory.problem)
+                self._fail(Failure.BAD_ANSWER)
+            else:
+                self._fail(Failure.LOST if memory.lost_with == ENGINE_DEAD else Failure.LEFT)
 
     def _end_events(self) -> None:
         answer, memory = self._answer, self._memory
@@ -295,6 +335,8 @@ class Exchange:
         head, answer = self._upstream_head, self._answer
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         failure = failure_on(head.status)
+        if head.status == WRONG_POD:
+            self._proxy.note_stranger(self._account.lease)
         if failure is not None and self._repeat(failure, retry_after=head.retry_after):
             return
         if not body and head.status == 200 and self._path.generates:
@@ -337,14 +379,14 @@ class Exchange:
         self._abort_upstream()
         account, memory = self._account, self._memory
         lease, record = account.lease, account.record
-        account.num_refusals += failure is Failure.NOT_ACCEPTED
+        account.note_failure(failure)
         was_answered = self._was_answered
         verdict = decide(
             Attempt(
                 failure,
-                attempts=record.attempts,
+                attempts=account.num_unaccepted,
                 refusals=account.num_refusals,
-                resumes=record.resumes,
+                resumes=account.num_resumes,
                 was_answered=was_answered,
                 is_resumable=self._is_resumable(was_answered),
                 retry_after_s=float(retry_after) if retry_after.isdigit() else None,
@@ -354,21 +396,43 @@ class Exchange:
         )
         if verdict.action is Action.GIVE_UP:
             return False
-        if self._proxy.budget.take(self._request.tenant):
-            return False
-        account.num_repeats += 1
-        if verdict.action is Action.RESUME:
-            record.resumes += 1
+        is_resume = verdict.action is Action.RESUME
         if lease is not None:
             self._tried.append(lease.endpoint)
+        exclude, is_alone = self._passed_over()
+        if is_alone and (verdict.delay_s is None or verdict.delay_s > _MAX_PAUSE_S):
+            return False
+        if not (is_resume and self._proxy.is_death_of(lease)):
+            if self._proxy.budget.take(self._request.tenant):
+                return False
+            account.num_repeats += 1
+        if is_resume and not account.is_resuming:
+            record.resumes += 1
+            account.is_resuming = True
         account.start_over(RESULT_OF[failure], was_answered=was_answered)
         if memory is not None:
             memory.start_over()
         self._relay = None
         self._proxy.repeated(self._request.pool, verdict)
         self._state = WAITING
-        self._place(self._proxy.passed_over(self._request, self._tried, was_answered=was_answered))
+        if is_alone and verdict.delay_s:  # as its engine asked
+            self._connection.deadline = self._total_at
+            pause = self._pause(verdict.delay_s, exclude)
+            self._turn = self._proxy.loop.create_task(pause)
+        else:
+            self._place(exclude)
         return True
+
+    async def _pause(self, delay_s: float, exclude: Collection[Endpoint]) -> None:
+        try:
+            await asyncio.sleep(delay_s)
+            self._turn = None
+            self._place(exclude)
+        except Exception:
+            self._broke()
+
+    def _passed_over(self) -> tuple[Collection[Endpoint], bool]:
+        return self._proxy.passed_over(self._request, self._tried, was_answered=self._was_answered)
 
     @property
     def _was_answered(self) -> bool:
@@ -380,7 +444,7 @@ class Exchange:
     def _is_resumable(self, was_answered: bool) -> bool:
         """Its engine understands that the same generation goes on, or starts again unseen."""
         lease, memory = self._account.lease, self._memory
-        if lease is None or lease.endpoint.kind != "octavo" or not self._request.keys:
+        if lease is None or lease.endpoint.kind != "octavo" or not self._path.resumes:
             return False
         if memory is None:
             return not was_answered
@@ -390,6 +454,9 @@ class Exchange:
         """A mistake of ours must not leave a client waiting, nor anything reserved."""
         logger.exception("Broke on a request", extra={"request_id": self._request.request_id})
         if self._state == OVER:
+            if self._connection.owner is self:
+                self._connection.owner = None
+                self._connection.abort()
             return
         self._release_attempt()
         self._account.record.code = "internal_error"
@@ -454,12 +521,10 @@ class Exchange:
 
     # -- ending
 
-    def _finish(
-        self, result: Result, outcome: str, *, is_cut: bool = False, now: float = 0.0
-    ) -> None:
+    def _finish(self, result: Result, outcome: str, *, is_cut: bool = False) -> None:
         """The answer is over, and written."""
         self._account.record.status = self._answer.status
-        self._close(result, outcome, now or time.monotonic())
+        self._close(result, outcome, time.monotonic())
         if is_cut:
             self._connection.owner = None
             self._connection.abort()
@@ -470,13 +535,14 @@ class Exchange:
         """Everything is given back, once."""
         self._state = OVER
         account, relay, memory = self._account, self._relay, self._memory
-        usage, num_events = NO_USAGE, 0
+        usage: Counts = NO_USAGE
+        num_events = 0
         if memory is not None:
-            account.record.output_tokens = memory.num_tokens
+            usage = memory.usage
         elif relay is not None:
-            usage, num_events = find_usage(relay.tail), relay.num_events
+            usage, num_events = self._proxy.find_usage(relay.tail), relay.num_events
         elif result is Result.OK and self._pieces and self._path.is_json:
-            usage = find_usage(self._pieces[-1])
+            usage = self._proxy.find_usage(self._pieces[-1])
         account.record.response_bytes = self._answer.num_bytes
         guess = (self._request.prompt_tokens, num_events)
         account.close(result, outcome, now, usage, guess=guess)

@@ -29,6 +29,7 @@ PUBLIC: Final = frozenset(
 class HeadFacts:
     """Of a request that may go on: to an engine, or to a handler."""
 
+    reader: FactReader  # whoever has newer settings reads the head again
     path: ProxiedPath | None = None
     handler: Handler | None = None
     needs_key: bool = True
@@ -55,7 +56,7 @@ class FactReader:
             return self._own(head)
         if head.method != "POST":
             raise Refused(405, "method_not_allowed", f"{head.path} takes POST only.")
-        facts = HeadFacts(path=path, route=path.path)
+        facts = HeadFacts(self, path=path, route=path.path)
         sessions: dict[bytes, bytes] = {}
         for name, value in head.fields:
             if name == b"content-type":
@@ -87,7 +88,7 @@ class FactReader:
                 message = f"{head.path} does not take {head.method}."
                 raise Refused(405, "method_not_allowed", message)
             raise Refused(404, "not_found", "There is no such route.")
-        return HeadFacts(handler=handler, route=route, needs_key=head.path not in PUBLIC)
+        return HeadFacts(self, handler=handler, route=route, needs_key=head.path not in PUBLIC)
 
     def _find(self, method: str, path: str) -> tuple[Handler | None, str]:
         """By the whole path, else by the longest registered one that ends in `/*`."""

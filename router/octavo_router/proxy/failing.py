@@ -28,13 +28,15 @@ RESULT_OF: Final[Mapping[Failure, Result]] = {
     Failure.ERROR_5XX: Result.ERROR_5XX,
     Failure.NO_HEADERS: Result.TIMEOUT,
     Failure.LOST: Result.BROKEN,
+    Failure.LEFT: Result.LEFT,
     Failure.STALLED: Result.TIMEOUT,
     Failure.BAD_ANSWER: Result.BAD_ANSWER,
     Failure.DEADLINE: Result.CLIENT_GONE,  # the request's own limit speaks against nobody
     Failure.CLIENT_GONE: Result.CLIENT_GONE,
 }
 
-NOT_ACCEPTED: Final = (421, 429, 503)  # statuses of a request that no engine has begun with
+WRONG_POD: Final = 421  # the address belongs to another pod by now
+NOT_ACCEPTED: Final = (WRONG_POD, 429, 503)  # statuses of a request that no engine has begun with
 NO_ENDPOINT_RETRY_S: Final = 5.0
 
 
@@ -72,7 +74,7 @@ def refused_for(failure: Failure) -> Refused:
             )
         case Failure.DEADLINE:
             return Refused(504, "deadline_exceeded", "The request took longer than it may.")
-        case Failure.LOST:
+        case Failure.LOST | Failure.LEFT:
             return Refused(502, "upstream_lost", "The engine was lost while it answered.")
         case _:
             return Refused(502, "upstream_bad_answer", "The engine's answer makes no sense.")
@@ -80,5 +82,5 @@ def refused_for(failure: Failure) -> Refused:
 
 def no_endpoint(pool: str) -> Refused:
     return Refused(
-        503, "no_endpoint", f"No engine is there for {pool}.", retry_after_s=NO_ENDPOINT_RETRY_S
+        503, "no_endpoints", f"No engine is there for {pool}.", retry_after_s=NO_ENDPOINT_RETRY_S
     )

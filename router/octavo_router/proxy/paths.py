@@ -24,11 +24,12 @@ class ProxiedPath:
     kind: int = OTHER  # what `scan` reads and makes keys of
     is_json: bool = True  # else the body is not looked at: an upload
     generates: bool = False  # its answers can be streamed, and must not be empty
+    resumes: bool = False  # our engines tell the tokens of its streams, and can go on with them
 
 
 _ROWS: Final = (
-    ProxiedPath("/v1/chat/completions", CHAT, generates=True),
-    ProxiedPath("/v1/completions", COMPLETION, generates=True),
+    ProxiedPath("/v1/chat/completions", CHAT, generates=True, resumes=True),
+    ProxiedPath("/v1/completions", COMPLETION, generates=True, resumes=True),
     ProxiedPath("/v1/responses", generates=True),
     ProxiedPath("/v1/messages", generates=True),
     ProxiedPath("/v1/messages/count_tokens"),

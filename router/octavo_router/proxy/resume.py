@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.resume import BEGIN, Resume, pack
 from octavo_router.proxy.token_stream import MAX_EVENT_BYTES, EventCutter, StreamError
+from octavo_router.residency.usage import Usage
 
 if TYPE_CHECKING:
     from octavo_router.residency.api import FindEventEnd, SplitTokenLines, TokenLine
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 # could not take all of a request in: another engine can go on. All other errors (deadline_exceeded,
 # model_error, internal_error, …) are the request's own end; resuming would only repeat them, or
 # carry what kills engines from one to the next.
-LOST_CODES = frozenset(("engine_dead", "server_shutdown", "draining", "loading", "queue_full"))
+ENGINE_DEAD = "engine_dead"
+LOST_CODES = frozenset((ENGINE_DEAD, "server_shutdown", "draining", "loading", "queue_full"))
 BAD_STREAM = "bad_stream"
 MAX_ANSWERS = 65_536
 
@@ -58,11 +60,13 @@ class StreamMemory:
         "_opened",
         "_saw_usage",
         "_split",
+        "cached_tokens",
         "failed_with",
         "is_done",
         "is_untouched",
         "lost_with",
         "problem",
+        "prompt_tokens",
         "wants_usage",
     )
 
@@ -88,6 +92,9 @@ class StreamMemory:
         self.failed_with = ""  # code of an error that it has seen
         self.lost_with = ""  # code of an error that was held back, or BAD_STREAM: it is lost
         self.problem = ""  # for the log: what is wrong with a BAD_STREAM
+        # As the engine that speaks now told them; an older one does not.
+        self.prompt_tokens = 0
+        self.cached_tokens: int | None = None
 
     def feed(self, data: bytes) -> bytes:
         """What to relay of it: whole events, without the lines that are for us. Hot path.
@@ -171,6 +178,14 @@ class StreamMemory:
         return sum(map(len, self._answers))
 
     @property
+    def usage(self) -> Usage:
+        """As far as the router knows it. What was found of an answer's own tokens is no prompt."""
+        cached = self.cached_tokens
+        if cached is not None:
+            cached = min(cached, self.prompt_tokens)
+        return Usage(self.prompt_tokens, self.num_tokens, cached)
+
+    @property
     def num_answers(self) -> int:
         """Prompts times n; 0 before the first event."""
         return len(self._answers)
@@ -191,11 +206,15 @@ class StreamMemory:
             told = json.loads(line)
             begin = Resume(told["id"], told["created"], told["seed"], [])
             answers = told["answers"]
+            prompt_tokens, cached = told.get("prompt_tokens", 0), told.get("cached")
         except (ValueError, KeyError, TypeError, RecursionError):
             raise StreamError(f"the begin line cannot be read: {line[:80]!r}") from None
-        numbers = (begin.created, begin.seed, answers)
+        counts = (answers, prompt_tokens, 0 if cached is None else cached)
+        numbers = (begin.created, begin.seed, *counts)
         if not isinstance(begin.id, str) or any(type(number) is not int for number in numbers):
             raise StreamError(f"the begin line has values of the wrong type: {line[:80]!r}")
+        if not all(0 <= count < 2**31 for count in counts):
+            raise StreamError(f"the begin line has counts that cannot be: {line[:80]!r}")
         if self._begin is None:
             if not 1 <= answers <= MAX_ANSWERS:
                 raise StreamError(f"the begin line promises {answers} answers")
@@ -203,6 +222,7 @@ class StreamMemory:
             self._answers = [array("I") for _ in range(answers)]
         elif begin != self._begin or answers != len(self._answers):
             raise StreamError("the stream that follows is of another generation")
+        self.prompt_tokens, self.cached_tokens = prompt_tokens, cached
         self._begun = True
 
     def _is_plain(self, clean: bytes, num_lines: int) -> bool:

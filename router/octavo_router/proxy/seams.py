@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from octavo_router.flow.gate import Ticket, Waiting
     from octavo_router.flow.tenant import Tenant
     from octavo_router.http.messages import Handler
+    from octavo_router.metrics import PoolCounts
     from octavo_router.metrics.record import RequestRecord
     from octavo_router.proxy.upstreams import Upstreams
     from octavo_router.residency.native import HotPath
@@ -42,12 +43,20 @@ class Admission(Protocol):
         self, request: RouteRequest, tenant: Tenant, *, num_bytes: int = 0, deadline: float = ...
     ) -> Ticket | Waiting: ...
 
+    def wait_again(
+        self, request: RouteRequest, ticket: Ticket, *, num_bytes: int = 0, deadline: float = ...
+    ) -> Waiting: ...
+
 
 class Metrics(Protocol):
+    def pool(self, name: str, /) -> PoolCounts: ...
+
     def finish(self, record: RequestRecord) -> None: ...
 
 
 class AccessLog(Protocol):
+    takes_all: bool  # else it takes errors, or nothing
+
     def write(self, record: RequestRecord) -> None: ...
 
 

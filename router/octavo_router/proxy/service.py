@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from octavo_router.errors import Refused
+from octavo_router.flow.budget import Losses
 from octavo_router.metrics.record import RequestRecord
 from octavo_router.proxy.account import Account
 from octavo_router.proxy.events import EventRelay
@@ -27,10 +28,12 @@ from octavo_router.routing.request import RouteRequest
 if TYPE_CHECKING:
     from octavo_router.config import RouterConfig
     from octavo_router.endpoints.endpoint import Endpoint
+    from octavo_router.flow.gate import Ticket, Waiting
     from octavo_router.flow.retry import Verdict
     from octavo_router.flow.tenant import Tenant
     from octavo_router.http.client_connection import ClientConnection
     from octavo_router.http.request_head import RequestHead
+    from octavo_router.metrics.histogram import Histogram
     from octavo_router.proxy.seams import Parts
     from octavo_router.routing.dispatcher import Lease
 
@@ -50,10 +53,12 @@ class Proxy:
         self.upstreams = parts.upstreams
         self.exchanges: set[Exchange] = set()  # under way
         self.mirrors = Mirrors(parts.dispatcher, parts.upstreams)
+        self._losses = Losses(time.monotonic)
         self._gate = parts.gate
         self._models = parts.models
         self._hot_path = parts.hot_path
         self._scan = parts.hot_path.scan
+        self.find_usage = parts.hot_path.find_usage
         self._metrics = parts.metrics
         self._access_log = parts.access_log
         self._tracing = parts.tracing
@@ -78,8 +83,8 @@ class Proxy:
         return f"{self._id_prefix}{self._num_ids:x}"
 
     def check(self, connection: ClientConnection, head: RequestHead) -> None:
-        facts: HeadFacts = head.facts
-        if facts is None:
+        facts: HeadFacts | None = head.facts
+        if facts is None or facts.reader is not self._facts:
             facts = head.facts = self._facts.read(head)
         if facts.needs_key:
             connection.context = self._gate.authenticate(head.credentials, facts.tenant_hint)
@@ -98,12 +103,14 @@ class Proxy:
         record.request_id = request_id
         record.route = path.path
         record.tenant = tenant.name
+        record.client = connection.client
         record.request_bytes = len(body)
         record.traceparent = facts.traceparent
         request = RouteRequest()
         request.request_id = request_id
         request.tenant = tenant.name
         request.explain = facts.explain
+        wants_usage = False
         if path.is_json:
             try:
                 if self._version != self._registry.version:
@@ -118,6 +125,7 @@ class Proxy:
             request.max_tokens = scan.max_tokens
             request.num_answers = scan.num_answers
             request.stream = record.is_stream = scan.stream
+            wants_usage = scan.include_usage
             request.priority = scan.priority
             request.session = facts.session or scan.session
         else:
@@ -126,16 +134,18 @@ class Proxy:
         route = self._models.resolve(request.model, request_id=request_id, session=request.session)
         request.pool, request.revision = route.pool, route.revision
         request.adapter = route.adapter
-        record.is_known_model = True
+        record.is_known_model = route.is_known
         record.pool, record.revision = route.pool, route.revision
         if route.upstream_model and path.is_json:
             name = json.dumps(route.upstream_model).encode()
             if scan.model_end:
                 body = b"".join((body[: scan.model_start], name, body[scan.model_end :]))
-        entry = self._gate.admit(request, tenant, num_bytes=len(body))
-        self.budget.begin(request.tenant)
+        deadline = now + self.timeouts.total_s
+        entry = self._gate.admit(request, tenant, num_bytes=len(body), deadline=deadline)
+        self.budget.begin(request.tenant, now)
         trace = self._tracing.begin(record) if self._tracing is not None else None
         account = Account(record, now, trace)
+        account.wants_usage = wants_usage
         exchange = Exchange(self, connection, head, body, path, request, account)
         self.exchanges.add(exchange)
         exchange.start(entry)
@@ -143,7 +153,11 @@ class Proxy:
             self.mirrors.send(head, body, request, route.copies)
 
     def refused(
-        self, connection: ClientConnection, head: RequestHead | None, error: Refused
+        self,
+        connection: ClientConnection,
+        head: RequestHead | None,
+        error: Refused,
+        request_id: str,
     ) -> None:
         """A request that never became an exchange."""
         record = connection.context
@@ -151,9 +165,9 @@ class Proxy:
             record = RequestRecord()
             if head is not None:
                 record.method = head.method
-                record.request_id = head.request_id
                 facts: HeadFacts | None = head.facts
                 record.route = facts.route if facts is not None else "other"
+        record.request_id = request_id  # as the client was told
         record.status, record.code, record.outcome = error.status, error.code, "refused"
         self._report(record, connection)
 
@@ -164,8 +178,9 @@ class Proxy:
         self.budget.end(num_repeats=account.num_repeats)
         record = account.record
         self._metrics.finish(record)
-        if self._access_log is not None:
-            self._access_log.write(record)
+        log = self._access_log
+        if log is not None and (log.takes_all or record.outcome != "ok"):
+            log.write(record)
 
     def note_loss(self, lease: Lease | None, problem: str) -> None:
         """An engine failed. Said once a second for each, however many requests it costs."""
@@ -187,13 +202,39 @@ class Proxy:
         )
         upstream.num_losses, upstream.quiet_until = 0, now + _QUIET_S
 
+    def note_stranger(self, lease: Lease | None) -> None:
+        """Another pod answered: nothing goes there until the one that was meant speaks again."""
+        if lease is not None and lease.endpoint.spec.pod_uid:
+            self._registry.report(lease.endpoint, "down", "another pod answers at its address")
+
     def repeated(self, pool: str, verdict: Verdict) -> None:
         """Another attempt begins."""
 
-    def new_memory(self) -> StreamMemory:
+    def is_death_of(self, lease: Lease | None) -> bool:
+        """A loss that belongs to an engine's death: no budget is asked, see flow.budget.Losses."""
+        if lease is None:
+            return False
+        endpoint = lease.endpoint
+        return self._losses.covers(endpoint.id, endpoint.in_flight)
+
+    def is_empty(self, request: RouteRequest) -> bool:
+        """No engine of its pool may be sent anything."""
+        return not self._registry.candidates(request.pool, request.revision).endpoints
+
+    def wait_again(
+        self, request: RouteRequest, ticket: Ticket, *, num_bytes: int, deadline: float
+    ) -> Waiting:
+        """Raises Refused."""
+        return self._gate.wait_again(request, ticket, num_bytes=num_bytes, deadline=deadline)
+
+    def inter_token_latency(self, pool: str) -> Histogram:
+        return self._metrics.pool(pool).itl
+
+    def new_memory(self, *, wants_usage: bool) -> StreamMemory:
         return StreamMemory(
             self._hot_path.split_token_lines,
             self._hot_path.find_event_end,
+            wants_usage=wants_usage,
             max_event_bytes=self._max_event_bytes,
         )
 
@@ -209,13 +250,15 @@ class Proxy:
 
     def passed_over(
         self, request: RouteRequest, tried: list[Endpoint], *, was_answered: bool
-    ) -> list[Endpoint]:
-        """Who is not asked when a request is repeated."""
+    ) -> tuple[list[Endpoint], bool]:
+        """Who is not asked when a request is repeated, and whether only those are left."""
         candidates = self._registry.candidates(request.pool, request.revision).endpoints
         # Another kind of engine would begin anew what the client has seen a part of.
         unfit = [one for one in candidates if was_answered and one.kind != "octavo"]
         others = [one for one in candidates if one not in tried and one not in unfit]
-        return [*tried, *unfit] if others else unfit  # better the same again than nobody
+        if others:
+            return [*tried, *unfit], False
+        return unfit, True  # better the same again than nobody
 
     def progress(self, pool: str, waited_s: float) -> str:
         """How it stands with a pool, for a client that waits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo_router.http.tls import client_context
 from octavo_router.http.upstream_pool import UpstreamPool
 from octavo_router.proxy.heads import EndpointLines
 
@@ -54,6 +55,11 @@ class Upstreams:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    @property
+    def num_connections(self) -> int:
+        """To those that are known now."""
+        return sum(upstream.pool.num_open for upstream in self._by_id.values())
+
     def of(self, endpoint: Endpoint) -> Upstream:
         spec = endpoint.spec
         upstream = self._by_id.get(spec.id)
@@ -64,6 +70,15 @@ class Upstreams:
     def changed(self, change: Change) -> None:
         if change.kind in ("removed", "updated"):
             self._forget(change.endpoint.spec.id)  # made again, if needed, with what holds now
+
+    def reconfigure(self, timeouts: TimeoutsConfig, *, passes_keys: bool) -> None:
+        """Connections and requests from now on go by these."""
+        self._timeouts = timeouts
+        self._passes_keys = passes_keys  # false once clients show keys of ours
+        for upstream in self._by_id.values():
+            upstream.lines.hides_authorization = bool(self._engine_key) or not passes_keys
+            upstream.pool.idle_s = timeouts.upstream_idle_s
+            upstream.pool.connect_timeout_s = timeouts.connect_s
 
     def close(self) -> None:
         for id_ in tuple(self._by_id):
@@ -78,7 +93,7 @@ class Upstreams:
             address.port,
             deadlines=self._deadlines,
             loop=self._loop,
-            ssl_context=self._ssl if address.tls else None,
+            ssl_context=self._tls() if address.tls else None,
             idle_s=self._timeouts.upstream_idle_s,
             connect_timeout_s=self._timeouts.connect_s,
         )
@@ -86,6 +101,12 @@ class Upstreams:
         upstream = Upstream(address, pool, lines)
         self._by_id[spec.id] = upstream
         return upstream
+
+    def _tls(self) -> ssl.SSLContext:
+        """The first https engine may come long after the start: nothing is said to it in clear."""
+        if self._ssl is None:
+            self._ssl = client_context("", "", "")
+        return self._ssl
 
     def _forget(self, id_: str) -> None:
         upstream = self._by_id.pop(id_, None)

@@ -132,6 +132,11 @@ class SplitTokenLines(Protocol):
         """
 
 
+class FindUsage(Protocol):
+    def __call__(self, answer: bytes, /) -> tuple[int, int, int | None]:
+        """Prompt, output and cached tokens by the answer's last usage object; see usage.Usage."""
+
+
 class FindEventEnd(Protocol):
     def __call__(self, buffer: bytes | bytearray, start: int = 0, /) -> int:
         """Behind the last complete event at or after `start`, where one begins; else `start`."""

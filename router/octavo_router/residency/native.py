@@ -7,10 +7,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.route_keys import VERSION
-from octavo_router.residency import index, scan, token_lines
+from octavo_router.residency import index, scan, token_lines, usage
 
 if TYPE_CHECKING:
-    from octavo_router.residency.api import FindEventEnd, MakeIndex, ScanFunction, SplitTokenLines
+    from octavo_router.residency.api import (
+        FindEventEnd,
+        FindUsage,
+        MakeIndex,
+        ScanFunction,
+        SplitTokenLines,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,7 @@ class HotPath:
     ResidencyIndex: MakeIndex
     split_token_lines: SplitTokenLines
     find_event_end: FindEventEnd
+    find_usage: FindUsage
     problem: str = ""  # why it is the slow one, for the log; "" for the compiled one
 
     @property
@@ -36,7 +43,16 @@ def load() -> HotPath:
         return in_python(f"octavo_router._fast cannot be imported: {error}")
     if fast.ROUTE_KEYS_VERSION != VERSION:
         return in_python("octavo_router._fast was built for other route keys; build it again")
-    return HotPath(fast.scan, fast.ResidencyIndex, fast.split_token_lines, fast.find_event_end)
+    try:
+        return HotPath(
+            fast.scan,
+            fast.ResidencyIndex,
+            fast.split_token_lines,
+            fast.find_event_end,
+            fast.find_usage,
+        )
+    except AttributeError as error:
+        return in_python(f"octavo_router._fast is older than this ({error}); build it again")
 
 
 def in_python(reason: str) -> HotPath:
@@ -45,5 +61,6 @@ def in_python(reason: str) -> HotPath:
         index.ResidencyIndex,
         token_lines.split_token_lines,
         token_lines.find_event_end,
+        usage.find_usage,
         problem=reason,
     )

@@ -77,6 +77,12 @@ def build_shadows(config: RoutingConfig, underway: Underway, rng: Random) -> Sha
     return Shadows([build_policy(name, config, underway, rng) for name in config.shadows])
 
 
+def policy_names(config: RoutingConfig) -> list[str]:
+    """What `build_policy` knows: those built in, and the configuration's profiles."""
+    names = [policy for policy in POLICIES if policy != "prefill-decode"]
+    return names + [profile.name for profile in config.profiles]
+
+
 def build_policy(name: str, config: RoutingConfig, underway: Underway, rng: Random) -> Policy:
     """A built-in policy, or a profile of the configuration."""
     for profile in config.profiles:
@@ -108,9 +114,8 @@ def build_policy(name: str, config: RoutingConfig, underway: Underway, rng: Rand
             )
         case "lora-affinity":
             return LoraAffinity(prefix_load)
-    known = [policy for policy in POLICIES if policy != "prefill-decode"]
-    known += [profile.name for profile in config.profiles]
-    raise ConfigInvalid("routing.policy", f"no policy {name!r}; there are {', '.join(known)}")
+    known = ", ".join(policy_names(config))
+    raise ConfigInvalid("routing.policy", f"no policy {name!r}; there are {known}")
 
 
 def _profile(config: ProfileConfig, rng: Random) -> Profile:

@@ -74,7 +74,6 @@ class Lease:
         uncached_tokens: int,
         generation: int,
         names: tuple[bytes, ...],
-        *,
         is_computing: bool,
     ) -> None:
         self.endpoint = decision.endpoint
@@ -95,13 +94,22 @@ class Lease:
             self._dispatcher._computed(self)
 
     def finish(self, outcome: Outcome = CLIENT_GONE) -> None:
-        """It is over: everything is given back, health and metrics hear of it."""
+        """It is over: everything is given back, health and metrics hear of it.
+
+        An outcome with a time to the first token says `first_token` too.
+        """
         if self._is_over:
             return
         self._is_over = True
         if self._owes_prompt:
-            self._release_prompt()
-        pricing.release_sequence(self.endpoint, self._generation)
+            self._owes_prompt = False
+            pricing.release(self.endpoint, self._uncached_tokens, self._generation)
+            if self._is_computing:
+                self._dispatcher.underway.computed(self._names, self.endpoint)
+            if outcome.ttft_s is not None:
+                self._dispatcher._computed(self)
+        else:
+            pricing.release_sequence(self.endpoint, self._generation)
         self._dispatcher._finished(self, outcome)
 
     def _release_prompt(self) -> None:
@@ -163,7 +171,8 @@ class Dispatcher:
         endpoints, slots = found.endpoints, found.slots
         if not endpoints:
             return None
-        policy = self.policies.of(request.pool)
+        policies = self.policies  # `of`, without its frame
+        policy = policies.by_pool.get(request.pool, policies.default)
         if exclude or request.subset or (request.adapter and not policy.places_adapters):
             endpoints, slots = narrow(
                 request,
@@ -214,9 +223,7 @@ class Dispatcher:
                 self.underway.compute(names, keys, endpoint)
         if self.observer is not None:
             self.observer.placed(request, decision)
-        return Lease(
-            self, request, decision, uncached_tokens, generation, names, is_computing=is_computing
-        )
+        return Lease(self, request, decision, uncached_tokens, generation, names, is_computing)
 
     def tick(self) -> list[Endpoint]:
         """Once a second: prices, silence, health. Returns who wants a canary generation now.

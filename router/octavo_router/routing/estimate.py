@@ -25,6 +25,6 @@ class TokenRates:
     def learn(self, pool: str, num_bytes: int, num_tokens: int) -> None:
         if num_bytes < MIN_BYTES or num_tokens <= 0:
             return
-        seen = min(num_tokens / num_bytes, 1.0)
+        seen = num_tokens / num_bytes if num_tokens < num_bytes else 1.0
         rate = self._rates.get(pool)
         self._rates[pool] = seen if rate is None else rate + WEIGHT * (seen - rate)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,10 +33,8 @@ NUM_AGREEING = 2  # others that must agree on a test's answer before one that di
 MAX_ANSWER_CHARS = 256
 
 
-class Sample(NamedTuple):
-    at: float
-    is_failure: bool
-    token_s: float | None  # time per output token
+# When, whether it was a failure, and the time per output token. Made once per request: no class.
+Sample: TypeAlias = tuple[float, bool, float | None]
 
 
 @dataclass(slots=True)
@@ -53,6 +51,7 @@ class Record:
     readmitted_at: float = float("-inf")
     canary_at: float = float("-inf")
     is_in_canary: bool = False
+    epoch: str = ""  # of its process, when it was ejected
     answer: str | None = None  # of its last test
 
 
@@ -67,18 +66,18 @@ class Health:
 
     def note(self, registry: Registry, endpoint: Endpoint, outcome: Outcome, now: float) -> None:
         """A request there is over. Hot path: once per request."""
-        if registry.endpoints.get(endpoint.id) is not endpoint:
+        id_ = endpoint.spec.id
+        if registry.endpoints.get(id_) is not endpoint:
             return  # a late end; what was forgotten stays so
-        record = self._record(endpoint)
+        record = self._records.get(id_) or self._record(endpoint)
         record.last_at = now
         result = outcome.result
-        if not result.is_verdict:
+        if not result.is_failure:
+            if result.is_verdict:
+                record.samples.append((now, False, _token_s(outcome)))
+                record.num_failures = 0
             return
-        is_failure = result.is_failure
-        record.samples.append(Sample(now, is_failure, None if is_failure else _token_s(outcome)))
-        if not is_failure:
-            record.num_failures = 0
-            return
+        record.samples.append((now, True, None))
         record.num_failures += 1
         if record.num_failures >= self.config.max_failures and endpoint.state == "ready":
             why = f"{record.num_failures} failures in a row, the last one {result.value}"
@@ -112,7 +111,7 @@ class Health:
         is_wrong = answer is not None and expected is not None and not answer.startswith(expected)
         if endpoint.is_ejected:
             if answer is None or is_wrong:
-                self._prolong(record, now)
+                self._prolong(record, now)  # no longer the first one in a row
                 endpoint.reason = "its test generation " + (
                     "failed" if answer is None else "was wrong"
                 )
@@ -163,7 +162,10 @@ class Health:
         if record.is_in_canary:
             return False
         if endpoint.is_ejected:
-            return now >= record.ejected_until and endpoint.told_state == "ready"
+            # What one process did speaks against the next one only when it happens again.
+            is_another = endpoint.epoch != record.epoch and record.num_ejections == 1
+            is_time = now >= record.ejected_until or is_another
+            return is_time and endpoint.told_state == "ready"
         interval_s = self.config.canary_interval_s
         return (
             interval_s > 0.0
@@ -180,13 +182,13 @@ class Health:
         speeds: dict[Endpoint, float] = {}
         for endpoint in members:
             samples = self._record(endpoint).samples
-            while samples and samples[0].at < since:
+            while samples and samples[0][0] < since:
                 samples.popleft()
             if endpoint.state != "ready" or len(samples) < config.min_requests:
                 continue
-            errors = sum(sample.is_failure for sample in samples)
+            errors = sum(is_failure for _, is_failure, _ in samples)
             shares[endpoint] = errors, errors / len(samples)
-            times = [sample.token_s for sample in samples if sample.token_s is not None]
+            times = [token_s for _, _, token_s in samples if token_s is not None]
             if len(times) >= config.min_requests:
                 speeds[endpoint] = median(times)
         if len(shares) < 2:
@@ -218,6 +220,7 @@ class Health:
             record.num_ejections = 0
         self.num_ejections += 1
         self._prolong(record, now)
+        record.epoch = endpoint.epoch
         registry.eject(endpoint, reason)
 
     def _prolong(self, record: Record, now: float) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from octavo_router.endpoints.registry import Registry
 
 MAX_NAMED = 10  # models that a refusal lists
+UNHEARD_RETRY_S = 1.0
 
 
 class Copy(NamedTuple):
@@ -40,6 +41,7 @@ class Route:
     adapter: str = ""
     upstream_model: str = ""  # the name that engines must be given; "" to leave it as it is
     copies: tuple[Copy, ...] = ()
+    is_known: bool = True  # False: whether the model exists, engines will tell that wait is for
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +187,12 @@ class Models:
     def _discovered(self, name: str, target: str) -> Route:
         pools = self._pools_of(target)
         if not pools:
-            there_are = _there_are([card.name for card in self.cards()])
-            raise Refused(
-                404,
-                "model_not_found",
-                f"The model `{name[:200]}` does not exist. {there_are}",
-                param="model",
-            )
+            is_configured = name in self._config
+            pool = self._unheard_pool(is_configured=is_configured)
+            if not pool:
+                raise self._not_found(name, target)
+            upstream_model = "" if target == name else target
+            return Route(pool, upstream_model=upstream_model, is_known=is_configured)
         # Several pools may serve a name while one replaces another: the one with most engines
         # ready, then most engines, then by name.
         pool = min(
@@ -199,6 +200,36 @@ class Models:
         )
         adapter = target if target not in self._served else ""
         return Route(pool, "", adapter, "" if target == name else target)
+
+    def _unheard_pool(self, *, is_configured: bool) -> str:
+        """Where a name may turn up, so that its requests wait there; "" where it cannot.
+
+        Only what the configuration names waits while other models are being served: a slip of the
+        pen is told at once, although some engine may never be heard from.
+        """
+        if self._served and not is_configured:
+            return ""
+        unheard = {
+            endpoint.pool
+            for endpoint in self._registry.endpoints.values()
+            if not endpoint.names and endpoint.state in ("connecting", "down")
+        }
+        if len(unheard) > 1:
+            raise Refused(
+                503,
+                "no_endpoints",
+                "The engines that may serve this model were not heard from yet.",
+                retry_after_s=UNHEARD_RETRY_S,
+            )
+        return unheard.pop() if unheard else ""
+
+    def _not_found(self, name: str, target: str) -> Refused:
+        there_are = _there_are([card.name for card in self.cards() if self.pools_of(card.name)])
+        problem = "does not exist" if name not in self._config else "is served by no engine"
+        if target != name:
+            problem = f"stands for `{target[:200]}`, which no engine serves"
+        message = f"The model `{name[:200]}` {problem}. {there_are}"
+        return Refused(404, "model_not_found", message, param="model")
 
     def _choose(self, backends: Sequence[BackendConfig], point: float) -> BackendConfig:
         """By weight among those that have an engine ready; among all where nobody has."""

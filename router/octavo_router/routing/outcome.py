@@ -16,6 +16,7 @@ class Result(StrEnum):
     REFUSED = "refused"  # the engine said 503 or 429: full, not broken
     REJECTED = "rejected"  # another 4xx: the request's fault
     CONNECT_FAILED = "connect_failed"
+    LEFT = "left"  # said in mid-answer that it must go: its leaving is known, and no failure
     BROKEN = "broken"  # died in mid-answer
     TIMEOUT = "timeout"  # no headers, first token or next token in time
     BAD_ANSWER = "bad_answer"  # not HTTP, or 200 without an answer
@@ -23,9 +24,11 @@ class Result(StrEnum):
 
     is_failure: bool  # it speaks against the endpoint
     is_verdict: bool  # it says anything about the endpoint at all
+    label: str  # its value: reading that of a member is a call into Python, too
 
     def __init__(self, value: str) -> None:
         # Once here, not once per request: hashing a member is a call into Python.
+        self.label = value
         self.is_failure = value in _FAILURES
         self.is_verdict = self.is_failure or value == "ok"
 

@@ -55,7 +55,7 @@ class PrefixLoad:
         # Hot path, so pricing.seconds is written out.
         prompt_tokens = request.prompt_tokens
         best = INFINITE
-        at = i = total = 0
+        at = i = 0
         for endpoint in candidates:
             if endpoint.load is not endpoint.priced:
                 note_report(endpoint)
@@ -69,7 +69,6 @@ class PrefixLoad:
                 at = i
             elif price == best and endpoint.last_pick < candidates[at].last_pick:
                 at = i
-            total += endpoint.in_flight
             i += 1
         self.reason = LOWEST
         chosen = candidates[at]
@@ -79,6 +78,9 @@ class PrefixLoad:
         sharers = 0
         if most and min(matched) < most:
             sharers = self._sharers(request, most)
+        if sharers < MIN_SHARERS and chosen.in_flight < self._slack and chosen.share >= 1.0:
+            return at  # whatever the others have in flight
+        total = sum([endpoint.in_flight for endpoint in candidates])
         if sharers < MIN_SHARERS and chosen.in_flight < self._limit(chosen, total, i):
             return at
         return self._balance(request, candidates, matched, at, total, sharers)

@@ -119,6 +119,17 @@ def release_sequence(endpoint: Endpoint, generation: int) -> None:
     _take_back(endpoint, SEQUENCE_TOKENS, generation)
 
 
+def release(endpoint: Endpoint, uncached_tokens: int, generation: int) -> None:
+    """Both at once: nobody saw a first token."""
+    endpoint.in_flight -= 1
+    endpoint.pending_tokens -= uncached_tokens
+    tokens = uncached_tokens + SEQUENCE_TOKENS  # hot path, so _take_back is written out
+    if generation >= endpoint.counts_from:
+        endpoint.own_tokens -= tokens
+    if generation == endpoint.generation:
+        endpoint.recent_tokens -= tokens
+
+
 def settle(endpoints: Sequence[Endpoint], now: float) -> None:
     """Once a second and when a pool changes: speeds side by side, and who fell silent."""
     speeds = {}

@@ -29,4 +29,5 @@ class RouteRequest:
     request_id: str = ""
     explain: bool = False
     subset: tuple[str, ...] = ()  # only these endpoints (host:port), where a gateway says so
+    placed_at: float = 0.0  # monotonic, of the latest attempt; 0 where nobody looked at a clock
     names: Sequence[bytes] = ()  # a few of its keys: routing.underway fills them in

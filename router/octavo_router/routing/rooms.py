@@ -22,8 +22,19 @@ class Rooms:
         self._registry = registry
 
     def has_room(self, pool: str, revision: str = "") -> bool:
+        # Hot path, so that most endpoints are settled without `_free`.
+        config = self.config
         for endpoint in self._registry.candidates(pool, revision).endpoints:
-            if not endpoint.load.is_saturated and self._free(endpoint) > 0:
+            load = endpoint.load
+            if load.is_saturated:
+                continue
+            seats = endpoint.max_num_seqs
+            limit = int(seats * config.in_flight_factor) if seats else config.max_in_flight
+            busy = load.running + load.waiting
+            is_slow = endpoint.share < 1.0  # it has just returned
+            if not is_slow and endpoint.in_flight < limit and busy < limit:
+                return True
+            if self._free(endpoint) > 0:
                 return True
         return False
 

@@ -11,7 +11,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]  # published without types
+import psutil
 import pytest
 import uvloop
 

@@ -18,8 +18,11 @@ TOLD = b'{"id":"cmpl-1","created":9,"seed":-7,"tokens":[[5,6],[]],"finished":[0]
 
 
 def test_lines_have_the_form_that_routers_read():
-    begin = begin_line(id="cmpl-1", created=9, seed=-7, answers=2)
-    assert begin == (b': octavo begin {"id": "cmpl-1", "created": 9, "seed": -7, "answers": 2}\n')
+    begin = begin_line(id="cmpl-1", created=9, seed=-7, answers=2, prompt_tokens=40, cached=32)
+    assert begin == (
+        b': octavo begin {"id": "cmpl-1", "created": 9, "seed": -7, "answers": 2, '
+        b'"prompt_tokens": 40, "cached": 32}\n'
+    )
     assert token_line(3, [17, 204, 9]) == b": octavo 3 17,204,9\n"
     assert token_line(0, []) == b": octavo 0\n"
 

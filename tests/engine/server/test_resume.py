@@ -87,6 +87,7 @@ class Reader:
         for line in ours:
             if line.startswith(BEGIN):  # again after a resume, and the same
                 begin = json.loads(line[len(BEGIN) :])
+                begin.pop("cached")  # what another engine has cached is its own affair
                 assert self.begin in ({}, begin)
                 self.begin = begin
                 continue

@@ -109,7 +109,11 @@ def test_the_same_model_is_the_same_folder_for_everybody():
 
 def test_credentials_reach_the_fetching_step_alone():
     spec = {"model": {**HUB, "secretRef": {"name": "hub"}}}
-    assert fetch(spec)["envFrom"] == [{"secretRef": {"name": "hub"}}]
+    found = fetch(spec)
+    mounts = {mount["name"]: mount["mountPath"] for mount in found["volumeMounts"]}
+    variables = {variable["name"]: variable["value"] for variable in found["env"]}
+    assert variables["OCTAVO_CREDENTIALS"] == mounts["model-credentials"]
+    assert "envFrom" not in found  # a Secret must not set PATH or a proxy
     assert "hub" not in str(engine(spec))
     assert "model-credentials" not in str(engine(spec))
 

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from octavo_router.config import RetryConfig
-from octavo_router.flow.budget import MAX_TENANTS, RetryBudget, Throttle, Windowed
+from octavo_router.flow.budget import MAX_TENANTS, Losses, RetryBudget, Throttle, Windowed
 from octavo_router.routing.outcome import Result
 from tests.fakes.clock import ManualClock
 
@@ -117,3 +117,30 @@ def test_what_broke_was_accepted_first():
         throttle.note("pool", Result.BROKEN)
     throttle.tick()
     assert throttle.refusal_share("pool") == 0.0
+
+
+def test_nor_does_who_could_not_be_reached_say_that_the_pool_is_full():
+    throttle, _ = throttle_after(0, 0)
+    for _ in range(100):
+        throttle.note("pool", Result.CONNECT_FAILED)
+    throttle.tick()
+    assert throttle.refusal_share("pool") == 0.0
+
+
+@pytest.mark.parametrize(("num_refused", "is_known"), [(31, False), (32, True)])
+def test_a_few_refusals_mean_nothing(num_refused, is_known):
+    throttle, _ = throttle_after(0, num_refused)
+    assert (throttle.refusal_share("pool") > 0.0) is is_known
+
+
+def test_a_death_covers_what_the_engine_had_and_no_more():
+    clock = ManualClock()
+    losses = Losses(clock)
+    assert [losses.covers("a", 3 - number) for number in range(3)] == [True] * 3
+    assert not losses.covers("a", 50)  # it is given more, and loses that too
+    assert losses.covers("b", 1)
+    clock.advance(9.0)
+    assert not losses.covers("a", 50)
+    clock.advance(10.0)  # quiet for long enough: another death
+    assert losses.covers("a", 2)
+    assert set(losses._allowed) == {"a"}  # what is over is forgotten

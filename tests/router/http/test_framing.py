@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any
 
 import httptools
@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from octavo_router.config import LimitsConfig, TimeoutsConfig
 from octavo_router.http.chunked import ChunkDecoder, ChunkError, chunk
-from octavo_router.http.client_connection import ClientConnection, Shared
+from octavo_router.http.client_connection import ClientConnection
 from octavo_router.http.deadlines import Deadlines
 from octavo_router.http.response_head import AnswerError, AnswerParser
+from octavo_router.http.shared import Shared
 
 if TYPE_CHECKING:
     from octavo_router.errors import Refused
@@ -68,7 +69,11 @@ class Collect:
         connection.finish(keep_alive=keep_alive)
 
     def refused(
-        self, connection: ClientConnection, head: RequestHead | None, error: Refused
+        self,
+        connection: ClientConnection,
+        head: RequestHead | None,
+        error: Refused,
+        request_id: str,
     ) -> None:
         self.refusals.append(error.status)
 
@@ -169,7 +174,9 @@ def test_whoever_else_reads_mutated_bytes_finds_the_same_requests(
         data[place % len(data)] = byte
     ours = read([bytes(data)]).requests
     theirs = Other().read(bytes(data))
-    # We may refuse what they take; what both take is the same, to the byte.
+    # We may refuse what they take; what both take is the same, to the byte. A method that nobody
+    # knows is their parser's end, and our 405: it goes to no engine.
+    ours = list(takewhile(lambda one: one[0] in ("GET", "POST"), ours))
     assert ours == theirs[: len(ours)]
 
 

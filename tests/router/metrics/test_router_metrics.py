@@ -12,6 +12,7 @@ from octavo_router.config import RouterConfig, RoutingConfig
 from octavo_router.flow.gate import Demand
 from octavo_router.gauges import make_connection_gauges, make_gauges, make_shadow_gauges
 from octavo_router.metrics import RequestRecord, RouterMetrics
+from octavo_router.metrics.router_metrics import BUNDLE
 from octavo_router.observer import MetricsObserver
 from octavo_router.residency.index import ResidencyIndex
 from octavo_router.routing.outcome import Outcome, Result
@@ -76,6 +77,34 @@ def test_a_request_is_counted_once_everywhere():
     assert value(samples, error, pool="p", le="16.0") == 1
     assert value(samples, names.ROUTER_TENANT_TOKENS + "_total", tenant="t", kind="prompt") == 300
     assert value(samples, names.ROUTER_INFO + "_info", version="1.2") == 1
+
+
+def test_however_many_are_counted_together_none_is_lost_or_counted_twice():
+    metrics = RouterMetrics()
+    for number in range(1, 3 * BUNDLE + 8):
+        metrics.finish(replace(DONE, is_stream=number % 3 == 0, duration_s=float(number % 7)))
+        if number % 50 == 0 or number < 4:
+            assert sum(metrics.requests.values()) == number
+            assert metrics.pool("p").duration.count == number
+            assert metrics.tenants["t"].prompt_tokens == 300 * number
+            assert metrics.tokens["m", "output"] == 10 * number
+    total = 3 * BUNDLE + 7
+    pool = metrics.pool("p")
+    assert pool.duration.sum == sum(number % 7 for number in range(1, total + 1))
+    assert pool.ttft.count == pool.tpot.count == pool.prediction_error.count == total
+    assert pool.revisions["r1"].requests == pool.revisions["r1"].ttft.count == total
+    assert pool.predicted_tokens == 250 * total
+
+
+def test_the_last_request_is_when_it_ended_not_when_it_was_counted():
+    clock = ManualClock()
+    metrics = RouterMetrics(now=clock)
+    clock.advance(5.0)
+    ended_at = clock()
+    metrics.finish(replace(DONE))
+    metrics.finish(replace(DONE, ended_at=ended_at - 3.0, revision="r2"))
+    clock.advance(100.0)
+    assert metrics.pool("p").last_request_at == ended_at
 
 
 def test_unknown_models_and_many_tenants_make_no_series():

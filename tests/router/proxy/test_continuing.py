@@ -50,7 +50,7 @@ class Engine:
             done = len(tokens)
         assert request.header("x-octavo-stream") == "tokens"
         await peer.begin_stream()
-        begin = begin_line(id="c-1", created=1, seed=7, answers=1)
+        begin = begin_line(id="c-1", created=1, seed=7, answers=1, prompt_tokens=40, cached=32)
         for i in range(done, len(WORDS)):
             if i - done == self.num_words:
                 return await self._be_lost(peer, token_line(0, [i]) + word(i))

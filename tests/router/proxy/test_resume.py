@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_engine.protocol.resume import begin_line, token_line, unpack
+from octavo_engine.protocol import resume as protocol
+from octavo_engine.protocol.resume import token_line, unpack
 from octavo_router.proxy.resume import BAD_STREAM, DONE, LOST_CODES, StreamMemory
 from octavo_router.residency import native
 
 HOT = native.load()
+begin_line = partial(protocol.begin_line, prompt_tokens=40, cached=32)
 BEGIN = begin_line(id="chatcmpl-1", created=9, seed=-7, answers=2)
 
 

@@ -205,3 +205,19 @@ def test_nothing_is_remembered_of_those_that_are_gone():
     answer(world, gone[0], FAILED)
     world.dispatcher.canary_finished(gone[1], "late")
     assert world.health._records == {}
+
+
+def test_a_process_that_took_the_place_of_the_ejected_one_is_tested_at_once():
+    """Once: who dies again and again waits like everybody."""
+    world = World(2)
+    endpoint = world.endpoints[0]
+    for epoch, is_tested in (("e2", True), ("e3", False)):
+        for _ in range(5):
+            world.health.note(world.registry, endpoint, Outcome(Result.BROKEN), world.clock())
+        assert endpoint.is_ejected
+        assert endpoint not in world.dispatcher.tick()
+        endpoint.epoch = epoch
+        assert (endpoint in world.dispatcher.tick()) is is_tested
+        if is_tested:
+            world.dispatcher.canary_finished(endpoint, "right")
+            assert not endpoint.is_ejected

@@ -45,6 +45,18 @@ def test_the_first_token_releases_the_prompt_and_keeps_the_seat():
     assert is_clean(world)
 
 
+def test_an_answer_in_one_piece_says_that_the_prompt_was_computed():
+    world = World(1)
+    endpoint = world.endpoints[0]
+    endpoint.kind = "openai"  # it does not tell what it holds: the router remembers
+    request = make_request(("p", 40))
+    world.place(request).finish(Outcome(Result.BROKEN))
+    assert world.dispatcher._index.match(request.keys, [endpoint.slot]) == [0]
+    world.place(request).finish(Outcome(Result.OK, ttft_s=0.1))
+    assert world.dispatcher._index.match(request.keys, [endpoint.slot])[0] > 0
+    assert is_clean(world)
+
+
 def test_the_first_finish_is_the_one_that_counts():
     world = World(1)
     seen = []

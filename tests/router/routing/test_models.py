@@ -45,6 +45,54 @@ def test_before_any_engine_came_nothing_exists():
         Models(Registry()).resolve("smollm2")
 
 
+def unheard(*specs):
+    registry = Registry()
+    registry.replace("test", specs)
+    return registry
+
+
+ALIAS = ModelConfig(name="gpt-4o", alias_of="smollm2")
+
+
+def test_requests_wait_for_engines_that_were_not_heard_from():
+    registry = unheard(make_spec(0, names=()))
+    models = Models(registry, [ALIAS])
+    assert models.resolve("smollm2") == Route("pool", is_known=False)
+    assert models.resolve("gpt-4o") == Route("pool", upstream_model="smollm2")
+    (endpoint,) = registry.endpoints.values()
+    endpoint.names = ("smollm2",)
+    registry.changed(endpoint)
+    assert models.resolve("smollm2") == Route("pool")
+    with pytest.raises(Refused, match="does not exist"):
+        models.resolve("smollm3")
+
+
+def test_only_what_is_configured_waits_while_other_models_are_served():
+    registry = registry_of(make_spec(0, names=("other",)))
+    registry.replace("more", [make_spec(1, pool="b", names=())])
+    models = Models(registry, [ALIAS])
+    assert models.resolve("gpt-4o") == Route("b", upstream_model="smollm2")
+    with pytest.raises(Refused, match=r"`smollm2` does not exist\. There are: `other`"):
+        models.resolve("smollm2")
+
+
+def test_with_several_pools_not_heard_from_nobody_knows_where_to_wait():
+    models = Models(unheard(make_spec(0, names=()), make_spec(1, pool="b", names=())))
+    with pytest.raises(Refused) as caught:
+        models.resolve("smollm2")
+    refused = caught.value
+    assert (refused.status, refused.code, refused.retry_after_s) == (503, "no_endpoints", 1.0)
+
+
+def test_what_is_refused_is_not_among_what_there_is():
+    models = Models(registry_of(make_spec(0, names=("other",))), [ALIAS])
+    with pytest.raises(Refused) as caught:
+        models.resolve("gpt-4o")
+    assert caught.value.message == (
+        "The model `gpt-4o` stands for `smollm2`, which no engine serves. There are: `other`."
+    )
+
+
 def test_a_request_without_a_model_means_the_only_one():
     registry = registry_of(make_spec(0, names=("smollm2",)))
     models = Models(registry)

@@ -1,15 +1,22 @@
-"""Finding an answer's token counts without parsing it: the `usage` object stands near its end."""
+"""Finding an answer's token counts without parsing it: the `usage` object stands near its end.
+
+The compiled twin (csrc/router/usage.cpp) finds the same.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 # Within a string of JSON the quotes would be escaped, so text that an engine wrote cannot pose
 # as this; what stands in it are numbers.
 _USAGE: Final = b'"usage":'
 _COUNT: Final = re.compile(rb'"(prompt|input|completion|output|cached)_tokens"\s*:\s*(\d{1,12})')
 _MAX_BYTES: Final = 1024  # of the object
+
+
+# Prompt, output and cached tokens: what a `Usage` is, and its compiled twin returns.
+Counts: TypeAlias = tuple[int, int, int | None]
 
 
 class Usage(NamedTuple):

@@ -1,6 +1,6 @@
 """A thousand LLMDeployments: how long a start takes, what idling costs, how large it grows.
 
-    python -m tests.operator.bench_scale [COUNT]
+    python -m benchmarks.operator.scale [COUNT]
 
 Not a test: figures of a shared machine are no verdict. It starts a real API server, lets one
 operator make all children, plays the kubelet, then starts `octavo operator` anew and watches it.

@@ -1,0 +1,123 @@
+"""A whole operator, in this process, against a real API server; and the controllers it lacks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from octavo_operator.kube_cluster import KubeCluster
+from octavo_operator.kube_config import load
+from octavo_operator.leader import LeaseTimes
+from octavo_operator.process import Operator, RunSettings
+from octavo_operator.settings import Settings
+from octavo_operator.work_queue import Pace
+from tests.fakes.apiserver import ApiError
+from tests.fakes.operator import make_deployment
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from octavo_operator import kinds
+    from octavo_operator.kube_config import KubeConfig
+    from tests.fakes.apiserver import ApiServer
+
+GATE = "octavo.dev/Routable"
+
+
+@contextlib.asynccontextmanager
+async def operator(
+    server: ApiServer,
+    namespace: str,
+    *,
+    identity: str = "one",
+    config: KubeConfig | None = None,
+    **run: Any,
+) -> AsyncIterator[Operator]:
+    """Through `config`, where a proxy stands before the API server."""
+    config = config or load({}, str(server.kubeconfig))
+    settings = Settings(namespaces=(namespace,))
+    run = {"pace": Pace(first_retry_s=0.1), "lease": LeaseTimes(4.0, 0.5, 1.0), **run}
+    run_settings = RunSettings(
+        namespace=namespace, identity=identity, host="127.0.0.1", port=0, **run
+    )
+    async with KubeCluster(config, field_manager="octavo-operator") as cluster:
+        found = Operator(config, cluster, settings, run_settings)
+        task = asyncio.create_task(found.run())
+        try:
+            await until(lambda: found.world.synced and found._may_write())
+            yield found
+        finally:
+            found.stop()
+            async with asyncio.timeout(15):
+                await task
+
+
+async def until(fact: Callable[[], Any], *, within_s: float = 20.0, every_s: float = 0.05) -> Any:
+    """The first true answer of `fact`."""
+    deadline = time.monotonic() + within_s
+    while True:
+        value = None
+        with contextlib.suppress(ApiError, KeyError):
+            value = await asyncio.to_thread(fact)
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{fact} within {within_s} s")
+        await asyncio.sleep(every_s)
+
+
+def conditions(server: ApiServer, namespace: str) -> dict[str, tuple[str, str]]:
+    body = server.get(make_deployment(namespace=namespace))
+    return {c["type"]: (c["status"], c["reason"]) for c in body["status"]["conditions"]}
+
+
+def engines(server: ApiServer, namespace: str) -> list[kinds.Object]:
+    return server.list("apps/v1", "Deployment", namespace)
+
+
+def start_pods(server: ApiServer, namespace: str) -> None:
+    """As controllers and kubelets do: as many pods as asked for, waiting for their gate."""
+    for deployment in engines(server, namespace):
+        labels = deployment["spec"]["template"]["metadata"]["labels"]
+        name = deployment["metadata"]["name"]
+        wanted = [f"{name}-{n}" for n in range(deployment["spec"]["replicas"])]
+        found = [
+            pod
+            for pod in server.list("v1", "Pod", namespace)
+            if pod["metadata"]["name"].startswith(name)
+        ]
+        for pod in found:
+            if pod["metadata"]["name"] not in wanted:
+                path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
+                server.request("DELETE", path, gracePeriodSeconds="0")
+        for pod_name in set(wanted) - {pod["metadata"]["name"] for pod in found}:
+            pod = server.create(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Pod",
+                    "metadata": {"namespace": namespace, "name": pod_name, "labels": labels},
+                    "spec": {
+                        "readinessGates": [{"conditionType": GATE}],
+                        "containers": [{"name": "engine", "image": "i"}],
+                    },
+                }
+            )
+            ready = [{"type": "ContainersReady", "status": "True"}]
+            server.patch(pod, {"status": {"conditions": ready}}, subresource="status")
+
+
+def finish_pods(server: ApiServer, namespace: str) -> None:
+    """What the kubelet does when the gate is open."""
+    for listed in server.list("v1", "Pod", namespace):
+        pod = {"apiVersion": "v1", "kind": "Pod", **listed}
+        found = {c["type"]: c["status"] for c in pod["status"]["conditions"]}
+        if found.get(GATE) == "True" and found.get("Ready") != "True":
+            more = [*pod["status"]["conditions"], {"type": "Ready", "status": "True"}]
+            server.patch(pod, {"status": {"conditions": more}}, subresource="status")
+
+
+def live(server: ApiServer, namespace: str) -> None:
+    start_pods(server, namespace)
+    finish_pods(server, namespace)

@@ -1,0 +1,330 @@
+"""Every part is connected: what one of them learns reaches those who are to know it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from octavo_router.discovery.found import PoolRoute
+from octavo_router.errors import ConfigInvalid
+from tests.fakes.http_client import RawClient, chat
+from tests.fakes.router_rig import on_loop
+from tests.fakes.upstream import Peer, Received, ScriptedUpstream, event
+from tests.router.test_server import configuration, plain_server, running, until_ready
+
+if TYPE_CHECKING:
+    from octavo_router.app import App
+    from octavo_router.config import RouterConfig
+    from octavo_router.metrics.record import RequestRecord
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+class Lines:
+    """An access log that keeps its records."""
+
+    takes_all = True
+
+    def __init__(self, app: App) -> None:
+        self.all: list[RequestRecord] = []
+        app.proxy._access_log = self
+
+    def write(self, record: RequestRecord) -> None:
+        self.all.append(record)
+
+
+async def metric(client: RawClient, name: str) -> dict[str, float]:
+    """Samples of this name, by what stands in their braces."""
+    text = (await client.get("/metrics")).body.decode()
+    found = {}
+    for line in text.splitlines():
+        if line.startswith((f"{name} ", f"{name}{{")):
+            labels, _, value = line.removeprefix(name).rpartition(" ")
+            found[labels.strip("{}")] = float(value)
+    return found
+
+
+@on_loop
+async def test_spans_reach_the_collector_and_the_engine_hangs_below_them():
+    trace_service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+
+    async def collector(peer: Peer, request: Received) -> None:
+        await peer.answer(b"")
+
+    async with ScriptedUpstream(collector) as otlp, ScriptedUpstream(plain_server) as upstream:
+        text = f"tracing: {{endpoint: 'http://127.0.0.1:{otlp.port}'}}"
+        async with (
+            running(configuration(upstream.port, text=text)) as (app, server),
+            await RawClient.open(server.port) as client,
+        ):
+            await until_ready(app)
+            more = f"traceparent: 00-{TRACE}-{SPAN}-01\r\n"
+            assert (await client.ask(chat("secret words"), more=more)).status == 200
+            [asked] = [one for one in upstream.requests if one.line.startswith(b"POST")]
+        [export] = otlp.requests
+    assert b"secret words" not in export.body
+    told = trace_service.ExportTraceServiceRequest.FromString(export.body)
+    [resource] = told.resource_spans
+    names = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
+    assert names["service.name"] == "octavo-router" and names["service.version"]
+    spans = {span.name: span for scope in resource.scope_spans for span in scope.spans}
+    attempt = f"attempt 1 127.0.0.1:{upstream.port}"
+    assert set(spans) == {"POST /v1/chat/completions", "route", attempt}
+    assert {span.trace_id.hex() for span in spans.values()} == {TRACE}
+    assert spans["POST /v1/chat/completions"].parent_span_id.hex() == SPAN
+    assert asked.header("traceparent") == f"00-{TRACE}-{spans[attempt].span_id.hex()}-01"
+
+
+@on_loop
+async def test_debug_shows_decisions_only_where_it_is_switched_on():
+    async with ScriptedUpstream(plain_server) as upstream:
+        for text, status in (("", 404), ("server: {debug_endpoints: true}", 200)):
+            config = configuration(upstream.port, text=f"{text}\nrouting: {{sample_every: 1}}")
+            async with (
+                running(config) as (app, server),
+                await RawClient.open(server.port) as client,
+            ):
+                await until_ready(app)
+                await client.ask(chat())
+                answer = await client.get("/debug/decisions")
+                assert answer.status == status
+        assert [one["endpoint"] for one in answer.json["decisions"]] == [
+            f"http://127.0.0.1:{upstream.port}"
+        ]
+
+
+@on_loop
+async def test_what_happens_is_counted():
+    async def two_words(peer: Peer, request: Received) -> None:
+        if not request.line.startswith(b"POST"):
+            return await plain_server(peer, request)
+        await peer.begin_stream()
+        for word in ("hel", "lo"):
+            await peer.chunk(event(word))
+            await go_on.acquire()
+        usage = {
+            "prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11,
+            "prompt_tokens_details": {"cached_tokens": 4},
+        }  # fmt: skip
+        await peer.chunk(
+            b"data: " + json.dumps({"choices": [], "usage": usage}).encode()
+            + b"\n\ndata: [DONE]\n\n"
+        )  # fmt: skip
+        return await peer.end_stream()
+
+    go_on = asyncio.Semaphore(0)
+    text = "routing: {shadows: [round-robin], sample_every: 1}"
+    async with (
+        ScriptedUpstream(two_words) as upstream,
+        running(configuration(upstream.port, text=text)) as (app, server),
+        await RawClient.open(server.port) as client,
+        await RawClient.open(server.port) as watcher,
+    ):
+        await until_ready(app)
+        lines = Lines(app)
+        await client.post(chat(stream=True))
+        await client.head()
+        for _ in range(2):
+            await client.chunk()
+            go_on.release()
+        while await client.chunk():
+            pass
+        [record] = lines.all
+        assert (record.client, record.outcome) == ("127.0.0.1", "ok")
+        assert (record.prompt_tokens, record.output_tokens, record.cached_tokens) == (9, 2, 4)
+        pool = 'pool="default"'
+        itl = await metric(watcher, "octavo_router_inter_token_latency_seconds_count")
+        assert itl == {pool: 2.0}
+        assert await metric(watcher, "octavo_router_prefix_cached_tokens_total") == {pool: 4.0}
+        assert await metric(watcher, "octavo_router_client_connections") == {"": 2.0}
+        assert await metric(watcher, "octavo_router_upstream_connections") == {"": 1.0}
+        [labels] = await metric(watcher, "octavo_router_info")
+        assert labels == f'version="{app.metrics.version}"' and app.metrics.version
+        shadows = await metric(watcher, "octavo_router_shadow_picks_total")
+        assert sum(shadows.values()) == 1.0
+
+
+@on_loop
+async def test_each_request_has_one_line_however_it_ended():
+    """Relayed, refused at once, not understood, not found: one each (W88)."""
+
+    async def sometimes(peer: Peer, request: Received) -> None:
+        if b"leave" in request.body:
+            peer.reset()
+        else:
+            await plain_server(peer, request)
+
+    async with (
+        ScriptedUpstream(sometimes) as upstream,
+        running(configuration(upstream.port)) as (app, server),
+        await RawClient.open(server.port) as client,
+    ):
+        await until_ready(app)
+        lines = Lines(app)
+        asked = 0
+        for body, path in (
+            (chat(), "/v1/chat/completions"),
+            (chat(stream=True), "/v1/chat/completions"),
+            (chat("leave"), "/v1/chat/completions"),
+            (chat(model="other"), "/v1/chat/completions"),
+            (b"{", "/v1/chat/completions"),
+            (chat(), "/v1/nothing"),
+        ):
+            answer = await client.ask(body, path)
+            asked += 1
+            while len(lines.all) < asked:  # noqa: ASYNC110  # a stream's comes with its last byte
+                await asyncio.sleep(0)
+            record = lines.all[-1]
+            assert (record.status, record.client) == (answer.status, "127.0.0.1")
+            assert record.request_id == answer.header("x-request-id")
+        assert len(lines.all) == asked
+        total = await metric(client, "octavo_router_requests_total")
+        assert sum(total.values()) == asked
+        assert len({record.request_id for record in lines.all}) == asked
+
+
+@on_loop
+async def test_how_long_requests_are_held_is_the_pools_own_affair():
+    async with (
+        ScriptedUpstream(plain_server) as upstream,
+        running(configuration(upstream.port)) as (app, server),
+        await RawClient.open(server.port) as client,
+    ):
+        await until_ready(app)
+        app._take_pool_routes({"far": PoolRoute("far", names=("n",), hold_s=0.05)})
+        answer = await client.ask(chat(model="n"))  # the setting for all others is 30 s
+        assert (answer.status, answer.code) == (503, "no_endpoints")
+        assert answer.header("retry-after")
+
+
+@on_loop
+async def test_a_request_waits_until_its_engine_was_heard_from():
+    may_tell = asyncio.Event()
+
+    async def slow_to_tell(peer: Peer, request: Received) -> None:
+        await may_tell.wait()
+        await plain_server(peer, request)
+
+    async with (
+        ScriptedUpstream(slow_to_tell) as upstream,
+        running(configuration(upstream.port)) as (app, server),
+        await RawClient.open(server.port) as client,
+    ):
+        while not app.registry.endpoints:  # noqa: ASYNC110  # a fact without an event
+            await asyncio.sleep(0.002)
+        await client.post(chat())
+        while not app.gate.demand("default").held:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        may_tell.set()
+        assert (await client.answer()).status == 200
+
+
+@on_loop
+async def test_what_pools_want_is_merged_one_by_one():
+    async with (
+        ScriptedUpstream(plain_server) as upstream,
+        running(configuration(upstream.port)) as (app, _),
+    ):
+        app._take_pool_routes(
+            {
+                "a": PoolRoute("a", names=("shared", "m"), policy="least-load"),
+                "b": PoolRoute("b", names=("shared",), policy="from-the-future"),
+            }
+        )
+        policies = app.dispatcher.policies
+        assert [policies.of(pool).name for pool in "ab"] == ["least-load", "prefix-load"]
+        pools = {
+            app.models.resolve("shared", request_id=f"r{number}", session="").pool
+            for number in range(64)
+        }
+        assert pools == {"a", "b"}
+
+
+@on_loop
+async def test_a_pool_that_refuses_nearly_all_is_spared_most():
+    async def full(peer: Peer, request: Received) -> None:
+        if request.line.startswith(b"POST"):
+            await peer.answer(b"{}", status="503 Service Unavailable", more="retry-after: 0\r\n")
+        else:
+            await plain_server(peer, request)
+
+    def num_asked() -> int:
+        return sum(one.line.startswith(b"POST") for one in upstream.requests)
+
+    async with (
+        ScriptedUpstream(full) as upstream,
+        running(configuration(upstream.port)) as (app, server),
+        await RawClient.open(server.port) as client,
+    ):
+        await until_ready(app)
+        for _ in range(40):
+            assert (await client.ask(chat())).status == 503
+        app.gate.tick()
+        asked = num_asked()
+        answers = [await client.ask(chat()) for _ in range(40)]
+        assert {answer.status for answer in answers} == {503}
+        assert all(answer.header("retry-after") for answer in answers)
+        assert num_asked() - asked < 10
+
+
+@on_loop
+async def test_reading_a_bad_configuration_is_counted():
+    def load() -> RouterConfig:
+        raise ConfigInvalid("routing.policy", "no such policy")
+
+    async with (
+        ScriptedUpstream(plain_server) as upstream,
+        running(configuration(upstream.port), load=load) as (app, server),
+        await RawClient.open(server.port) as client,
+    ):
+        with pytest.raises(ConfigInvalid):
+            await app.reload()
+        reloads = await metric(client, "octavo_router_config_reloads_total")
+        assert reloads == {'outcome="failed"': 1.0}
+
+
+@on_loop
+async def test_a_hundred_reloads_under_load_lose_nothing():
+    """Another order of upstreams, another policy, now and then a bad file (W78)."""
+    async with ScriptedUpstream(plain_server) as one, ScriptedUpstream(plain_server) as two:
+        turns = 0
+
+        def load() -> RouterConfig:
+            nonlocal turns
+            turns += 1
+            if turns % 10 == 0:
+                raise ConfigInvalid("routing.policy", "no such policy")
+            ports = [(one.port, two.port), (one.port,), (two.port, one.port)][turns % 3]
+            policy = ("prefix-load", "least-load", "random")[turns % 3]
+            return configuration(*ports, text=f"routing: {{policy: {policy}}}")
+
+        async with running(configuration(one.port), load=load) as (app, server):
+            await until_ready(app)
+            is_over = False
+            statuses: list[int] = []
+
+            async def ask(stream: bool) -> None:
+                async with await RawClient.open(server.port) as client:
+                    while not is_over:
+                        answer = await client.ask(chat(stream=stream))
+                        statuses.append(answer.status)
+                        assert not stream or answer.body.endswith(b"data: [DONE]\n\n")
+
+            clients = [asyncio.create_task(ask(bool(number % 2))) for number in range(8)]
+            failed = 0
+            for _ in range(100):
+                try:
+                    await app.reload()
+                except ConfigInvalid:
+                    failed += 1
+                seen = len(statuses)
+                while len(statuses) < seen + 8:  # noqa: ASYNC110  # between any two of them
+                    await asyncio.sleep(0.001)
+            is_over = True
+            await asyncio.gather(*clients)
+            assert set(statuses) == {200} and len(statuses) > 800
+            assert failed == 10
+            assert app.metrics.process.config_reloads == {("ok",): 90, ("failed",): 10}
