@@ -21,9 +21,6 @@ LONGER_WITH_REASON: dict[str, str] = {  # path: why it is one idea all the same
     "router/octavo_router/proxy/exchange.py": (
         "one request's life in callbacks: either half would need the other's state"
     ),
-    "router/octavo_router/http/client_connection.py": (
-        "one connection's life: bytes, requests and patience share every field"
-    ),
 }
 
 
