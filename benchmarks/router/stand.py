@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 FIRST_ENGINE_PORT = 9101
-ROUTER_PORT = 9200
+ROUTER_PORT = 9300  # beyond the ports of a hundred engines
 ANSWER = json.dumps(
     {
         "id": "chatcmpl-1",
