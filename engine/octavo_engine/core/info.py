@@ -22,6 +22,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     backend: str  # such as "native/avx2"
     default_params: dict[str, int | float]  # of generation_config.json, under SamplingParams' names
     load_seconds: float
+    tasks: tuple[str, ...] = ("generate",)  # or some of state.pooling.PoolingTask
+    embedding_size: int = 0  # of a model that embeds
+    dimensions: tuple[int, ...] = ()  # sizes it may be cut to; empty: not made for that
+    labels: tuple[str, ...] = ()  # of a classifier, in the order of its outputs
     cache_key: bytes  # digest of all that makes one KV block differ from another model's
 
 

@@ -25,6 +25,7 @@ from octavo_engine.errors import (
 )
 from octavo_engine.state.labels import Labels  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.outputs import StepOutput  # noqa: TC001
+from octavo_engine.state.pooling import PoolingRequest  # noqa: TC001
 from octavo_engine.state.request import EngineRequest  # noqa: TC001
 
 MAX_FRAME = 64 << 20  # bytes; a prompt of a million tokens takes five
@@ -66,6 +67,10 @@ class Configure(Message, frozen=True):
 
 class AddRequests(Message, frozen=True):
     requests: list[EngineRequest]
+
+
+class AddPooling(Message, frozen=True):
+    requests: list[PoolingRequest]
 
 
 class Abort(Message, frozen=True):
@@ -146,7 +151,7 @@ class Fatal(Message, frozen=True):
     message: str
 
 
-ToEngine: TypeAlias = AddRequests | Abort | ResetPrefixCache | Label | Watch
+ToEngine: TypeAlias = AddRequests | AddPooling | Abort | ResetPrefixCache | Label | Watch
 ToCore: TypeAlias = Configure | ToEngine | Ping | Shutdown
 FromCore: TypeAlias = Progress | Ready | Pong | Outputs | Refused | Fatal
 M = TypeVar("M")

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from octavo_engine.state.labels import ResidencyChange  # noqa: TC001  (msgspec reads it)
+from octavo_engine.state.pooling import PoolingOutput  # noqa: TC001
 
 FinishReason = Literal["stop", "length", "abort", "error", "deadline"]
 
@@ -74,3 +75,4 @@ class StepOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     outputs: list[SequenceOutput] = []
     stats: EngineStats | None = None
     residency: ResidencyChange | None = None  # only while somebody watches
+    pooled: list[PoolingOutput] = []

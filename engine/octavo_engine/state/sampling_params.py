@@ -7,6 +7,7 @@ import math
 import msgspec
 
 from octavo_engine.errors import InvalidRequest
+from octavo_engine.state.grammar import GrammarSpec  # noqa: TC001  (msgspec reads it)
 
 MAX_SEED = 2**63 - 1
 
@@ -37,6 +38,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     allowed_token_ids: tuple[int, ...] | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
+    grammar: GrammarSpec | None = None  # the answer is a text of this language
     logits_processors: tuple[str, ...] = ()  # names of entry points in `octavo.logits_processors`
 
     def __post_init__(self) -> None:
