@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 from octavo_engine.protocol.endpoints import STATE_PATH
 from octavo_router.access_log import AccessLog
 from octavo_router.config_show import differences
+from octavo_router.console.build import make_console
 from octavo_router.debug import Debug
 from octavo_router.debug_request import RequestReader
 from octavo_router.discovery.build import make_sources
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 
     from octavo_router.access_log import Mode
     from octavo_router.config import RouterConfig
+    from octavo_router.console.live import Live
     from octavo_router.discovery.found import PoolRoute
     from octavo_router.discovery.upstreams import Upstreams as StaticUpstreams
     from octavo_router.epp.server import EppServer
@@ -139,6 +141,12 @@ class App:
                 asks_for_keys=lambda: self.gate.tenants.table.is_required,
                 now=clock,
             ).routes()
+        self._console: Live | None = None
+        if config.server.console:
+            self._console, pages = make_console(
+                config, self.registry, self.models, self.metrics, index, self.gate, environment
+            )
+            self.routes |= pages
         self._tracing = make_tracing(
             config.tracing.endpoint,
             sample_ratio=config.tracing.sample_ratio,
@@ -235,6 +243,8 @@ class App:
         """From now on nobody should send new requests here."""
         self.is_draining = True
         self.own.not_ready = "draining"
+        if self._console is not None:
+            self._console.close()
 
     async def reload(self) -> list[str]:
         """Takes what changed in the configuration. Raises ConfigInvalid, and keeps the old one."""

@@ -79,6 +79,10 @@ class ServerConfig:
     replica: str = setting(
         "", "Name of this replica towards the operator; default: the host name.", flag="replica"
     )
+    console: bool = setting(
+        True, "Serve the page at /: engines, requests and a chat. Behind the API keys, if any.",
+        flag="console",
+    )  # fmt: skip
     debug_endpoints: bool = setting(
         False, "Serve /debug/*: index, decisions, tasks. They show shapes of prompts, not text.",
         flag="debug-endpoints",

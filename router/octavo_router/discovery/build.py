@@ -55,7 +55,7 @@ def make_sources(
     if config.kubernetes.enabled:
         sources.append(
             KubernetesSource(
-                _account(config.kubernetes, environment),
+                make_account(config.kubernetes, environment),
                 config.kubernetes.namespaces,
                 label_selector=config.kubernetes.label_selector,
                 counts=metrics.discovery("kubernetes"),
@@ -64,7 +64,8 @@ def make_sources(
     return sources
 
 
-def _account(config: KubernetesConfig, environment: Mapping[str, str]) -> Account:
+def make_account(config: KubernetesConfig, environment: Mapping[str, str]) -> Account:
+    """How the API server is reached. Raises ConfigInvalid."""
     if config.api:
         return at_url(config.api, token_file=config.token_file, ca_file=config.ca_file)
     return in_cluster(environment)

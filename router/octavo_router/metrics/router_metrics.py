@@ -68,6 +68,8 @@ class RouterMetrics:
         # Requests that are over and not counted yet. Whoever reads counts sees them counted.
         self._over: list[RequestRecord] = []
         self._folds: list[Callable[[], None]] = []
+        # Hears of those that are counted; the console's.
+        self.on_counted: Callable[[list[RequestRecord]], None] | None = None
         self._requests = Tally()  # (model, route, code, stream)
         self._tokens = Tally()  # (model, kind)
         self._pools: dict[str, PoolCounts] = {}
@@ -101,6 +103,8 @@ class RouterMetrics:
         if not self._over:
             return
         over, self._over = self._over, []
+        if self.on_counted is not None:
+            self.on_counted(over)
         for group in bundle.sort_out(over):
             self._count(group)
 

@@ -20,7 +20,7 @@ _EXPLAIN: Final = EXPLAIN_HEADER.encode()
 PUBLIC: Final = frozenset(
     (
         "/", "/health", "/healthz", "/livez", "/ready", "/readyz", "/metrics", "/version",
-        "/octavo/v1/state",
+        "/octavo/v1/state", "/console/console.css", "/console/console.js", "/console/draw.js",
     )
 )  # fmt: skip
 

@@ -1,0 +1,45 @@
+"""The page's files. They load nothing from elsewhere, and browsers are told to see to it."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from octavo_router.http.messages import Inbound, Reply
+
+if TYPE_CHECKING:
+    from octavo_router.http.messages import Handler
+
+FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/console/console.css": ("console.css", "text/css; charset=utf-8"),
+    "/console/console.js": ("console.js", "text/javascript; charset=utf-8"),
+    "/console/draw.js": ("draw.js", "text/javascript; charset=utf-8"),
+}
+SECURITY = (
+    (
+        "content-security-policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cache-control", "no-cache"),
+)
+
+
+def routes() -> dict[tuple[str, str], Handler]:
+    """Open even where keys are asked for: the files hold nothing of this router."""
+    return {("GET", path): _serve(name, kind) for path, (name, kind) in FILES.items()}
+
+
+def _serve(name: str, kind: str) -> Handler:
+    reply: list[Reply] = []  # read when somebody looks first
+
+    def serve(request: Inbound) -> Reply:
+        if not reply:
+            body = resources.files(__package__).joinpath("static", name).read_bytes()
+            reply.append(Reply(200, body, kind, SECURITY))
+        return reply[0]
+
+    return serve

@@ -1,0 +1,140 @@
+"""The page in a real browser, before a real router and real engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from octavo_router.console.pages import FILES
+from tests.fakes.http_client import RawClient
+from tests.fakes.router_rig import on_loop
+from tests.router.test_server import configuration, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+browser_only = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no Chromium here; `apt-get install chromium` brings it"
+)
+
+
+@on_loop
+async def test_its_files_are_open_safe_and_complete():
+    async with running(configuration()) as (_, server):
+        for path, (_, kind) in FILES.items():
+            async with await RawClient.open(server.port) as client:
+                answer = await client.get(path)
+            assert answer.status == 200
+            assert answer.header("content-type") == kind
+            assert "default-src 'none'" in (answer.header("content-security-policy") or "")
+            assert b"http://" not in answer.body.replace(b"http://www.w3.org/2000/svg", b"")
+            assert b"https://" not in answer.body
+
+
+@on_loop
+async def test_it_can_be_switched_off():
+    off = configuration(text="server: {console: false}")
+    async with running(off) as (_, server), await RawClient.open(server.port) as client:
+        assert (await client.get("/")).status == 404
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Any, platform: Any) -> Iterator[Any]:
+    """Open on the router, and without a word of complaint from the browser at the end."""
+    problems: list[str] = []
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on(
+        "console",
+        lambda said: problems.append(said.text) if said.type in ("error", "warning") else None,
+    )
+    page.set_default_timeout(15_000)
+    page.goto(platform.router.url + "/")
+    page.wait_for_selector("#link[data-state=on]")
+    yield page
+    page.close()
+    assert problems == []
+
+
+@browser_only
+def test_engines_and_requests_are_live(page, platform):
+    assert page.locator("#engines tr").count() == 3
+    assert page.locator("#engines .state.good").count() == 3
+    body = {"model": "sim", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+    answer = platform.router.client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200
+    row = page.locator("#requests tr").first
+    row.wait_for()
+    assert "sim" in row.inner_text()
+    assert "200" in row.inner_text()
+
+
+@browser_only
+def test_a_chat_streams_says_why_and_can_be_stopped(page):
+    page.fill("#prompt", "Tell me something")
+    page.fill("#max-tokens", "12")
+    page.press("#prompt", "Enter")
+    page.get_by_text("first token after").wait_for()
+    answer = page.locator("#messages p").nth(1).inner_text()
+    assert len(answer) > 5
+    assert "policy: prefix-load" in page.locator("#why").inner_text()
+    page.fill("#prompt", "And now go on for long")
+    page.fill("#max-tokens", "1500")
+    page.click("#send")
+    page.locator("#messages p").nth(3).wait_for()
+    page.click("#stop")
+    page.get_by_text("[stopped]").wait_for()
+    assert page.locator("#send").is_enabled()
+
+
+@browser_only
+def test_where_it_would_go_is_told_without_sending(page):
+    page.click("#explain")
+    page.get_by_text("nothing was sent").wait_for()
+    assert page.locator("#why tbody tr").count() == 3
+
+
+@browser_only
+def test_it_fits_a_phone_and_speaks_to_screen_readers(page):
+    page.set_viewport_size({"width": 360, "height": 740})
+    wide = page.evaluate("() => document.documentElement.scrollWidth")
+    assert wide <= 360
+    unnamed = page.evaluate(
+        "() => [...document.querySelectorAll('input, select, textarea, button')]"
+        ".filter((each) => !each.labels?.length && !each.textContent.trim()).map((each) => each.id)"
+    )
+    assert unnamed == []
+    for name in ("Now", "Engines", "Chat", "Requests"):
+        assert page.get_by_role("heading", name=name, exact=True).count() == 1
+
+
+@browser_only
+def test_with_keys_on_it_asks_for_one(browser, platform, tmp_path):
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(
+        json.dumps({"server": {}, "flow": {"keys": [{"tenant": "t", "key": "secret"}]}})
+    )
+    with platform.another_router("--config", str(keys)) as router:
+        page = browser.new_page()
+        page.set_default_timeout(15_000)
+        page.goto(router.url + "/")
+        page.get_by_label("API key").wait_for()
+        page.get_by_label("API key").fill("secret")
+        page.get_by_role("button", name="Use it").click()
+        page.wait_for_selector("#link[data-state=on]")
+        page.close()
