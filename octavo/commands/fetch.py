@@ -8,7 +8,7 @@ import re
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo.command_parser import CommandParser, positive
 
@@ -71,20 +71,26 @@ def main(prog: str, argv: Sequence[str]) -> int:
         "files": len(mark.files), "revision": mark.revision, "digest": mark.digest,
     }  # fmt: skip
     progress.tell(**told)
+    _tell_pod(told)
     if sys.stdout.isatty():
         print(f"\r\033[K{args.to} holds {args.uri} ({size / 2**20:,.1f} MiB, {mark.digest})")
     return 0
 
 
 def _tell_failure(error: FetchError) -> None:
-    text = json.dumps({"reason": str(error.reason), "message": str(error)})
-    with suppress(OSError):
-        if TERMINATION_FILE.exists():
-            TERMINATION_FILE.write_text(text)
+    told = {"reason": str(error.reason), "message": str(error)}
+    _tell_pod(told)
     if sys.stdout.isatty():
         print(f"\noctavo: {error}", file=sys.stderr)
     else:
-        print(text, flush=True)  # the last line: the operator reads it from the log
+        print(json.dumps(told), flush=True)  # the last line: the operator reads it from the log
+
+
+def _tell_pod(told: dict[str, Any]) -> None:
+    """The operator finds it in the pod's status, after success as after failure."""
+    with suppress(OSError):
+        if TERMINATION_FILE.exists():
+            TERMINATION_FILE.write_text(json.dumps(told))
 
 
 def _digest(text: str) -> str:

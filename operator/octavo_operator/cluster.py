@@ -52,6 +52,9 @@ class Cluster(Protocol):
         """Add or exchange one condition of a pod by its type; `condition` also names the pod's
         uid, under "podUid"."""
 
+    async def log(self, namespace: str, pod: str, container: str, *, lines: int) -> str:
+        """The last lines that a container has written. Refused where it has not begun."""
+
     async def delete(
         self, kind: Kind, namespace: str, name: str, *, uid: str, resource_version: str = ""
     ) -> None:

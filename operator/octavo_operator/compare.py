@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from octavo_operator.spec.quantities import parse_quantity
@@ -13,8 +12,9 @@ _QUANTITY = re.compile(r"[0-9.]+([munkMGTPE]|[KMGTPE]i|e[0-9]+)?")
 
 def holds(found: Any, applied: Any) -> bool:
     """Whether every field of `applied` has the same value in `found`, defaults aside."""
-    if isinstance(applied, Mapping):
-        if not isinstance(found, Mapping):
+    # Plain dicts, for that is what JSON makes: a reconcile compares some hundred fields.
+    if isinstance(applied, dict):
+        if not isinstance(found, dict):
             return not applied and found is None  # {} is often not stored
         return all(
             holds(found.get(key), value) for key, value in applied.items() if value is not None

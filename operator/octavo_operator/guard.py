@@ -94,6 +94,10 @@ class GuardedCluster:
         call = self._cluster.set_pod_condition(namespace, name, condition)
         return await self._count("patch_status", kinds.POD, call)
 
+    async def log(self, namespace: str, pod: str, container: str, *, lines: int) -> str:
+        call = self._cluster.log(namespace, pod, container, lines=lines)
+        return await self._count("log", kinds.POD, call)
+
     async def delete(
         self, kind: Kind, namespace: str, name: str, *, uid: str, resource_version: str = ""
     ) -> None:

@@ -14,11 +14,11 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import kopf
 
 from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL
 from octavo_operator import kinds
+from octavo_operator.connections import Session
 from octavo_operator.observe import WATCHED
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("octavo.operator.watch")
 
 STOP_S = 0.7
+MAX_ROUNDS, ROUND_S = 10, 0.1
+# Between tries while the API server is away; never so long that its return goes unnoticed. When
+# they have run out, kopf ends, and is begun anew.
+BACKOFFS_S = (0.2, 0.5, 1.0, *(2.0,) * 60)
 TOKEN_LIFE = datetime.timedelta(minutes=10)
 
 
@@ -125,8 +129,23 @@ async def _operate(
                 namespaces=tuple(namespaces),
             )
         )
-        with stop.around(operator):
-            await operator
+        try:
+            with stop.around(operator):
+                await operator
+        finally:
+            await _end_tasks()
+
+
+async def _end_tasks() -> None:
+    """Those that kopf leaves behind, and those that they begin as they end: while a task is left it
+    may open a connection, so the sessions are closed after the last."""
+    for _ in range(MAX_ROUNDS):
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if not left:
+            return
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=ROUND_S)
 
 
 def _finish(ended: asyncio.Future[None], error: Exception | None) -> None:
@@ -156,6 +175,7 @@ def make_settings() -> kopf.OperatorSettings:
     settings.peering.standalone = True
     # Which kinds exist is looked up once; no right to watch CRDs and namespaces is needed.
     settings.scanning.disabled = True
+    settings.networking.error_backoffs = BACKOFFS_S
     settings.queueing.idle_timeout = 1.0  # a task per object lives only as long as its events
     settings.watching.chunk_size = 250
     for kind in WATCHED:
@@ -175,15 +195,16 @@ def _handler(kind: Kind, tell: Tell) -> Any:
 def _login(config: KubeConfig, sessions: contextlib.AsyncExitStack) -> Any:
     async def login(**_: object) -> kopf.AiohttpSession:
         token = config.read_token()
-        session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=config.ssl_context() or True, limit=0),
+        session = Session(
+            tls=config.ssl_context(),
+            limit=0,
             headers={"Authorization": f"Bearer {token}"} if token else {},
         )
         await sessions.enter_async_context(session)
         expires = datetime.datetime.now(datetime.UTC) + TOKEN_LIFE
         return kopf.AiohttpSession(
             server=config.server,
-            aiohttp_session=session,
+            aiohttp_session=session.http,
             default_namespace=config.namespace,
             expiration=expires if config.token_file else None,
         )

@@ -11,6 +11,7 @@ import msgspec
 
 from octavo_operator import kinds
 from octavo_operator.cluster import Listing
+from octavo_operator.connections import Session
 from octavo_operator.errors import (
     ClusterError,
     ClusterUnavailable,
@@ -32,6 +33,7 @@ STRATEGIC = "application/strategic-merge-patch+json"
 PAGE = 250  # objects in memory at once as dicts, when a kind is listed
 TOKEN_MAX_AGE_S = 60.0
 MAX_RETRY_AFTER_S = 300.0
+MAX_LOG_BYTES = 16 * 2**10
 
 
 class KubeCluster:
@@ -49,15 +51,14 @@ class KubeCluster:
         self._manager = field_manager
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
         self._clock = clock
-        self._session: aiohttp.ClientSession | None = None
+        self._session: Session | None = None
         self._token = ""
         self._token_at = float("-inf")
 
     async def __aenter__(self) -> Self:
-        context = self._config.ssl_context()
-        connector = aiohttp.TCPConnector(ssl=context if context else True, limit=32)
-        self._session = aiohttp.ClientSession(
-            connector=connector,
+        self._session = Session(
+            tls=self._config.ssl_context(),
+            limit=32,
             timeout=self._timeout,
             headers={"Accept": "application/json", "User-Agent": self._manager},
         )
@@ -127,6 +128,11 @@ class KubeCluster:
         path = kinds.POD.path(namespace, name, "status")
         return await self._call("PATCH", path, patch, content_type=STRATEGIC, query=self._managed())
 
+    async def log(self, namespace: str, pod: str, container: str, *, lines: int) -> str:
+        query = {"container": container, "tailLines": str(lines), "limitBytes": str(MAX_LOG_BYTES)}
+        content = await self._send("GET", kinds.POD.path(namespace, pod, "log"), query=query)
+        return content.decode(errors="replace")
+
     async def delete(
         self, kind: Kind, namespace: str, name: str, *, uid: str, resource_version: str = ""
     ) -> None:
@@ -171,12 +177,28 @@ class KubeCluster:
         content_type: str = "application/json",
         query: dict[str, str] | None = None,
     ) -> Object:
+        content = await self._send(method, path, body, content_type=content_type, query=query)
+        try:
+            decoded: Object = msgspec.json.decode(content, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise ClusterUnavailable(f"{method} {path}: not JSON: {error}") from None
+        return decoded
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        *,
+        content_type: str = "application/json",
+        query: dict[str, str] | None = None,
+    ) -> bytes:
         assert self._session is not None, "use as async with"
         headers = {"Content-Type": content_type} if body is not None else {}
         if token := await self._fresh_token():
             headers["Authorization"] = f"Bearer {token}"
         try:
-            async with self._session.request(
+            async with self._session.http.request(
                 method,
                 self._config.server + path,
                 params=query,
@@ -192,11 +214,7 @@ class KubeCluster:
             self._token_at = float("-inf")  # read it anew before the next try
         if status >= 400:
             raise error_of(status, content, retry_after)
-        try:
-            decoded: Object = msgspec.json.decode(content, type=dict[str, Any])
-        except msgspec.DecodeError as error:
-            raise ClusterUnavailable(f"{method} {path}: not JSON: {error}") from None
-        return decoded
+        return content
 
     async def _fresh_token(self) -> str:
         now = self._clock()

@@ -16,6 +16,7 @@ import aiohttp
 
 from octavo_engine.protocol.endpoints import OPERATOR_PORT
 from octavo_operator import handlers, kinds
+from octavo_operator.connections import Session
 from octavo_operator.errors import ClusterError
 from octavo_operator.events import EventRecorder
 from octavo_operator.guard import GuardedCluster, TokenBucket
@@ -157,13 +158,13 @@ class Operator:
             extra={"objects": len(self.world), "seconds": round(time.monotonic() - began_at, 2)},
         )
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
+        async with Session(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
             poller = RouterPoller(
                 self._guarded,
                 self.demand,
                 namespace=self._settings.router.namespace,
                 scheme=self._settings.router.scheme,
-                fetch=RouterFetch(session, self._settings.router, self._router_tls),
+                fetch=RouterFetch(session.http, self._settings.router, self._router_tls),
                 wake=self._wake_pool,
                 metrics=self.metrics,
                 every_s=self._run.poll_routers_s,

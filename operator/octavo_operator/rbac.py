@@ -45,6 +45,8 @@ SERVED = (
     Rule(kinds.VOLUME_CLAIM, (*READ, "create", "patch"), "execute"),
     Rule(kinds.POD, (*READ, "patch"), "intake, execute"),
     Rule(kinds.POD, ("patch",), "execute", subresource="status"),
+    # How far a fetch is. Without it the status tells the phase alone.
+    Rule(kinds.POD, ("get",), "loading", subresource="log"),
     Rule(kinds.EVENT, ("create", "list"), "events, reconcile"),
 )
 

@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from octavo_engine.protocol.kubernetes import REVISION_LABEL
 from octavo_operator import canary, kinds, labels
 from octavo_operator.autoscale import Memory, decide
 from octavo_operator.desired import Traffic, desired_objects, revision_of
@@ -24,6 +25,7 @@ from octavo_operator.errors import (
 from octavo_operator.execute import execute, set_routable
 from octavo_operator.faults import Fault, find_faults, newest_first, refusal, unexplained
 from octavo_operator.guard import NotLeader
+from octavo_operator.loading import LoadingReader, found_model
 from octavo_operator.observe import waits_for_gate
 from octavo_operator.plan import HOLD, Wish, plan_capacity, plan_changes
 from octavo_operator.reasons import Reason
@@ -31,7 +33,6 @@ from octavo_operator.spec import LLMDeployment
 from octavo_operator.status import (
     Facts,
     Scaling,
-    loading_of,
     refused,
     rollout_from_status,
     scaling_from_status,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from octavo_operator.cluster import Cluster
     from octavo_operator.events import EventRecorder
     from octavo_operator.kinds import Kind, Object
+    from octavo_operator.loading import Loading
     from octavo_operator.observe import Key, Observed, World
     from octavo_operator.plan import CapacityPlan, Plan
     from octavo_operator.rollout import Replica
@@ -79,6 +81,7 @@ class _Memory:
     baseline: tuple[str, int, Sample, Sample] | None = None  # revision, step, stable, canary
     faults: frozenset[Reason] = frozenset()
     warnings: dict[str, tuple[float, list[Object]]] = field(default_factory=dict)  # by UID
+    loading: Loading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +124,14 @@ class Reconciler:
         self._clock = clock
         self._epoch_clock = epoch_clock
         self._now_text = now_text
+        self._loading = LoadingReader(cluster, demand, clock)
         self._memories: dict[Key, _Memory] = {}
 
     async def reconcile(self, key: Key) -> Outcome:
         body = self._world.deployment(key)
         if body is None:  # deleted: owner references clean up
-            self._memories.pop(key, None)
+            if (memory := self._memories.pop(key, None)) is not None:
+                self._loading.forget(memory.uid)
             self._demand.forget(f"{key.namespace}/{key.name}")
             return Outcome(is_gone=True)
         if body["metadata"].get("deletionTimestamp"):
@@ -204,7 +209,7 @@ class Reconciler:
             view = self._look(key, body, view.deployment, memory, is_after=True)
         latest = self._world.deployment(key) or body
         await self._report(latest, view, latest.get("status") or {}, memory, faults)
-        return Outcome(is_failed=is_failed, again_after_s=self._again_after(view))
+        return Outcome(is_failed=is_failed, again_after_s=self._again_after(view, memory.loading))
 
     def _look(
         self,
@@ -312,6 +317,8 @@ class Reconciler:
         refusals: list[Fault],
     ) -> None:
         warnings = await self._warnings(view, memory)
+        pods = _of_revision(view.observed, view.revision)
+        memory.loading = await self._loading.read(memory.uid, pods)
         has_routers = self._demand.has_routers
         stalled_s = self._stalled_s(view, memory)
         found = find_faults(view.observed, warnings, has_routers=has_routers)
@@ -327,10 +334,8 @@ class Reconciler:
             waiting_for=", ".join(view.plan.hold),
             replicas=view.replicas,
             faults=faults,
-            loading=loading_of(
-                view.observed.engine_pods,
-                [replica.id for replica in view.replicas if replica.revision == view.revision],
-            ),
+            loading=memory.loading,
+            model=self._model(view, pods, previous),
             canary=view.capacity.state,
             weights=view.capacity.weights,
             stalled_s=stalled_s,
@@ -369,6 +374,16 @@ class Reconciler:
         self._world.keep(kinds.LLM_DEPLOYMENT, stored)
         return True
 
+    def _model(self, view: _View, pods: Sequence[Object], previous: Object) -> Object:
+        """What is known of the model; of another revision's model nothing is known."""
+        known = previous.get("model") if previous.get("revision") == view.revision else None
+        model = found_model(
+            view.deployment.model.uri, pods, known if isinstance(known, dict) else {}
+        )
+        if length := self._demand.max_model_len(view.deployment.pool, view.revision):
+            model["maxModelLen"] = length
+        return model
+
     def _stalled_s(self, view: _View, memory: _Memory) -> float:
         picture = (
             view.revision,
@@ -380,7 +395,7 @@ class Reconciler:
             memory.progress = (picture, now)
         return now - memory.progress[1]
 
-    def _again_after(self, view: _View) -> float | None:
+    def _again_after(self, view: _View, loading: Loading | None) -> float | None:
         if any("deleted LLMDeployment" in text for text in view.plan.hold):
             return PREDECESSOR_TICK_S
         if not view.plan.is_empty:
@@ -390,7 +405,8 @@ class Reconciler:
             return TICK_S
         if not view.capacity.step.is_done:
             waits = unexplained(view.observed) or any(map(waits_for_gate, view.observed.pods))
-            return TICK_S if waits else 10 * TICK_S
+            is_loading = loading is not None and loading.phase in ("Fetching", "Loading")
+            return TICK_S if waits or is_loading else 10 * TICK_S
         return None
 
     async def _confirm(self, key: Key, body: Object) -> Object | None:
@@ -443,6 +459,12 @@ class Reconciler:
         if memory is None or memory.uid != uid:
             memory = self._memories[key] = _Memory(uid=uid)
         return memory
+
+
+def _of_revision(observed: Observed, revision: str) -> list[Object]:
+    return [
+        pod for pod in observed.engine_pods if kinds.labels_of(pod).get(REVISION_LABEL) == revision
+    ]
 
 
 def _version(body: Object) -> tuple[str, int]:

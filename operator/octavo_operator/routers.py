@@ -145,6 +145,16 @@ class Demand:
             counts[endpoint.id] = counts.get(endpoint.id, 0) + endpoint.in_flight
         return counts
 
+    def loading(self, pod_uid: str) -> float | None:
+        """How much of its weights a pod has loaded, from 0 to 1, as it told a router."""
+        told = [e.loading for state in self._fresh() for e in state.endpoints if e.id == pod_uid]
+        return max((share for share in told if share is not None), default=None)
+
+    def max_model_len(self, pool: str, revision: str) -> int:
+        """The longest sequence that its engines take; 0 where none has told."""
+        told = [e.max_model_len for e in self._endpoints(pool) if e.revision == revision]
+        return max(told, default=0)
+
     def signals(self, pool: str, *, serving: int) -> Signals:
         fresh = self._fresh()
         if not fresh:

@@ -9,9 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from octavo_operator import kinds
 from octavo_operator.canary import CanaryState
-from octavo_operator.names import ENGINE_CONTAINER, FETCH_CONTAINER
 from octavo_operator.reasons import Reason, explain
 
 if TYPE_CHECKING:
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
 
     from octavo_operator.faults import Fault
     from octavo_operator.kinds import Object
+    from octavo_operator.loading import Loading
     from octavo_operator.rollout import Replica
 
 Truth = Literal["True", "False", "Unknown"]
@@ -48,6 +47,7 @@ class Facts:
     replicas: Sequence[Replica] = ()
     faults: Sequence[Fault] = ()
     loading: Loading | None = None
+    model: Mapping[str, object] = field(default_factory=dict)  # what was found of it
     canary: CanaryState = field(default_factory=CanaryState)
     weights: Mapping[str, int] = field(default_factory=dict)
     stalled_s: float = 0.0  # without progress of an unfinished rollout
@@ -55,14 +55,6 @@ class Facts:
     scaling: Scaling | None = None
     selector: str = ""
     endpoint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """Where the most advanced replica of the new revision is, before it serves."""
-
-    phase: Literal["Pending", "Fetching", "Loading", "Ready"]
-    percent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +89,9 @@ def summarize(facts: Facts, previous: Mapping[str, object], now: str) -> Object:
         "conditions": merge_conditions(conditions, previous, facts.generation, now),
     }
     if facts.loading is not None:
-        percent = facts.loading.percent
-        status["loading"] = {"phase": facts.loading.phase} | (
-            {} if percent is None else {"percent": percent}
-        )
+        status["loading"] = facts.loading.to_status()
+    if facts.model:
+        status["model"] = dict(facts.model)
     rollout = rollout_to_status(facts.canary, facts.weights.get(facts.canary.revision, 0))
     if rollout:
         status["rollout"] = rollout
@@ -212,29 +203,6 @@ def _revisions(facts: Facts, replicas: Sequence[Replica]) -> list[Object]:
             entry["weight"] = facts.weights.get(name, 0)
         told.append(entry)
     return told[:16]
-
-
-def loading_of(pods: Sequence[Object], revision_pods: Sequence[str]) -> Loading | None:
-    """The most advanced pod among those of the revision."""
-    wanted = set(revision_pods)
-    phases: list[Loading] = []
-    for pod in pods:
-        if kinds.uid_of(pod) not in wanted:
-            continue
-        status = pod.get("status") or {}
-        containers = {c["name"]: c for c in status.get("containerStatuses") or []}
-        fetch = {c["name"]: c for c in status.get("initContainerStatuses") or []}
-        engine = containers.get(ENGINE_CONTAINER, {})
-        if engine.get("ready"):
-            phases.append(Loading("Ready", 100))
-        elif (engine.get("state") or {}).get("running"):
-            phases.append(Loading("Loading"))
-        elif (fetch.get(FETCH_CONTAINER, {}).get("state") or {}).get("running"):
-            phases.append(Loading("Fetching"))
-        else:
-            phases.append(Loading("Pending"))
-    order = ("Pending", "Fetching", "Loading", "Ready")
-    return max(phases, key=lambda loading: order.index(loading.phase), default=None)
 
 
 def _accepted(facts: Facts) -> Condition:

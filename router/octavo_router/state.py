@@ -130,4 +130,6 @@ def _endpoint(endpoint: Endpoint) -> EndpointState:
         waiting=load.waiting,
         queued_tokens=load.queued_tokens,
         kv_usage=load.kv_usage,
+        loading=endpoint.loading,
+        max_model_len=endpoint.max_model_len,
     )

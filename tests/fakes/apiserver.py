@@ -22,6 +22,7 @@ import httpx
 import yaml
 
 from tests.apiserver import build
+from tests.fakes.quick_yaml import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -56,8 +57,15 @@ class ApiServer:
 
     user = "octavo-operator"
 
-    def __init__(self, folder: Path, port: int, processes: list[subprocess.Popen[bytes]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        port: int,
+        processes: list[subprocess.Popen[bytes]],
+        command: list[str],
+    ) -> None:
         self.folder = folder
+        self._command = command  # of the API server
         self.url = f"https://127.0.0.1:{port}"
         self.token = (folder / "admin.token").read_text()
         self.user_token = (folder / "user.token").read_text()
@@ -82,14 +90,23 @@ class ApiServer:
             )
             command = [*apiserver, *_apiserver_flags(folder, etcd_port, port), *flags]
             processes.append(_run(folder, "kube-apiserver", command))
-            server = cls(folder, port, processes)
-            server._wait_until_ready()
+            server = cls(folder, port, processes, command)
+            server.wait_until_ready()
             server._write_kubeconfig()
         except BaseException:
             _stop(processes)
             shutil.rmtree(folder, ignore_errors=True)
             raise
         return server
+
+    def kill(self) -> None:
+        """The API server alone; etcd keeps what it has."""
+        _stop([self._processes.pop()])
+
+    def start_again(self) -> None:
+        """After `kill`, at the same port; then `wait_until_ready`."""
+        # NOTE: in the main thread, for the server ends with the thread that started it.
+        self._processes.append(_run(self.folder, "kube-apiserver", self._command))
 
     def stop(self) -> None:
         if self._client is not None:
@@ -147,7 +164,7 @@ class ApiServer:
 
     def install(self, crd_file: Path = CRD_FILE) -> None:
         """Applies a CRD and waits until it is served."""
-        crd = yaml.safe_load(crd_file.read_text())
+        crd = read_yaml(crd_file.read_text())
         self.apply(crd, manager="install")
         deadline = time.monotonic() + _START_TIMEOUT_S
         while True:
@@ -233,7 +250,7 @@ class ApiServer:
 
     # --- life -------------------------------------------------------------------------------------
 
-    def _wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while True:
             for process in self._processes:

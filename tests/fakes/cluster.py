@@ -15,7 +15,7 @@ import msgspec
 
 from octavo_operator import kinds
 from octavo_operator.cluster import Listing
-from octavo_operator.errors import Conflict, NotFound, Refused
+from octavo_operator.errors import ClusterError, Conflict, NotFound, Refused
 from octavo_operator.kinds import Kind, Object
 
 MANAGER = "octavo-operator"
@@ -68,6 +68,7 @@ class FakeCluster:
         self.absent = absent  # kinds this cluster does not serve
         self.calls: list[Call] = []
         self.events: list[WatchEvent] = []
+        self.logs: dict[str, str | ClusterError] = {}  # by pod; of any container
         self.before: Hook = _nothing
         self.after: Hook = _nothing
 
@@ -148,6 +149,13 @@ class FakeCluster:
                 return
             self._check(stored, {"uid": uid, "resourceVersion": resource_version})
             self.remove(kind, namespace, name)
+
+    async def log(self, namespace: str, pod: str, container: str, *, lines: int) -> str:
+        with self._call("log", kinds.POD, namespace, pod):
+            told = self.logs.get(pod, "")
+            if isinstance(told, ClusterError):
+                raise told
+            return "\n".join(told.splitlines()[-lines:])
 
     # --- as users, kubelets and other controllers act: no hooks, not counted ---------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -23,10 +23,7 @@ from octavo_engine.protocol.stream import (
     Snapshot,
 )
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
+from tests.fakes.raw_http import Head, RawHttp, begin_chunks, chunk, whole
 
 _KINDS: dict[type, str] = {Hello: HELLO, Snapshot: SNAPSHOT, Delta: DELTA, Draining: DRAINING}
 
@@ -53,7 +50,7 @@ class Peer:
     seq: int = 0
 
     def send(self, data: bytes) -> None:
-        self.writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+        chunk(self.writer, data)
 
     def say(self, *frames: Hello | Snapshot | Delta | Draining) -> None:
         self.send(b"".join(map(pack_frame, frames)))
@@ -71,7 +68,7 @@ class Peer:
 
     def end(self) -> None:
         """A proper end of the body."""
-        self.writer.write(b"0\r\n\r\n")
+        chunk(self.writer, b"")
 
     def reset(self) -> None:
         """What a killed process leaves: nothing more comes."""
@@ -79,47 +76,19 @@ class Peer:
 
 
 @dataclass
-class EngineStream:
+class EngineStream(RawHttp):
     """Use as `async with EngineStream() as engine`. Says hello and an empty snapshot by itself."""
 
     hello: Hello = field(default_factory=lambda: Hello(epoch="e1", model="m", names=["m"]))
     greets: bool = True
     status: int = 200  # of the stream
+    refusal: bytes = b""  # the body of any other status
     pages: dict[str, tuple[int, bytes]] = field(default_factory=dict)  # of all other paths
-    port: int = 0
-    requests: list[str] = field(default_factory=list)
     stored: bytes = b""  # what the snapshot tells
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._peers: asyncio.Queue[Peer] = asyncio.Queue()
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.stop()
-
-    async def start(self) -> None:
-        """Listens, on the port it had before if there was one."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def stop(self) -> None:
-        """As a SIGKILL looks from outside: connections are reset and nobody listens."""
-        if self._server is not None:
-            self._server.close()
-            for writer in list(self._writers):
-                writer.transport.abort()
-            await self._server.wait_closed()
-            self._server = None
 
     async def peer(self) -> Peer:
         """The next router that connects to the stream."""
@@ -128,33 +97,17 @@ class EngineStream:
     def spec(self, id_: str = "e", **fields: Any) -> EndpointSpec:
         return replace(EndpointSpec(id_, Address("127.0.0.1", self.port)), **fields)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        try:
-            while True:
-                await self._answer(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the router went away, which is its right
-        finally:
-            self._writers.discard(writer)
-            writer.close()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        request, *lines = head.strip().split("\r\n")
-        headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
-        path = request.split()[1]
-        self.requests.append(path)
-        if path != STREAM_PATH or self.status != 200:
-            status, body = (self.status, b"") if path == STREAM_PATH else self._page(path)
-            writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n" % (status, len(body)))
-            writer.write(body)
+    async def answer(
+        self, head: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if head.target != STREAM_PATH:
+            whole(writer, *self._page(head.target))
             return
-        writer.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n\r\n"
-            % CONTENT_TYPE.encode()
-        )
-        peer = Peer(writer, headers)
+        if self.status != 200:
+            whole(writer, self.status, self.refusal)
+            return
+        begin_chunks(writer, CONTENT_TYPE)
+        peer = Peer(writer, head.headers)
         if self.greets:
             peer.say(self.hello, Snapshot(self.stored, last=True))
         self._peers.put_nowait(peer)

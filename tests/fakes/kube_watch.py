@@ -6,12 +6,10 @@ import asyncio
 import copy
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
+from tests.fakes.raw_http import Head, RawHttp, begin_chunks, chunk, whole
 
 Object = dict[str, Any]
 
@@ -27,49 +25,23 @@ class _Event:
 
 
 @dataclass
-class KubeWatch:
+class KubeWatch(RawHttp):
     """Use as `async with KubeWatch() as api`; change the world with `put` and `delete`."""
 
-    port: int = 0
     token: str = ""  # wanted of every request
     denied: set[str] = field(default_factory=set)  # resources that answer 403
     page_limit: int = 500
     frozen: bool = False  # watches are accepted and then say nothing at all
-    requests: list[str] = field(default_factory=list)
     version: int = 100
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.objects: dict[tuple[str, str, str], Object] = {}
         self.num_watches = 0
         self._events: list[_Event] = []
         self._oldest = 0  # watches from before are told 410
         self._news = asyncio.Event()
-        self._writers: set[asyncio.StreamWriter] = set()
         self._end = asyncio.Event()
-        self._server: asyncio.Server | None = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.stop()
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self.cut()
-            await self._server.wait_closed()
-            self._server = None
 
     @property
     def url(self) -> str:
@@ -99,11 +71,6 @@ class KubeWatch:
 
     # -- mischief
 
-    def cut(self) -> None:
-        """Resets every connection."""
-        for writer in list(self._writers):
-            writer.transport.abort()
-
     def end_watches(self) -> None:
         """Ends them properly, as after timeoutSeconds."""
         self._end.set()
@@ -123,27 +90,15 @@ class KubeWatch:
 
     # -- HTTP
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-                await self._answer(head, writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the router went away, which is its right
-        finally:
-            self._writers.discard(writer)
-            writer.close()
-
-    async def _answer(self, head: str, writer: asyncio.StreamWriter) -> None:
-        target = head.split()[1]
-        self.requests.append(target)
-        url = urlsplit(target)
+    async def answer(
+        self, head: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        url = urlsplit(head.target)
         query = dict(parse_qsl(url.query))
         parts = url.path.strip("/").split("/")
         resource = parts[-1]
         namespace = parts[parts.index("namespaces") + 1] if "namespaces" in parts else ""
-        if self.token and f"authorization: Bearer {self.token}" not in head:
+        if self.token and head.headers.get("authorization") != f"Bearer {self.token}":
             return _reply(writer, 401, {"code": 401})
         if resource in self.denied:
             return _reply(writer, 403, {"code": 403})
@@ -167,16 +122,13 @@ class KubeWatch:
     async def _watch(
         self, writer: asyncio.StreamWriter, resource: str, namespace: str, query: dict[str, str]
     ) -> None:
-        writer.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
-            b"transfer-encoding: chunked\r\n\r\n"
-        )
+        begin_chunks(writer, "application/json")
         self.num_watches += 1
         at, end = int(query["resourceVersion"]), self._end
         if at < self._oldest:
             status = {"kind": "Status", "code": 410, "message": "too old resource version"}
-            _chunk(writer, {"type": "ERROR", "object": status})
-            writer.write(b"0\r\n\r\n")
+            _line(writer, {"type": "ERROR", "object": status})
+            chunk(writer, b"")
             return
         while not end.is_set():
             news = self._news
@@ -185,7 +137,7 @@ class KubeWatch:
                     at = event.version
                     place = event.body["metadata"].get("namespace")
                     if event.resource == resource and place in (namespace or place, None):
-                        _chunk(writer, {"type": event.kind, "object": event.body})
+                        _line(writer, {"type": event.kind, "object": event.body})
             waits = [asyncio.create_task(news.wait()), asyncio.create_task(end.wait())]
             try:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -194,7 +146,7 @@ class KubeWatch:
                     wait.cancel()
             if writer.is_closing():
                 raise ConnectionResetError
-        writer.write(b"0\r\n\r\n")
+        chunk(writer, b"")
 
 
 def pod(
@@ -272,11 +224,8 @@ def _selected(body: Object, query: dict[str, str]) -> bool:
 
 
 def _reply(writer: asyncio.StreamWriter, status: int, body: Object) -> None:
-    data = json.dumps(body).encode()
-    head = b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-    writer.write(head % (status, len(data)) + data)
+    whole(writer, status, json.dumps(body).encode(), "application/json")
 
 
-def _chunk(writer: asyncio.StreamWriter, value: Object) -> None:
-    data = json.dumps(value).encode() + b"\n"
-    writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+def _line(writer: asyncio.StreamWriter, value: Object) -> None:
+    chunk(writer, json.dumps(value).encode() + b"\n")

@@ -7,6 +7,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
+from octavo_operator import kinds
 from octavo_operator.kube_cluster import KubeCluster
 from octavo_operator.kube_config import load
 from octavo_operator.leader import LeaseTimes
@@ -19,7 +20,6 @@ from tests.fakes.operator import make_deployment
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from octavo_operator import kinds
     from octavo_operator.kube_config import KubeConfig
     from tests.fakes.apiserver import ApiServer
 
@@ -77,47 +77,38 @@ def engines(server: ApiServer, namespace: str) -> list[kinds.Object]:
     return server.list("apps/v1", "Deployment", namespace)
 
 
-def start_pods(server: ApiServer, namespace: str) -> None:
-    """As controllers and kubelets do: as many pods as asked for, waiting for their gate."""
-    for deployment in engines(server, namespace):
-        labels = deployment["spec"]["template"]["metadata"]["labels"]
-        name = deployment["metadata"]["name"]
-        wanted = [f"{name}-{n}" for n in range(deployment["spec"]["replicas"])]
-        found = [
-            pod
-            for pod in server.list("v1", "Pod", namespace)
-            if pod["metadata"]["name"].startswith(name)
-        ]
-        for pod in found:
-            if pod["metadata"]["name"] not in wanted:
-                path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
-                server.request("DELETE", path, gracePeriodSeconds="0")
-        for pod_name in set(wanted) - {pod["metadata"]["name"] for pod in found}:
-            pod = server.create(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Pod",
-                    "metadata": {"namespace": namespace, "name": pod_name, "labels": labels},
-                    "spec": {
-                        "readinessGates": [{"conditionType": GATE}],
-                        "containers": [{"name": "engine", "image": "i"}],
-                    },
-                }
-            )
-            ready = [{"type": "ContainersReady", "status": "True"}]
-            server.patch(pod, {"status": {"conditions": ready}}, subresource="status")
-
-
-def finish_pods(server: ApiServer, namespace: str) -> None:
-    """What the kubelet does when the gate is open."""
-    for listed in server.list("v1", "Pod", namespace):
-        pod = {"apiVersion": "v1", "kind": "Pod", **listed}
-        found = {c["type"]: c["status"] for c in pod["status"]["conditions"]}
-        if found.get(GATE) == "True" and found.get("Ready") != "True":
-            more = [*pod["status"]["conditions"], {"type": "Ready", "status": "True"}]
-            server.patch(pod, {"status": {"conditions": more}}, subresource="status")
-
-
 def live(server: ApiServer, namespace: str) -> None:
-    start_pods(server, namespace)
-    finish_pods(server, namespace)
+    """As controllers and kubelets do: as many pods as asked for, ready once their gate is open."""
+    pods = server.list("v1", "Pod", namespace)
+    for deployment in engines(server, namespace):
+        _start_pods(server, namespace, deployment, {kinds.name_of(pod) for pod in pods})
+    for listed in pods:
+        _finish(server, {"apiVersion": "v1", "kind": "Pod", **listed})
+
+
+def _start_pods(
+    server: ApiServer, namespace: str, deployment: kinds.Object, there: set[str]
+) -> None:
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    name = kinds.name_of(deployment)
+    wanted = {f"{name}-{n}" for n in range(deployment["spec"]["replicas"])}
+    for gone in {pod for pod in there if pod.startswith(name)} - wanted:
+        path = f"/api/v1/namespaces/{namespace}/pods/{gone}"
+        server.request("DELETE", path, gracePeriodSeconds="0")
+    for new in wanted - there:
+        gates = [{"conditionType": GATE}]
+        spec = {"readinessGates": gates, "containers": [{"name": "engine", "image": "i"}]}
+        meta = {"namespace": namespace, "name": new, "labels": labels}
+        pod = server.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+        ready = [{"type": "ContainersReady", "status": "True"}]
+        server.patch(pod, {"status": {"conditions": ready}}, subresource="status")
+
+
+def _finish(server: ApiServer, pod: kinds.Object) -> None:
+    """What the kubelet does when the gate is open."""
+    conditions = pod["status"].get("conditions") or []
+    found = {c["type"]: c["status"] for c in conditions}
+    if found.get(GATE) == "True" and found.get("Ready") != "True":
+        more = [*conditions, {"type": "Ready", "status": "True"}]
+        with contextlib.suppress(ApiError):  # it has just been taken away
+            server.patch(pod, {"status": {"conditions": more}}, subresource="status")

@@ -23,6 +23,7 @@ from tests.fakes.workloads import Workloads
 if TYPE_CHECKING:
     from octavo_operator.kinds import Kind, Object
     from octavo_operator.work_queue import Outcome
+    from tests.fakes.cluster import Call
 
 KEY = Key("default", "smollm2")
 
@@ -126,11 +127,29 @@ class OperatorBench:
             for body in self.cluster.all(kinds.DEPLOYMENT)
         }
 
+    def pods(self) -> list[Object]:
+        return sorted(self.cluster.all(kinds.POD), key=kinds.name_of)
+
+    def engine_deployments(self) -> list[Object]:
+        return self.cluster.all(kinds.DEPLOYMENT)
+
     def num_ready(self) -> int:
         return sum(
             any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"]["conditions"])
             for pod in self.cluster.all(kinds.POD)
         )
+
+
+def running_operator(**spec: Any) -> OperatorBench:
+    """With an LLMDeployment of two replicas that serve, if not told otherwise."""
+    bench = OperatorBench()
+    bench.create(**{"replicas": 2, **spec})
+    bench.settle()
+    return bench
+
+
+def verbs(calls: list[Call]) -> list[tuple[str, str]]:
+    return [(call.verb, call.kind.name) for call in calls]
 
 
 def make_deployment(name: str = KEY.name, namespace: str = KEY.namespace, **spec: Any) -> Object:

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from octavo_operator import kinds
-from tests.fakes.live_operator import conditions, engines, finish_pods, start_pods, until
+from tests.fakes.live_operator import engines, live, until
 from tests.fakes.operator import make_deployment
 
 if TYPE_CHECKING:
@@ -22,13 +22,12 @@ CHILDREN = tuple(kind for kind in kinds.OWNED if not kind.is_optional)
 
 
 async def live_through(server: ApiServer, namespace: str, *, within_s: float = 45.0) -> None:
-    """Created with two replicas, edited, scaled to three, and the edit taken back."""
+    """Created with two replicas, edited while it is scaled to three, and the edit taken back."""
     deployment = make_deployment(namespace=namespace, replicas=2)
     await asyncio.to_thread(server.create, deployment)
     await _until_serving(server, namespace, replicas=2, max_num_seqs=None, within_s=within_s)
     for change, replicas, max_num_seqs in (
-        ({"engine": {"maxNumSeqs": 7}}, 2, 7),
-        ({"replicas": 3}, 3, 7),
+        ({"engine": {"maxNumSeqs": 7}, "replicas": 3}, 3, 7),
         ({"engine": {"maxNumSeqs": None}}, 3, None),
     ):
         await asyncio.to_thread(server.patch, deployment, {"spec": change})
@@ -41,17 +40,22 @@ async def _until_serving(
     server: ApiServer, namespace: str, *, replicas: int, max_num_seqs: int | None, within_s: float
 ) -> None:
     def is_serving() -> bool:
-        start_pods(server, namespace)
-        finish_pods(server, namespace)
-        found = conditions(server, namespace)
-        if found["Ready"] != ("True", "Serving") or found["Progressing"][0] != "False":
-            return False
-        body = server.get(make_deployment(namespace=namespace))
-        if body["status"]["observedGeneration"] != body["metadata"]["generation"]:
+        live(server, namespace)
+        if not is_settled(server.get(make_deployment(namespace=namespace))):
             return False
         return _engines_are(server, namespace, replicas, max_num_seqs)
 
-    await until(is_serving, within_s=within_s, every_s=0.2)
+    await until(is_serving, within_s=within_s, every_s=0.3)
+
+
+def is_settled(body: kinds.Object) -> bool:
+    """Its status is about its spec, and says that all is there and serves."""
+    found = {c["type"]: (c["status"], c["reason"]) for c in body["status"]["conditions"]}
+    return (
+        body["status"]["observedGeneration"] == body["metadata"]["generation"]
+        and found["Ready"] == ("True", "Serving")
+        and found["Progressing"][0] == "False"
+    )
 
 
 def _engines_are(

@@ -25,9 +25,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def apiserver() -> Iterator[ApiServer]:
     """A running kube-apiserver with the LLMDeployment CRD: see tests.fakes.apiserver.ApiServer.
 
-    Shared by the whole run, so leave the CRD alone and write into `namespace` only; a test that
-    breaks or restarts its server starts its own with ApiServer.start(). There are no controllers:
-    tests set the status of Deployments and make pods themselves, and deletes do not cascade.
+    Shared by the whole run, so write into `namespace` only. A test that takes the CRD away, brings
+    others, or restarts the server leaves all as it was; nothing runs beside it. There are no
+    controllers: tests set the status of Deployments and make pods themselves, and deletes do not
+    cascade.
     """
     if reason := build.why_not():
         pytest.skip(reason)

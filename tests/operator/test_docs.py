@@ -44,6 +44,7 @@ def test_the_example_is_a_deployment():
 def test_flags_that_are_named_exist():
     flags = {name for name, _, _ in cli._FLAGS} | {"help"}
     elsewhere = {"server-side", "replicas", "previous", "from-literal"}  # of kubectl
+    elsewhere |= {"create-namespace", "set"}  # of helm
     assert set(re.findall(r"--([a-z][a-z-]+)", PAGE)) - elsewhere <= flags
 
 

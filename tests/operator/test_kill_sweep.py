@@ -24,8 +24,9 @@ from octavo_operator.reconcile import Reconciler
 from octavo_operator.routers import Demand
 from octavo_operator.settings import Settings
 from tests.fakes.clock import ManualClock
+from tests.fakes.effort import is_full, sample
 from tests.fakes.fault_proxy import ApiCall, CutAfter, CutBefore, Fault, FaultProxy
-from tests.fakes.live_operator import finish_pods, start_pods
+from tests.fakes.live_operator import live
 from tests.fakes.operator import KEY, make_deployment
 from tests.fakes.operator_story import snapshot
 
@@ -81,8 +82,7 @@ async def settle(server: ApiServer, namespace: str, config: KubeConfig) -> None:
         before: Any = None
         for _ in range(30):
             is_well = await life.look()
-            start_pods(server, namespace)
-            finish_pods(server, namespace)
+            live(server, namespace)
             now = picture(server, namespace)
             if is_well and now == before:
                 return
@@ -116,8 +116,7 @@ async def live_until(
                 await life.look()
             except ClusterUnavailable:
                 break
-            start_pods(server, namespace)
-            finish_pods(server, namespace)
+            live(server, namespace)
     return proxy.is_dead
 
 
@@ -141,28 +140,28 @@ def begin(server: ApiServer, namespace: str, step: str, change: dict[str, Any]) 
         server.patch(make_deployment(namespace=namespace), {"spec": change})
 
 
-@pytest.mark.parametrize("first", [1, 2])
-def test_killed_at_every_call_it_comes_to_the_same(apiserver, reference, first):
-    """Each life is killed once in every step: at calls first, first + 10, …; before the server
-    hears of it, and after, by turns."""
+@pytest.mark.parametrize("call", sample(range(1, MAX_CALL + 1), (1, 14)))
+def test_killed_at_every_call_it_comes_to_the_same(apiserver, reference, call):
+    """A life is killed once in every step, each time some calls later; before the server hears of
+    it, and after, by turns."""
 
     async def story() -> int:
         num_killed = 0
-        for call in range(first, MAX_CALL + 1, 10):
-            namespace = apiserver.make_namespace()
-            async with FaultProxy(apiserver) as proxy:
-                for number, (step, change) in enumerate(STEPS.items()):
-                    begin(apiserver, namespace, step, change)
-                    at = LISTS + (call + 4 * number - 1) % MAX_CALL + 1
-                    num_killed += await live_until(
-                        apiserver, namespace, proxy, call=at, is_answered=bool((call + number) % 2)
-                    )
-                    proxy.is_dead, proxy.on_call = False, lambda each: None
-                    await settle(apiserver, namespace, proxy.config)
-                    assert snapshot(apiserver, namespace) == reference[step], (step, at)
+        namespace = apiserver.make_namespace()
+        async with FaultProxy(apiserver) as proxy:
+            for number, (step, change) in enumerate(STEPS.items()):
+                begin(apiserver, namespace, step, change)
+                at = LISTS + (call + 4 * number - 1) % MAX_CALL + 1
+                num_killed += await live_until(
+                    apiserver, namespace, proxy, call=at, is_answered=bool((call + number) % 2)
+                )
+                proxy.is_dead, proxy.on_call = False, lambda each: None
+                await settle(apiserver, namespace, proxy.config)
+                assert snapshot(apiserver, namespace) == reference[step], (step, at)
         return num_killed
 
-    assert asyncio.run(story()) >= 6
+    # Not every step has as many calls as the longest one.
+    assert asyncio.run(story()) >= (0 if is_full() else 2)
 
 
 LISTS = 10  # with which each look begins

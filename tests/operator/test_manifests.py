@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 
 from octavo_engine.protocol.kubernetes import COMPONENT_LABEL, ROUTER_COMPONENT
 from octavo_operator import manifests
 from octavo_operator.cli import PREFIX, add_options, read_values
 from octavo_router.config_load import all_flags
+from tests.fakes.quick_yaml import one_line, read_all_yaml, read_yaml
 
 if TYPE_CHECKING:
     from tests.fakes.apiserver import ApiServer
@@ -27,9 +27,9 @@ LAST_APPLIED_LIMIT = 262_144  # of all annotations together: `kubectl apply` kee
 def resources(folder: Path = BASE) -> list[dict[str, Any]]:
     """As kustomize reads them, in its file's order."""
     found: list[dict[str, Any]] = []
-    for entry in yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]:
+    for entry in read_yaml((folder / "kustomization.yaml").read_text())["resources"]:
         path = folder / entry
-        found += resources(path) if path.is_dir() else list(yaml.safe_load_all(path.read_text()))
+        found += resources(path) if path.is_dir() else read_all_yaml(path.read_text())
     return found
 
 
@@ -63,7 +63,7 @@ def test_the_operator_knows_its_flags_and_variables():
 def test_the_router_knows_its_flags_and_variables():
     found = container("octavo-router")
     flags = {flag.name: flag.variable for flag in all_flags()}
-    assert {arg.removeprefix("--").partition("=")[0] for arg in found["args"]} <= set(flags)
+    assert {arg.removeprefix("--").partition("=")[0] for arg in found["args"]} <= {*flags, "config"}
     assert {variable["name"] for variable in found["env"]} <= set(flags.values())
 
 
@@ -77,7 +77,7 @@ def test_the_operator_finds_the_routers_and_the_service_finds_them_too():
 
 def test_a_plain_kubectl_apply_can_keep_its_copy_of_the_crd():
     for body in resources():
-        assert len(yaml.safe_dump(body, default_flow_style=True, width=10**9)) < LAST_APPLIED_LIMIT
+        assert len(one_line(body)) < LAST_APPLIED_LIMIT
 
 
 @pytest.mark.cluster
@@ -98,7 +98,7 @@ def test_kustomize_builds_it():
     built = subprocess.run(
         ["kubectl", "kustomize", str(BASE)], capture_output=True, text=True, check=True
     )
-    bodies = list(yaml.safe_load_all(built.stdout))
+    bodies = read_all_yaml(built.stdout)
     names = {(body["kind"], body["metadata"]["name"]) for body in bodies}
     assert names == {(body["kind"], body["metadata"]["name"]) for body in resources()}
     images = {
@@ -107,4 +107,4 @@ def test_kustomize_builds_it():
         if body["kind"] == "Deployment"
         for each in body["spec"]["template"]["spec"]["containers"]
     }
-    assert images == {"octavo:0.1.0"}
+    assert images == {"octavo/operator:0.1.0", "octavo/router:0.1.0"}

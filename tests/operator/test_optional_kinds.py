@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import time
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ from octavo_operator.cluster import Listing
 from octavo_operator.intake import NEWEST, Intake
 from octavo_operator.metrics import Metrics
 from octavo_operator.settings import OPTIONAL_KINDS, POD_MONITOR, SERVICE_MONITOR
-from tests.fakes.apiserver import ApiError, ApiServer
+from tests.fakes.apiserver import ApiError
 from tests.fakes.clock import ManualClock
 from tests.fakes.cluster import FakeCluster
 from tests.fakes.live_operator import conditions, operator, until
@@ -23,7 +25,9 @@ from tests.fakes.operator import OperatorBench, make_deployment
 
 if TYPE_CHECKING:
     from octavo_operator.kinds import Kind, Object
+    from tests.fakes.apiserver import ApiServer
 
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 KEDA: Object = {"autoscaling": {"provider": "keda", "maxReplicas": 3,
                         "prometheusURL": "http://prometheus:9090"}}  # fmt: skip
 
@@ -161,8 +165,7 @@ def small_crd(kind: Kind) -> Object:
 
 
 @pytest.mark.cluster
-def test_on_a_real_server_kinds_come_are_used_and_pruned_and_go(tmp_path):
-    """On a server of its own: others count on a cluster without these kinds."""
+def test_on_a_real_server_kinds_come_are_used_and_pruned_and_go(apiserver, namespace, tmp_path):
     optional = (kinds.POD_MONITOR, kinds.SERVICE_MONITOR, kinds.SCALED_OBJECT)
 
     def install(server: ApiServer, kind: Kind) -> None:
@@ -176,8 +179,10 @@ def test_on_a_real_server_kinds_come_are_used_and_pruned_and_go(tmp_path):
         except (ApiError, KeyError):
             return ["not served"]
 
+    def remove(server: ApiServer, kind: Kind) -> None:
+        server.request("DELETE", f"{CRDS}/{kind.plural}.{kind.group}")
+
     async def story(server: ApiServer) -> None:
-        namespace = server.make_namespace()
         deployment = make_deployment(namespace=namespace, **KEDA)
 
         def is_accepted() -> bool:
@@ -187,7 +192,7 @@ def test_on_a_real_server_kinds_come_are_used_and_pruned_and_go(tmp_path):
             wanted = (monitors, services, scalers)
             return tuple(names(server, kind, namespace) for kind in optional) == wanted
 
-        async with operator(server, namespace, lease=None, resync_s=1.0) as found:
+        async with operator(server, namespace, lease=None, resync_s=0.5) as found:
             server.create(deployment)
             await until(lambda: conditions(server, namespace)["Accepted"][1] == "Unsupported")
             await asyncio.to_thread(install, server, kinds.SERVICE_MONITOR)
@@ -197,12 +202,12 @@ def test_on_a_real_server_kinds_come_are_used_and_pruned_and_go(tmp_path):
             await asyncio.to_thread(install, server, kinds.POD_MONITOR)
             await until(lambda: are(["smollm2"], [], ["smollm2"]))
             writes = writes_of(found)
-            await asyncio.sleep(2.5)  # two resyncs
+            await asyncio.sleep(1.2)  # two resyncs
             assert writes_of(found) == writes
             assert found.metrics.bugs == 0
-        async with operator(server, namespace, lease=None, resync_s=1.0) as found:
+        async with operator(server, namespace, lease=None, resync_s=0.5) as found:
             await until(lambda: found.metrics.num_reconciles)
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(0.7)
             assert writes_of(found) == 0  # also after a restart
             server.patch(
                 deployment, {"spec": {"autoscaling": {"provider": "hpa", "prometheusURL": None}}}
@@ -212,14 +217,19 @@ def test_on_a_real_server_kinds_come_are_used_and_pruned_and_go(tmp_path):
             assert names(server, hpa, namespace) == ["smollm2"]
             server.patch(deployment, {"spec": {"autoscaling": None}})
             await until(lambda: names(server, hpa, namespace) == [])
-            path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{optional[0].plural}"
-            server.request("DELETE", f"{path}.{optional[0].group}")
+            await asyncio.to_thread(remove, server, optional[0])
             await until(lambda: are(["not served"], ["smollm2"], []))
             assert found.metrics.bugs == 0
 
-    with ApiServer.start() as server:
-        server.install()
-        asyncio.run(story(server))
+    try:
+        asyncio.run(story(apiserver))
+    finally:  # others count on a cluster without these kinds
+        for kind in optional:
+            with contextlib.suppress(ApiError):
+                remove(apiserver, kind)
+        for kind in optional:
+            while names(apiserver, kind, namespace) != ["not served"]:
+                time.sleep(0.02)
 
 
 def writes_of(found: Any) -> int:

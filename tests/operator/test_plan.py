@@ -20,6 +20,7 @@ from octavo_operator.plan import (
 )
 from octavo_operator.rollout import Group, Replica, Step, group_replicas
 from octavo_operator.spec.traffic import Canary, CanaryStep, Rollout
+from tests.fakes.effort import num_examples
 
 OWNER = {"apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "name": "m", "uid": "own"}
 MINE = {"app.kubernetes.io/managed-by": "octavo-operator"}
@@ -236,6 +237,6 @@ class PlanMachine(RuleBasedStateMachine):
 
 
 PlanMachine.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=25, deadline=None, derandomize=True
+    max_examples=num_examples(120, 50), stateful_step_count=25, deadline=None, derandomize=True
 )
 TestPlanMachine = PlanMachine.TestCase

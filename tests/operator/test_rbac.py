@@ -46,7 +46,7 @@ def test_nothing_dangerous_is_granted():
     assert not plurals & {"secrets", "nodes", "roles", "rolebindings", "namespaces"}
     assert not any("*" in verb for rule in every for verb in rule.verbs)
     assert "delete" not in granted(kinds.VOLUME_CLAIM)
-    assert {rule.subresource for rule in every} <= {"", "status", "finalizers"}
+    assert {rule.subresource for rule in every} <= {"", "status", "finalizers", "log"}
 
 
 def test_rules_are_rendered_once_per_group_and_verbs():

@@ -17,6 +17,7 @@ from octavo_operator.rollout import (
     recreate_step,
     victims,
 )
+from tests.fakes.effort import num_examples
 
 
 def serving(revision: str, count: int) -> Group:
@@ -231,7 +232,7 @@ class RolloutMachine(RuleBasedStateMachine):
 
 
 RolloutMachine.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=25, deadline=None, derandomize=True
+    max_examples=num_examples(200, 80), stateful_step_count=25, deadline=None, derandomize=True
 )
 TestRolloutMachine = RolloutMachine.TestCase
 

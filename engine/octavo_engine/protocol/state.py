@@ -25,6 +25,8 @@ class EndpointState:
     waiting: int = 0
     queued_tokens: int = 0
     kv_usage: float = 0.0
+    loading: float | None = None  # share of its weights that is loaded; None: not loading
+    max_model_len: int = 0  # tokens; 0: not told yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ class Endpoint:
     # told by the engine
     load: Load = UNKNOWN_LOAD
     load_at: float | None = None  # monotonic; None: never
+    loading: float | None = None  # share of its weights, while it loads them
 
     # kept by this router: work placed there and not finished
     in_flight: int = 0  # requests

@@ -11,6 +11,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from octavo_engine.protocol.endpoints import STREAM_PATH
 from octavo_engine.protocol.stream import CONTENT_TYPE
 from octavo_router.errors import Unreachable
@@ -40,6 +42,13 @@ KV_REPLAY_LABEL = "kv-replay"
 
 # Statuses by which servers say that they do not know the path. Some guard unknown ones with a key.
 _NO_STREAM = frozenset({400, 401, 403, 404, 405, 406, 501})
+
+
+class _NotYet(msgspec.Struct):
+    """Of the body with which an engine refuses its stream while it loads."""
+
+    state: str = ""
+    progress: float | None = None
 
 
 class Subscription:
@@ -123,9 +132,11 @@ class Subscription:
             connection = await Connection.open(target, timeout_s=self._settings.connect_s)
         except Unreachable as error:
             self._counts.connects.add("refused" if error.is_refused else "failed")
+            self.endpoint.loading = None
             raise
         async with connection:
             response = await self._open_stream(connection)
+            self.endpoint.loading = _share_loaded(response)
             if response.is_stream:
                 await self._listen(connection)
                 raise Unreachable("the engine closed the stream")
@@ -251,3 +262,16 @@ class Subscription:
             "kind": self.endpoint.kind,
             "reason": str(error) if error else None,
         }
+
+
+def _share_loaded(response: Response) -> float | None:
+    """What an engine that still loads tells of itself; None from all others."""
+    if response.status != 503:
+        return None
+    try:
+        told = msgspec.json.decode(response.body, type=_NotYet)
+    except msgspec.MsgspecError:
+        return None
+    if told.state != "loading" or told.progress is None or not 0.0 <= told.progress <= 1.0:
+        return None
+    return told.progress

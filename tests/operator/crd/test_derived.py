@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from octavo_operator.crd.__main__ import CRD, PAGE, SCHEMA, derived
 from octavo_operator.crd.json_schema import json_schema
+from tests.fakes.quick_yaml import read_yaml
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
 def crd() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((ROOT / CRD).read_text(encoding="utf-8"))
+    loaded: dict[str, Any] = read_yaml((ROOT / CRD).read_text(encoding="utf-8"))
     return loaded
 
 

@@ -10,11 +10,11 @@ import copy
 from typing import Any
 
 import pytest
-import yaml
 
 from octavo_operator.errors import SpecInvalid
 from octavo_operator.spec import LLMDeployment
 from tests.fakes.apiserver import CRD_FILE, ApiError, ApiServer
+from tests.fakes.quick_yaml import read_yaml
 from tests.fakes.rule_cases import CASES, TRANSITIONS, Case, cache, claim, model
 
 
@@ -92,7 +92,7 @@ def test_names_that_clients_use_are_of_one_thing(apiserver: ApiServer, shared_na
 
 def test_every_rule_has_a_case():
     """A message of the CRD that no case provokes is a rule nobody has seen work."""
-    crd = yaml.safe_load(CRD_FILE.read_text())
+    crd = read_yaml(CRD_FILE.read_text())
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     messages = {rule["message"] for rule in rules_in(schema)}
     seen = [case.message for case in CASES] + [message for *_, message in TRANSITIONS]

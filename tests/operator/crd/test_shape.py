@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
-import yaml
 
 from octavo_operator.spec import LLMDeployment, autoscaling, cache, engine, pod_template, traffic
 from octavo_operator.spec import fields as fields_module
 from octavo_operator.spec.engine import RESERVED_ARGS
+from tests.fakes.quick_yaml import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ CRD = Path(__file__).parents[3] / "crds" / "llmdeployments.octavo.dev.yaml"
 
 @pytest.fixture(scope="module")
 def crd() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(CRD.read_text(encoding="utf-8"))
+    loaded: dict[str, Any] = read_yaml(CRD.read_text(encoding="utf-8"))
     return loaded
 
 

@@ -16,25 +16,9 @@ from octavo_router.metrics import Tally
 from octavo_router.residency.index import ResidencyIndex
 from octavo_router.signals.kv_events import Cleared, Removed, Stored, decode_batch
 from octavo_router.signals.kv_residency import KvResidency
+from tests.fakes.golden_events import golden_events
 
-STORED_MAP = bytes.fromhex(
-    "93cb3ff8000000000000918aa474797065ab426c6f636b53746f726564ac626c6f636b5f6861736865739105b1"
-    "706172656e745f626c6f636b5f6861736804a9746f6b656e5f696473920102aa626c6f636b5f73697a6510a76c"
-    "6f72615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c0a967726f75705f69647800b26b765f63"
-    "616368655f737065635f6b696e64ae66756c6c5f617474656e74696f6e00"
-)
-REMOVED_MAP = bytes.fromhex(
-    "93cb3ff80000000000009284a474797065ac426c6f636b52656d6f766564ac626c6f636b5f6861736865739105"
-    "a66d656469756da3475055a967726f75705f6964780081a474797065b0416c6c426c6f636b73436c6561726564"
-    "00"
-)
-STORED_ARRAY = bytes.fromhex(
-    "93cb3ff8000000000000919cab426c6f636b53746f72656491050492010210c0a3475055c0c000c0c000"
-)
-REMOVED_ARRAY = bytes.fromhex(
-    "93cb3ff80000000000009294ac426c6f636b52656d6f7665649105a3475055c091b0416c6c426c6f636b73436c"
-    "656172656400"
-)
+STORED_MAP, REMOVED_MAP, STORED_ARRAY, REMOVED_ARRAY = golden_events()
 
 
 @pytest.mark.parametrize("payload", [STORED_MAP, STORED_ARRAY])

@@ -181,6 +181,11 @@ def test_an_engine_that_loads_is_asked_again_until_it_has_a_stream():
             (endpoint,) = router.add(engine.spec())
             await until(lambda: "503" in endpoint.reason)
             assert endpoint.state == "connecting"
+            assert endpoint.loading is None
+            engine.refusal = b'{"state": "loading", "progress": 0.42}'
+            await until(lambda: endpoint.loading == 0.42)
+            engine.refusal = b'{"state": "loading", "progress": "much"}'
+            await until(lambda: endpoint.loading is None)
             engine.status = 200
             await until(lambda: endpoint.state == "ready")
 

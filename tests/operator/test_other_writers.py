@@ -1,0 +1,154 @@
+"""Users, controllers and namesakes act on our objects: what is ours is put right, the rest left."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from octavo_operator import kinds
+from octavo_operator.cluster import Listing
+from octavo_operator.observe import Key
+from tests.fakes.operator import KEY, OperatorBench, make_deployment, running_operator, verbs
+
+
+class TestDrift:
+    def test_what_others_changed_of_ours_is_put_right_with_one_write(self):
+        bench = running_operator()
+        bench.cluster.merge(
+            kinds.SERVICE,
+            "default",
+            "smollm2",
+            {"spec": {"selector": {"octavo.dev/deployment": "x"}}},
+        )
+        bench.cluster.calls.clear()
+        bench.reconcile()
+        assert [v for v in verbs(bench.cluster.writes) if v[1] != "Event"] == [("apply", "Service")]
+        service = bench.cluster.one(kinds.SERVICE, "default", "smollm2")
+        assert service["spec"]["selector"]["octavo.dev/deployment"] == "smollm2"
+
+    def test_what_others_added_is_left_alone(self):
+        bench = running_operator()
+        note = {"metadata": {"annotations": {"note": "mine"}}}
+        bench.cluster.merge(kinds.SERVICE, "default", "smollm2", note)
+        bench.cluster.calls.clear()
+        bench.reconcile()
+        assert bench.cluster.writes == []
+        bench.edit(routing={"holdTimeout": "5s"})
+        bench.settle()
+        service = bench.cluster.one(kinds.SERVICE, "default", "smollm2")
+        assert kinds.annotations_of(service)["note"] == "mine"
+
+    def test_lost_marks_are_written_again_and_roll_no_pod(self):
+        bench = running_operator()
+        before = [kinds.uid_of(pod) for pod in bench.pods()]
+        (deployment,) = bench.engine_deployments()
+        bench.cluster.merge(
+            kinds.DEPLOYMENT,
+            "default",
+            kinds.name_of(deployment),
+            {"metadata": {"annotations": None}},
+        )
+        bench.settle()
+        assert [kinds.uid_of(pod) for pod in bench.pods()] == before
+
+    @pytest.mark.parametrize("kind", [kinds.SERVICE, kinds.CONFIG_MAP, kinds.DEPLOYMENT])
+    def test_what_others_deleted_comes_back(self, kind):
+        bench = running_operator()
+        name = kinds.name_of(bench.cluster.all(kind)[0])
+        bench.cluster.remove(kind, "default", name)
+        bench.settle()
+        assert bench.cluster.has(kind, "default", name)
+        assert bench.num_ready() == 2
+
+
+class TestNames:
+    def test_a_strangers_object_is_never_touched(self):
+        bench = OperatorBench()
+        theirs = {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"namespace": "default", "name": "smollm2"},
+            "spec": {"selector": {"app": "theirs"}},
+        }
+        stored = bench.cluster.put(theirs)
+        bench.create()
+        bench.reconcile()
+        assert bench.cluster.one(kinds.SERVICE, "default", "smollm2") == stored
+        status, reason, message = bench.conditions()["Accepted"]
+        assert (status, reason) == ("False", "NameConflict")
+        assert "Service smollm2 exists and belongs to nobody" in message
+        bench.cluster.remove(kinds.SERVICE, "default", "smollm2")
+        bench.settle()
+        assert bench.conditions()["Ready"][0] == "True"
+
+    def test_children_of_a_deleted_namesake_are_waited_for(self):
+        bench = running_operator()
+        leftover = bench.cluster.one(kinds.SERVICE, "default", "smollm2")
+        bench.cluster.remove(kinds.LLM_DEPLOYMENT, *KEY)
+        del leftover["metadata"]["resourceVersion"]
+        bench.cluster.put(leftover)  # not collected yet
+        bench.create(replicas=1)
+        outcome = bench.reconcile()
+        assert outcome.again_after_s == pytest.approx(1.0)
+        assert "of a deleted LLMDeployment to vanish" in bench.conditions()["Progressing"][2]
+        bench.cluster.remove(kinds.SERVICE, "default", "smollm2")
+        bench.settle()
+        assert bench.conditions()["Ready"][0] == "True"
+
+    def test_the_status_of_a_namesake_is_not_written_by_a_late_reconcile(self):
+        bench = running_operator()
+        bench.deliver()
+        old = bench.deployment()
+        bench.cluster.remove(kinds.LLM_DEPLOYMENT, *KEY)
+        bench.cluster.put(make_deployment(replicas=1))
+        assert asyncio.run(bench.reconciler.reconcile(KEY)).is_failed is False
+        assert bench.deployment()["metadata"]["uid"] != old["metadata"]["uid"]
+        assert "status" not in bench.deployment()
+
+    def test_of_two_that_serve_one_name_the_older_wins(self):
+        bench = running_operator()
+        late = make_deployment("late", model={"uri": "demo://smollm2", "servedName": "smollm2"})
+        late["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z"
+        bench.cluster.put(late)
+        outcome = bench.reconcile(Key("default", "late"))
+        assert outcome.again_after_s == 30.0
+        body = bench.cluster.one(kinds.LLM_DEPLOYMENT, "default", "late")
+        accepted = body["status"]["conditions"][0]
+        assert (accepted["status"], accepted["reason"]) == ("False", "ServedNameConflict")
+        assert "smollm2 is served by LLMDeployment smollm2" in accepted["message"]
+        bench.settle()
+        assert bench.conditions()["Ready"][0] == "True"
+        bench.cluster.remove(kinds.LLM_DEPLOYMENT, *KEY)
+        bench.settle(Key("default", "late"))
+        body = bench.cluster.one(kinds.LLM_DEPLOYMENT, "default", "late")
+        assert {c["type"]: c["status"] for c in body["status"]["conditions"]}["Ready"] == "True"
+
+
+class TestDelete:
+    def test_a_deleted_resource_is_forgotten(self):
+        bench = running_operator()
+        bench.cluster.remove(kinds.LLM_DEPLOYMENT, *KEY)
+        assert bench.reconcile().is_gone
+        assert bench.cluster.all(kinds.DEPLOYMENT) == []
+
+    def test_a_missed_deletion_makes_nothing_anew(self):
+        """The watch was away while it was deleted: the cache still has it."""
+        bench = running_operator()
+        bench.cluster.remove(kinds.LLM_DEPLOYMENT, *KEY)
+        bench.world.replace(kinds.SERVICE, Listing([], 1 << 62))  # only this was noticed
+        bench.cluster.calls.clear()
+        outcome = asyncio.run(bench.reconciler.reconcile(KEY))
+        assert outcome.is_gone
+        assert bench.cluster.writes == []
+
+
+def test_what_was_deleted_is_not_deleted_again_where_the_watch_is_deaf():
+    bench = running_operator()
+    bench.unheard = frozenset((kinds.CONFIG_MAP,))
+    bench.edit(engine={"maxNumSeqs": 7})
+    bench.settle()
+    for _ in range(5):
+        bench.reconcile()
+    deleted = [call.kind for call in bench.cluster.calls if call.verb == "delete"]
+    assert deleted == [kinds.DEPLOYMENT, kinds.CONFIG_MAP]
