@@ -58,6 +58,17 @@ RaggedView ragged(const char* name, int64_t num_rows, const Vector<const int32_t
     return {starts.data(), ids.data(), values->data()};
 }
 
+MaskView mask_view(int64_t num_rows, const Vector<const int32_t>& rows,
+                   const Matrix<const uint32_t>& bits) {
+    if (!rows.is_valid()) return {};
+    check(bits.is_valid(), "mask_bits: needed when mask_rows are given");
+    check(length(rows) == num_rows, "mask_rows: length must be ", num_rows);
+    for (int64_t s = 0; s < num_rows; ++s) {
+        check(rows.data()[s] < length(bits), "mask_rows: ", rows.data()[s], " is not a mask");
+    }
+    return {rows.data(), bits.data(), static_cast<int64_t>(bits.shape(1))};
+}
+
 void check_rows(const SampleArgs& args, int64_t table_rows) {
     for (int64_t s = 0; s < args.num_rows; ++s) {
         check(args.rows[s] >= 0 && args.rows[s] < table_rows, "rows: ", args.rows[s],
@@ -74,6 +85,7 @@ void bound_sample(Team& team, Matrix<float> logits, nb::object table, Vector<con
                   Matrix<const int32_t> history, Vector<const int32_t> bias_starts,
                   Vector<const int32_t> bias_ids, Vector<const float> bias_values,
                   Vector<const int32_t> allow_starts, Vector<const int32_t> allow_ids,
+                  Vector<const int32_t> mask_rows, Matrix<const uint32_t> mask_bits,
                   int num_logprobs, Vector<int32_t> tokens, Vector<uint8_t> status,
                   Vector<float> logprobs, Vector<int32_t> ranks, Matrix<int32_t> top_ids,
                   Matrix<float> top_logprobs) {
@@ -100,6 +112,7 @@ void bound_sample(Team& team, Matrix<float> logits, nb::object table, Vector<con
     check_rows(args, view.num_rows());
     args.bias = ragged("bias", args.num_rows, bias_starts, bias_ids, &bias_values);
     args.allowed = ragged("allow", args.num_rows, allow_starts, allow_ids, nullptr);
+    args.masks = mask_view(args.num_rows, mask_rows, mask_bits);
     args.num_logprobs = num_logprobs;
     args.tokens = tokens.data();
     args.status = status.data();
@@ -137,6 +150,7 @@ void bind_sampling(nb::module_& module) {
                arg("history").noconvert(), arg("bias_starts").noconvert().none(),
                arg("bias_ids").noconvert().none(), arg("bias_values").noconvert().none(),
                arg("allow_starts").noconvert().none(), arg("allow_ids").noconvert().none(),
+               arg("mask_rows").noconvert().none(), arg("mask_bits").noconvert().none(),
                arg("num_logprobs"), arg("tokens").noconvert(), arg("status").noconvert(),
                arg("logprobs").noconvert().none(), arg("ranks").noconvert().none(),
                arg("top_ids").noconvert().none(), arg("top_logprobs").noconvert().none());

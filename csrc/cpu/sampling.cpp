@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -78,6 +79,8 @@ class RowSampler {
     bool wants_adjustment(int64_t s) const;
     void adjust(int64_t s, float* x);
     void allow_only(std::span<const int32_t> ids, float* x);
+    void mask(const uint32_t* bits, float* x);
+    const uint32_t* mask_of(int64_t s) const;
     void penalise(int64_t s, float* x);
     void rank_top(int64_t s, const float* x);
     void score(int64_t s, const float* x, int32_t token);
@@ -148,12 +151,19 @@ bool RowSampler::wants_adjustment(int64_t s) const {
     const SamplingRow& p = row(s);
     return p.repetition_penalty != 1.0f || p.frequency_penalty != 0.0f ||
            p.presence_penalty != 0.0f || !row_of(args_.bias, s).ids.empty() ||
-           !row_of(args_.allowed, s).ids.empty();
+           !row_of(args_.allowed, s).ids.empty() || mask_of(s) != nullptr;
+}
+
+const uint32_t* RowSampler::mask_of(int64_t s) const {
+    const MaskView& masks = args_.masks;
+    if (masks.rows == nullptr || masks.rows[s] < 0) return nullptr;
+    return masks.bits + masks.rows[s] * masks.num_words;
 }
 
 void RowSampler::adjust(int64_t s, float* x) {
     const RaggedRow allowed = row_of(args_.allowed, s);
     if (!allowed.ids.empty()) allow_only(allowed.ids, x);
+    if (const uint32_t* bits = mask_of(s); bits != nullptr) mask(bits, x);
     const RaggedRow bias = row_of(args_.bias, s);
     for (size_t i = 0; i < bias.ids.size(); ++i) {
         if (!in_vocab(bias.ids[i])) continue;
@@ -170,6 +180,20 @@ void RowSampler::allow_only(std::span<const int32_t> ids, float* x) {
     for (size_t i = 0; i < ids.size(); ++i) {
         if (in_vocab(ids[i])) x[ids[i]] = scratch_.kept[i];
     }
+}
+
+void RowSampler::mask(const uint32_t* bits, float* x) {
+    const int64_t end = std::min(args_.vocab, args_.masks.num_words * 32);
+    for (int64_t first = 0; first < end; first += 32) {
+        uint32_t banned = ~bits[first / 32];
+        if (end - first < 32) banned &= (uint32_t{1} << (end - first)) - 1;
+        if (banned == ~uint32_t{0}) {  // most words, mostly
+            std::fill_n(x + first, 32, -kInfinity);
+            continue;
+        }
+        for (; banned != 0; banned &= banned - 1) x[first + std::countr_zero(banned)] = -kInfinity;
+    }
+    std::fill(x + end, x + args_.vocab, -kInfinity);
 }
 
 void RowSampler::penalise(int64_t s, float* x) {

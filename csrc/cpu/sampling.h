@@ -4,7 +4,8 @@
 //
 // 1. A NaN or +inf anywhere: status NotFinite. Raw log-probabilities, if wanted, are of x as it is
 //    now: x[i] - max - log(total mass at temperature 1), in double, rounded to float32 at the end.
-// 2. If the allowed list is not empty, all others become -inf. Bias is added in list order.
+// 2. If the allowed list is not empty, all others become -inf; so does what a grammar's mask
+//    leaves out, if the row has one. Bias is added in list order.
 //    Repetition penalty p over all tokens before: x > 0 ? x / p : x * p. Then, for tokens among the
 //    outputs, x - frequency * count, and x - presence. What is -inf stays so; nothing exceeds
 //    FLT_MAX.
@@ -52,6 +53,13 @@ struct RaggedView {
     const float* values = nullptr;
 };
 
+// One bit a token, lowest first: what a grammar allows. Tokens beyond the last word are not.
+struct MaskView {
+    const int32_t* rows = nullptr;  // [num_rows]  which mask; -1: everything is allowed
+    const uint32_t* bits = nullptr;
+    int64_t num_words = 0;  // of one mask
+};
+
 struct SampleArgs {
     float* logits;  // [num_rows, vocab], changed in place
     int64_t num_rows, vocab;
@@ -62,6 +70,7 @@ struct SampleArgs {
     const int32_t* history;    // [table rows, history_stride]
     int64_t history_stride;
     RaggedView bias, allowed;
+    MaskView masks;
     int num_logprobs;  // -1: none
 
     int32_t* tokens;  // [num_rows]  -1 unless the status is Ok

@@ -77,6 +77,12 @@ def adjust(x: Floats, batch: SamplingBatch, s: int) -> Floats:
         banned = np.ones(len(x), dtype=bool)
         banned[ids[(ids >= 0) & (ids < len(x))]] = False
         x[banned] = -np.inf
+    if batch.masks is not None:
+        rows, bits = batch.masks.take()
+        if rows[s] >= 0:
+            known = np.unpackbits(bits[rows[s]].view(np.uint8), bitorder="little")[: len(x)]
+            x[: len(known)][known == 0] = -np.inf
+            x[len(known) :] = -np.inf
     if batch.bias is not None:
         values = batch.bias.values
         assert values is not None

@@ -2,14 +2,15 @@
 
 The kernel is `_native.sample`: one call a step, rows in parallel, each row on its own, so that a
 request's tokens never depend on its company. The order of work is vLLM's: log-probabilities of the
-raw logits; allowed ids; bias (bad words and too-early stops are a bias of -inf); repetition,
-frequency and presence penalties; greedy, or temperature, min-p, top-k, top-p and one draw.
+raw logits; allowed ids; a grammar's mask; bias (bad words and too-early stops are a bias of -inf);
+repetition, frequency and presence penalties; greedy, or temperature, min-p, top-k, top-p and one
+draw.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -46,6 +47,20 @@ class Ragged(NamedTuple):
     values: NDArray[np.float32] | None = None
 
 
+class MaskRows(NamedTuple):
+    """What grammars allow, one bit a token, lowest first; tokens beyond the last word are not."""
+
+    rows: NDArray[np.int32]  # [S]  which mask each row of logits has; -1: none
+    bits: NDArray[np.uint32]  # [masks, words]
+
+
+class PendingMasks(Protocol):
+    """Masks that are made while the forward pass runs."""
+
+    def take(self) -> MaskRows:
+        """Called once the logits are there; it may wait a little for the last of them."""
+
+
 @dataclass(slots=True)
 class SamplingBatch:
     """S rows of logits and what to do with each."""
@@ -59,6 +74,7 @@ class SamplingBatch:
     allowed: Ragged | None = None  # an empty list allows everything
     num_logprobs: int = -1  # -1: none wanted; otherwise the most alternatives that any row wants
     processed: Sequence[ProcessedRow] = ()  # rows for custom processors, before all else
+    masks: PendingMasks | None = None  # of rows that must keep to a grammar
 
 
 @dataclass(slots=True)

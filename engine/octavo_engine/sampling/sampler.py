@@ -21,6 +21,7 @@ def sample(team: _native.Team, logits: NDArray[np.float32], batch: SamplingBatch
     apply_processors(batch.processed, logits)
     sampled = _empty(len(logits), batch.num_logprobs)
     bias, allowed = batch.bias, batch.allowed
+    masks = None if batch.masks is None else batch.masks.take()
     _native.sample(
         team,
         logits,
@@ -34,6 +35,8 @@ def sample(team: _native.Team, logits: NDArray[np.float32], batch: SamplingBatch
         None if bias is None else bias.values,
         None if allowed is None else allowed.starts,
         None if allowed is None else allowed.ids,
+        None if masks is None else masks.rows,
+        None if masks is None else masks.bits,
         batch.num_logprobs,
         sampled.tokens,
         sampled.status,

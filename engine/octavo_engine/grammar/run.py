@@ -1,0 +1,201 @@
+"""One answer's way through its grammar: what may come next, what must, and whether it is whole."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo_engine.grammar.panics import is_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from llguidance import LLMatcher
+    from numpy.typing import NDArray
+
+    from octavo_engine.grammar.masks import MaskWorkers
+    from octavo_engine.grammar.prelude import BeforeMasks
+    from octavo_engine.grammar.vocabulary import Vocabulary
+
+    Mask = NDArray[np.uint32]
+
+MAX_JUMP = 64  # forced tokens that are looked ahead at once
+SLOW_S = 0.005  # a mask that took longer is made before its sequence is scheduled again
+
+
+class GrammarRun:
+    """Belongs to one sequence, and survives its preemptions.
+
+    `prepare` may run in another thread; until `is_ready` nobody else touches this. `accept` takes
+    the tokens that the answer got. Tokens which the grammar forces are found by `prepare` already:
+    where the mask leaves exactly one token, that is what sampling would choose.
+    """
+
+    __slots__ = (
+        "_ahead",
+        "_before",
+        "_extra_ends",
+        "_ignores_eos",
+        "_is_jumping",
+        "_later",
+        "_matcher",
+        "_state",
+        "_vocabulary",
+        "error",
+        "forced",
+        "is_complete",
+        "is_ready",
+        "is_slow",
+        "is_started",
+        "mask",
+        "workers",
+    )
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocabulary: Vocabulary,
+        workers: MaskWorkers,
+        *,
+        before: BeforeMasks | None = None,
+        ignore_eos: bool = False,
+        stop_token_ids: Iterable[int] = (),
+        is_jumping: bool = True,
+    ) -> None:
+        self.workers = workers
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._before = before  # None: the grammar has begun
+        self._state = 0  # of `before`
+        # Where the text may end, the caller's own stop ids may end it too.
+        size = vocabulary.mask_words * 32
+        extra = [i for i in stop_token_ids if 0 <= i < size]
+        self._extra_ends = vocabulary.mask_of(extra) if extra else None
+        self._ignores_eos = ignore_eos
+        self._is_jumping = is_jumping
+        self._ahead: list[int] = []  # forced tokens that the matcher has taken already
+        self._later: Mask | None = None  # what may follow them
+        self.mask: Mask | None = None  # what may come next; once it is ready
+        self.forced: list[int] = []  # what must follow the next token
+        self.is_started = False  # `prepare` was asked for
+        self.is_ready = False
+        self.is_slow = False
+        self.is_complete = False  # nothing can follow
+        self.error: str | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Its mask is being made."""
+        return self.is_started and not self.is_ready
+
+    def prepare(self) -> None:
+        """Find out what may come next. Never raises: what goes wrong fails this sequence."""
+        started = time.perf_counter()
+        try:
+            self._prepare()
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            self._fail(f"{type(error).__name__}: {error}")
+        if self.error is not None:
+            self.mask, self.forced = self._vocabulary.row(), []
+        self.is_slow = time.perf_counter() - started > SLOW_S
+        self.is_ready = True
+
+    def accept(self, token: int) -> None:
+        """The answer goes on with this token."""
+        self.is_started = self.is_ready = False
+        self.mask, self.forced = None, []
+        if self.error is not None:
+            return
+        if self._ahead:
+            self._accept_forced(token)
+        elif self._before is not None:
+            self._state = self._before.follow(self._state, token)
+            if self._state == len(self._before.after):
+                self._before = None
+                self._settle()
+        elif self._consume(token):
+            self._settle()
+        if self.is_slow and not self.is_started and not self.is_complete:
+            self.workers.start([self])  # it will not be scheduled before it is ready
+
+    def replay(self, tokens: Iterable[int]) -> None:
+        """Take tokens of an answer that was begun elsewhere."""
+        ends = set(self._vocabulary.eos_token_ids)
+        for token in tokens:
+            if token in ends or self.error is not None:
+                return
+            self.accept(token)
+
+    def _accept_forced(self, token: int) -> None:
+        if token != self._ahead.pop(0):
+            self._fail("a token was chosen that the mask forbids")
+        elif not self._ahead:
+            self._settle()
+            if self._later is not None:
+                self.mask, self._later = self._later, None
+                self.is_started = self.is_ready = True
+
+    def _prepare(self) -> None:
+        self.mask = self._next_mask()
+        if not self._is_jumping or self._before is not None:
+            return
+        ahead: list[int] = []
+        mask: Mask | None = self.mask
+        while mask is not None and len(ahead) < MAX_JUMP:
+            token = self._only(mask)
+            if token is None or not self._consume(token):
+                break
+            ahead.append(token)
+            mask = None if self._matcher.is_stopped() else self._next_mask()
+        if ahead:
+            self._ahead, self.forced, self._later = ahead, ahead[1:], mask
+
+    def _next_mask(self) -> Mask:
+        if self._before is not None:
+            return self._before.mask(self._state)
+        mask = self._vocabulary.row()
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._matcher.is_error():
+            self._fail(self._matcher.get_error())
+        if self._extra_ends is not None and self._vocabulary.may_end(mask):
+            mask |= self._extra_ends
+        if self._ignores_eos:
+            mask &= ~self._vocabulary.ends
+        return mask
+
+    def _only(self, mask: Mask) -> int | None:
+        """The one token that is allowed, if it is no end."""
+        if np.count_nonzero(mask) != 1:  # the usual case, so the cheap question first
+            return None
+        place = int(mask.argmax())
+        word = int(mask[place])
+        ends = int(self._vocabulary.ends[place])
+        if self._extra_ends is not None:
+            ends |= int(self._extra_ends[place])
+        if word & (word - 1) or word & ends:
+            return None
+        return place * 32 + word.bit_length() - 1
+
+    def _consume(self, token: int) -> bool:
+        try:
+            if self._matcher.consume_token(token):
+                return True
+            self._fail(self._matcher.get_error())
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            self._fail(f"{type(error).__name__}: {error}")
+        return False
+
+    def _settle(self) -> None:
+        if self._matcher.is_error():
+            self._fail(self._matcher.get_error())
+        else:
+            self.is_complete = self._before is None and self._matcher.is_stopped()
+
+    def _fail(self, reason: str) -> None:
+        self.error = " ".join(reason.split())[:300] or "the grammar does not allow this token"

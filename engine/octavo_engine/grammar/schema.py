@@ -1,0 +1,143 @@
+"""JSON schemas as far as answers can be held to them: keywords, depth, number; and strictness."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from octavo_engine.errors import InvalidRequest
+from octavo_engine.grammar.limits import DEFAULT_LIMITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from octavo_engine.grammar.limits import GrammarLimits
+
+PARAM = "response_format"
+
+# Keywords that assert something we could not hold an answer to. Others that nobody knows are
+# annotations, as JSON Schema has it.
+UNSUPPORTED = frozenset(
+    {
+        "not", "if", "then", "else", "dependentSchemas", "dependentRequired", "dependencies",
+        "contains", "minContains", "maxContains", "uniqueItems", "propertyNames",
+        "unevaluatedProperties", "unevaluatedItems", "additionalItems", "nullable",
+        "$dynamicRef", "$recursiveRef", "contentEncoding", "contentMediaType", "contentSchema",
+        "extends", "disallow", "divisibleBy",
+    }
+)  # fmt: skip
+# Values with which such a keyword asserts nothing.
+_HARMLESS: dict[str, tuple[object, ...]] = {
+    "uniqueItems": (False,),
+    "nullable": (False,),
+    "unevaluatedProperties": (True,),
+    "unevaluatedItems": (True,),
+    "additionalItems": (True,),
+    "propertyNames": (True, {}),
+}
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_SINGLE = ("items", "additionalProperties")
+_OPTIONS = "x-guidance"  # the compiler's own settings: not for requests
+
+
+def check_schema(schema: object, limits: GrammarLimits = DEFAULT_LIMITS) -> None:
+    """Raises InvalidRequest that names keyword and place."""
+    num_nodes = 0
+    pending: list[tuple[object, str, int]] = [(schema, "", 1)]
+    while pending:
+        node, where, depth = pending.pop()
+        num_nodes += 1
+        if num_nodes > limits.max_schema_nodes:
+            raise _refusal(f"has more than {limits.max_schema_nodes} parts", "")
+        if depth > limits.max_schema_depth:
+            raise _refusal(f"is nested more than {limits.max_schema_depth} deep", where)
+        if isinstance(node, bool):
+            continue
+        if not isinstance(node, dict):
+            raise _refusal(f"has {type(node).__name__} where a schema must be", where)
+        _check_keywords(node, where, limits)
+        pending += [(child, f"{where}/{place}", depth + 1) for place, child in _children(node)]
+
+
+def stripped(schema: Any, *, close: bool) -> Any:
+    """The schema without keywords that assert nothing; with `close`, objects that list their
+    properties have no others."""
+    return _rebuilt(schema, close=close, depth=0)
+
+
+def _check_keywords(node: dict[Any, Any], where: str, limits: GrammarLimits) -> None:
+    for keyword, value in node.items():
+        if keyword in UNSUPPORTED and not _is_harmless(keyword, value):
+            raise _refusal(f"uses the keyword {keyword!r}, which is not supported", where)
+        if keyword == _OPTIONS:
+            raise _refusal(f"may not have {_OPTIONS!r}", where)
+        if keyword == "enum" and (not isinstance(value, list) or len(value) > limits.max_enum):
+            raise _refusal(f"needs a list of at most {limits.max_enum} values as enum", where)
+        if keyword in _LISTS and keyword != "prefixItems":
+            if not isinstance(value, list) or not value:
+                raise _refusal(f"needs a list of schemas as {keyword}", where)
+            if len(value) > limits.max_branches:
+                raise _refusal(f"has more than {limits.max_branches} branches in {keyword}", where)
+        if keyword in _MAPS and not isinstance(value, dict):
+            raise _refusal(f"needs an object as {keyword}", where)
+        if keyword == "prefixItems" and not isinstance(value, list):
+            raise _refusal("needs a list of schemas as prefixItems", where)
+        if keyword == "items" and isinstance(value, list):
+            raise _refusal("has a list as items, which is not supported; use prefixItems", where)
+        if keyword == "$ref" and not (isinstance(value, str) and value.startswith("#")):
+            raise _refusal("has a $ref that does not begin with '#'", where)
+
+
+def _is_harmless(keyword: str, value: object) -> bool:
+    return any(value is known or value == known == {} for known in _HARMLESS.get(keyword, ()))
+
+
+def _children(node: dict[Any, Any]) -> Iterator[tuple[str, object]]:
+    for keyword in _LISTS:
+        for index, child in enumerate(node.get(keyword, ())):
+            yield f"{keyword}/{index}", child
+    for keyword in _MAPS:
+        for name, child in node.get(keyword, {}).items():
+            yield f"{keyword}/{name}", child
+    for keyword in _SINGLE:
+        if keyword in node:
+            yield keyword, node[keyword]
+
+
+def _rebuilt(node: Any, *, close: bool, depth: int) -> Any:
+    if not isinstance(node, dict) or depth > DEFAULT_LIMITS.max_schema_depth:
+        return node  # `check_schema` will say what is wrong with it
+
+    def child(value: Any, *, close: bool = close) -> Any:
+        return _rebuilt(value, close=close, depth=depth + 1)
+
+    kept = {
+        key: value
+        for key, value in node.items()
+        if key != _OPTIONS and not _is_harmless(key, value)
+    }
+    _replace(kept, child)
+    is_whole = not any(key in kept for key in ("allOf", "anyOf", "oneOf", "$ref"))
+    says_more = "additionalProperties" in kept or "patternProperties" in kept
+    if close and is_whole and not says_more and isinstance(kept.get("properties"), dict):
+        kept["additionalProperties"] = False
+    return kept
+
+
+def _replace(kept: dict[str, Any], child: Callable[..., Any]) -> None:
+    for key in _LISTS:
+        if isinstance(kept.get(key), list):
+            # Closing each part of an allOf would let none have the properties of the others.
+            closes = {"close": False} if key == "allOf" else {}
+            kept[key] = [child(value, **closes) for value in kept[key]]
+    for key in _MAPS:
+        if isinstance(kept.get(key), dict):
+            kept[key] = {name: child(value) for name, value in kept[key].items()}
+    for key in _SINGLE:
+        if key in kept:
+            kept[key] = child(kept[key])
+
+
+def _refusal(what: str, where: str) -> InvalidRequest:
+    place = f" (at {where:.200})" if where else ""
+    return InvalidRequest(f"the JSON schema {what}{place}", param=PARAM)
