@@ -1,0 +1,49 @@
+{{/* Combinations of values that would not do what they seem to: they end the installation with a sentence. */}}
+
+{{- define "octavo.checks" -}}
+{{- $router := .Values.router -}}
+{{- if and (not $router.apiKeys.existingSecret) (not $router.allowUnauthenticated) -}}
+{{- if ne $router.service.type "ClusterIP" -}}
+{{- fail (printf "router.service.type %s shows routers to the outside, and they ask for no API keys: set router.apiKeys.existingSecret, or router.allowUnauthenticated if something in front asks" $router.service.type) -}}
+{{- end -}}
+{{- if or .Values.ingress.enabled .Values.httpRoute.enabled -}}
+{{- fail "an Ingress or HTTPRoute shows routers to the outside, and they ask for no API keys: set router.apiKeys.existingSecret, or router.allowUnauthenticated if something in front asks" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.monitoring.podMonitor .Values.monitoring.serviceMonitor -}}
+{{- fail "monitoring.podMonitor and monitoring.serviceMonitor together would count everything twice: set one" -}}
+{{- end -}}
+{{- if and .Values.inferencePools (not $router.epp.enabled) -}}
+{{- fail "inferencePools need router.epp.enabled: their endpoint picker is the router" -}}
+{{- end -}}
+{{- $pool := .Values.httpRoute.inferencePool -}}
+{{- if $pool -}}
+{{- $names := list -}}
+{{- range .Values.inferencePools }}{{ $names = append $names .name }}{{ end -}}
+{{- if not (has $pool $names) -}}
+{{- fail (printf "httpRoute.inferencePool %q is no name in inferencePools" $pool) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
+{{- fail "httpRoute.parentRefs must name a Gateway" -}}
+{{- end -}}
+{{- if and $router.autoscaling.enabled (gt (int $router.autoscaling.minReplicas) (int $router.autoscaling.maxReplicas)) -}}
+{{- fail "router.autoscaling.minReplicas is above maxReplicas" -}}
+{{- end -}}
+{{- if and .Values.operator.watchNamespaces (not (kindIs "slice" .Values.operator.watchNamespaces)) -}}
+{{- fail "operator.watchNamespaces must be a list" -}}
+{{- end -}}
+{{- $server := default dict $router.config.server -}}
+{{- if not (kindIs "map" $server) }}{{ fail "router.config.server must be a map" }}{{ end -}}
+{{- if ne (int (default 8080 $server.port)) 8080 -}}
+{{- fail "router.config.server.port must stay 8080, where the operator and engines' NetworkPolicies look for it: set router.service.port" -}}
+{{- end -}}
+{{- if gt (int (default 1 $server.workers)) 1 -}}
+{{- fail "router.config.server.workers above 1 would hide all but one worker's state from the operator: set router.replicas" -}}
+{{- end -}}
+{{- if $server.state_token }}{{ fail "router.config.server.state_token would lie in a ConfigMap: set router.stateToken.existingSecret" }}{{ end -}}
+{{- $discovery := default dict $router.config.discovery -}}
+{{- if and (kindIs "map" $discovery) $discovery.engine_key -}}
+{{- fail "router.config.discovery.engine_key would lie in a ConfigMap: set router.engineKey.existingSecret" -}}
+{{- end -}}
+{{- end }}

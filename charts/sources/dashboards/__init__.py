@@ -1,0 +1,23 @@
+"""The Grafana dashboards: a table of panels each, rendered into charts/octavo/dashboards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from charts.sources.dashboards import grafana
+from charts.sources.dashboards.engines import ENGINES
+from charts.sources.dashboards.operator import OPERATOR
+from charts.sources.dashboards.overview import OVERVIEW
+from charts.sources.dashboards.router import ROUTER
+from charts.sources.dashboards.tenants import TENANTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DASHBOARDS = (OVERVIEW, ENGINES, ROUTER, OPERATOR, TENANTS)
+
+
+def render() -> Iterator[tuple[str, str]]:
+    """(name, JSON) of each."""
+    for dashboard in DASHBOARDS:
+        yield dashboard.name, grafana.render(dashboard)

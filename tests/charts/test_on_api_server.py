@@ -1,0 +1,210 @@
+"""A real API server takes what the chart renders, and its rights are enough and no more."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from octavo_operator import rbac
+from octavo_operator.process import LEASE_NAME
+from tests.charts.combinations import COMBINATIONS
+from tests.fakes.apiserver import ApiError
+from tests.fakes.chart import one
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.fakes.apiserver import ApiServer
+    from tests.fakes.chart import Chart
+
+pytestmark = pytest.mark.cluster
+Object = dict[str, Any]
+OPERATOR = "system:serviceaccount:octavo-system:octavo-operator"
+ROUTER = "system:serviceaccount:octavo-system:octavo-router"
+REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+
+@pytest.fixture(scope="module")
+def taken() -> set[str]:
+    """Most combinations leave most objects as they are: once is enough."""
+    return set()
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_the_api_server_takes_all_of_it(
+    apiserver: ApiServer, chart: Chart, taken: set[str], name: str
+):
+    """With unknown fields refused, in a namespace that enforces `restricted`, without a warning:
+    of Deployments the pods' security is judged, too."""
+    apiserver.warnings.clear()
+    for body in chart.objects(COMBINATIONS[name]):
+        if (text := json.dumps(body)) not in taken:
+            apiserver.apply(body, dry_run=True)
+            taken.add(text)
+    assert apiserver.warnings == []
+
+
+@pytest.mark.parametrize("name", ["defaults", "everything", "placed"])
+def test_pods_pass_the_restricted_level(apiserver: ApiServer, chart: Chart, name: str):
+    """Of each Deployment one pod, as its controller would make it, and the one of `helm test`."""
+    apiserver.warnings.clear()
+    made = []
+    for body in chart.objects(COMBINATIONS[name]):
+        if body["kind"] == "Deployment":
+            template = body["spec"]["template"]
+            metadata = {**template["metadata"], "name": body["metadata"]["name"]}
+            body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, **template}
+            body["metadata"] = {**metadata, "namespace": "octavo-system"}
+        if body["kind"] == "Pod":
+            apiserver.create(body, dry_run=True)
+            made.append(body["metadata"]["name"])
+    assert made == ["octavo-operator", "octavo-router", "octavo-test"]
+    assert apiserver.warnings == []
+
+
+def test_a_pod_that_may_do_more_is_refused_there(apiserver: ApiServer, chart: Chart):
+    """So the test above can fail."""
+    values = {"containerSecurityContext": {"allowPrivilegeEscalation": True}}
+    (pod,) = (body for body in chart.objects(values) if body["kind"] == "Pod")
+    with pytest.raises(ApiError, match="restricted"):
+        apiserver.create(pod, dry_run=True)
+
+
+def test_the_crd_is_taken(apiserver: ApiServer, chart: Chart):
+    (crd,) = (b for b in chart.objects({}, crds=True) if b["kind"] == "CustomResourceDefinition")
+    apiserver.apply(crd, dry_run=True)
+
+
+class Rights:
+    """What was applied of a release's RBAC, and who may do what by it."""
+
+    def __init__(self, server: ApiServer, objects: list[Object]) -> None:
+        self._server = server
+        self.objects = [
+            body
+            for body in objects
+            if "rbac.authorization.k8s.io" in body["apiVersion"] or body["kind"] == "ServiceAccount"
+        ]
+
+    def __enter__(self) -> Rights:
+        for body in self.objects:
+            self._server.apply(body)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for body in self.objects:
+            self._server.delete(body)
+
+    def allows(
+        self, user: str, verb: str, group: str, resource: str, namespace: str, name: str = ""
+    ) -> bool:
+        plural, _, subresource = resource.partition("/")
+        attributes = {
+            "verb": verb, "group": group, "resource": plural, "subresource": subresource,
+            "namespace": namespace, "name": name,
+        }  # fmt: skip
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "user": user,
+                "groups": ["system:serviceaccounts", "system:authenticated"],
+                "resourceAttributes": {k: v for k, v in attributes.items() if v},
+            },
+        }
+        return bool(self._server.request("POST", REVIEWS, review)["status"]["allowed"])
+
+
+def needed(served: str) -> Iterator[tuple[str, str, str, str, str]]:
+    """(verb, group, resource, namespace, name) of everything that the operator's code calls."""
+    for rule in rbac.SERVED:
+        for verb in rule.verbs:
+            yield verb, rule.kind.group, rule.resource, served, ""
+    for rule in (*rbac.leading(LEASE_NAME), *rbac.ROUTERS):
+        for verb in rule.verbs:
+            name = rule.names[0] if rule.names else ""
+            yield verb, rule.kind.group, rule.resource, "octavo-system", name
+
+
+ROUTER_CALLS = [
+    (verb, group, resource)
+    for group, resource in (("", "pods"), ("", "services"), ("discovery.k8s.io", "endpointslices"))
+    for verb in ("list", "watch")
+]
+
+
+def test_the_rights_for_all_namespaces_are_enough(apiserver: ApiServer, chart: Chart):
+    with Rights(apiserver, chart.objects({})) as rights:
+        assert [call for call in needed("team-a") if not rights.allows(OPERATOR, *call)] == []
+        for verb, group, resource in ROUTER_CALLS:
+            assert rights.allows(ROUTER, verb, group, resource, "team-a")
+            assert rights.allows(ROUTER, verb, group, resource, "")
+
+
+def test_the_rights_for_some_namespaces_are_enough_there_and_none_elsewhere(
+    apiserver: ApiServer, chart: Chart
+):
+    objects = chart.objects({"operator": {"watchNamespaces": ["team-a"]}})
+    with Rights(apiserver, objects) as rights:
+        assert [call for call in needed("team-a") if not rights.allows(OPERATOR, *call)] == []
+        elsewhere = [call for call in needed("team-b") if call[3] == "team-b"]
+        assert [call for call in elsewhere if rights.allows(OPERATOR, *call)] == []
+        for verb, group, resource in ROUTER_CALLS:
+            assert rights.allows(ROUTER, verb, group, resource, "team-a")
+            assert not rights.allows(ROUTER, verb, group, resource, "team-b")
+
+
+FORBIDDEN = [
+    ("get", "", "secrets", ""), ("list", "", "secrets", ""), ("get", "", "secrets", "api-keys"),
+    ("create", "", "pods", ""), ("delete", "", "pods", ""), ("create", "", "pods/exec", ""),
+    ("create", "", "pods/portforward", ""), ("delete", "", "persistentvolumeclaims", ""),
+    ("create", "", "serviceaccounts/token", ""), ("get", "", "nodes", ""),
+    ("list", "", "namespaces", ""), ("patch", "", "nodes", ""),
+    ("create", "rbac.authorization.k8s.io", "rolebindings", ""),
+    ("create", "rbac.authorization.k8s.io", "clusterroles", ""),
+    ("update", "apiextensions.k8s.io", "customresourcedefinitions", ""),
+    ("create", "admissionregistration.k8s.io", "validatingwebhookconfigurations", ""),
+    ("delete", "octavo.dev", "llmdeployments", ""), ("create", "octavo.dev", "llmdeployments", ""),
+    ("get", "coordination.k8s.io", "leases", "another"), ("impersonate", "", "users", ""),
+]  # fmt: skip
+
+
+def test_neither_operator_nor_routers_may_do_what_they_need_not(apiserver: ApiServer, chart: Chart):
+    with Rights(apiserver, chart.objects({})) as rights:
+        for verb, group, resource, name in FORBIDDEN:
+            for namespace in ("octavo-system", "team-a", ""):
+                for user in (OPERATOR, ROUTER):
+                    call = (user, verb, group, resource, namespace, name)
+                    assert not rights.allows(*call), call
+        assert not rights.allows(ROUTER, "get", "octavo.dev", "llmdeployments", "team-a")
+        assert not rights.allows(ROUTER, "patch", "", "services", "team-a")
+        default = "system:serviceaccount:octavo-system:default"
+        assert not rights.allows(default, "list", "", "pods", "team-a")
+
+
+def test_roles_have_no_wildcards(chart: Chart):
+    for name in ("defaults", "two namespaces"):
+        for body in chart.objects(COMBINATIONS[name]):
+            for rule in body.get("rules", ()):
+                assert "*" not in (*rule["apiGroups"], *rule["resources"], *rule["verbs"])
+
+
+def test_who_edits_a_namespace_may_edit_its_llmdeployments(apiserver: ApiServer, chart: Chart):
+    """The roles are for aggregation; the controller that does it does not run here."""
+    objects = chart.objects({})
+    edit = one(objects, "ClusterRole", "octavo-octavo-system-llmdeployments-edit")
+    assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+        "metadata": {"name": "jane", "namespace": "team-a"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
+                    "name": edit["metadata"]["name"]},
+        "subjects": [{"kind": "User", "name": "jane", "apiGroup": "rbac.authorization.k8s.io"}],
+    }  # fmt: skip
+    with Rights(apiserver, [*objects, binding]) as rights:
+        assert rights.allows("jane", "create", "octavo.dev", "llmdeployments", "team-a")
+        assert rights.allows("jane", "patch", "octavo.dev", "llmdeployments/scale", "team-a")
+        assert not rights.allows("jane", "patch", "octavo.dev", "llmdeployments/status", "team-a")
+        assert not rights.allows("jane", "create", "octavo.dev", "llmdeployments", "team-b")

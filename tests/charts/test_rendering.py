@@ -1,0 +1,354 @@
+"""What the chart renders: for many values, and refused where the values cannot work."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from octavo_engine.protocol.kubernetes import COMPONENT_LABEL, ROUTER_COMPONENT
+from octavo_operator.cli import PREFIX, add_options, read_settings, read_values
+from octavo_router.config_load import all_flags, load_config
+from tests.charts.combinations import COMBINATIONS, DIGEST, EPP, GATEWAY, KEYS
+from tests.fakes.chart import CHART, NOTES, Chart, RenderError, laid_over, nested, one
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Object = dict[str, Any]
+POD_KINDS = ("Deployment", "Pod")
+
+
+def pods(objects: list[Object]) -> Iterator[tuple[Object, Object]]:
+    """(metadata, spec) of every pod."""
+    for body in objects:
+        if body["kind"] == "Deployment":
+            template = body["spec"]["template"]
+            yield template["metadata"], template["spec"]
+        elif body["kind"] == "Pod":
+            yield body["metadata"], body["spec"]
+
+
+def container(objects: list[Object], name: str) -> Object:
+    (found,) = (c for _, spec in pods(objects) for c in spec["containers"] if c["name"] == name)
+    return dict(found)
+
+
+KUBECONFIG = """
+clusters: [{name: a, cluster: {server: "http://127.0.0.1:1"}}]
+users: [{name: a, user: {token: t}}]
+contexts: [{name: a, context: {cluster: a, user: a, namespace: octavo-system}}]
+current-context: a
+"""
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_what_is_rendered_fits_together(chart: Chart, name: str, tmp_path: Path):
+    """Selectors find pods, names found in one place exist in another, and flags are known."""
+    objects = chart.objects(COMBINATIONS[name])
+    kinds = {(body["kind"], body["metadata"]["name"]) for body in objects}
+    keys = [(b["kind"], b["metadata"].get("namespace"), b["metadata"]["name"]) for b in objects]
+    assert len(keys) == len(set(keys)), "one object twice"
+    labels = [metadata["labels"] for metadata, _ in pods(objects)]
+    for body in objects:
+        for selector in _selectors(body):
+            assert any(selector.items() <= each.items() for each in labels), (
+                body["kind"],
+                selector,
+            )
+    for metadata, spec in pods(objects):
+        assert metadata["labels"]["app.kubernetes.io/part-of"] == "octavo"
+        ports = {p["name"] for c in spec["containers"] for p in c.get("ports", ())}
+        volumes = {volume["name"] for volume in spec.get("volumes", ())}
+        for each in spec["containers"]:
+            assert {mount["name"] for mount in each.get("volumeMounts", ())} <= volumes
+            for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
+                assert probe not in each or each[probe]["httpGet"]["port"] in ports
+        for volume in spec.get("volumes", ()):
+            if "configMap" in volume:
+                assert ("ConfigMap", volume["configMap"]["name"]) in kinds
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
+    _check_operator(container(objects, "operator"), tmp_path / "kubeconfig")
+    _check_router(objects)
+
+
+def _selectors(body: Object) -> Iterator[dict[str, str]]:
+    spec = body.get("spec", {})
+    selector = spec.get("selector")
+    if body["kind"] == "Service":
+        yield selector
+    elif body["kind"] in ("Deployment", "PodDisruptionBudget", "PodMonitor"):
+        yield selector["matchLabels"]
+    elif body["kind"] == "NetworkPolicy":
+        yield spec["podSelector"]["matchLabels"]
+
+
+def _check_operator(found: Object, kubeconfig: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    variables = {v["name"]: "x" for v in found["env"] if v["name"].startswith(PREFIX)}
+    values = read_values(parser.parse_args(found["args"]), variables)
+    values["router-tls-ca"] = ""  # a file of the pod
+    values["kubeconfig"] = str(kubeconfig)  # the pod's own identity is not here
+    _, settings, run = read_settings(values, {})
+    assert found["ports"][0]["containerPort"] == run.port
+    assert settings.router.namespace == "octavo-system"
+
+
+def _check_router(objects: list[Object]) -> None:
+    found = container(objects, "router")
+    flags = {flag.name: flag.variable for flag in all_flags()}
+    args = {arg.removeprefix("--").partition("=")[0] for arg in found["args"]}
+    assert args <= {*flags, "config"}
+    ours = {v["name"] for v in found["env"] if v["name"].startswith("OCTAVO_")}
+    assert ours <= set(flags.values())
+    assert found["ports"][0]["containerPort"] == 8080
+    config = _router_config(objects)
+    assert config.server.port == 8080
+    (spec,) = (s for _, s in pods(objects) if s["containers"][0]["name"] == "router")
+    assert spec["terminationGracePeriodSeconds"] > config.server.drain_timeout_s
+    paths = [mount["mountPath"] for mount in found["volumeMounts"]]
+    for file in (config.server.tls_cert, config.flow.keys_file, config.epp.tls_key):
+        assert not file or any(file.startswith(path) for path in paths)
+
+
+def _router_config(objects: list[Object]) -> Any:
+    name = one(objects, "Deployment", _name(objects, "router"))["metadata"]["name"]
+    text = one(objects, "ConfigMap", name)["data"]["router.yaml"]
+    return load_config(text=text)
+
+
+def _name(objects: list[Object], component: str) -> str:
+    (name,) = (
+        body["metadata"]["name"]
+        for body in objects
+        if body["kind"] == "Deployment" and body["metadata"]["labels"][COMPONENT_LABEL] == component
+    )
+    return str(name)
+
+
+def test_defaults_are_two_routers_and_an_operator_that_serves_all_namespaces(chart: Chart):
+    objects = chart.objects({})
+    router = one(objects, "Deployment", "octavo-router")
+    assert router["spec"]["replicas"] == 2
+    assert router["spec"]["template"]["metadata"]["labels"][COMPONENT_LABEL] == ROUTER_COMPONENT
+    config = _router_config(objects)
+    assert config.discovery.kubernetes.enabled
+    assert config.discovery.kubernetes.namespaces == ("*",)
+    assert config.flow.hold_timeout_s == 30
+    assert {b["metadata"]["name"] for b in objects if b["kind"] == "NetworkPolicy"} == {
+        "octavo-operator", "octavo-router", "octavo-test",
+    }  # fmt: skip
+    assert not [body for body in objects if body["kind"] in ("Ingress", "Secret", "HTTPRoute")]
+    assert one(objects, "Service", "octavo-router")["spec"]["type"] == "ClusterIP"
+
+
+def test_roles_are_for_the_named_namespaces_and_nothing_is_cluster_wide(chart: Chart):
+    values = {"operator": {"watchNamespaces": ["team-a", "team-b"]}, "rbac": {"aggregate": False}}
+    objects = chart.objects(values)
+    assert not [body for body in objects if body["kind"].startswith("Cluster")]
+    roles = {
+        (b["metadata"]["namespace"], b["metadata"]["name"]) for b in objects if b["kind"] == "Role"
+    }
+    assert roles == {
+        ("octavo-system", "octavo-operator"),
+        ("team-a", "octavo-operator-served"), ("team-b", "octavo-operator-served"),
+        ("team-a", "octavo-router"), ("team-b", "octavo-router"),
+    }  # fmt: skip
+    assert "--namespaces=team-a,team-b" in container(objects, "operator")["args"]
+    assert _router_config(objects).discovery.kubernetes.namespaces == ("team-a", "team-b")
+    served = one(objects, "NetworkPolicy", "octavo-router")["spec"]["egress"][2]["to"][0]
+    assert served["namespaceSelector"]["matchExpressions"][0]["values"] == ["team-a", "team-b"]
+
+
+def test_images_are_named_by_registry_tag_and_digest(chart: Chart):
+    def images(values: Object) -> dict[str, str]:
+        objects = chart.objects(values)
+        args = dict(a.split("=", 1) for a in container(objects, "operator")["args"])
+        found = {name: container(objects, name)["image"] for name in ("operator", "router", "test")}
+        return found | {"cpu": args["--cpu-image"], "cuda": args["--cuda-image"]}
+
+    assert images({}) == {
+        "operator": "octavo/operator:0.1.0", "router": "octavo/router:0.1.0",
+        "test": "octavo/router:0.1.0",
+        "cpu": "octavo/engine-cpu:0.1.0", "cuda": "octavo/engine-cuda:0.1.0",
+    }  # fmt: skip
+    assert images(COMBINATIONS["images each their own"]) == {
+        "operator": f"registry.example.com/octavo/operator@{DIGEST}",
+        "router": "other.example.com/octavo/router:2",
+        "test": "other.example.com/octavo/router:2",
+        "cpu": f"cpu.example.com/octavo/engine-cpu@{DIGEST}",
+        "cuda": "registry.example.com/octavo/engine-cuda:0.1.0",
+    }
+    offline = images(COMBINATIONS["air-gapped"])
+    assert all(image.startswith("registry.local:5000/") for image in offline.values())
+    assert offline["cuda"] == "registry.local:5000/mirror/engine-cuda:1"
+
+
+def test_a_changed_configuration_replaces_the_routers_pods_and_a_new_chart_does_not(chart: Chart):
+    def template(values: Object) -> Object:
+        return dict(one(chart.objects(values), "Deployment", "octavo-router")["spec"]["template"])
+
+    assert template({}) == template({"operator": {"workers": 3}})
+    assert template({}) != template({"router": {"config": {"routing": {"policy": "random"}}}})
+    assert "helm.sh/chart" not in json.dumps(template({}))
+
+
+def test_operator_and_routers_read_the_same_token(chart: Chart):
+    def reference(values: Object) -> Object:
+        objects = chart.objects(values)
+        found = []
+        for name in ("operator", "router"):
+            (variable,) = (
+                v for v in container(objects, name)["env"] if v["name"].endswith("TOKEN")
+            )
+            found.append(variable["valueFrom"]["secretKeyRef"])
+        assert found[0] == found[1]
+        return dict(found[0])
+
+    assert reference({}) == {"name": "octavo-router-state", "key": "token", "optional": True}
+    assert reference(KEYS) == {"name": "octavo-router-state", "key": "token", "optional": False}
+    made = one(chart.objects(KEYS), "Secret", "octavo-router-state")
+    assert len(made["data"]["token"]) == 64  # 48 characters, in base64
+    own = COMBINATIONS["keys and their own token"]
+    assert reference(own) == {"name": "state", "key": "t", "optional": False}
+    assert not [body for body in chart.objects(own) if body["kind"] == "Secret"]
+
+
+REFUSED: dict[str, Object] = {
+    "router.service.type": {"router": {"service": {"type": "LoadBalancer"}}},
+    "Ingress or HTTPRoute": {"ingress": {"enabled": True}},
+    "asks? for no API keys|ask for no API keys": GATEWAY,
+    "httpRoute.parentRefs": laid_over(KEYS, {"httpRoute": {"enabled": True}}),
+    "inferencePools need router.epp.enabled": {
+        "inferencePools": [{"name": "a", "deployment": "b"}]
+    },
+    "is no name in inferencePools": laid_over(EPP, {"httpRoute": {"inferencePool": "a"}}),
+    "would count everything twice": {"monitoring": {"podMonitor": True, "serviceMonitor": True}},
+    "minReplicas is above maxReplicas": {
+        "router": {"autoscaling": {"enabled": True, "minReplicas": 5, "maxReplicas": 2}}
+    },
+    "must stay 8080": {"router": {"config": {"server": {"port": 9000}}}},
+    "set router.replicas": {"router": {"config": {"server": {"workers": 2}}}},
+    "router.stateToken.existingSecret": {"router": {"config": {"server": {"state_token": "x"}}}},
+    "router.engineKey.existingSecret": {"router": {"config": {"discovery": {"engine_key": "x"}}}},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_values_that_cannot_work_are_refused_with_a_sentence(chart: Chart, message: str):
+    with pytest.raises(RenderError, match=message):
+        chart.files(REFUSED[message])
+
+
+def test_two_releases_do_not_meet(chart: Chart):
+    """In two namespaces: nothing that is cluster-wide has the same name but what must be one."""
+    values = {"operator": {"watchNamespaces": ["team-a"]}}
+    first = chart.objects(values, release="octavo", namespace="one")
+    second = chart.objects(
+        {"operator": {"watchNamespaces": ["team-b"]}}, release="octavo", namespace="two"
+    )
+    names = [
+        {(b["kind"], b["metadata"].get("namespace"), b["metadata"]["name"]) for b in objects}
+        for objects in (first, second)
+    ]
+    assert names[0] & names[1] == set()
+
+
+def test_the_crd_is_ours_and_stays(chart: Chart):
+    text = (CHART.parents[1] / "crds/llmdeployments.octavo.dev.yaml").read_text()
+    source = yaml.load(text, yaml.CSafeLoader)
+    (found,) = (b for b in chart.objects({}, crds=True) if "Definition" in b["kind"])
+    assert found["spec"] == source["spec"]
+    assert found["metadata"]["name"] == source["metadata"]["name"]
+    assert found["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    (found,) = (
+        b for b in chart.objects({"crds": {"keep": False}}, crds=True) if "Definition" in b["kind"]
+    )
+    assert "annotations" not in found["metadata"]
+
+
+HOSTILE = (
+    "a: b",
+    "{{ fail }}",
+    'x"y',
+    "it's",
+    "# no comment",
+    "- item",
+    "&anchor",
+    "a\nb: c",
+    "true",
+)
+
+
+def values_full_of(text: str) -> Object:
+    return laid_over(
+        COMBINATIONS["everything"],
+        {
+            "commonLabels": {"note": text},
+            "images": {"registry": text, "tag": text},
+            "alerts": {"runbookURL": text, "labels": {"note": text}, "namespace": text},
+            "dashboards": {"annotations": {"note": text}, "namespace": text},
+            "ingress": {"className": text, "hosts": [text], "annotations": {"note": text}},
+            "httpRoute": {"hostnames": [text], "annotations": {"note": text}},
+            "monitoring": {"namespace": text, "interval": text, "labels": {"note": text}},
+            "inferencePools": [{"name": "a", "deployment": text}],
+            "operator": {"priorityClassName": text, "extraArgs": [text],
+                         "podAnnotations": {"note": text}, "nodeSelector": {"note": text},
+                         "serviceAccount": {"name": text}},
+            "router": {
+                "config": {"health": {"canary_prompt": text}}, "priorityClassName": text,
+                "apiKeys": {"existingSecret": text, "secretKey": text},
+                "stateToken": {"existingSecret": text, "secretKey": text},
+                "engineKey": {"existingSecret": text, "secretKey": text},
+                "tls": {"existingSecret": text, "caKey": text}, "epp": {"tlsSecret": text},
+                "service": {"type": "LoadBalancer", "loadBalancerClass": text,
+                            "annotations": {"note": text}},
+                "serviceAccount": {"name": text},
+            },
+            "test": {"apiKeySecret": text, "apiKeySecretKey": text},
+        },
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_text_stays_text(chart: Chart, text: str):
+    """Whatever a string holds, it changes no structure (the API server judges its value)."""
+
+    def shape(objects: list[Object]) -> list[tuple[str, ...]]:
+        return [(body["kind"], *sorted(body["metadata"])) for body in objects]
+
+    objects = chart.objects(values_full_of(text))
+    assert shape(objects) == shape(chart.objects(values_full_of("text")))
+    assert _router_config(objects).health.canary_prompt == text
+    args = container(objects, "operator")["args"]
+    assert args[-1] == text
+    assert f"--monitoring-namespace={text}" in args
+    rule = one(objects, "PrometheusRule", "octavo")["spec"]["groups"][0]["rules"][0]
+    assert rule["labels"]["note"] == text
+
+
+def test_notes_name_the_next_commands(chart: Chart):
+    notes = chart.files({})[NOTES]
+    assert "kubectl apply -n octavo-system -f - <<END" in notes
+    sample = notes.partition("<<END\n")[2].partition("\n  END")[0]
+    assert yaml.safe_load(sample)["spec"] == {"model": {"uri": "demo://smollm2"}}
+    assert "curl http://127.0.0.1:8080/v1/chat/completions" in notes
+    assert "Everybody who reaches the routers may use them" in notes
+    guarded = chart.files(
+        laid_over(COMBINATIONS["keys and tls"], nested("operator.watchNamespaces", ["team-a"]))
+    )[NOTES]
+    assert "authorization: Bearer $OCTAVO_API_KEY" in guarded
+    assert "curl -k https://127.0.0.1:8080" in guarded
+    assert "kubectl apply -n team-a" in guarded
+
+
+def test_helm_lints_without_a_warning(helm: str):
+    done = subprocess.run([helm, "lint", "--strict", str(CHART)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "[WARNING]" not in done.stdout
