@@ -9,13 +9,14 @@ PIP         := $(BIN)/python -m pip --disable-pip-version-check
 EDITABLE    := --no-build-isolation $(if $(CI),-C cmake.define.OCTAVO_WERROR=ON) --editable
 DEMO_PROMPT ?= What is the capital of France?
 PORT        ?= 8080
+FUZZ_SECONDS ?= 120
 
 export PATH := $(abspath $(BIN)):$(PATH)
 
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test check format bench bench-router clean
+.PHONY: demo test check format bench bench-router fuzz images sbom cluster clean
 
 # --- what people run ---------------------------------------------------------------------------------
 
@@ -51,11 +52,24 @@ format: $(VENV)/.dev  ## Bring all sources into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.cpp' 'csrc/*.h')
 
+fuzz: $(VENV)/.test  ## Made-up requests to every endpoint, for FUZZ_SECONDS; a fault prints its seed
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
+
 bench: $(VENV)/.installed  ## Figures of this machine, beside its limits
 	$(BIN)/python -m benchmarks.run
 
 bench-router: $(VENV)/.test  ## The router beside other routers; needs nginx and wrk
 	$(BIN)/python -m benchmarks.router.run
+
+# As root where neither kind nor Docker is there; what it builds stays in ~/.cache/octavo/e2e.
+images: $(VENV)/bin/python  ## The images of engine, router and operator
+	$(BIN)/python -m e2e.cluster build
+
+sbom: images  ## What is in each image, as CycloneDX JSON in build/sbom
+	$(BIN)/python -m images.sbom --to build/sbom $$($(BIN)/python -m e2e.cluster archives)
+
+cluster: $(VENV)/bin/python  ## A Kubernetes with these images, until `python -m e2e.cluster down`
+	$(BIN)/python -m e2e.cluster up
 
 clean:
 	rm -rf build $(VENV) engine/octavo_engine/_native*.so router/octavo_router/_fast*.so

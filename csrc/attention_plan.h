@@ -15,6 +15,7 @@ struct AttentionShape {
     int64_t num_kv_heads;
     int64_t head_dim;
     int64_t window;
+    bool is_causal = true;
 
     bool operator==(const AttentionShape&) const = default;
 };

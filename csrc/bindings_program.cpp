@@ -19,14 +19,18 @@ Rows parse_rows(const std::string& name) {
 
 cpu::Activation parse_activation(const std::string& name) {
     using enum cpu::Activation;
-    constexpr std::array<std::pair<const char*, cpu::Activation>, 5> known{
-        {{"", None}, {"silu", Silu}, {"gelu", Gelu}, {"gelu_tanh", GeluTanh}, {"relu", Relu}}};
+    constexpr std::array<std::pair<const char*, cpu::Activation>, 6> known{{{"", None},
+                                                                            {"silu", Silu},
+                                                                            {"gelu", Gelu},
+                                                                            {"gelu_tanh", GeluTanh},
+                                                                            {"relu", Relu},
+                                                                            {"tanh", Tanh}}};
     for (const auto& [known_name, activation] : known) {
         if (name == known_name) {
             return activation;
         }
     }
-    fail("activation '", name, "' is not known; there are: silu, gelu, gelu_tanh, relu");
+    fail("activation '", name, "' is not known; there are: silu, gelu, gelu_tanh, relu, tanh");
 }
 
 cpu::LinearMode parse_mode(const std::string& name) {
@@ -38,6 +42,33 @@ cpu::LinearMode parse_mode(const std::string& name) {
     }
     check(name == "glu", "linear: mode '", name, "' is not known; there are: store, add, glu");
     return cpu::LinearMode::Glu;
+}
+
+cpu::EmbedOf parse_embed_of(const std::string& name) {
+    if (name == "tokens") {
+        return cpu::EmbedOf::Tokens;
+    }
+    if (name == "positions") {
+        return cpu::EmbedOf::Positions;
+    }
+    check(name == "types", "embed: of '", name, "' is not known; there are: tokens, positions, ",
+          "types");
+    return cpu::EmbedOf::Types;
+}
+
+cpu::PoolKind parse_pool_kind(const std::string& name) {
+    using enum cpu::PoolKind;
+    constexpr std::array<std::pair<const char*, cpu::PoolKind>, 4> known{
+        {{"mean", Mean},
+         {"max", Max},
+         {"mean_sqrt_len", MeanSqrtLength},
+         {"weightedmean", WeightedMean}}};
+    for (const auto& [known_name, kind] : known) {
+        if (name == known_name) {
+            return kind;
+        }
+    }
+    fail("pool: '", name, "' is not known; there are: mean, max, mean_sqrt_len, weightedmean");
 }
 
 void copy_blocks(KVCache& kv, const IntTable& copies) {
@@ -88,25 +119,27 @@ void add_attention(
     const std::optional<nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>>&
         cos_sin,
     int64_t window, float soft_cap, const std::optional<Floats>& q_norm,
-    const std::optional<Floats>& k_norm, float norm_eps) {
+    const std::optional<Floats>& k_norm, float norm_eps, bool is_causal, bool is_whole) {
     check(!cos_sin || static_cast<int64_t>(cos_sin->shape(1)) == rotary_dim,
           "attention: cos_sin has ", cos_sin ? cos_sin->shape(1) : 0, " columns; rotary_dim is ",
           rotary_dim);
     program.attention(dst, qkv,
                       {.layer = layer,
-                       .shape = {num_heads, num_kv_heads, head_dim, window},
+                       .shape = {num_heads, num_kv_heads, head_dim, window, is_causal},
                        .scale = scale,
                        .rotary_dim = rotary_dim,
                        .cos_sin = span_of(cos_sin),
                        .soft_cap = soft_cap,
                        .q_norm = span_of(q_norm),
                        .k_norm = span_of(k_norm),
-                       .norm_eps = norm_eps});
+                       .norm_eps = norm_eps,
+                       .is_whole = is_whole});
 }
 
 void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const Ints& positions,
               const Ints& slots, const Ints& seq_starts, const Ints& seq_lens, const Ints& rows,
-              const IntTable& block_tables, const Ints& logit_rows) {
+              const IntTable& block_tables, const Ints& logit_rows,
+              const std::optional<Ints>& type_ids) {
     const Step step{
         .token_ids = span_of(token_ids),
         .positions = span_of(positions),
@@ -118,6 +151,7 @@ void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const 
         .table_rows = static_cast<int64_t>(block_tables.shape(0)),
         .table_cols = static_cast<int64_t>(block_tables.shape(1)),
         .logit_rows = span_of(logit_rows),
+        .type_ids = span_of(type_ids),
     };
     const nb::gil_scoped_release release;
     program.run(kv, step);
@@ -153,14 +187,26 @@ void bind_program(nb::module_& module) {
                 return self.buffer(offset, cols, parse_dtype(dtype), parse_rows(rows));
             },
             arg("offset"), arg("cols"), arg("dtype"), arg("rows"))
-        .def("embed", &Program::embed, arg("dst"), arg("table"), arg("scale"),
-             nb::keep_alive<1, 3>())
+        .def(
+            "embed",
+            [](Program& self, int dst, const Packed& table, float scale, const std::string& of,
+               int64_t offset) { self.embed(dst, table, scale, parse_embed_of(of), offset); },
+            arg("dst"), arg("table"), arg("scale"), arg("of") = "tokens", arg("offset") = 0,
+            nb::keep_alive<1, 3>())
         .def(
             "rms_norm",
             [](Program& self, int dst, int src, const Floats& weight, float eps, int add,
                float add_scale) { self.rms_norm(dst, src, span_of(weight), eps, add, add_scale); },
             arg("dst"), arg("src"), arg("weight").noconvert(), arg("eps"), arg("add") = -1,
             arg("add_scale") = 1.0F)
+        .def(
+            "layer_norm",
+            [](Program& self, int dst, int src, const Floats& weight,
+               const std::optional<Floats>& bias, float eps, int add, float add_scale) {
+                self.layer_norm(dst, src, span_of(weight), span_of(bias), eps, add, add_scale);
+            },
+            arg("dst"), arg("src"), arg("weight").noconvert(), arg("bias").noconvert().none(),
+            arg("eps"), arg("add") = -1, arg("add_scale") = 1.0F)
         .def(
             "linear",
             [](Program& self, int dst, int src, const Packed& weight,
@@ -177,7 +223,7 @@ void bind_program(nb::module_& module) {
              arg("cos_sin").noconvert().none() = nb::none(), arg("window") = 0,
              arg("soft_cap") = 0.0F, arg("q_norm").noconvert().none() = nb::none(),
              arg("k_norm").noconvert().none() = nb::none(), arg("norm_eps") = 1e-6F,
-             nb::keep_alive<1, 10>())
+             arg("is_causal") = true, arg("is_whole") = false, nb::keep_alive<1, 10>())
         .def(
             "glu",
             [](Program& self, int dst, int src, const std::string& activation) {
@@ -195,10 +241,16 @@ void bind_program(nb::module_& module) {
         .def("soft_cap", &Program::soft_cap, arg("dst"), arg("src"), arg("cap"))
         .def("convert", &Program::convert, arg("dst"), arg("src"))
         .def("select_rows", &Program::select_rows, arg("dst"), arg("src"))
+        .def(
+            "pool",
+            [](Program& self, int dst, int src, const std::string& kind) {
+                self.pool(dst, src, parse_pool_kind(kind));
+            },
+            arg("dst"), arg("src"), arg("kind"))
         .def("run", &run_step, arg("kv"), arg("token_ids").noconvert(),
              arg("positions").noconvert(), arg("slots").noconvert(), arg("seq_starts").noconvert(),
              arg("seq_lens").noconvert(), arg("rows").noconvert(), arg("block_tables").noconvert(),
-             arg("logit_rows").noconvert())
+             arg("logit_rows").noconvert(), arg("type_ids").noconvert().none() = nb::none())
         .def("read", &read_buffer, arg("buffer"), arg("num_rows"));
 }
 

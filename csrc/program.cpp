@@ -39,8 +39,14 @@ Program::Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t ma
     check(max_logit_rows >= 0 && max_logit_rows <= kMaxRows, "Program: max_logit_rows is ",
           max_logit_rows, "; it must be between 0 and ", kMaxRows);
     arena_ = Memory(arena_bytes);
-    limits_ = {max_tokens, max_logit_rows, std::numeric_limits<int32_t>::max(),
-               std::numeric_limits<int32_t>::max(), 0};
+    limits_ = {max_tokens,
+               max_logit_rows,
+               std::numeric_limits<int32_t>::max(),
+               std::numeric_limits<int32_t>::max(),
+               0,
+               1 << 30,
+               false,
+               false};
 }
 
 int Program::buffer(int64_t offset, int64_t cols, Dtype dtype, Rows rows) {
@@ -54,37 +60,60 @@ int Program::buffer(int64_t offset, int64_t cols, Dtype dtype, Rows rows) {
     return static_cast<int>(buffers_.size()) - 1;
 }
 
-void Program::embed(int dst, const Packed& table, float scale) {
+void Program::embed(int dst, const Packed& table, float scale, cpu::EmbedOf of, int64_t offset) {
     const Buffer& to = at("embed", dst);
     check_dtype("embed", "dst", to.matrix.dtype, Dtype::F32);
     check_cols("embed", "dst", to.matrix.cols, table.cols());
     check_rows("embed", to.rows, Rows::Tokens);
-    limits_.vocab_size = std::min(limits_.vocab_size, table.rows());
-    instructions_.push_back({to.rows, cpu::EmbedArgs{to.matrix, table.panels(), nullptr, scale}});
+    check(offset >= 0 && offset < table.rows(), "embed: offset ", offset, " of a table of ",
+          table.rows(), " rows");
+    int64_t& limit = of == cpu::EmbedOf::Tokens      ? limits_.vocab_size
+                     : of == cpu::EmbedOf::Positions ? limits_.max_positions
+                                                     : limits_.num_types;
+    limit = std::min(limit, table.rows() - offset);
+    instructions_.push_back(
+        {to.rows, cpu::EmbedArgs{to.matrix, table.panels(), nullptr, scale, of, offset}});
 }
 
 void Program::rms_norm(int dst, int src, std::span<const float> weight, float eps, int add,
                        float add_scale) {
-    const Buffer& to = at("rms_norm", dst);
-    const Buffer& from = at("rms_norm", src);
-    check_dtype("rms_norm", "src", from.matrix.dtype, Dtype::F32);
-    check_cols("rms_norm", "dst", to.matrix.cols, from.matrix.cols);
-    check_rows("rms_norm", to.rows, from.rows);
-    check_overlap("rms_norm", to, from, true);
-    check(static_cast<int64_t>(weight.size()) == from.matrix.cols, "rms_norm: weight has ",
+    const cpu::NormArgs args = norm_args("rms_norm", dst, src, weight, eps, add, add_scale);
+    instructions_.push_back({at("rms_norm", dst).rows, args});
+}
+
+void Program::layer_norm(int dst, int src, std::span<const float> weight,
+                         std::span<const float> bias, float eps, int add, float add_scale) {
+    cpu::NormArgs args = norm_args("layer_norm", dst, src, weight, eps, add, add_scale);
+    if (!bias.empty()) {
+        check(bias.size() == weight.size(), "layer_norm: bias has ", bias.size(), " values for ",
+              weight.size(), " columns");
+        args.bias = keep(bias, bias.size());
+    }
+    instructions_.push_back({at("layer_norm", dst).rows, LayerNorm{args}});
+}
+
+cpu::NormArgs Program::norm_args(const char* name, int dst, int src, std::span<const float> weight,
+                                 float eps, int add, float add_scale) {
+    const Buffer& to = at(name, dst);
+    const Buffer& from = at(name, src);
+    check_dtype(name, "src", from.matrix.dtype, Dtype::F32);
+    check_cols(name, "dst", to.matrix.cols, from.matrix.cols);
+    check_rows(name, to.rows, from.rows);
+    check_overlap(name, to, from, true);
+    check(static_cast<int64_t>(weight.size()) == from.matrix.cols, name, ": weight has ",
           weight.size(), " values for ", from.matrix.cols, " columns");
     cpu::NormArgs args{to.matrix, from.matrix, nullptr, eps, nullptr, add_scale};
     if (add >= 0) {
-        const Buffer& added = at("rms_norm", add);
-        check_dtype("rms_norm", "add", added.matrix.dtype, Dtype::F32);
-        check_cols("rms_norm", "add", added.matrix.cols, from.matrix.cols);
-        check_rows("rms_norm", from.rows, added.rows);
-        check_overlap("rms_norm", from, added, false);
-        check_overlap("rms_norm", to, added, true);
+        const Buffer& added = at(name, add);
+        check_dtype(name, "add", added.matrix.dtype, Dtype::F32);
+        check_cols(name, "add", added.matrix.cols, from.matrix.cols);
+        check_rows(name, from.rows, added.rows);
+        check_overlap(name, from, added, false);
+        check_overlap(name, to, added, true);
         args.add = reinterpret_cast<const float*>(added.matrix.data);
     }
     args.weight = keep(weight, weight.size());
-    instructions_.push_back({to.rows, args});
+    return args;
 }
 
 void Program::linear(int dst, int src, const Packed& weight, std::span<const float> bias,
@@ -102,9 +131,13 @@ void Program::linear(int dst, int src, const Packed& weight, std::span<const flo
         check(activation != cpu::Activation::None, "linear: mode glu needs an activation");
         check_cols("linear", "dst", to.matrix.cols, weight.rows() / 2);
     } else {
-        check(activation == cpu::Activation::None, "linear: an activation needs mode glu");
+        const bool has_activation = activation != cpu::Activation::None;
+        check(!has_activation || mode == cpu::LinearMode::Store,
+              "linear: an activation needs mode store or glu");
         check_cols("linear", "dst", to.matrix.cols, weight.rows());
-        check_dtype("linear", "dst", to.matrix.dtype, Dtype::F32);
+        if (!has_activation) {
+            check_dtype("linear", "dst", to.matrix.dtype, Dtype::F32);
+        }
     }
     check(mode == cpu::LinearMode::Add || scale == 1.0F, "linear: scale ", scale,
           " needs mode add");
@@ -164,6 +197,10 @@ void Program::attention(int dst, int qkv, const AttentionOptions& options) {
     args.scale = options.scale;
     args.soft_cap = options.soft_cap;
     args.norm_eps = options.norm_eps;
+    args.is_causal = shape.is_causal;
+    check(shape.is_causal || options.is_whole,
+          "attention: only whole sequences can see their later tokens");
+    limits_.is_whole = limits_.is_whole || options.is_whole;
     for (const auto& [norm, to_fill] :
          {std::pair{options.q_norm, &args.q_norm}, std::pair{options.k_norm, &args.k_norm}}) {
         if (!norm.empty()) {
@@ -286,6 +323,20 @@ void Program::select_rows(int dst, int src) {
     check_overlap("select_rows", to, from, false);
     cpu::RowOpArgs args{.op = cpu::RowOp::Select, .dst = to.matrix, .src = from.matrix};
     instructions_.push_back({to.rows, args});
+}
+
+void Program::pool(int dst, int src, cpu::PoolKind kind) {
+    const Buffer& to = at("pool", dst);
+    const Buffer& from = at("pool", src);
+    check(to.rows == Rows::Selected && from.rows == Rows::Tokens,
+          "pool: rows of dst must be S and those of src T; they are ", name_of(to.rows), " and ",
+          name_of(from.rows));
+    check_cols("pool", "dst", to.matrix.cols, from.matrix.cols);
+    check_dtype("pool", "dst", to.matrix.dtype, Dtype::F32);
+    check_dtype("pool", "src", from.matrix.dtype, Dtype::F32);
+    check_overlap("pool", to, from, false);
+    limits_.is_whole = limits_.is_pooled = true;
+    instructions_.push_back({to.rows, cpu::PoolArgs{to.matrix, from.matrix, kind, nullptr}});
 }
 
 }  // namespace octavo

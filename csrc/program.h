@@ -37,6 +37,7 @@ struct AttentionOptions {
     std::span<const float> q_norm;
     std::span<const float> k_norm;
     float norm_eps;
+    bool is_whole;  // nothing is kept: all of a sequence is in the step
 };
 
 class Program {
@@ -46,9 +47,11 @@ class Program {
     // Each throws ValueError when it does not fit the buffers. Tables and weights must outlive the
     // program; vectors are copied.
     int buffer(int64_t offset, int64_t cols, Dtype dtype, Rows rows);
-    void embed(int dst, const Packed& table, float scale);
+    void embed(int dst, const Packed& table, float scale, cpu::EmbedOf of, int64_t offset);
     void rms_norm(int dst, int src, std::span<const float> weight, float eps, int add,
                   float add_scale);
+    void layer_norm(int dst, int src, std::span<const float> weight, std::span<const float> bias,
+                    float eps, int add, float add_scale);
     void linear(int dst, int src, const Packed& weight, std::span<const float> bias,
                 cpu::LinearMode mode, cpu::Activation activation, float scale);
     void attention(int dst, int qkv, const AttentionOptions& options);
@@ -59,6 +62,7 @@ class Program {
     void soft_cap(int dst, int src, float cap);
     void convert(int dst, int src);
     void select_rows(int dst, int src);
+    void pool(int dst, int src, cpu::PoolKind kind);
 
     // Runs a step. Throws ValueError when its arrays do not agree or exceed the plan. One at a
     // time.
@@ -68,6 +72,9 @@ class Program {
     const Buffer& readable(int index, int64_t num_rows) const;
 
   private:
+    struct LayerNorm {
+        cpu::NormArgs args;
+    };
     struct Attention {
         cpu::AttentionArgs args;  // kv holds the shape that the cache must have
         int64_t layer;
@@ -75,7 +82,8 @@ class Program {
     };
     struct Instruction {
         Rows rows;
-        std::variant<cpu::EmbedArgs, cpu::NormArgs, cpu::LinearArgs, cpu::RowOpArgs, Attention>
+        std::variant<cpu::EmbedArgs, cpu::NormArgs, LayerNorm, cpu::LinearArgs, cpu::RowOpArgs,
+                     cpu::PoolArgs, Attention>
             args;
     };
 
@@ -83,6 +91,8 @@ class Program {
     const Buffer& at(const char* name, int index) const;
     int64_t max_rows(Rows rows) const;
     void check_overlap(const char* name, const Buffer& dst, const Buffer& src, bool in_place) const;
+    cpu::NormArgs norm_args(const char* name, int dst, int src, std::span<const float> weight,
+                            float eps, int add, float add_scale);
     const float* keep(std::span<const float> values, size_t padded);
     void row_op(const char* name, int dst, int src, const cpu::RowOpArgs& args);
     size_t plan_for(const AttentionShape& shape);

@@ -18,6 +18,18 @@ struct Overloaded : Functions... {
 template <class... Functions>
 Overloaded(Functions...) -> Overloaded<Functions...>;  // Clang before 17 does not find it itself
 
+const int32_t* ids_of(const Step& step, cpu::EmbedOf of) {
+    switch (of) {
+        case cpu::EmbedOf::Positions:
+            return step.positions.data();
+        case cpu::EmbedOf::Types:
+            return step.type_ids.empty() ? nullptr : step.type_ids.data();
+        case cpu::EmbedOf::Tokens:
+            break;
+    }
+    return step.token_ids.data();
+}
+
 }  // namespace
 
 void Program::run(const KVCache& kv, const Step& step) {
@@ -68,10 +80,11 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
         std::visit(
             Overloaded{
                 [&](cpu::EmbedArgs args) {
-                    args.token_ids = step.token_ids.data();
+                    args.ids = ids_of(step, args.of);
                     kernels.embed(args, rows.begin, rows.end);
                 },
                 [&](const cpu::NormArgs& args) { kernels.rms_norm(args, rows.begin, rows.end); },
+                [&](const LayerNorm& norm) { kernels.layer_norm(norm.args, rows.begin, rows.end); },
                 [&](cpu::LinearArgs args) {
                     args.num_rows = count;
                     const Range units = split(args.units(), worker, workers);
@@ -81,6 +94,10 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                     const bool is_select = args.op == cpu::RowOp::Select;
                     args.rows = is_select ? step.logit_rows.data() : nullptr;
                     kernels.row_op(args, rows.begin, rows.end);
+                },
+                [&](cpu::PoolArgs args) {
+                    args.seq_starts = step.seq_starts.data();
+                    kernels.pool(args, rows.begin, rows.end);
                 },
                 [&](const Attention& attention) { attend(attention, kv, step, worker); },
             },

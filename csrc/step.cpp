@@ -31,6 +31,8 @@ void check_seq(const Step& step, const StepLimits& limits, int64_t seq) {
           "], which is ", begin);
     check(end <= step.num_tokens(), "step: seq_starts[", seq + 1, "] is ", end, ", but there are ",
           step.num_tokens(), " tokens");
+    check(!limits.is_whole || (end > begin && length == end - begin), "step: sequence ", seq,
+          " has ", end - begin, " of its ", length, " tokens; this program takes whole ones only");
     check(length >= end - begin, "step: seq_lens[", seq, "] is ", length, ", but the step has ",
           end - begin, " tokens of that sequence");
     const int64_t num_blocks = (length + kBlockTokens - 1) / kBlockTokens;
@@ -72,6 +74,13 @@ void check_step(const Step& step, const StepLimits& limits) {
           ", but there are ", tokens, " tokens");
     check_values("token_ids", step.token_ids, limits.vocab_size);
     check_values("positions", step.positions, limits.max_positions);
+    if (!step.type_ids.empty()) {
+        check_size("type_ids", step.type_ids, tokens);
+        check_values("type_ids", step.type_ids, limits.num_types);
+    }
+    if (limits.is_pooled) {
+        check_size("logit_rows", step.logit_rows, seqs);
+    }
     check_values("rows", step.rows, step.table_rows);
     check_values("logit_rows", step.logit_rows, tokens);
     for (int64_t seq = 0; seq < seqs; ++seq) {

@@ -17,6 +17,7 @@ struct Step {
     int64_t table_rows;
     int64_t table_cols;
     std::span<const int32_t> logit_rows;  // [S]
+    std::span<const int32_t> type_ids;    // [T], or empty: all zero
 
     int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
     int64_t num_seqs() const { return static_cast<int64_t>(seq_lens.size()); }
@@ -31,8 +32,11 @@ struct StepLimits {
     int64_t max_tokens;
     int64_t max_logit_rows;
     int64_t vocab_size;     // of the smallest embedding table
-    int64_t max_positions;  // of the shortest cos_sin table
+    int64_t max_positions;  // of the shortest cos_sin or position table
     int64_t num_blocks;     // of the KV cache
+    int64_t num_types;      // of the smallest table of token types
+    bool is_whole;          // each sequence from its first token on
+    bool is_pooled;         // one logit row for each sequence
 };
 
 // Throws ValueError unless the arrays agree with one another and with the limits: a wrong index

@@ -18,6 +18,7 @@ COMMANDS = {
     "down": "end what octavo up runs on this machine",
     "chat": "talk with a model in the terminal",
     "complete": "let a model continue a text",
+    "run-batch": "answer a file of requests, without a port",
     "bench": "measure throughput, latency, or a running server",
     "operator": "keep a Kubernetes cluster's LLMDeployments as they are asked for",
     "quantize": "write a model with 8- or 4-bit weights",
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv or argv[0] not in COMMANDS:
         return _overview(argv)
     name, rest = argv[0], argv[1:]
-    module = import_module(f"octavo.commands.{name}")
+    module = import_module(f"octavo.commands.{name.replace('-', '_')}")
     return _guarded(module.main, f"octavo {name}", rest)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import json
 import re
 import typing
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class Flag:
     path: str  # dotted, from EngineConfig or ServerSettings
     help: str
     name: str = ""  # without dashes in front; default: the last part of the path
+    also_env: str = ""  # a second name in the environment
 
     @property
     def flag(self) -> str:
@@ -77,6 +79,7 @@ ENGINE_FLAGS = (
     Flag("sim.kv_blocks", "simulator: size of the KV pool", "sim-kv-blocks"),
     Flag("sim.vocab_size", "simulator: tokens in the vocabulary", "sim-vocab-size"),
     Flag("sim.time_scale", "simulator: below 1 runs faster than real time", "sim-time-scale"),
+    Flag("sim.task", "simulator: what its model does", "sim-task"),
 )  # fmt: skip
 # Settled by the engine from other settings: no flag of their own.
 DERIVED = frozenset(("scheduler.max_model_len",))
@@ -84,35 +87,76 @@ DERIVED = frozenset(("scheduler.max_model_len",))
 SERVER_FLAGS = (
     Flag("host", "address to listen on; 0.0.0.0 for all"),
     Flag("port", "port to listen on; 0: any free one"),
-    Flag("api_keys", "keys that callers must send one of; none: everybody may call", "api-key"),
-    Flag("allowed_origins", "origins that browsers may call from (CORS)"),
+    Flag("uds", "path of a Unix socket to listen on, instead of host and port"),
+    Flag("root_path", "what a proxy in front takes off each path, such as /llm"),
+    Flag("api_keys", "keys that callers must send one of; none: everybody may call", "api-key",
+         also_env="OCTAVO_API_KEYS"),
+    Flag("api_key_file", "file of such keys, one a line; read again when it changes"),
+    Flag("admin_api_keys", "keys for routes that change the server; none: --api-key's do",
+         "admin-api-key"),
+    Flag("admin_api_key_file", "file of such keys, one a line; read again when it changes"),
+    Flag("ssl_certfile", "certificate for TLS (PEM); read again when it changes, as the next two"),
+    Flag("ssl_keyfile", "its key, unless it is in the same file"),
+    Flag("ssl_ca_certs", "authorities whose certificates clients must show (mutual TLS)"),
+    Flag("ssl_cert_reqs", "whether clients must show one; auto: if --ssl-ca-certs is given"),
+    Flag("ssl_keyfile_password", "what the key is encrypted with"),
+    Flag("ssl_ciphers", "OpenSSL's list of ciphers for TLS 1.2"),
+    Flag("allowed_origins", "origins that browsers may call from (CORS); none by default"),
+    Flag("allowed_methods", "methods for them"),
+    Flag("allowed_headers", "request headers for them"),
+    Flag("allow_credentials", "let them send cookies and authorization"),
+    Flag("docs", "serve /docs and /openapi.json"),
+    Flag("tokenizer_info", "serve /tokenizer_info", "enable-tokenizer-info-endpoint"),
+    Flag("dev_mode", "serve the routes for development: caches, sleep, server info"),
     Flag("shutdown_timeout_s", "seconds for requests in flight after SIGTERM", "shutdown-timeout"),
     Flag("request_timeout_s", "seconds a request may take; default: no limit", "request-timeout"),
     Flag("generation_config", "auto: sampling defaults of the model; vllm: neutral ones"),
     Flag("response_role", "role of the messages a chat returns"),
     Flag("trust_request_chat_template", "let requests bring a chat template of their own"),
+    Flag("tool_call_parser", "how the model writes tool calls; auto: as its chat template shows"),
+    Flag("reasoning_parser", "how it marks its thoughts; auto: as its chat template shows"),
+    Flag("tool_parser_plugin", "Python file with TOOL_FORMATS and REASONING_FORMATS of its own"),
+    Flag("enable_auto_tool_choice", "let the model decide whether to call tools"),
+    Flag("exclude_tools_when_tool_choice_none", "do not show it tools that it may not call"),
+    Flag("response_store", "keep responses of /v1/responses, in memory, to fetch and go on from"),
     Flag("vllm_metrics", "emit every metric under vLLM's name too"),
     Flag("access_log", "which requests get a log line"),
+    Flag("log_requests", "log each request as it comes, without its text", "enable-log-requests"),
+    Flag("max_log_len", "longest prompt shown by --enable-log-requests at level debug"),
+    Flag("otlp_endpoint", "URL of an OpenTelemetry collector; default: no traces"),
+    Flag("otlp_sample_ratio", "share of requests that are traced where their caller does not say"),
+    Flag("profile_dir", "folder for the profiles of /start_profile, which needs --dev-mode"),
     Flag("log_format", "log lines for people or for machines"),
     Flag("log_level", "how much is logged"),
     Flag("pod_uid", "UID of the pod this runs in; requests meant for another pod get 421"),
     Flag("limits.max_body_bytes", "largest body, e.g. 8MiB"),
     Flag("limits.max_header_bytes", "largest request line with headers"),
+    Flag("limits.max_headers", "most headers"),
+    Flag("limits.max_url_bytes", "longest URL"),
     Flag("limits.max_json_depth", "deepest nesting of a body"),
     Flag("limits.max_n", "most answers to one prompt"),
     Flag("limits.max_prompts", "most prompts in one request"),
     Flag("limits.max_sequences", "most prompts times answers"),
     Flag("limits.max_messages", "most messages of a chat"),
+    Flag("limits.max_pooling_items", "most texts to embed, score or classify in one request"),
+    Flag("limits.max_pooling_tokens", "most tokens of all these texts"),
+    Flag("limits.max_pooled_numbers", "most numbers in an answer with some for every token"),
+    Flag("limits.max_salt_chars", "longest cache_salt"),
     Flag("limits.max_stop", "most stop strings"),
     Flag("limits.max_stop_chars", "longest stop string"),
     Flag("limits.max_logprobs", "most alternatives per token"),
     Flag("limits.max_logit_bias", "most entries of logit_bias"),
     Flag("limits.max_token_list", "most entries of stop_token_ids, allowed_token_ids, bad_words"),
     Flag("limits.max_concurrent_requests", "most requests in flight; more get 503"),
+    Flag("limits.max_stored_responses", "most responses kept; the oldest go first"),
+    Flag("limits.max_stored_response_bytes", "memory for them, e.g. 64MiB"),
+    Flag("limits.response_ttl_s", "seconds a response is kept", "response-ttl"),
     Flag("limits.header_timeout_s", "seconds a client has for its headers", "header-timeout"),
     Flag("limits.body_timeout_s", "seconds a client has for its body", "body-timeout"),
     Flag("limits.write_timeout_s", "seconds a client may read nothing", "write-timeout"),
 )  # fmt: skip
+
+SECRET = frozenset(("api_keys", "admin_api_keys", "ssl_keyfile_password"))  # never shown
 
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -178,9 +222,11 @@ def resolve(
         from_file = left.pop(flag.flag, None)
         if hasattr(args, flag.dest):
             value = getattr(args, flag.dest)
-            values[flag.path] = (tuple(value) if isinstance(value, list) else value, "flag")
+            values[flag.path] = (_listed(value) if isinstance(value, list) else value, "flag")
         elif flag.env in environ:
             values[flag.path] = (_from_text(flag, kind, environ[flag.env]), flag.env)
+        elif flag.also_env in environ:
+            values[flag.path] = (_from_text(flag, kind, environ[flag.also_env]), flag.also_env)
         elif from_file is not None:
             values[flag.path] = (_from_file(flag, kind, from_file), "config file")
     if left:
@@ -193,7 +239,8 @@ def resolve(
 
 def unknown_environment(environ: Mapping[str, str]) -> list[str]:
     """OCTAVO_* names that nobody reads: most likely misspelt."""
-    known = {flag.env for flag in (*ENGINE_FLAGS, *SERVER_FLAGS)} | OTHER_ENV
+    flags = (*ENGINE_FLAGS, *SERVER_FLAGS)
+    known = {flag.env for flag in flags} | {flag.also_env for flag in flags} | OTHER_ENV
     return sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in known)
 
 
@@ -209,6 +256,18 @@ def lookup(root: type[Any], path: str) -> tuple[Any, Any]:
     if rest:
         return lookup(kind, rest)
     return kind, root.__dataclass_fields__[first].default
+
+
+def _listed(items: list[str]) -> tuple[str, ...]:
+    """Words one after the other, or one that is a JSON list, as vLLM has it."""
+    if len(items) == 1 and items[0].startswith("["):
+        try:
+            inner = json.loads(items[0])
+        except ValueError:
+            return tuple(items)
+        if isinstance(inner, list) and all(isinstance(item, str) for item in inner):
+            return tuple(inner)
+    return tuple(items)
 
 
 def _core(kind: Any) -> Any:

@@ -73,8 +73,9 @@ def render_config(config: EngineConfig, server: ServerSettings, settings: flags.
         for flag in table:
             value = _get(root, flag.path)
             source = settings.source(flag.path)
-            if flag.path == "api_keys" and value:
-                lines.append(f"# {flag.flag} = ({len(value)} set, not shown)  # {source}")
+            if flag.path in flags.SECRET and value:
+                count = f"{len(value)} " if isinstance(value, tuple) else ""
+                lines.append(f"# {flag.flag} = ({count}set, not shown)  # {source}")
             elif value is None:
                 lines.append(f"# {flag.flag} = (unset)")
             else:

@@ -17,11 +17,7 @@ SOURCE_ROOTS = (
     "octavo",
 )
 MAX_LINES = 500
-LONGER_WITH_REASON: dict[str, str] = {  # path: why it is one idea all the same
-    "router/octavo_router/proxy/exchange.py": (
-        "one request's life in callbacks: either half would need the other's state"
-    ),
-}
+LONGER_WITH_REASON: dict[str, str] = {}  # path: why it is one idea all the same
 
 
 def sources() -> list[Path]:

@@ -49,8 +49,14 @@ class Attend {
   private:
     // Positions that row r sees.
     Range seen(int64_t r) const {
-        const int64_t end = tile_.first_position + r / group_ + 1;
-        return {args_.window > 0 ? std::max<int64_t>(0, end - args_.window) : 0, end};
+        const int64_t behind = tile_.first_position + r / group_ + 1;
+        const int64_t begin = args_.window > 0 ? std::max<int64_t>(0, behind - args_.window) : 0;
+        if (args_.is_causal) {
+            return {begin, behind};
+        }
+        const int64_t end = tile_.end_position;
+        return {begin,
+                args_.window > 0 ? std::min<int64_t>(end, behind - 1 + args_.window) : end};
     }
 
     // The same within the tile under way; empty if begin >= end.

@@ -26,7 +26,7 @@ void embed_quantized(const Panels& table, const std::byte* panel, int64_t lane, 
 void embed(const EmbedArgs& args, int64_t begin, int64_t end) {
     const Panels& table = args.table;
     for (int64_t r = begin; r < end; ++r) {
-        const int64_t id = args.token_ids[r];
+        const int64_t id = (args.ids == nullptr ? 0 : args.ids[r]) + args.offset;
         const int64_t lane = id % kPanelRows;
         const std::byte* panel = table.data + id / kPanelRows * table.panel_bytes();
         auto* to = reinterpret_cast<float*>(args.dst.row(r));

@@ -8,6 +8,7 @@
 #include "cpu/linear.h"
 #include "cpu/masses.h"
 #include "cpu/norm.h"
+#include "cpu/pool.h"
 #include "cpu/quantize.h"
 
 #define OCTAVO_STRING(name) #name
@@ -24,6 +25,8 @@ const Kernels& kernels() {
         .linear_scratch_bytes = linear_scratch_bytes,
         .linear = linear,
         .rms_norm = rms_norm,
+        .layer_norm = layer_norm,
+        .pool = pool,
         .row_op = row_op,
         .embed = embed,
         .prepare_heads = prepare_heads,

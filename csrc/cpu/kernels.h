@@ -16,7 +16,7 @@ constexpr int64_t kPanelRows = 16;  // also the tokens of a KV block
 constexpr int64_t kBlockTokens = 16;
 constexpr int64_t kMaxHeadDim = 1024;
 
-enum class Activation : uint8_t { None, Silu, Gelu, GeluTanh, Relu };
+enum class Activation : uint8_t { None, Silu, Gelu, GeluTanh, Relu, Tanh };
 
 // Rows of a buffer lie one behind the other: a matrix [rows, cols].
 struct Matrix {
@@ -61,7 +61,7 @@ struct LinearArgs {
     Panels weight = {};
     const float* bias = nullptr;  // padded to whole panels, or null
     LinearMode mode = LinearMode::Store;
-    Activation activation = Activation::None;
+    Activation activation = Activation::None;  // of Glu's left half, or of what Store writes
     float scale = 1.0F;
 
     // Work is shared out in panels; for Glu in pairs of panels, one of each half.
@@ -75,6 +75,7 @@ struct NormArgs {
     float eps = 0.0F;
     const float* add = nullptr;  // null, or [rows, cols] to add to src first, in place
     float add_scale = 1.0F;
+    const float* bias = nullptr;  // layer_norm only; null: none
 };
 
 enum class RowOp : uint8_t { Convert, Select, Add, Scale, SoftCap, Activation, Glu };
@@ -89,11 +90,26 @@ struct RowOpArgs {
     const int32_t* rows = nullptr;  // Select: which row of src becomes row i of dst
 };
 
+// What a table is looked up by.
+enum class EmbedOf : uint8_t { Tokens, Positions, Types };
+
 struct EmbedArgs {
     Matrix dst = {};
     Panels table = {};
-    const int32_t* token_ids = nullptr;
+    const int32_t* ids = nullptr;  // null: all zero
     float scale = 1.0F;
+    EmbedOf of = EmbedOf::Tokens;
+    int64_t offset = 0;  // added to each id
+};
+
+// One row from all rows of a sequence.
+enum class PoolKind : uint8_t { Mean, Max, MeanSqrtLength, WeightedMean };
+
+struct PoolArgs {
+    Matrix dst = {};  // a row for each sequence
+    Matrix src = {};  // a row for each token
+    PoolKind kind = PoolKind::Mean;
+    const int32_t* seq_starts = nullptr;
 };
 
 // One layer of the KV cache. A block is, for each KV head, a K panel (16 tokens are its rows) and
@@ -131,6 +147,7 @@ struct AttentionArgs {
     float scale = 1.0F;
     float soft_cap = 0.0F;  // 0: none
     float norm_eps = 0.0F;
+    bool is_causal = true;  // else a token sees later ones too, as far as its window
 
     int64_t group() const { return num_heads / kv.num_kv_heads; }
     // Work of prepare_heads: each q head and each KV head of each token.
@@ -143,6 +160,7 @@ struct QueryTile {
     int32_t first_token;  // of the step
     int32_t num_tokens;
     int32_t first_position;
+    int32_t end_position;  // of the sequence: its length
     int32_t kv_head;
     int32_t first_partition;  // of the context, those that any row of the tile may see
     int32_t end_partition;
@@ -187,6 +205,8 @@ struct Kernels {
     int64_t (*linear_scratch_bytes)(const Panels& weight);
     void (*linear)(const LinearArgs&, int64_t begin, int64_t end, std::byte* scratch);
     void (*rms_norm)(const NormArgs&, int64_t begin, int64_t end);
+    void (*layer_norm)(const NormArgs&, int64_t begin, int64_t end);
+    void (*pool)(const PoolArgs&, int64_t begin, int64_t end);
     void (*row_op)(const RowOpArgs&, int64_t begin, int64_t end);
     void (*embed)(const EmbedArgs&, int64_t begin, int64_t end);
     void (*prepare_heads)(const AttentionArgs&, int64_t begin, int64_t end);

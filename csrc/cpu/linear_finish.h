@@ -15,6 +15,12 @@ void finish_glu(const LinearArgs& args, int64_t row, int64_t unit, Vec left, Vec
     store_some(to, activate(args.activation, left) * right, count);
 }
 
+template <class T>
+void store_activated(const LinearArgs& args, int64_t row, int64_t column, Vec value) {
+    auto* to = reinterpret_cast<T*>(args.dst.row(row)) + column;
+    store_some(to, activate(args.activation, value), args.dst.cols - column);
+}
+
 // Writes one row of one unit from its dot products: one panel's, or for Glu two.
 void finish(const LinearArgs& args, int64_t row, int64_t unit, const float* y,
             const float* y_right) {
@@ -30,6 +36,11 @@ void finish(const LinearArgs& args, int64_t row, int64_t unit, const float* y,
         }
         args.dst.dtype == Dtype::F32 ? finish_glu<float>(args, row, unit, value, right)
                                      : finish_glu<uint16_t>(args, row, unit, value, right);
+        return;
+    }
+    if (args.activation != Activation::None) {
+        args.dst.dtype == Dtype::F32 ? store_activated<float>(args, row, column, value)
+                                     : store_activated<uint16_t>(args, row, column, value);
         return;
     }
     float* to = reinterpret_cast<float*>(args.dst.row(row)) + column;

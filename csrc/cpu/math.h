@@ -78,6 +78,8 @@ OCTAVO_INLINE Vec activate(Activation activation, Vec x) {
             return gelu_tanh(x);
         case Activation::Relu:
             return relu(x);
+        case Activation::Tanh:
+            return tanh(x);
         case Activation::None:
             break;
     }

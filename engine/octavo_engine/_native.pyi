@@ -94,8 +94,11 @@ class Program:
     ) -> None: ...
     def buffer(self, offset: int, cols: int, dtype: str, rows: str) -> int:
         """Declare a buffer; returns its number. Offsets are multiples of 64."""
-    def embed(self, dst: int, table: Packed, scale: float) -> None:
-        """dst = table[token_ids] * scale. dst is f32, rows T."""
+    def embed(
+        self, dst: int, table: Packed, scale: float, of: str = "tokens", offset: int = 0
+    ) -> None:
+        """dst = table[ids + offset] * scale, where ids are the step's "tokens", "positions" or
+        "types". dst is f32, rows T."""
     def rms_norm(
         self,
         dst: int,
@@ -107,6 +110,17 @@ class Program:
     ) -> None:
         """If add >= 0 first src += add_scale * add, in place. dst = norm(src) * weight, rounded
         to dst's dtype."""
+    def layer_norm(
+        self,
+        dst: int,
+        src: int,
+        weight: NDArray[np.float32],
+        bias: NDArray[np.float32] | None,
+        eps: float,
+        add: int = -1,
+        add_scale: float = 1.0,
+    ) -> None:
+        """As rms_norm, but the mean is taken away first and the bias added last."""
     def linear(
         self,
         dst: int,
@@ -117,10 +131,10 @@ class Program:
         activation: str = "",
         scale: float = 1.0,
     ) -> None:
-        """mode "store": dst = y; "add": dst += scale * y; "glu": dst = activation(y left) * y
+        """mode "store": dst = y, or activation(y); "add": dst += scale * y; "glu": dst = activation(y left) * y
         right, where left and right are the two halves of weight's rows. y = src · weightᵀ + bias.
         src has the dtype of the weight, or is f32 for q8 and q4, which bring it to 16-bit integers;
-        dst is f32 (store, add) or f32 | bf16 (glu)."""
+        dst is f32, or with an activation f32 | bf16."""
     def attention(
         self,
         dst: int,
@@ -137,8 +151,11 @@ class Program:
         q_norm: NDArray[np.float32] | None = None,
         k_norm: NDArray[np.float32] | None = None,
         norm_eps: float = 1e-6,
+        is_causal: bool = True,
+        is_whole: bool = False,
     ) -> None:
-        """Per-head norms, rope, KV write, then paged causal attention.
+        """Per-head norms, rope, KV write, then paged causal attention. With is_whole each sequence
+        is in the step from its first token on, and may see its later tokens too.
         cos_sin is [max positions, rotary_dim]: cos of each pair, then sin of each pair."""
     def glu(self, dst: int, src: int, activation: str) -> None: ...
     def activation(self, dst: int, src: int, activation: str) -> None: ...
@@ -150,6 +167,9 @@ class Program:
         """Copy with rounding to dst's dtype."""
     def select_rows(self, dst: int, src: int) -> None:
         """dst (rows S) = src (rows T) at logit_rows."""
+    def pool(self, dst: int, src: int, kind: str) -> None:
+        """dst (rows S) = one row for each sequence from all of its rows in src (rows T): "mean",
+        "max", "mean_sqrt_len" or "weightedmean"."""
     def run(
         self,
         kv: KVCache,
@@ -161,6 +181,7 @@ class Program:
         rows: NDArray[np.int32],
         block_tables: NDArray[np.int32],
         logit_rows: NDArray[np.int32],
+        type_ids: NDArray[np.int32] | None = None,
     ) -> None:
         """Run a step. Raises ValueError when the arrays do not agree or exceed the plan."""
     def read(self, buffer: int, num_rows: int) -> NDArray[np.float32]:
@@ -180,6 +201,8 @@ def sample(
     bias_values: NDArray[np.float32] | None,
     allow_starts: NDArray[np.int32] | None,
     allow_ids: NDArray[np.int32] | None,
+    mask_rows: NDArray[np.int32] | None,
+    mask_bits: NDArray[np.uint32] | None,
     num_logprobs: int,
     tokens: NDArray[np.int32],
     status: NDArray[np.uint8],

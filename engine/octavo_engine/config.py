@@ -17,6 +17,7 @@ MAX_THREADS = 1024  # the extension's own bound
 
 Device = Literal["auto", "cpu", "cuda", "torch", "sim"]
 LoadFormat = Literal["auto", "dummy"]
+SimTask = Literal["generate", "embed"]
 Policy = Literal["fcfs", "priority"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["auto", "none", "int8", "int4"]
@@ -48,6 +49,7 @@ class SimConfig:
     kv_blocks: int = 4096  # size of the pool
     vocab_size: int = 512
     time_scale: float = 1.0  # < 1 runs faster than real time
+    task: SimTask = "generate"  # what the model that is simulated does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,7 @@ class EngineConfig:
         _check_choice("--device", self.device, Device)
         _check_choice("--dtype", self.dtype, DType)
         _check_choice("--quantization", self.quantization, Quantization)
+        _check_choice("--sim-task", self.sim.task, SimTask)
         _check_choice("--load-format", self.load_format, LoadFormat)
         _check_choice("--scheduling-policy", s.policy, Policy)
         _check(s.max_num_seqs >= 1, "--max-num-seqs must be at least 1", s.max_num_seqs)

@@ -21,6 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 
+from octavo_engine.grammar.buckets import SECONDS_BUCKETS
 from octavo_engine.protocol import metric_names as names
 from octavo_engine.state.outputs import EngineStats
 
@@ -39,19 +40,24 @@ REQUEST_BUCKETS = (
 TOKEN_BUCKETS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000,
 )  # fmt: skip
+ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
 N_BUCKETS = (1, 2, 5, 10, 20, 50, 100)
 
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # as vLLM has them; ours: level 1
 ENGINE_STATES = ("loading", "ready", "stalled", "draining", "dead")
 
 # EngineStats counters: (metric, what it says, field)
 COUNTERS = (
     (names.STEPS, "Steps the engine core has made.", "steps"),
     (names.PROMPT_TOKENS, "Prompt tokens processed, cached ones included.", "prompt_tokens"),
+    (names.PROMPT_TOKENS_CACHED, "Of those, not computed again.", "prompt_tokens_cached"),
     (names.GENERATION_TOKENS, "Tokens generated.", "generation_tokens"),
     (names.PREFIX_CACHE_QUERIES, "Prompt tokens looked up in the cache.", "prefix_queries"),
     (names.PREFIX_CACHE_HITS, "Prompt tokens found in the cache.", "prefix_hits"),
     (names.NUM_PREEMPTIONS, "Sequences set back for lack of KV blocks.", "preemptions"),
     (names.CORRUPTED_REQUESTS, "Requests failed by logits that were NaN.", "nan_failures"),
+    (names.GRAMMAR_CACHE_HITS, "Requests whose grammar was compiled before.", "grammar_cache_hits"),
+    (names.GRAMMAR_FAILURES, "Grammars that did not compile, or not in time.", "grammar_failures"),
 )
 
 
@@ -68,6 +74,10 @@ class Histogram:
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
+
+    def load(self, counts: Sequence[int], total: float) -> None:
+        """Take the place of what was observed; where somebody else counts."""
+        self._counts, self._sum = list(counts), total
 
     @property
     def count(self) -> int:
@@ -115,6 +125,7 @@ class Snapshot:
     state: str = "loading"
     load_s: float = 0.0
     block_size: int = 16
+    is_sleeping: bool = False
 
 
 class EngineMetrics:
@@ -133,7 +144,13 @@ class EngineMetrics:
         self.time_per_output_token = Histogram(LATENCY_BUCKETS)
         self.e2e_latency = Histogram(REQUEST_BUCKETS)
         self.queue_time = Histogram(REQUEST_BUCKETS)
+        self.prefill_time = Histogram(REQUEST_BUCKETS)
+        self.decode_time = Histogram(REQUEST_BUCKETS)
+        self.inference_time = Histogram(REQUEST_BUCKETS)
         self.prompt_tokens = Histogram(TOKEN_BUCKETS)
+        self.prefill_computed_tokens = Histogram(TOKEN_BUCKETS)
+        self.max_generation_tokens = Histogram(TOKEN_BUCKETS)
+        self.iteration_tokens = Histogram(ITERATION_BUCKETS)
         self.generation_tokens = Histogram(TOKEN_BUCKETS)
         self.params_n = Histogram(N_BUCKETS)
         self.params_max_tokens = Histogram(TOKEN_BUCKETS)
@@ -146,6 +163,7 @@ class EngineMetrics:
         self.registry.register(self)
         self._labels = {"model_name": model_name, "engine": "0"}
         self._snapshot = snapshot
+        self._steps = 0  # seen by `note_step`
         self._totals = MonotonicStats()
         self._vllm_names = vllm_names
         self._now = now
@@ -159,12 +177,19 @@ class EngineMetrics:
         key = (route, status)
         self.http_requests[key] = self.http_requests.get(key, 0) + 1
 
+    def note_step(self, stats: EngineStats) -> None:
+        """Hot path: once per message of the core, which may have made no step."""
+        if stats.steps > self._steps:
+            self.iteration_tokens.observe(stats.step_tokens)
+        self._steps = stats.steps
+
     def collect(self) -> Iterator[Metric]:
         """Called by the registry."""
         families = list(self._families())
         yield from families
         if self._vllm_names:
             yield from map(_under_vllm_name, families)
+            yield from (_under_old_name(f) for f in families if f.name == names.KV_CACHE_USAGE_PERC)
 
     def _families(self) -> Iterator[Metric]:
         snapshot = self._snapshot()
@@ -186,10 +211,25 @@ class EngineMetrics:
         yield self._gauge(
             names.NUM_HTTP_REQUESTS_IN_FLIGHT, "HTTP requests being answered.", self.http_in_flight
         )
-        yield self._state(snapshot.state)
+        yield self._one_hot(names.ENGINE_STATE, "the state the engine is in", "state",
+                            ENGINE_STATES, snapshot.state)  # fmt: skip
+        yield self._one_hot(names.ENGINE_SLEEP_STATE, "whether the engine sleeps", "sleep_state",
+                            SLEEP_STATES, SLEEP_STATES[snapshot.is_sleeping])  # fmt: skip
+        yield self._waiting(stats)
+        yield self._lora()
         yield self._cache_config(snapshot)
         for name, text, attribute in COUNTERS:
             yield self._counter(name, text, {(): self._totals[attribute]})
+        cached = self._totals["prompt_tokens_cached"]
+        yield self._counter(
+            names.PROMPT_TOKENS_BY_SOURCE,
+            "Prompt tokens by where their KV came from.",
+            {
+                ("local_compute",): self._totals["prompt_tokens"] - cached,
+                ("local_cache_hit",): cached,
+            },
+            "source",
+        )
         yield self._counter(
             names.REQUEST_SUCCESS,
             "Sequences finished, by reason.",
@@ -217,24 +257,63 @@ class EngineMetrics:
             ),
             (names.E2E_REQUEST_LATENCY_SECONDS, "Arrival to last token.", self.e2e_latency),
             (names.REQUEST_QUEUE_TIME_SECONDS, "Arrival to first step.", self.queue_time),
+            (names.REQUEST_PREFILL_TIME_SECONDS, "First step to first token.", self.prefill_time),
+            (names.REQUEST_DECODE_TIME_SECONDS, "First to last token.", self.decode_time),
+            (
+                names.REQUEST_INFERENCE_TIME_SECONDS,
+                "First step to last token.",
+                self.inference_time,
+            ),
+            (
+                names.REQUEST_PREFILL_COMPUTED_TOKENS,
+                "Prompt tokens of a request that were not in the cache.",
+                self.prefill_computed_tokens,
+            ),
+            (
+                names.REQUEST_MAX_GENERATION_TOKENS,
+                "Tokens of a request's longest answer.",
+                self.max_generation_tokens,
+            ),
+            (names.ITERATION_TOKENS, "Tokens computed in a step.", self.iteration_tokens),
             (names.REQUEST_PROMPT_TOKENS, "Prompt tokens of a request.", self.prompt_tokens),
             (names.REQUEST_GENERATION_TOKENS, "Tokens of a sequence.", self.generation_tokens),
             (names.REQUEST_PARAMS_N, "n of a request.", self.params_n),
             (names.REQUEST_PARAMS_MAX_TOKENS, "max_tokens of a request.", self.params_max_tokens),
         ):
             yield self._histogram(name, text, histogram)
+        yield self._histogram(
+            names.GRAMMAR_COMPILE_SECONDS, "Compiling one grammar.", _compile_times(stats)
+        )
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), value)
         return family
 
-    def _state(self, state: str) -> Metric:
+    def _one_hot(self, name: str, what: str, label: str, values: Sequence[str], now: str) -> Metric:
+        family = GaugeMetricFamily(name, f"1 for {what}.", labels=[*self._labels, label])
+        for known in values:
+            family.add_metric([*self._labels.values(), known], float(known == now))
+        return family
+
+    def _waiting(self, stats: EngineStats) -> Metric:
         family = GaugeMetricFamily(
-            names.ENGINE_STATE, "1 for the state the engine is in.", labels=[*self._labels, "state"]
+            names.NUM_REQUESTS_WAITING_BY_REASON,
+            "Sequences that wait, for room or for their grammar.",
+            labels=[*self._labels, "reason"],
         )
-        for known in ENGINE_STATES:
-            family.add_metric([*self._labels.values(), known], float(known == state))
+        capacity = stats.num_waiting - stats.num_waiting_grammar
+        for reason, count in (("capacity", capacity), ("deferred", stats.num_waiting_grammar)):
+            family.add_metric([*self._labels.values(), reason], count)
+        return family
+
+    def _lora(self) -> Metric:
+        """There are no adapters; endpoint pickers look for the metric all the same."""
+        none = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+        family = GaugeMetricFamily(
+            names.LORA_REQUESTS_INFO, "LoRA adapters in use.", labels=[*self._labels, *none]
+        )
+        family.add_metric([*self._labels.values(), *none.values()], 0.0)
         return family
 
     def _cache_config(self, snapshot: Snapshot) -> Metric:
@@ -261,9 +340,25 @@ class EngineMetrics:
         return family
 
 
+def _compile_times(stats: EngineStats) -> Histogram:
+    """The core counts these itself; they begin at zero again with it."""
+    histogram = Histogram(SECONDS_BUCKETS)
+    if stats.grammar_compile_counts:
+        histogram.load(stats.grammar_compile_counts, stats.grammar_compile_seconds)
+    return histogram
+
+
 def _under_vllm_name(family: Metric) -> Metric:
     alias = Metric(names.vllm_name(family.name), family.documentation, family.type)
     alias.samples = [
         sample._replace(name=names.vllm_name(sample.name)) for sample in family.samples
     ]
+    return alias
+
+
+def _under_old_name(family: Metric) -> Metric:
+    """What vLLM called the use of the KV cache before there were caches beside GPUs."""
+    old = names.vllm_name(family.name).replace("kv_cache", "gpu_cache")
+    alias = Metric(old, family.documentation, family.type)
+    alias.samples = [sample._replace(name=old) for sample in family.samples]
     return alias

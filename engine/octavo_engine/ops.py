@@ -6,7 +6,8 @@ records the calls into a program that csrc runs in one go. So a model may not lo
 pass them on.
 
 Values are [rows, columns] in float32. `T` rows stand for the step's tokens; after `select_rows`,
-`S` rows stand for the tokens whose logits are wanted.
+`S` rows stand for the tokens whose logits are wanted. A model that pools has whole texts in a step,
+and after `select_rows` or `pool` one row for each.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ Linear: TypeAlias = Any  # a weight [out, in] in whatever format, with its bias
 Embedding: TypeAlias = Any  # a table [vocabulary, hidden]
 Vector: TypeAlias = Any  # a float32 vector, such as a norm's weight
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "tanh"]
+Pool = Literal["mean", "max", "mean_sqrt_len", "weightedmean"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +57,7 @@ class AttentionSpec:
     q_norm: Vector | None = None  # RMS norm of each head, before rope
     k_norm: Vector | None = None
     norm_eps: float = 1e-6
+    is_causal: bool = True  # else a token sees later ones too; encoder_attention only
 
 
 class Loader(Protocol):
@@ -116,6 +119,27 @@ class Ops(Protocol):
 
     def select_rows(self, x: Value) -> Value:
         """Only the rows whose logits are wanted: [S, columns]."""
+
+
+class EncoderOps(Ops, Protocol):
+    """What models that read whole texts and generate nothing are composed of besides."""
+
+    def table(
+        self, table: Embedding, of: Literal["positions", "types"], *, offset: int = 0
+    ) -> Value:
+        """Rows of a table by the tokens' positions, or the texts of a pair that they are of, plus
+        `offset`: [T, hidden]."""
+
+    def layer_norm(self, x: Value, weight: Vector, bias: Vector | None, eps: float) -> Value:
+        """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, row by row."""
+
+    def encoder_attention(self, qkv: Value, spec: AttentionSpec) -> Value:
+        """As `attention`, over texts that are whole in the step; nothing is kept. Unless causal, a
+        window goes both ways."""
+
+    def pool(self, x: Value, how: Pool) -> Value:
+        """One row for each text from its tokens' rows: [S, columns]. The k-th of them weighs k in
+        a weightedmean."""
 
 
 class Model(Protocol):

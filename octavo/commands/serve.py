@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
 
 from octavo.command_parser import CommandParser
+from octavo.compat_flags import translate
 from octavo.options import (
     add_engine_options,
     add_server_options,
@@ -29,7 +32,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
     parser = CommandParser(prog, "Serve a model through the OpenAI API.")
     add_engine_options(parser)
     add_server_options(parser)
-    args = parser.parse_args(argv)
+    args = parser.parse_args(translate(argv))
     warn_of_unknown_environment()
     config, server, settings = serve_settings(args)
     if args.print_config:
@@ -40,15 +43,20 @@ def main(prog: str, argv: Sequence[str]) -> int:
 
 def _serve(config: EngineConfig, settings: ServerSettings) -> int:
     began_at = time.monotonic()
-    from octavo_engine.server.port import open_port
+    from octavo_engine.server.port import open_port, open_unix_socket
 
-    listener = open_port(settings.host, settings.port)
+    if settings.uds:
+        listener = open_unix_socket(settings.uds)
+        url = f"unix:{settings.uds}"
+    else:
+        listener = open_port(settings.host, settings.port)
+        host, port = listener.getsockname()[:2]
+        url = f"{'https' if settings.ssl_certfile else 'http'}://{_readable(host)}:{port}"
     from octavo_engine.core.logs import set_up_logging
     from octavo_engine.server.run import serve
 
     set_up_logging(settings.log_format, settings.log_level)
-    host, port = listener.getsockname()[:2]
-    reporter = Reporter(config, f"http://{_readable(host)}:{port}", settings, began_at)
+    reporter = Reporter(config, url, settings, began_at)
 
     async def start() -> Any:
         from octavo_engine.core.async_engine import AsyncEngine
@@ -60,6 +68,9 @@ def _serve(config: EngineConfig, settings: ServerSettings) -> int:
     finally:
         reporter.close()
         listener.close()
+        if settings.uds:
+            with contextlib.suppress(OSError):
+                os.unlink(settings.uds)
     return 0
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from octavo_operator.spec import LLMDeployment
+from tests.fakes.quick_yaml import read_all_yaml
 
 SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
 UID = "00000000-0000-0000-0000-000000000001"
@@ -17,7 +16,7 @@ def sample_bodies() -> dict[str, dict[str, Any]]:
     """By name: the file's, and the object's where a file has several."""
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(SAMPLES.glob("*.yaml")):
-        bodies = [body for body in yaml.safe_load_all(path.read_text("utf-8")) if body]
+        bodies = [body for body in read_all_yaml(path.read_text("utf-8")) if body]
         for body in bodies:
             name = path.stem if len(bodies) == 1 else f"{path.stem}-{body['metadata']['name']}"
             found[name] = body

@@ -12,9 +12,12 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from octavo_engine.config import EngineConfig
 from octavo_engine.core.info import Health, ModelInfo
 from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs, RequestOutput, TokenChoice
+from octavo_engine.core.pooling import check_items
 from octavo_engine.core.residency_feed import ResidencyFeed
 from octavo_engine.core.validate import settle_params
 from octavo_engine.state.outputs import EngineStats
@@ -22,9 +25,13 @@ from octavo_engine.state.outputs import EngineStats
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from numpy.typing import NDArray
+
+    from octavo_engine.core.pooling import PoolingItem
     from octavo_engine.core.told import Told
     from octavo_engine.errors import RequestError
     from octavo_engine.state.labels import Labels
+    from octavo_engine.state.pooling import PoolingParams
     from octavo_engine.state.sampling_params import SamplingParams
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
@@ -45,10 +52,25 @@ class FakeTokenizer:
 
     chat_template = FakeTemplate()
     bos_token_id: int | None = None
+    eos_token_ids = (EOS,)
+    vocab_size = VOCAB_SIZE
+    strips_first_space = False
     special_ids = frozenset(range(256, VOCAB_SIZE))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
+
+    def render_chat(
+        self, messages: Sequence[Any], *, template: Any, add_special_tokens: bool = False,
+        **options: Any,
+    ) -> tuple[str, list[int]]:  # fmt: skip
+        text = template.render(messages, **options)
+        return text, self.encode(text)
+
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return bytes(token for token in ids if token < 256).decode(errors="replace")
@@ -72,6 +94,9 @@ class FakeEngine:
     state: str = "ready"
     progress: float = 1.0
     max_model_len: int = 256
+    tasks: tuple[str, ...] = ("generate",)
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
     news_before_error: int = 0
     error: Exception | None = None  # raised after so many news
     hold_after: int | None = None  # tokens after which nothing comes until `release`
@@ -79,12 +104,17 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     requests: list[tuple[list[int], SamplingParams, dict[str, Any]]] = field(default_factory=list)
+    deadlines: list[float | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokenizer: Any = FakeTokenizer()
         self.stats = EngineStats(kv_blocks_total=100)
         self.residency = ResidencyFeed(lambda message: None)
         self.default_params: dict[str, float] = {}
+        self.stopped: set[str] = set()  # by their ids
+        self.pooled: list[tuple[list[PoolingItem], PoolingParams]] = []
+        self.num_resets = 0
+        self.sleeps: list[bool] = []
         self.release = asyncio.Event()
         self.holding = asyncio.Event()
         self.aborts = asyncio.Event()
@@ -98,6 +128,8 @@ class FakeEngine:
             names=self.config.names, max_model_len=self.max_model_len, vocab_size=VOCAB_SIZE,
             eos_token_ids=(EOS,), num_blocks=100, kv_bytes=0, backend="fake",
             default_params=self.default_params, load_seconds=0.5, cache_key=b"",
+            tasks=self.tasks, embedding_size=8, dimensions=(4, 8), labels=("even", "odd"),
+            prompts=self.prompts, default_prompt=self.default_prompt,
         )  # fmt: skip
 
     async def ready(self) -> ModelInfo:
@@ -117,6 +149,62 @@ class FakeEngine:
     def settle_seed(self, seed: int | None) -> int:
         return 0 if seed is None else seed
 
+    async def abort(self, request_id: str) -> bool:
+        """The iterator ends at its next token, with what it has."""
+        known = any(asked["request_id"] == request_id for _, _, asked in self.requests)
+        known = known and request_id not in self.finished
+        if known:
+            self.stopped.add(request_id)
+            self.release.set()
+        return known
+
+    async def reset_prefix_cache(self) -> None:
+        self.num_resets += 1
+
+    async def sleep(self, *, on: bool) -> None:
+        self.sleeps.append(on)
+
+    async def pool(
+        self, items: Sequence[PoolingItem], params: PoolingParams, *, request_id: str,
+        deadline_s: float | None = None,
+    ) -> list[NDArray[np.float32]]:  # fmt: skip
+        """Vectors that follow from the tokens; see `vector`."""
+        check_items(items, params, self.info)
+        self.pooled.append((list(items), params))
+        if self.error is not None:
+            raise self.error
+        try:
+            if self.hold_after is not None:
+                self.holding.set()
+                await self.release.wait()
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.aborted.append(request_id)
+            self.aborts.set()
+            raise
+        return [self.vector(item, params) for item in items]
+
+    def vector(self, item: PoolingItem, params: PoolingParams) -> NDArray[np.float32]:
+        """Counts of letters for embeddings, so that texts of like letters are alike."""
+        rows = [np.bincount([token % 8], minlength=8) for token in item.token_ids]
+        match params.task:
+            case "embed" | "token_embed":
+                table = np.array(rows, np.float32)[:, : params.dimensions]
+                if params.task == "embed":
+                    table = table.sum(axis=0, keepdims=True)
+                if params.activate is not False:
+                    table /= np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
+            case "score":
+                first = {t for t, kind in zip(*item, strict=True) if kind == 0}
+                second = {t for t, kind in zip(*item, strict=True) if kind == 1}
+                table = np.array([[len(first & second) / len(second)]], np.float32)
+            case _:
+                share = np.mean([token % 2 for token in item.token_ids])
+                table = np.array([[1 - share, share]], np.float32)
+                if params.task == "token_classify":
+                    table = np.repeat(table, len(rows), axis=0)
+        return table if params.task.startswith("token_") else table[0]
+
     async def generate(
         self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str,
         priority: int = 0, deadline_s: float | None = None, cache_salt: str = "",
@@ -127,6 +215,7 @@ class FakeEngine:
         assert not told, "for resumes take the simulator"
         params = settle_params(ids, params, self.info, self.tokenizer)
         self.requests.append((ids, params, {"request_id": request_id, "priority": priority}))
+        self.deadlines.append(deadline_s)
         self.stats.prompt_tokens += len(ids)
         whole: RequestOutput | None = None
         count = 0
@@ -139,6 +228,13 @@ class FakeEngine:
                     self.holding.set()
                     await self.release.wait()
                 await asyncio.sleep(0)
+                if request_id in self.stopped:
+                    last = self.cut_short(request_id, ids, position)
+                    if whole is not None:
+                        whole.absorb(last)
+                    yield whole or last
+                    self.finished.append(request_id)
+                    return
                 news = RequestOutput(request_id, None, ids)
                 if position == 0:
                     news.num_cached_tokens = self.cached_tokens
@@ -164,6 +260,10 @@ class FakeEngine:
             if request_id not in self.finished:
                 self.aborted.append(request_id)
                 self.aborts.set()
+
+    def cut_short(self, request_id: str, ids: list[int], count: int) -> RequestOutput:
+        last = CompletionOutput(0, num_tokens=count, finish_reason="abort")
+        return RequestOutput(request_id, None, ids, [last], finished=True)
 
     def output(
         self, params: SamplingParams, index: int, answer: list[tuple[int, str, Any]], position: int

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from hypothesis import strategies as st
 
 from tests.fakes.apiserver import CRD_FILE
+from tests.fakes.quick_yaml import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +74,7 @@ _BEGINNINGS: dict[str, dict[str, Any]] = {
 
 def spec_schema() -> dict[str, Any]:
     """Of the fields that are Octavo's own; those of podTemplate are the core API's."""
-    crd = yaml.safe_load(CRD_FILE.read_text(encoding="utf-8"))
+    crd = read_yaml(CRD_FILE.read_text(encoding="utf-8"))
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     fields = {name: field for name, field in schema["properties"].items() if name != "podTemplate"}
     return {**schema, "properties": fields}

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from octavo_engine.server.app import build_app
-from octavo_engine.server.port import open_port
+from octavo_engine.server.port import open_port, open_unix_socket
+from octavo_engine.server.reload import KeyFiles, Reloader
 from octavo_engine.server.run import make_server
 from octavo_engine.server.settings import ServerSettings
+from octavo_engine.server.tls import TlsFiles
 from tests.fakes.engine import FakeEngine
 
 if TYPE_CHECKING:
@@ -32,6 +34,11 @@ class RunningServer:
     engine: FakeEngine
     service: Service
     loop: asyncio.AbstractEventLoop
+    reloader: Reloader
+
+    def look_at_files(self) -> None:
+        """What it would do within two seconds anyway."""
+        self.call(self.reloader.look)
 
     def client(self, **kwargs: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=20, **kwargs)
@@ -84,15 +91,23 @@ def running(
 ) -> Iterator[RunningServer]:
     engine = engine or FakeEngine()
     settings = settings or ServerSettings()
-    listener = open_port("127.0.0.1", 0)
-    port = listener.getsockname()[1]
+    if settings.uds:
+        listener = open_unix_socket(settings.uds)
+        port = 0
+    else:
+        listener = open_port("127.0.0.1", 0)
+        port = listener.getsockname()[1]
+    scheme = "https" if settings.ssl_certfile else "http"
     started = threading.Event()
     parts: dict[str, Any] = {}
 
     async def work() -> None:
-        app = build_app(engine, settings)
-        server = make_server(app, settings)
+        key_files = KeyFiles(settings)
+        tls = TlsFiles(settings) if settings.ssl_certfile else None
+        app = build_app(engine, settings, key_files)
+        server = make_server(app, settings, tls)
         parts.update(server=server, service=app.state.service, loop=asyncio.get_running_loop())
+        parts["reloader"] = Reloader([key_files, *([tls] if tls else [])])
         started.set()
         await server.serve(sockets=[listener])
 
@@ -101,7 +116,12 @@ def running(
     assert started.wait(10)
     try:
         yield RunningServer(
-            f"http://127.0.0.1:{port}", port, engine, parts["service"], parts["loop"]
+            f"{scheme}://127.0.0.1:{port}",
+            port,
+            engine,
+            parts["service"],
+            parts["loop"],
+            parts["reloader"],
         )
     finally:
         parts["loop"].call_soon_threadsafe(parts["server"].leave)

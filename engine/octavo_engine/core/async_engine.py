@@ -9,10 +9,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.core import wire
-from octavo_engine.core.build import build_engine, load_model_tokenizer, localized, resolve
+from octavo_engine.core.build import load_model_tokenizer, localized, resolve
+from octavo_engine.core.build_core import build_core
 from octavo_engine.core.in_process_client import InProcessClient
 from octavo_engine.core.info import Health, ModelInfo
 from octavo_engine.core.output_processor import OutputProcessor, Submission
+from octavo_engine.core.pooling import PoolingDesk, check_items, check_task
 from octavo_engine.core.process_client import ProcessClient
 from octavo_engine.core.residency_feed import ResidencyFeed
 from octavo_engine.core.seeds import Seeds
@@ -25,14 +27,19 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
     from typing import Self
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.client import EngineClient, Listener
     from octavo_engine.core.output_processor import Processed, Request
     from octavo_engine.core.outputs import RequestOutput
+    from octavo_engine.core.pooling import PoolingItem
     from octavo_engine.core.told import Told
     from octavo_engine.errors import RequestError
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import StepOutput
+    from octavo_engine.state.pooling import PoolingParams
     from octavo_engine.state.sampling_params import SamplingParams
     from octavo_engine.tokenization.tokenizer import Tokenizer
 
@@ -50,7 +57,7 @@ class Connect(Protocol):
 
 
 def in_process(config: EngineConfig, listener: Listener) -> EngineClient:
-    return InProcessClient(config, listener, build=build_engine)
+    return InProcessClient(config, listener, build=build_core)
 
 
 def in_child_process(config: EngineConfig, listener: Listener) -> EngineClient:
@@ -75,6 +82,7 @@ class AsyncEngine:
         self._info: ModelInfo | None = None
         self._start_error: OctavoError | None = None
         self._seeds = Seeds(config.seed)
+        self._pooling = PoolingDesk(self._send)
         self._news: dict[Request, asyncio.Event] = {}  # who reads, and what wakes them
         self._silent: set[Request] = set()  # of those, who reads at the end only
         self._idle = asyncio.Event()
@@ -114,7 +122,7 @@ class AsyncEngine:
     @property
     def num_in_flight(self) -> int:
         """Requests that somebody reads."""
-        return len(self._news)
+        return len(self._news) + self._pooling.num_in_flight
 
     def health(self) -> Health:
         if self._start_error is not None:
@@ -149,6 +157,7 @@ class AsyncEngine:
         """
         arrival_at = time.monotonic()
         self._check_open()
+        check_task("generate", self.info)
         token_ids = await self._encode(prompt)
         params = settle_params(token_ids, params, self.info, self.tokenizer, told)
         self._check_open()  # it may have closed while a long prompt was tokenised
@@ -174,6 +183,22 @@ class AsyncEngine:
         finally:
             self._close(request)
 
+    async def pool(
+        self,
+        items: Sequence[PoolingItem],
+        params: PoolingParams,
+        *,
+        request_id: str,
+        deadline_s: float | None = None,
+    ) -> list[NDArray[np.float32]]:
+        """One array an item: [columns], or [tokens, columns] of per-token tasks.
+
+        Cancelling aborts what is not computed yet. Raises a RequestError.
+        """
+        self._check_open()
+        check_items(items, params, self.info)
+        return await self._pooling.pool(items, params, request_id=request_id, deadline_s=deadline_s)
+
     async def abort(self, request_id: str) -> bool:
         """End all requests of that id with what they have; false if there is none."""
         requests = [r for r in self._news if r.submission.request_id == request_id]
@@ -186,6 +211,10 @@ class AsyncEngine:
     async def reset_prefix_cache(self) -> None:
         if self._client is not None:
             self._client.send(wire.ResetPrefixCache())
+
+    async def sleep(self, *, on: bool) -> None:
+        """Give the memory of the KV cache back, or take it again. Only while nothing runs."""
+        self._send(wire.Sleep(on))
 
     def settle_seed(self, seed: int | None) -> int:
         """The seed that a request will use, for one that must be known before it runs."""
@@ -200,6 +229,7 @@ class AsyncEngine:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
+                await self._pooling.idle()
         except TimeoutError:
             self._send_abort(self._outputs.sequence_ids)
             self.on_lost(EngineDead(_CUT_SHORT, code="server_shutdown", retry_after_s=1))
@@ -221,15 +251,19 @@ class AsyncEngine:
         if step.stats is not None:
             self.stats = step.stats
         if step.outputs:
-            self._settle(self._outputs.process(step.outputs))
+            self._settle(self._outputs.process(step.outputs, now=time.monotonic()))
+        if step.pooled:
+            self._pooling.receive(step.pooled)
         self.residency.on_step(step)
 
     def on_refused(self, sequence_id: str, error: RequestError) -> None:
-        self._settle(self._outputs.refuse(sequence_id, error))
+        if not self._pooling.refuse(sequence_id, error):
+            self._settle(self._outputs.refuse(sequence_id, error))
 
     def on_lost(self, error: RequestError) -> None:
         if self._processor is not None:
             self._wake(self._processor.lose_all(error))
+        self._pooling.lose_all(error)
         self.residency.on_lost()
 
     # ── inside ──

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import Backend
     from octavo_engine.config import EngineConfig
+    from octavo_engine.core.grammars import Grammars
+    from octavo_engine.grammar.compiler import CompilerSettings
     from octavo_engine.tokenization.tokenizer import Tokenizer
     from octavo_engine.weights.source import ModelFiles
 
@@ -95,7 +97,15 @@ def build_engine(
         cache_key = hashlib.blake2b(
             identity.digest + backend.name.encode(), digest_size=16
         ).digest()
-        engine = _assemble(config, backend, capacity, cache_key, now)
+        engine = _assemble(
+            config,
+            backend,
+            capacity,
+            cache_key,
+            now,
+            lambda: load_model_tokenizer(config, files),
+            identity.eos_token_ids,
+        )
         engine.warm_up()
         if config.kv_events.is_on:
             engine.tell_kv_events(KVEventRecorder(), KVEventPublisher(config.kv_events))
@@ -148,6 +158,8 @@ def _assemble(
     capacity: Capacity,
     cache_key: bytes,
     now: Callable[[], float],
+    make_tokenizer: Callable[[], Tokenizer],
+    eos_token_ids: tuple[int, ...],
 ) -> Engine:
     settings = dataclasses.replace(config.scheduler, max_model_len=capacity.max_model_len)
     limits = _limits(config, capacity.max_model_len)
@@ -155,7 +167,32 @@ def _assemble(
         backend, scheduler_config=settings, limits=limits, num_blocks=capacity.num_blocks
     )
     scheduler = Scheduler(settings, num_blocks=capacity.num_blocks, cache_key=cache_key, now=now)
-    return Engine(scheduler, executor, now=now)
+    engine = Engine(scheduler, executor, now=now)
+    engine.use_grammars(
+        lambda: make_grammars(
+            make_tokenizer, vocab_size=backend.vocab_size, eos_token_ids=eos_token_ids, now=now
+        )
+    )
+    return engine
+
+
+def make_grammars(
+    make_tokenizer: Callable[[], Tokenizer],
+    *,
+    vocab_size: int,
+    eos_token_ids: tuple[int, ...] = (),
+    settings: CompilerSettings | None = None,
+    now: Callable[[], float] = time.monotonic,
+) -> Grammars:
+    """What compiles grammars for a model. Its vocabulary is read with the first one."""
+    from octavo_engine.core.grammars import Grammars
+    from octavo_engine.grammar.compiler import GrammarCompiler
+    from octavo_engine.grammar.vocabulary import Vocabulary
+
+    def make_vocabulary() -> Vocabulary:
+        return Vocabulary(make_tokenizer(), vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+
+    return Grammars(GrammarCompiler(make_vocabulary, settings, now=now), now=now)
 
 
 def _limits(config: EngineConfig, max_model_len: int) -> BackendLimits:

@@ -7,7 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from octavo_engine.core.heartbeat import Heartbeat
-from octavo_engine.errors import ModelError, OctavoError
+from octavo_engine.core.pooling import WrongTask
+from octavo_engine.errors import InvalidRequest, ModelError, OctavoError, RequestError
+from octavo_engine.executor.executor import ReleasesKV
 from octavo_engine.sampling.processors import ProcessorRegistry
 from octavo_engine.state.batch import ScheduledBatch
 from octavo_engine.state.outputs import EngineStats, SequenceOutput, StepOutput, StepResult
@@ -15,20 +17,23 @@ from octavo_engine.state.request import EngineRequest
 from octavo_engine.state.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from octavo_engine.core.grammars import Grammars
     from octavo_engine.core.kv_event_publisher import KVEventPublisher
     from octavo_engine.core.kv_events import KVEventRecorder
     from octavo_engine.executor.executor import Executor
+    from octavo_engine.grammar.run import GrammarRun
     from octavo_engine.scheduling.scheduler import Scheduler
     from octavo_engine.state.labels import Labels
+    from octavo_engine.state.pooling import PoolingRequest
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 3  # in a row; then something is broken that no request is to blame for
 _COUNTERS = (
-    "steps", "prompt_tokens", "generation_tokens", "prefix_queries", "prefix_hits", "preemptions",
-    "nan_failures",
+    "steps", "prompt_tokens", "prompt_tokens_cached", "generation_tokens", "prefix_queries",
+    "prefix_hits", "preemptions", "nan_failures",
 )  # fmt: skip
 
 
@@ -50,36 +55,52 @@ class Engine:
         self._processors = ProcessorRegistry()
         self._live: set[str] = set()  # request ids taken in and not finished
         self._failed_steps = 0
+        self._make_grammars: Callable[[], Grammars] | None = None
+        self._grammars: Grammars | None = None  # made when first needed
+        self._refused: list[tuple[str, RequestError]] = []
         self._kv_events: tuple[KVEventRecorder, KVEventPublisher] | None = None
         self._warm_up_stats = EngineStats()  # not part of what users count
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self._grammars) or bool(self._refused)
 
     def add(self, request: EngineRequest) -> None:
         """Take a request in. Raises RequestError: it is full, or this one can never be served."""
         self._processors.resolve(request.params.logits_processors)
-        self.scheduler.add(request)
+        grammar = None
+        if request.params.grammar is not None:
+            grammar = self._begin_grammar(request)
+            if grammar is None:
+                return  # it comes in line once its grammar is compiled
+        self.scheduler.add(request, grammar)
         self._live.add(request.request_id)
+
+    def add_pooling(self, requests: Sequence[PoolingRequest]) -> None:
+        raise WrongTask("this model generates; it has no embeddings or scores", param="model")
 
     def abort(self, request_id: str) -> SequenceOutput | None:
         """End a sequence now, wherever it stands. Unknown or finished: None."""
         self._live.discard(request_id)
+        if self._grammars is not None and (out := self._grammars.abort(request_id)) is not None:
+            return out
         return self.scheduler.abort(request_id)
 
     def step(self) -> StepOutput:
         """Compute one batch. What a whole step raises fails the sequences in it, not the engine."""
         batch = ScheduledBatch()
+        ended = [] if self._grammars is None else self._settle_grammars(self._grammars)
         try:
             batch = self.scheduler.schedule()
             outputs = [] if batch.is_empty else self._compute(batch)
             self._failed_steps = 0
         except Exception as error:
             outputs = self._fail(batch, error)
-        outputs += self.scheduler.take_finished()
+        outputs += [*self.scheduler.take_finished(), *ended]
         self._live.difference_update(o.request_id for o in outputs if o.finish_reason is not None)
         self.last_step_was_empty = batch.is_empty
+        if batch.is_empty and self._grammars is not None and not outputs and not self._refused:
+            self._grammars.wait(0.002)  # for whoever steps without a pause
         return self.report(outputs)
 
     def report(self, outputs: list[SequenceOutput]) -> StepOutput:
@@ -91,6 +112,15 @@ class Engine:
             if batch is not None:
                 publisher.publish(batch)
         return StepOutput(outputs=outputs, stats=self.stats(), residency=residency)
+
+    def use_grammars(self, make: Callable[[], Grammars]) -> None:
+        """How to get what compiles grammars; it is made when a request first brings one."""
+        self._make_grammars = make
+
+    def take_refused(self) -> list[tuple[str, RequestError]]:
+        """Requests that were taken in and cannot be served after all; each is handed out once."""
+        refused, self._refused = self._refused, []
+        return refused
 
     def label(self, request_id: str, labels: Labels) -> None:
         """Labels for the answer of a sequence that ended lately."""
@@ -104,10 +134,28 @@ class Engine:
         stats, before = self.scheduler.stats(), self._warm_up_stats
         for counter in _COUNTERS:
             setattr(stats, counter, getattr(stats, counter) - getattr(before, counter))
+        if self._grammars is not None:
+            compiles = self._grammars.compiler.stats
+            stats.num_waiting += len(self._grammars)
+            stats.num_waiting_grammar = len(self._grammars)
+            stats.grammar_cache_hits = compiles.hits
+            stats.grammar_failures = compiles.failures
+            stats.grammar_compile_counts = list(compiles.counts)
+            stats.grammar_compile_seconds = compiles.seconds
         return stats
 
     def reset_prefix_cache(self) -> bool:
         return self.scheduler.reset_prefix_cache()
+
+    def sleep(self, *, on: bool) -> None:
+        """Let go of the KV cache's memory, or have it again. With work at hand nothing is done."""
+        executor = self.executor
+        if not isinstance(executor, ReleasesKV):
+            return
+        if not on:
+            executor.restore_kv()
+        elif not self.has_work and self.reset_prefix_cache():
+            executor.release_kv()
 
     def warm_up(self) -> None:
         """Compute a few tokens, so that the first request finds memory touched and times known."""
@@ -133,6 +181,8 @@ class Engine:
     def close(self) -> None:
         if self._kv_events is not None:
             self._kv_events[1].close()
+        if self._grammars is not None:
+            self._grammars.close()
         self.executor.close()
 
     def _compute(self, batch: ScheduledBatch) -> list[SequenceOutput]:
@@ -142,6 +192,25 @@ class Engine:
         step_s = self._now() - started
         self.heartbeat.learn(batch.num_tokens, step_s)
         return self.scheduler.update(batch, result, step_s)
+
+    def _begin_grammar(self, request: EngineRequest) -> GrammarRun | None:
+        if self._grammars is None:
+            if self._make_grammars is None:
+                raise InvalidRequest("this engine has no grammars", param="response_format")
+            self._grammars = self._make_grammars()
+        return self._grammars.begin(request)
+
+    def _settle_grammars(self, grammars: Grammars) -> list[SequenceOutput]:
+        """Put those in line whose grammar is compiled. Returns what ended instead."""
+        ready, refused, finished = grammars.settle()
+        self._refused += refused
+        for request, grammar in ready:
+            try:
+                self.scheduler.add(request, grammar)
+                self._live.add(request.request_id)
+            except RequestError as error:
+                self._refused.append((request.request_id, error))
+        return finished
 
     def _fail(self, batch: ScheduledBatch, error: Exception) -> list[SequenceOutput]:
         """End what was being computed; if not even that is known, end all there is."""

@@ -21,7 +21,7 @@ from octavo_engine.errors import EngineDead, OctavoError
 if TYPE_CHECKING:
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.client import Listener
-    from octavo_engine.core.engine import Engine
+    from octavo_engine.core.core_engine import CoreEngine
     from octavo_engine.core.info import ModelInfo
     from octavo_engine.core.loop import Inbox
     from octavo_engine.core.process import Build
@@ -45,7 +45,7 @@ class InProcessClient:
         self._settled = asyncio.Event()  # loaded, or failed
         self._ended = False
         self._stopping = False
-        self._engine: Engine | None = None
+        self._engine: CoreEngine | None = None
         self._thread = threading.Thread(target=self._run, name="octavo-core", daemon=True)
         self._thread.start()
 

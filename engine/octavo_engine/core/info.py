@@ -26,6 +26,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     embedding_size: int = 0  # of a model that embeds
     dimensions: tuple[int, ...] = ()  # sizes it may be cut to; empty: not made for that
     labels: tuple[str, ...] = ()  # of a classifier, in the order of its outputs
+    prompts: dict[str, str] = {}  # what an embedder wants before a text, by the text's purpose
+    default_prompt: str | None = None  # one of them, for texts that name none
+    similarity: str = "cosine"  # that its makers compare embeddings by
     cache_key: bytes  # digest of all that makes one KV block differ from another model's
 
 

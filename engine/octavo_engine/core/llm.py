@@ -21,8 +21,11 @@ from octavo_engine.config import (
     SchedulerConfig,
     SimConfig,
 )
-from octavo_engine.core.build import build_engine, load_model_tokenizer, localized, resolve
+from octavo_engine.core.build import load_model_tokenizer, localized, resolve
+from octavo_engine.core.build_core import build_core
+from octavo_engine.core.llm_pooling import PoolingMethods
 from octavo_engine.core.output_processor import OutputProcessor, Submission
+from octavo_engine.core.pooling import check_task
 from octavo_engine.core.progress_bar import generation_bar, loading_bar
 from octavo_engine.core.seeds import Seeds
 from octavo_engine.core.validate import settle_params
@@ -56,7 +59,7 @@ Message: TypeAlias = Mapping[str, Any]  # role, content, and what a template may
 _NO_LIMIT = 2**31 - 1
 
 
-class LLM:
+class LLM(PoolingMethods):
     """One model, loaded when this is made. Not for use from several threads at once.
 
     >>> with LLM("demo://smollm2") as llm:
@@ -132,6 +135,7 @@ class LLM:
         """
         if self._closed:
             raise OctavoError("this LLM was closed; make a new one")
+        check_task("generate", self._info)
         listed = _as_list(prompts)
         submissions = []
         for index, (prompt, params) in enumerate(
@@ -211,7 +215,7 @@ class LLM:
             files = resolve(config, progress)
         self._tokenizer = load_model_tokenizer(config, files)
         with loading_bar(f"Loading {config.names[0]}") as progress:
-            self._engine, self._info = build_engine(
+            self._engine, self._info = build_core(
                 localized(config, files), progress=progress, backend=backend
             )
         check_vocab(self._tokenizer, self._info.vocab_size)
@@ -236,6 +240,10 @@ class LLM:
         if token_ids is None:
             assert text is not None
             token_ids = self._tokenizer.encode(text)
+        if params.grammar is not None:
+            from octavo_engine.grammar.check import check  # most have none
+
+            check(params.grammar)
         return Submission(
             request_id=str(index),
             prompt=text,
@@ -257,6 +265,9 @@ class LLM:
                 num_tokens = 0
                 while self._engine.has_work and not interrupted():
                     outputs = self._engine.step().outputs
+                    for refused_id, error in self._engine.take_refused():
+                        for sequence_id in self._processor.refuse(refused_id, error).aborts:
+                            self._engine.abort(sequence_id)
                     for sequence_id in self._processor.process(outputs).aborts:
                         self._engine.abort(sequence_id)
                     num_tokens += sum(len(output.token_ids) for output in outputs)

@@ -9,9 +9,13 @@ import json
 import logging
 import sys
 import time
+from contextvars import ContextVar
 from typing import Literal
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
+
+# Of the request that a task works for: it stands in every line logged meanwhile.
+REQUEST_ID: ContextVar[str | None] = ContextVar("octavo_request_id", default=None)
 
 
 class TextFormatter(logging.Formatter):
@@ -42,12 +46,14 @@ class JsonFormatter(logging.Formatter):
 
 
 def fields(record: logging.LogRecord) -> dict[str, object]:
-    """What was passed as `extra`."""
-    return {
+    """What was passed as `extra`, and whose request it is about."""
+    own = {
         key: value
         for key, value in vars(record).items()
         if key not in _STANDARD and value is not None
     }
+    request_id = REQUEST_ID.get()
+    return own if request_id is None else {"request_id": request_id, **own}
 
 
 def set_up_logging(log_format: str, level: str | int) -> None:

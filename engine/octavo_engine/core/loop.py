@@ -12,7 +12,8 @@ from octavo_engine.errors import EngineDead, GenerationFailed, RequestError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_engine.core.engine import Engine
+    from octavo_engine.core.core_engine import CoreEngine
+    from octavo_engine.state.pooling import PoolingRequest
     from octavo_engine.state.request import EngineRequest
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,9 @@ Inbox: TypeAlias = SimpleQueue[wire.ToCore]
 class CoreLoop:
     """Runs in the thread that calls `run`, until Shutdown; all the engine's state belongs to it."""
 
-    def __init__(self, engine: Engine, inbox: Inbox, emit: Callable[[wire.FromCore], None]) -> None:
+    def __init__(
+        self, engine: CoreEngine, inbox: Inbox, emit: Callable[[wire.FromCore], None]
+    ) -> None:
         self._engine = engine
         self._inbox = inbox
         self._emit = emit
@@ -43,8 +46,11 @@ class CoreLoop:
                 return
             step = engine.step() if engine.has_work else engine.report([])
             engine.heartbeat.end()
+            refused = engine.take_refused()
+            for request_id, error in refused:
+                self._emit(wire.refusal(request_id, error))
             idled = engine.last_step_was_empty and not step.outputs
-            if step.outputs or messages or not idled:
+            if step.outputs or step.pooled or messages or refused or not idled:
                 self._emit(wire.Outputs(step))
 
     def _take(self, *, wait: bool, pause_s: float) -> list[wire.ToCore]:
@@ -65,11 +71,15 @@ class CoreLoop:
             case wire.AddRequests(requests):
                 for request in requests:
                     self._add(request)
+            case wire.AddPooling(texts):
+                self._add_pooling(texts)
             case wire.Abort(request_ids):
                 for request_id in request_ids:
                     self._engine.abort(request_id)
             case wire.ResetPrefixCache():
                 self._engine.reset_prefix_cache()
+            case wire.Sleep(on):
+                self._engine.sleep(on=on)
             case wire.Label(request_id, labels):
                 self._engine.label(request_id, labels)
             case wire.Watch(on):
@@ -81,14 +91,25 @@ class CoreLoop:
                 logger.warning("Dropped an unexpected message", extra={"kind": type(message)})
 
     def _add(self, request: EngineRequest) -> None:
+        self._take_in([request.request_id], lambda: self._engine.add(request))
+
+    def _add_pooling(self, requests: list[PoolingRequest]) -> None:
+        ids = [request.request_id for request in requests]
+        self._take_in(ids, lambda: self._engine.add_pooling(requests))
+
+    def _take_in(self, request_ids: list[str], add: Callable[[], None]) -> None:
         """What goes wrong with one request ends that request only."""
         try:
             if self._closing:
                 raise EngineDead("the engine is shutting down", retry_after_s=1)
-            self._engine.add(request)
+            add()
         except RequestError as error:
-            self._emit(wire.refusal(request.request_id, error))
+            self._refuse(request_ids, error)
         except Exception as error:
-            logger.exception("Could not take in a request", extra={"request": request.request_id})
+            logger.exception("Could not take in a request", extra={"request": request_ids[:1]})
             failure = GenerationFailed(f"the engine could not take the request in: {error}")
-            self._emit(wire.refusal(request.request_id, failure))
+            self._refuse(request_ids, failure)
+
+    def _refuse(self, request_ids: list[str], error: RequestError) -> None:
+        for request_id in request_ids:
+            self._emit(wire.refusal(request_id, error))

@@ -21,6 +21,7 @@ from octavo_engine.core.outputs import (
     RequestOutput,
     TokenChoice,
 )
+from octavo_engine.core.repetition import RepetitionWatch
 from octavo_engine.core.seeds import key
 from octavo_engine.errors import DeadlineExceeded, GenerationFailed, RequestError
 from octavo_engine.state.request import EngineRequest
@@ -61,13 +62,16 @@ class Answer:
     __slots__ = (
         "detokenizer",
         "finished",
+        "first_at",
         "index",
         "num_tokens",
+        "repetition",
         "request",
         "sequence_id",
         "stops",
         "told_chars",
         "told_ids",
+        "told_text",
     )
 
     def __init__(
@@ -79,16 +83,23 @@ class Answer:
         self.sequence_id = sequence_id
         self.num_tokens = 0
         self.told_ids: list[int] = []  # of a resumed answer
-        self.told_chars = 0  # the length of their text
+        self.told_text = ""  # of those
+        self.told_chars = 0  # its length
         self.finished = False
+        self.first_at = 0.0  # when its first token came
         self.detokenizer = (
             Detokenizer(
                 tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
+                shown_special_ids=params.shown_special_ids,
                 prompt_token_ids=request.submission.prompt_token_ids,
             )
             if params.detokenize
             else None
+        )
+        wanted = params.repetition_detection
+        self.repetition = (
+            RepetitionWatch(wanted) if wanted is not None and wanted.max_pattern_size else None
         )
         self.stops = (
             StopStrings(params.stop, include=params.include_stop_str_in_output)
@@ -140,7 +151,9 @@ class Request:
         for output in outputs:
             if output.index == answer.index:
                 return output
-        new = CompletionOutput(answer.index, told_chars=answer.told_chars)
+        new = CompletionOutput(
+            answer.index, told_chars=answer.told_chars, told_text=answer.told_text
+        )
         if not outputs:
             outputs.append(new)
             return new
@@ -187,14 +200,14 @@ class OutputProcessor:
         """Of all sequences in flight."""
         return list(self._answers)
 
-    def process(self, outputs: Iterable[SequenceOutput]) -> Processed:
+    def process(self, outputs: Iterable[SequenceOutput], *, now: float = 0.0) -> Processed:
         """Hot path: once per sequence and step. Unknown ids are late news of what was aborted."""
         done = Processed()
         for output in outputs:
             answer = self._answers.get(output.request_id)
             if answer is None:
                 continue
-            self._advance(answer, output)
+            self._advance(answer, output, now)
             request = answer.request
             if answer.finished:
                 del self._answers[output.request_id]
@@ -232,7 +245,7 @@ class OutputProcessor:
 
     # ── one answer ──
 
-    def _advance(self, answer: Answer, output: SequenceOutput) -> None:
+    def _advance(self, answer: Answer, output: SequenceOutput, now: float) -> None:
         request = answer.request
         if answer.index == request.first:
             self._note_prompt(request, output)
@@ -243,9 +256,16 @@ class OutputProcessor:
         if not ids and output.finish_reason is None:
             return
         new = request.news_of(answer)
+        if not answer.first_at:
+            answer.first_at = now
+        new.first_at, new.last_at = answer.first_at, now
+        repeated = None if answer.repetition is None else answer.repetition.cut(ids)
+        if repeated is not None:
+            ids = ids[:repeated]
         shown = len(ids)  # the text of the token that ends an answer is not part of it
         params = request.submission.params
-        if output.finish_reason == "stop" and not params.include_stop_str_in_output:
+        ends_in_text = output.is_whole or params.include_stop_str_in_output
+        if output.finish_reason == "stop" and repeated is None and not ends_in_text:
             shown -= 1
         kept, stop = self._add_text(answer, new, ids, shown)
         new.token_ids += ids[:kept]
@@ -255,6 +275,8 @@ class OutputProcessor:
             new.logprobs = decoded if new.logprobs is None else new.logprobs + decoded
         if stop is not None:
             self._finish(answer, new, "stop", stop)
+        elif repeated is not None:
+            self._finish(answer, new, "repetition")
         elif output.finish_reason is not None:
             self._finish(answer, new, output.finish_reason, output.stop_token_id)
 
@@ -336,14 +358,18 @@ class OutputProcessor:
         shown = len(ids) - (complete and not params.include_stop_str_in_output)
         kept, met = self._add_text(answer, new, ids, shown)
         answer.told_ids, answer.told_chars = ids, len(new.text)
+        answer.told_text = new.text
         reason: FinishReason = "stop"
         stop: str | int | None = met
         if met is None and complete:
             stop = None if ids[-1] in ends_text else ids[-1]
         elif met is None:
-            if params.max_tokens is None or kept < params.max_tokens:
+            if answer.repetition is not None and answer.repetition.cut(ids) is not None:
+                reason = "repetition"
+            elif params.max_tokens is None or kept < params.max_tokens:
                 return False
-            reason = "length"
+            else:
+                reason = "length"
         self._finish(answer, request.news_of(answer), reason, stop)
         return True
 
@@ -358,6 +384,7 @@ class OutputProcessor:
                 n=1,
                 seed=None,
                 stop=(),  # searched here; the core knows tokens only
+                repetition_detection=None,
                 prompt_logprobs=asked.params.prompt_logprobs if is_first else None,
             ),
             output_token_ids=answer.told_ids,

@@ -43,8 +43,12 @@ class CompletionOutput:
     stop_reason: str | int | None = None  # the stop string or stop id; None for end of text
     num_tokens: int = 0  # generated so far in all, resumed ones included
     told_chars: int = 0  # of text before all this, from the engine that an answer was resumed from
+    told_text: str = field(default="", compare=False)  # that text
     # What the core called it, known once it is finished; no part of what was said.
     sequence_id: str = field(default="", compare=False)
+    # When its first token and the newest one came from the core, by time.monotonic; 0: unknown.
+    first_at: float = field(default=0.0, compare=False)
+    last_at: float = field(default=0.0, compare=False)
 
     @property
     def finished(self) -> bool:
@@ -86,6 +90,7 @@ class RequestOutput:
             old.stop_reason = new.stop_reason
             old.num_tokens = new.num_tokens
             old.sequence_id = new.sequence_id
+            old.last_at = new.last_at
         self.outputs.sort(key=lambda output: output.index)
         self.finished = later.finished
         self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from octavo_engine.config import EngineConfig
-    from octavo_engine.core.engine import Engine
+    from octavo_engine.core.core_engine import CoreEngine
     from octavo_engine.core.info import ModelInfo
     from octavo_engine.core.loop import Inbox
 
@@ -42,11 +42,11 @@ _PROGRESS_EVERY_S = 0.1
 
 
 class Build(Protocol):
-    """`core.build.build_engine`, or a test's own."""
+    """`core.build_core.build_core`, or a test's own."""
 
     def __call__(
         self, config: EngineConfig, *, progress: Callable[[int, int], None]
-    ) -> tuple[Engine, ModelInfo]: ...
+    ) -> tuple[CoreEngine, ModelInfo]: ...
 
 
 class CoreProcess:
@@ -57,7 +57,7 @@ class CoreProcess:
         self._build = build
         self._inbox: Inbox = SimpleQueue()
         self._sending = threading.Lock()
-        self._engine: Engine | None = None  # once loaded
+        self._engine: CoreEngine | None = None  # once loaded
         self._progress_at = 0.0
 
     def run(self) -> int:
@@ -152,9 +152,9 @@ def main(argv: list[str] | None = None, build: Build | None = None) -> int:
     parser.add_argument("--fd", type=int, required=True, help="the socket to the API server")
     args = parser.parse_args(argv)
     if build is None:
-        from octavo_engine.core.build import build_engine
+        from octavo_engine.core.build_core import build_core
 
-        build = build_engine
+        build = build_core
     core = CoreProcess(socket.socket(fileno=args.fd), build)
 
     def on_sigterm(_signal: int, _frame: FrameType | None) -> None:

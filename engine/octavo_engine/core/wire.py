@@ -85,6 +85,12 @@ class ResetPrefixCache(Message, frozen=True):
     pass
 
 
+class Sleep(Message, frozen=True):
+    """Give the memory of the KV cache back, or take it again."""
+
+    on: bool
+
+
 class Label(Message, frozen=True):
     """Labels for the answer of a sequence that has ended."""
 
@@ -151,7 +157,7 @@ class Fatal(Message, frozen=True):
     message: str
 
 
-ToEngine: TypeAlias = AddRequests | AddPooling | Abort | ResetPrefixCache | Label | Watch
+ToEngine: TypeAlias = AddRequests | AddPooling | Abort | ResetPrefixCache | Sleep | Label | Watch
 ToCore: TypeAlias = Configure | ToEngine | Ping | Shutdown
 FromCore: TypeAlias = Progress | Ready | Pong | Outputs | Refused | Fatal
 M = TypeVar("M")

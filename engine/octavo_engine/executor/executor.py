@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from octavo_engine.state.batch import ScheduledBatch
@@ -20,3 +20,14 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Let go of memory and threads. A second call does nothing."""
+
+
+@runtime_checkable
+class ReleasesKV(Protocol):
+    """What can do without the memory of its KV cache for a while; its content is lost."""
+
+    def release_kv(self) -> None:
+        """Nothing may be executed afterwards. A second call does nothing."""
+
+    def restore_kv(self) -> None:
+        """As after the start. Does nothing where the memory is there."""

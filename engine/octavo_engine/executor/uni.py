@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo_engine.executor.executor import ReleasesKV
 from octavo_engine.model_runner.runner import ModelRunner
 
 if TYPE_CHECKING:
@@ -34,6 +35,15 @@ class UniExecutor:
 
     def poison_blocks(self, block_ids: list[int]) -> None:
         self._backend.poison_blocks(block_ids)
+
+    def release_kv(self) -> None:
+        """Only where the backend can; a simulated cache takes no memory."""
+        if isinstance(self._backend, ReleasesKV):
+            self._backend.release_kv()
+
+    def restore_kv(self) -> None:
+        if isinstance(self._backend, ReleasesKV):
+            self._backend.restore_kv()
 
     def close(self) -> None:
         if self._is_closed:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from octavo_engine.grammar.masks import StepMasks
 from octavo_engine.model_runner.inputs import StepInputs
 from octavo_engine.sampling.batch import SAMPLED_OK
 from octavo_engine.state.outputs import StepResult, TokenLogprobs
@@ -13,10 +14,19 @@ from octavo_engine.state.outputs import StepResult, TokenLogprobs
 if TYPE_CHECKING:
     from octavo_engine.backends.backend import Backend, BackendLimits
     from octavo_engine.config import SchedulerConfig
+    from octavo_engine.grammar.run import GrammarRun
     from octavo_engine.model_runner.inputs import BuiltStep
     from octavo_engine.sampling.batch import Sampled
     from octavo_engine.sampling.processors import ProcessorRegistry
     from octavo_engine.state.batch import ScheduledBatch
+
+
+class Guided(NamedTuple):
+    """The masks of a step, and whose they are."""
+
+    masks: StepMasks
+    runs: list[GrammarRun]
+    entries: list[int]  # of the batch
 
 
 class ModelRunner:
@@ -40,6 +50,7 @@ class ModelRunner:
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Compute the batch. Sampled tokens are noted in the rows, ready for the next step."""
         built = self.inputs.build(batch)
+        guided = self._guide(batch, built) if any(s.grammar for s in batch.sequences) else None
         sampled = self.backend.execute(built.step, built.sampling)
         if built.is_decode:
             self.inputs.store(built.step.rows, built.sampling.positions, sampled.tokens)
@@ -48,9 +59,42 @@ class ModelRunner:
             result = StepResult(tokens=self._take_tokens(batch, built, sampled))
         if np.count_nonzero(sampled.status):
             self._take_failures(built, sampled, result)
+        if guided is not None:
+            self._take_guided(batch, built, guided, result)
         if sampled.logprobs is not None:
             self._take_logprobs(batch, built, sampled, result)
         return result
+
+    def _guide(self, batch: ScheduledBatch, built: BuiltStep) -> Guided | None:
+        """Have the masks made while the forward pass runs."""
+        runs, rows, entries = [], [], []
+        for i, sequence in enumerate(batch.sequences):
+            if sequence.grammar is not None and batch.samples[i]:
+                runs.append(sequence.grammar)
+                rows.append(int(built.logit_starts[i + 1]) - 1)
+                entries.append(i)
+        if not runs:
+            return None
+        masks = StepMasks(runs, rows, len(built.sampling.rows))
+        built.sampling.masks = masks
+        return Guided(masks, runs, entries)
+
+    def _take_guided(
+        self, batch: ScheduledBatch, built: BuiltStep, guided: Guided, result: StepResult
+    ) -> None:
+        """Which entries got no mask in time, and what must follow the tokens of the others."""
+        late = set(guided.masks.late)
+        for index, (run, entry) in enumerate(zip(guided.runs, guided.entries, strict=True)):
+            if index in late:
+                if entry not in result.failed:
+                    result.deferred.append(entry)
+                    result.tokens[entry] = -1
+            elif run.forced and result.tokens[entry] >= 0:
+                result.forced[entry] = run.forced
+                row = batch.rows[entry]
+                position = int(built.sampling.positions[built.logit_starts[entry + 1] - 1]) + 1
+                room = self.inputs.token_ids[row, position : position + len(run.forced)]
+                room[:] = run.forced[: len(room)]
 
     def _take_tokens(self, batch: ScheduledBatch, built: BuiltStep, sampled: Sampled) -> list[int]:
         entries = np.flatnonzero(batch.samples)

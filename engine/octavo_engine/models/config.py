@@ -25,7 +25,7 @@ MAX_WIDTH = 1 << 20
 MAX_LAYERS = 1024
 MAX_HEADS = 4096
 MAX_HEAD_DIM = 1024
-_ACTIVATIONS: dict[str, Activation] = {
+ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -71,6 +71,7 @@ class ModelConfig:
     torch_dtype: TorchDType = "float32"  # as the checkpoint was saved
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    is_whole: bool = False  # texts are read whole, for a vector or a score: nothing is cached
     is_part: bool = False  # the text part of a model that also sees pictures
 
     @property
@@ -131,7 +132,7 @@ def _read(
         output_bias=attention_bias if family.output_bias is None else family.output_bias,
         mlp_bias=fields.boolean("mlp_bias"),
         tie_word_embeddings=fields.boolean("tie_word_embeddings"),
-        torch_dtype=_torch_dtype(fields),
+        torch_dtype=read_torch_dtype(fields),
         bos_token_id=fields.optional_integer("bos_token_id", minimum=0, maximum=MAX_VOCABULARY),
         eos_token_ids=fields.integers("eos_token_id", maximum=MAX_VOCABULARY),
         is_part=is_part,
@@ -159,12 +160,12 @@ def _num_kv_heads(fields: Fields, num_heads: int) -> int:
 
 def _activation(fields: Fields) -> Activation:
     name = fields.optional_text("hidden_activation") or fields.optional_text("hidden_act") or "silu"
-    if name not in _ACTIVATIONS:
-        raise fields.error("hidden_act", f"must be one of {', '.join(sorted(_ACTIVATIONS))}")
-    return _ACTIVATIONS[name]
+    if name not in ACTIVATIONS:
+        raise fields.error("hidden_act", f"must be one of {', '.join(sorted(ACTIVATIONS))}")
+    return ACTIVATIONS[name]
 
 
-def _torch_dtype(fields: Fields) -> TorchDType:
+def read_torch_dtype(fields: Fields) -> TorchDType:
     spelling = "torch_dtype" if fields.raw("dtype") is None else "dtype"
     name = fields.optional_text(spelling) or "float32"
     for dtype in get_args(TorchDType):

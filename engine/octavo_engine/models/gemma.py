@@ -21,6 +21,18 @@ class Gemma:
     """Token ids to logits."""
 
     def __init__(self, config: ModelConfig, loader: Loader, max_model_len: int) -> None:
+        self.body = GemmaBody(config, loader, max_model_len)
+        self.head = Head(config, loader, self.body.embedding)
+
+    def forward(self, ops: Ops) -> Value:
+        x = self.body.forward(ops)
+        return self.head.forward(ops, self.body.normed(ops, ops.select_rows(x)))
+
+
+class GemmaBody:
+    """All but the head: token ids to hidden states, which are still to be normed."""
+
+    def __init__(self, config: ModelConfig, loader: Loader, max_model_len: int) -> None:
         ropes = Ropes(max_model_len)
         self.config = config
         self.embedding = loader.embedding(
@@ -28,14 +40,15 @@ class Gemma:
         )
         self.layers = [Layer(config, loader, index, ropes) for index in range(config.num_layers)]
         self.norm = loader.vector("model.norm.weight", config.hidden_size, offset=NORM_OFFSET)
-        self.head = Head(config, loader, self.embedding)
 
     def forward(self, ops: Ops) -> Value:
         x = ops.embedding(self.embedding, scale=self.config.embedding_scale)
         for layer in self.layers:
             x = layer.forward(ops, x)
-        x = ops.rms_norm(ops.select_rows(x), self.norm, self.config.norm_eps)
-        return self.head.forward(ops, x)
+        return x
+
+    def normed(self, ops: Ops, x: Value) -> Value:
+        return ops.rms_norm(x, self.norm, self.config.norm_eps)
 
 
 class Layer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from octavo_engine.models.rope import make_rope
 from octavo_engine.ops import AttentionSpec
@@ -10,7 +10,7 @@ from octavo_engine.ops import AttentionSpec
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.models.rope import RopeConfig
-    from octavo_engine.ops import Embedding, Loader, Ops, Rope, Value
+    from octavo_engine.ops import Embedding, EncoderOps, Loader, Ops, Rope, Value
 
 
 class Ropes:
@@ -61,6 +61,7 @@ class Attention:
         if config.family.qk_norm:
             q_norm = loader.vector(f"{prefix}.q_norm.weight", config.head_dim, offset=norm_offset)
             k_norm = loader.vector(f"{prefix}.k_norm.weight", config.head_dim, offset=norm_offset)
+        self.is_whole = config.is_whole
         layer = config.layers[index]
         self.spec = AttentionSpec(
             layer=index,
@@ -77,7 +78,12 @@ class Attention:
         )
 
     def forward(self, ops: Ops, x: Value) -> Value:
-        return ops.linear(ops.attention(ops.linear(x, self.qkv), self.spec), self.output)
+        qkv = ops.linear(x, self.qkv)
+        if self.is_whole:
+            x = cast("EncoderOps", ops).encoder_attention(qkv, self.spec)
+        else:
+            x = ops.attention(qkv, self.spec)
+        return ops.linear(x, self.output)
 
 
 class Mlp:

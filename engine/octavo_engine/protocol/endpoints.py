@@ -17,6 +17,7 @@ REQUEST_ID_HEADER = "x-request-id"
 EXPLAIN_HEADER = "x-octavo-explain"
 SERVED_BY_HEADER = "x-served-by"
 SESSION_HEADER = "x-session-id"
+TIMEOUT_HEADER = "x-octavo-timeout-ms"  # how long the client will wait for the whole answer
 
 # headers between router and engine; a client's are stripped
 STREAM_HEADER = "x-octavo-stream"  # "tokens": each SSE event carries the token ids behind its text

@@ -9,6 +9,9 @@ NUM_REQUESTS_WAITING = "octavo_num_requests_waiting"
 NUM_QUEUED_TOKENS = "octavo_num_queued_tokens"
 KV_CACHE_USAGE_PERC = "octavo_kv_cache_usage_perc"  # a share from 0 to 1, as vLLM's
 CACHE_CONFIG_INFO = "octavo_cache_config_info"
+NUM_REQUESTS_WAITING_BY_REASON = "octavo_num_requests_waiting_by_reason"
+ENGINE_SLEEP_STATE = "octavo_engine_sleep_state"
+LORA_REQUESTS_INFO = "octavo_lora_requests_info"
 ENGINE_STATE = "octavo_engine_state"
 STEP_SECONDS = "octavo_step_seconds"
 LAST_STEP_AGE_SECONDS = "octavo_last_step_age_seconds"
@@ -21,10 +24,14 @@ PROMPT_TOKENS = "octavo_prompt_tokens"
 GENERATION_TOKENS = "octavo_generation_tokens"
 PREFIX_CACHE_QUERIES = "octavo_prefix_cache_queries"
 PREFIX_CACHE_HITS = "octavo_prefix_cache_hits"
+PROMPT_TOKENS_CACHED = "octavo_prompt_tokens_cached"
+PROMPT_TOKENS_BY_SOURCE = "octavo_prompt_tokens_by_source"
 NUM_PREEMPTIONS = "octavo_num_preemptions"
 CORRUPTED_REQUESTS = "octavo_corrupted_requests"
 REQUEST_SUCCESS = "octavo_request_success"
 HTTP_REQUESTS = "octavo_http_requests"
+GRAMMAR_CACHE_HITS = "octavo_grammar_cache_hits"
+GRAMMAR_FAILURES = "octavo_grammar_failures"
 
 # histograms
 TIME_TO_FIRST_TOKEN_SECONDS = "octavo_time_to_first_token_seconds"
@@ -32,17 +39,24 @@ INTER_TOKEN_LATENCY_SECONDS = "octavo_inter_token_latency_seconds"
 REQUEST_TIME_PER_OUTPUT_TOKEN_SECONDS = "octavo_request_time_per_output_token_seconds"
 E2E_REQUEST_LATENCY_SECONDS = "octavo_e2e_request_latency_seconds"
 REQUEST_QUEUE_TIME_SECONDS = "octavo_request_queue_time_seconds"
+REQUEST_PREFILL_TIME_SECONDS = "octavo_request_prefill_time_seconds"
+REQUEST_DECODE_TIME_SECONDS = "octavo_request_decode_time_seconds"
+REQUEST_INFERENCE_TIME_SECONDS = "octavo_request_inference_time_seconds"
+REQUEST_PREFILL_COMPUTED_TOKENS = "octavo_request_prefill_kv_computed_tokens"
+REQUEST_MAX_GENERATION_TOKENS = "octavo_request_max_num_generation_tokens"
+ITERATION_TOKENS = "octavo_iteration_tokens_total"  # a histogram, named so by vLLM
 REQUEST_PROMPT_TOKENS = "octavo_request_prompt_tokens"
 REQUEST_GENERATION_TOKENS = "octavo_request_generation_tokens"
 REQUEST_PARAMS_N = "octavo_request_params_n"
 REQUEST_PARAMS_MAX_TOKENS = "octavo_request_params_max_tokens"
+GRAMMAR_COMPILE_SECONDS = "octavo_grammar_compile_seconds"
 
 # -- ROUTER: what a router emits -------------------------------------------------------------------
 
 ROUTER_PREFIX = "octavo_router_"
 
 # requests, as clients see them
-ROUTER_REQUESTS = "octavo_router_requests"  # counter {model, route, code, stream}
+ROUTER_REQUESTS = "octavo_router_requests"  # counter {model, route, code, stream, outcome}
 ROUTER_REQUEST_DURATION_SECONDS = "octavo_router_request_duration_seconds"
 ROUTER_TIME_TO_FIRST_TOKEN_SECONDS = "octavo_router_time_to_first_token_seconds"
 ROUTER_INTER_TOKEN_LATENCY_SECONDS = "octavo_router_inter_token_latency_seconds"

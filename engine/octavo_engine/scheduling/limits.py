@@ -41,6 +41,8 @@ def max_num_tokens(request: EngineRequest, config: SchedulerConfig, *, kv_tokens
 def end_of(sequence: Sequence) -> FinishReason | None:
     """Why the sequence ends with its last token; None if it goes on."""
     num_tokens = len(sequence.token_ids)
+    if sequence.grammar is not None and sequence.grammar.is_complete:
+        return "stop"  # nothing can follow, whatever min_tokens says
     if sequence.token_ids[-1] in sequence.stop_ids and num_tokens >= sequence.min_num_tokens:
         return "stop"
     return "length" if num_tokens >= sequence.max_num_tokens else None
@@ -48,11 +50,16 @@ def end_of(sequence: Sequence) -> FinishReason | None:
 
 def stop_token_id(sequence: Sequence) -> int | None:
     """The caller's stop id that ended it; None for the model's own end of text."""
-    if sequence.finish_reason != "stop":
+    if sequence.finish_reason != "stop" or is_whole(sequence):
         return None
     request, last = sequence.request, sequence.token_ids[-1]
     is_end_of_text = last in request.eos_token_ids and not request.params.ignore_eos
     return None if is_end_of_text else last
+
+
+def is_whole(sequence: Sequence) -> bool:
+    """It ended because its grammar was complete, not by a token that says so."""
+    return sequence.grammar is not None and sequence.grammar.is_complete
 
 
 def last_output(sequence: Sequence) -> SequenceOutput:
@@ -61,4 +68,5 @@ def last_output(sequence: Sequence) -> SequenceOutput:
         request_id=sequence.request_id,
         finish_reason=sequence.finish_reason,
         stop_token_id=stop_token_id(sequence),
+        is_whole=is_whole(sequence),
     )

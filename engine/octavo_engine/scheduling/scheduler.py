@@ -23,9 +23,10 @@ from octavo_engine.state.outputs import EngineStats, SequenceOutput
 from octavo_engine.state.sequence import Sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from octavo_engine.config import SchedulerConfig
+    from octavo_engine.grammar.run import GrammarRun
     from octavo_engine.kv.manager import PrefixMatch
     from octavo_engine.state.outputs import FinishReason, StepResult
     from octavo_engine.state.request import EngineRequest
@@ -82,8 +83,11 @@ class Scheduler:
 
     # -- requests come and go --------------------------------------------------------------------
 
-    def add(self, request: EngineRequest) -> None:
-        """Put a request in line. Raises QueueFull, ContextLengthExceeded or InvalidRequest."""
+    def add(self, request: EngineRequest, grammar: GrammarRun | None = None) -> None:
+        """Put a request in line, with the grammar it must keep to.
+
+        Raises QueueFull, ContextLengthExceeded or InvalidRequest.
+        """
         max_num_tokens = limits.max_num_tokens(request, self.config, kv_tokens=self._kv_tokens)
         if request.request_id in self.sequences:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
@@ -98,6 +102,7 @@ class Scheduler:
             self.config, priority=request.priority, number=self._num_added, arrived_at=now
         )
         sequence = Sequence(request, max_num_tokens=max_num_tokens, order=order, added_at=now)
+        sequence.grammar = grammar
         if request.output_token_ids and (reason := limits.end_of(sequence)) is not None:
             sequence.finish_reason = reason  # a resume of what was complete already
             self._finished.append(limits.last_output(sequence))
@@ -146,7 +151,11 @@ class Scheduler:
         # Hot path: once per running sequence. Preemption shortens the list from its end meanwhile.
         for sequence in self.running:
             start = sequence.num_computed_tokens
+            if sequence.grammar is not None and sequence.grammar.is_busy:
+                continue  # its mask is late: it sits out
             if len(sequence.token_ids) - start > 1:
+                if sequence.grammar is not None and not self._grow_to_end(sequence, batch):
+                    break
                 behind.append(sequence)
                 continue
             if budget == 0:
@@ -178,7 +187,7 @@ class Scheduler:
         """Take in what a step computed. Returns the news of each sequence that has any."""
         self.kv.end_step()
         outputs: list[SequenceOutput] = []
-        failed = set(result.failed)
+        failed, deferred = set(result.failed), set(result.deferred)
         num_generated = 0
         entries = zip(
             batch.sequences, batch.starts, batch.counts, batch.samples, result.tokens, strict=True
@@ -190,9 +199,12 @@ class Scheduler:
             if index in failed:
                 outputs.append(self._fail(sequence))
                 continue
+            if index in deferred:
+                samples = False
+                count -= 1  # its last token is computed again, once it may be followed by another
             computed = sequence.num_computed_tokens = start + count
             was_behind = computed <= sequence.num_admitted_tokens
-            if was_behind or computed % BLOCK_SIZE == 0:
+            if was_behind or computed % BLOCK_SIZE < count:
                 self.kv.publish(sequence)
             output = SequenceOutput(request_id=sequence.request_id)
             if was_behind and sequence.wants_prompt_scores and start >= sequence.num_scored_tokens:
@@ -201,6 +213,7 @@ class Scheduler:
             if samples:
                 if len(sequence.token_ids) == sequence.num_given_tokens:
                     self._stats.prompt_tokens += sequence.num_prompt_tokens
+                    self._stats.prompt_tokens_cached += sequence.num_cached_tokens
                     output.num_cached_tokens = sequence.num_cached_tokens
                     output.queued_s = sequence.queued_s
                 num_generated += 1
@@ -208,21 +221,43 @@ class Scheduler:
                 output.token_ids = [token]
                 if index in result.logprobs:
                     output.logprobs = [result.logprobs[index]]
-                if token in sequence.stop_ids or len(sequence.token_ids) >= sequence.max_num_tokens:
+                if sequence.grammar is not None:
+                    num_generated += self._follow(sequence, output, result.forced.get(index, ()))
+                elif (
+                    token in sequence.stop_ids or len(sequence.token_ids) >= sequence.max_num_tokens
+                ):
                     self._end_if_due(sequence, output)
             elif not output.prompt_logprobs:
                 continue
             outputs.append(output)
         self._admission.after_step()
-        num_decodes = batch.counts.count(1)
+        num_decodes, num_tokens = batch.counts.count(1), batch.num_tokens
         if step_s > 0.0:
-            self._step_time.observe(num_decodes, sum(batch.counts) - num_decodes, step_s)
+            self._step_time.observe(num_decodes, num_tokens - num_decodes, step_s)
         stats = self._stats
         stats.steps += 1
         stats.generation_tokens += num_generated
         stats.step_ms = step_s * 1e3
+        stats.step_tokens = num_tokens
         stats.last_step_at = self._now()
         return outputs
+
+    def _follow(self, sequence: Sequence, output: SequenceOutput, forced: Iterable[int]) -> int:
+        """Take the new token through the grammar, and append what must follow it. Returns how many
+        tokens were appended."""
+        grammar, tokens = sequence.grammar, sequence.token_ids
+        assert grammar is not None
+        num_before = len(tokens)
+        for following in (None, *forced):
+            if following is not None:
+                tokens.append(following)
+                output.token_ids.append(following)
+            if tokens[-1] not in sequence.stop_ids:
+                grammar.accept(tokens[-1])
+            self._end_if_due(sequence, output)
+            if output.finish_reason is not None:
+                break
+        return len(tokens) - num_before
 
     # -- memory for those that run ---------------------------------------------------------------
 
@@ -234,6 +269,13 @@ class Scheduler:
             if victim is sequence:
                 return False
         batch.grown.append(BlockGrowth(sequence.row, len(sequence.block_table) - 1, block_id))
+        return True
+
+    def _grow_to_end(self, sequence: Sequence, batch: ScheduledBatch) -> bool:
+        """Blocks for all its tokens: forced ones were appended. False if it was preempted."""
+        while len(sequence.block_table) * BLOCK_SIZE < len(sequence.token_ids):
+            if not self._grow(sequence, batch):
+                return False
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -332,8 +374,15 @@ class Scheduler:
             self._finish(sequence, reason)
             output.finish_reason = reason
             output.stop_token_id = limits.stop_token_id(sequence)
+            output.is_whole = limits.is_whole(sequence)
 
     def _fail(self, sequence: Sequence) -> SequenceOutput:
+        if sequence.grammar is not None and sequence.grammar.error is not None:
+            self._finish(sequence, "error")
+            message = f"the answer cannot follow its grammar further: {sequence.grammar.error}"
+            return SequenceOutput(
+                request_id=sequence.request_id, finish_reason="error", error=message
+            )
         self._stats.nan_failures += 1
         self._leave(sequence, "error")
         self.kv.release_spoiled(sequence)

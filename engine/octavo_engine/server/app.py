@@ -1,76 +1,55 @@
-"""The table of routes, and what every request passes on its way: id, key, errors, log."""
+"""The application over the table of routes: what every request passes, from id to log."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import cache
+from typing import TYPE_CHECKING
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
+from octavo_engine.core.logs import REQUEST_ID
 from octavo_engine.errors import RequestError
-from octavo_engine.protocol.endpoints import DRAIN_PATH, POD_UID_HEADER, STREAM_PATH
-from octavo_engine.server import admin, listing, probes, tokens
-from octavo_engine.server.chat import chat_completions
-from octavo_engine.server.completions import completions
+from octavo_engine.protocol.endpoints import POD_UID_HEADER, REQUEST_ID_HEADER
 from octavo_engine.server.exchange import ClientGone, Exchange
 from octavo_engine.server.http_errors import from_routing, internal_error
+from octavo_engine.server.openapi import document
+from octavo_engine.server.routes import served_routes
 from octavo_engine.server.service import Service
-from octavo_engine.server.stream import stream
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from octavo_engine.server.reload import KeyFiles
+    from octavo_engine.server.routes import Row
     from octavo_engine.server.service import ServedEngine
     from octavo_engine.server.settings import ServerSettings
+    from octavo_engine.tracing import RequestTrace, Tracing
 
 logger = logging.getLogger("octavo.server")
 
-Handler = Callable[[Exchange, Service], Awaitable[None]]
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One route: who may call it, and whether it brings work."""
-
-    method: Literal["GET", "POST"]
-    path: str
-    handler: Handler
-    access: Literal["public", "key"]  # key: only with an API key, where any are set
-    works: bool = False  # needs the model; refused while it loads or drains
-
-
-# /metrics is public because scrapers of clusters send no key; it holds no prompt and no key.
-ROUTES = (
-    Row("GET", "/v1/models", listing.list_models, "key"),
-    Row("GET", "/v1/models/{model:path}", listing.get_model, "key"),
-    Row("POST", "/v1/completions", completions, "key", works=True),
-    Row("POST", "/v1/chat/completions", chat_completions, "key", works=True),
-    Row("POST", "/tokenize", tokens.tokenize, "key", works=True),
-    Row("POST", "/detokenize", tokens.detokenize, "key", works=True),
-    Row("GET", STREAM_PATH, stream, "key"),
-    Row("POST", DRAIN_PATH, admin.drain, "key"),
-    Row("GET", "/health", probes.health, "public"),
-    Row("GET", "/healthz", probes.health, "public"),
-    Row("GET", "/livez", probes.livez, "public"),
-    Row("GET", "/ready", probes.ready, "public"),
-    Row("GET", "/readyz", probes.ready, "public"),
-    Row("GET", "/version", listing.version, "public"),
-    Row("GET", "/metrics", probes.metrics, "public"),
-)
-
-
-def build_app(engine: ServedEngine, settings: ServerSettings) -> Starlette:
+def build_app(
+    engine: ServedEngine,
+    settings: ServerSettings,
+    key_files: KeyFiles | None = None,
+    tracing: Tracing | None = None,
+) -> Starlette:
     """The ASGI application; its Service is `app.state.service`."""
-    service = Service(engine, settings)
+    service = Service(engine, settings, key_files)
+    service.tracing = tracing
+    rows = served_routes(settings)
+    service.describe = cache(
+        lambda: msgspec.json.encode(document(rows, root_path=settings.root_path))
+    )
     app = Starlette(
-        routes=[Route(row.path, Endpoint(row, service), methods=[row.method]) for row in ROUTES],
+        routes=[Route(row.path, Endpoint(row, service), methods=[row.method]) for row in rows],
         exception_handlers={HTTPException: _Refusal(service)},  # type: ignore[dict-item]  # its __call__ is one
     )
     app.router.redirect_slashes = False  # a scraper or client follows no redirect
@@ -81,8 +60,10 @@ def build_app(engine: ServedEngine, settings: ServerSettings) -> Starlette:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.allowed_origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
+            allow_methods=list(settings.allowed_methods),
+            allow_headers=list(settings.allowed_headers),
+            allow_credentials=settings.allow_credentials,
+            expose_headers=[REQUEST_ID_HEADER, "retry-after"],
         )
     return app
 
@@ -98,30 +79,43 @@ class Endpoint:
         service, row = self._service, self._row
         exchange = Exchange(scope, receive, send, service.settings.limits)
         began_at = time.monotonic()
+        REQUEST_ID.set(exchange.request_id)
+        trace = None
+        if service.tracing is not None and row.works:
+            parent = exchange.header(b"traceparent")
+            trace = service.tracing.begin(row.method, row.path, traceparent=parent)
+        failure = ""
         service.metrics.http_in_flight += 1
         try:
             service.check_pod(exchange.header(POD_UID_HEADER.encode()))
-            if row.access == "key":
-                service.keys.check(exchange.header(b"authorization"))
+            if row.access != "public":
+                service.guard.check(
+                    row.access, exchange.header(b"authorization"), exchange.header(b"x-api-key")
+                )
             if row.works:
                 await self._work(exchange)
             else:
                 await row.handler(exchange, service)
         except RequestError as error:
-            if error.status >= 500:
+            failure = (error.code or error.type) if error.status >= 500 else ""
+            if error.status >= 500 and error.status != 501:
                 _log(logging.WARNING, exchange, "Failed a request", error=error.message)
             await exchange.refuse(error)
         except ClientGone:
             exchange.status = 499  # logged and counted only
+            failure = "client_gone"
         except asyncio.CancelledError:
             exchange.status = exchange.status or 499
             raise
         except Exception:  # whatever nobody meant: the client learns that it is our fault, no more
-            logger.exception("Broke on a request", extra={"request_id": exchange.request_id})
+            failure = "internal_error"
+            logger.exception("Broke on a request")
             await exchange.refuse(internal_error())
         finally:
             service.metrics.http_in_flight -= 1
             service.metrics.count_http(row.path, exchange.status)
+            if trace is not None:
+                _finish_trace(trace, exchange, service, failure)
             _log_access(exchange, row, service.settings.access_log, began_at)
 
     async def _work(self, exchange: Exchange) -> None:
@@ -153,6 +147,22 @@ class _Refusal:
             await exchange.refuse(refusal)
 
         return answer
+
+
+def _finish_trace(trace: RequestTrace, exchange: Exchange, service: Service, failure: str) -> None:
+    fields = exchange.fields if isinstance(exchange.fields, dict) else {}
+    model = fields.get("model")
+    trace.finish(
+        exchange.status,
+        {
+            "http.request.method": exchange.scope["method"],
+            "gen_ai.request.model": model[:256] if isinstance(model, str) else service.names[0],
+            "gen_ai.response.model": service.names[0],
+            "octavo.request_id": exchange.request_id,
+            "octavo.stream": fields.get("stream") is True,
+        },
+        failure,
+    )
 
 
 def _log_access(exchange: Exchange, row: Row, which: str, began_at: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -9,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from octavo_engine.core.pooling import check_task
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.server import generation
 from octavo_engine.server.logprobs import completion_logprobs, prompt_logprobs
 from octavo_engine.server.params import check_sizes, sampling_params
 from octavo_engine.server.prompts import encode, split_prompts, truncate
+from octavo_engine.server.request_ids import adopt
 from octavo_engine.server.resume import continued, opened
 from octavo_engine.server.schemas import CompletionRequest
 from octavo_engine.server.sse import DONE, Chunks
+from octavo_engine.server.structured import grammar_of, wants_grammar, with_grammar
 from octavo_engine.server.token_lines import TokenLines
 from octavo_engine.server.unsupported import refuse_unsupported
 from octavo_engine.server.usage import Usage
@@ -60,20 +64,25 @@ class Asked:
 async def prepare(exchange: Exchange, service: Service, request: CompletionRequest) -> Asked:
     """Raises RequestError for whatever cannot be served."""
     model = service.check_model(request.model)
+    check_task("generate", service.engine.info)
     refuse_unsupported(request)
+    adopt(exchange, request.request_id)
     limits = service.settings.limits
     check_sizes(request, limits)
     prompts = split_prompts(request.prompt, limits)
     no_tokens = request.max_tokens == 0 and bool(request.echo)
-    if no_tokens and request.stream:
-        raise InvalidRequest("max_tokens 0 cannot be streamed", param="max_tokens")
+    if request.max_tokens == 0 and not no_tokens:
+        raise InvalidRequest(
+            "max_tokens 0 is for echo: true, which scores the prompt", param="max_tokens"
+        )
     tokenizer, info = service.engine.tokenizer, service.engine.info
     special = request.add_special_tokens is not False
     ids: list[list[int]] = []
     for prompt in prompts:
         if isinstance(prompt, str):
             prompt = await encode(tokenizer, prompt, add_special_tokens=special)
-        ids.append(truncate(prompt, request.truncate_prompt_tokens, info.max_model_len))
+        keep, side = request.truncate_prompt_tokens, request.truncation_side
+        ids.append(truncate(prompt, keep, info.max_model_len, side))
     max_tokens = 1 if no_tokens else request.max_tokens
     if max_tokens is None:
         max_tokens = generation.default_max_tokens(DEFAULT_MAX_TOKENS, ids, info)
@@ -84,6 +93,10 @@ async def prepare(exchange: Exchange, service: Service, request: CompletionReque
         defaults=info.default_params if service.settings.generation_config == "auto" else {},
         limits=limits,
     )
+    if wants_grammar(request):
+        grammar = await asyncio.to_thread(grammar_of, request)
+        params = msgspec.structs.replace(params, grammar=grammar)
+    params = await with_grammar(request, params)
     if request.echo and request.logprobs is not None:
         wanted = max(request.logprobs, request.prompt_logprobs or 0)
         params = msgspec.structs.replace(params, prompt_logprobs=wanted)
@@ -121,11 +134,12 @@ async def _whole(exchange: Exchange, service: Service, asked: Asked) -> None:
     async with aclosing(generation.run(service, asked.job, stream=False)) as pieces:
         async for piece in pieces:
             usage.add(piece.prompt_index, piece.news)
+            if asked.no_tokens:
+                _forget_tokens(piece.news)
+                usage.forget_completion()
             known = results.setdefault(piece.prompt_index, piece.news)
             if known is not piece.news:
                 known.absorb(piece.news)
-    if asked.no_tokens:
-        usage.forget_completion()
     choices = [
         _choice(service, asked, prompt_index, results[prompt_index], output)
         for prompt_index in sorted(results)
@@ -153,24 +167,24 @@ def _choice(
     output: CompletionOutput,
 ) -> dict[str, Any]:  # fmt: skip
     request = asked.request
-    text = asked.texts[prompt_index] + ("" if asked.no_tokens else output.text)
     choice: dict[str, Any] = {
         "index": prompt_index * asked.job.params.n + output.index,
-        "text": text,
+        "text": asked.texts[prompt_index] + output.text,
         "logprobs": None,
-        "finish_reason": "length" if asked.no_tokens else output.finish_reason,
+        "finish_reason": output.finish_reason,
         "stop_reason": output.stop_reason,
         "token_ids": None,
         "prompt_logprobs": None,
         "prompt_token_ids": None,
     }
     if request.logprobs is not None:
-        entries = [] if asked.no_tokens else (output.logprobs or [])
-        choice["logprobs"] = _logprobs(service, asked, result, entries, offset=0, opening=True)
+        choice["logprobs"] = _logprobs(
+            service, asked, result, output.logprobs or [], offset=0, opening=True
+        )
     if request.prompt_logprobs is not None and result.prompt_logprobs is not None:
         choice["prompt_logprobs"] = prompt_logprobs(result.prompt_logprobs)
     if request.return_token_ids:
-        choice["token_ids"] = [] if asked.no_tokens else output.token_ids
+        choice["token_ids"] = output.token_ids
         choice["prompt_token_ids"] = result.prompt_token_ids
     return choice
 
@@ -189,6 +203,15 @@ def _logprobs(
     return completion_logprobs(every, texts, offset=offset, as_ids=asked.as_ids)
 
 
+def _forget_tokens(news: RequestOutput) -> None:
+    """The prompt was to be scored; the one token that the engine made on top is not told."""
+    for output in news.outputs:
+        output.text, output.token_ids, output.logprobs = "", [], None
+        output.stop_reason = None
+        if output.finish_reason in ("stop", "length"):
+            output.finish_reason = "length"
+
+
 # ── streamed ──
 
 
@@ -204,10 +227,14 @@ async def _stream(exchange: Exchange, service: Service, asked: Asked) -> None:
     offsets: dict[int, int] = {}  # characters told of each
     scores: dict[int, list[DecodedLogprobs | None]] = {}  # of the prompts that are echoed
     unfinished = len(job.prompts)
+    if asked.no_tokens:
+        usage.forget_completion()
     async with aclosing(generation.run(service, job, stream=True)) as pieces:
         async for piece in pieces:
             news = piece.news
-            usage.add(piece.prompt_index, news)
+            usage.note_prompt(piece.prompt_index, news)
+            if asked.no_tokens:
+                _forget_tokens(news)
             frames: list[bytes] = []
             if news.prompt_logprobs is None:  # they came with another choice's first token
                 news.prompt_logprobs = scores.get(piece.prompt_index)
@@ -216,6 +243,8 @@ async def _stream(exchange: Exchange, service: Service, asked: Asked) -> None:
             for output in news.outputs:
                 index = piece.prompt_index * job.params.n + output.index
                 lines.note(index, output.token_ids)
+                if not asked.no_tokens:
+                    usage.note_answer(piece.prompt_index, output.index, output.num_tokens)
                 echo = asked.texts[piece.prompt_index]
                 told = output.told_chars + (len(echo) if index in asked.opened else 0)
                 opening = index not in begun

@@ -8,17 +8,24 @@ import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from octavo_engine.protocol.endpoints import REQUEST_ID_HEADER, RESUME_HEADER, STREAM_HEADER
+from octavo_engine.errors import DeadlineExceeded, InvalidRequest
+from octavo_engine.protocol.endpoints import (
+    REQUEST_ID_HEADER,
+    RESUME_HEADER,
+    STREAM_HEADER,
+    TIMEOUT_HEADER,
+)
 from octavo_engine.protocol.resume import MAX_RESUME_BYTES
 from octavo_engine.server import strict_json
-from octavo_engine.server.http_errors import HttpError, error_body, error_headers
+from octavo_engine.server.error_shapes import shape_of
+from octavo_engine.server.http_errors import HttpError, error_headers
 from octavo_engine.server.resume import read_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
 
     from octavo_engine.errors import RequestError
     from octavo_engine.protocol.resume import Resume
@@ -55,8 +62,11 @@ class Exchange:
         self.request_id = self._request_id()
         self.resume: Resume | None = None  # what came before the body; known once that was read
         self.fields: Any = None  # the body as JSON; known once that was read
+        # The last bytes of a stream that fails; None: as its path's errors are shaped.
+        self.last_words: Callable[[RequestError], bytes] | None = None
         self._receive = receive
         self._send = send
+        self._began_at = _now()
         self._write_began_at = 0.0
         self._more_body = True
 
@@ -67,6 +77,52 @@ class Exchange:
     def wants_tokens(self) -> bool:
         """A router asks: it must know the tokens of a stream to go on with it elsewhere."""
         return self.header(STREAM_HEADER.encode()) == "tokens"
+
+    def time_left_s(self, limit_s: float | None) -> float | None:
+        """Of the client's own deadline and the server's, the nearer one; None without either.
+
+        Raises InvalidRequest for a header that makes no sense, DeadlineExceeded when it is past.
+        """
+        given = self.header(TIMEOUT_HEADER.encode())
+        if given:
+            if not (
+                given.isascii() and given.isdigit() and 0 < len(given) <= 12 and int(given) > 0
+            ):
+                raise InvalidRequest(
+                    f"{TIMEOUT_HEADER} must be a whole number of milliseconds above 0",
+                    param=TIMEOUT_HEADER,
+                    code="invalid_header",
+                )
+            wanted_s = int(given) / 1000
+            limit_s = wanted_s if limit_s is None else min(limit_s, wanted_s)
+        if limit_s is None:
+            return None
+        left_s = limit_s - (_now() - self._began_at)
+        if left_s <= 0:
+            raise DeadlineExceeded(f"The request was not done within {limit_s:g} s.")
+        return left_s
+
+    def again(
+        self, body: bytes, *, send: Send | None = None, shares_client: bool = True
+    ) -> Exchange:
+        """The same request with another body, whose answer goes the same way or to `send`.
+
+        With `shares_client` false it never sees its client leave: its maker watches for both.
+        """
+        unread = [body]
+
+        async def receive() -> Message:
+            if unread:
+                return {"type": "http.request", "body": unread.pop(), "more_body": False}
+            if not shares_client:
+                await asyncio.Event().wait()
+            return await self._receive()
+
+        other = Exchange(self.scope, receive, send or self._send, self.limits)
+        other.request_id = self.request_id
+        other.headers.pop(b"content-length", None)
+        other._began_at = self._began_at
+        return other
 
     @property
     def _resumes(self) -> bool:
@@ -122,7 +178,6 @@ class Exchange:
                 408,
                 f"the body did not arrive within {self.limits.body_timeout_s:g} s",
                 code="body_timeout",
-                type="timeout_error",
                 headers=((b"connection", b"close"),),
             ) from None
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -147,10 +202,12 @@ class Exchange:
 
     async def refuse(self, error: RequestError) -> None:
         """The error object with its status; inside a stream an event, then the end."""
-        payload = error_body(error)
+        shape = shape_of(self.scope)
         if self.started:
-            await self.close(b"data: " + payload + b"\n\ndata: [DONE]\n\n")
+            last_words = self.last_words or shape.last_words
+            await self.close(last_words(error))
             return
+        payload = shape.body(error, self.request_id)
         headers = [JSON, (b"content-length", str(len(payload)).encode()), *error_headers(error)]
         await self._begin(error.status, headers)
         unread = error.status == 413
@@ -173,7 +230,9 @@ class Exchange:
 
     async def _begin(self, status: int, headers: list[Header]) -> None:
         self.status = status
-        headers.append((REQUEST_ID_HEADER.encode(), self.request_id.encode()))
+        request_id = self.request_id.encode()
+        headers.append((REQUEST_ID_HEADER.encode(), request_id))
+        headers += [(name, request_id) for name in shape_of(self.scope).also_request_id]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _discard_rest(self) -> None:

@@ -1,24 +1,27 @@
-"""Running a request's prompts through the engine and watching the clock while the news come out."""
+"""Running a request's prompts through the engine, as one stream of news."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import secrets
-import time
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from octavo_engine.core.pooling import check_task
 from octavo_engine.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     InvalidRequest,
     RequestError,
 )
+from octavo_engine.server.request_log import log_request
 from octavo_engine.server.residency import Answers
+from octavo_engine.server.running import names_of
+from octavo_engine.server.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
     from octavo_engine.core.info import ModelInfo
     from octavo_engine.core.outputs import RequestOutput
     from octavo_engine.core.told import Told
-    from octavo_engine.metrics import EngineMetrics
     from octavo_engine.protocol.route_keys import Kind
     from octavo_engine.server.exchange import Exchange
     from octavo_engine.server.residency import Route
@@ -65,18 +67,23 @@ def make_job(
         raise InvalidRequest(
             "priority needs a server started with --scheduling-policy priority", param="priority"
         )
+    check_task("generate", service.engine.info)
     check_prompts(prompts, service.engine.info)
     limit = service.settings.limits.max_sequences
     if len(prompts) * params.n > limit:
         raise InvalidRequest(
             f"{len(prompts)} prompts times n = {params.n} are more than {limit} answers", param="n"
         )
+    salt = request.cache_salt or ""
+    if len(salt) > service.settings.limits.max_salt_chars:
+        longest = service.settings.limits.max_salt_chars
+        raise InvalidRequest(f"cache_salt is longer than {longest} characters", param="cache_salt")
     return Job(
         request_id=request_id,
         prompts=prompts,
         params=params,
         priority=request.priority or 0,
-        cache_salt=request.cache_salt or "",
+        cache_salt=salt,
         deadline_s=service.settings.request_timeout_s,
     )
 
@@ -85,11 +92,15 @@ async def routed(
     exchange: Exchange, service: Service, job: Job, kind: Kind, *, text: str | None = None,
     render_next: Callable[[str], Awaitable[str]] | None = None,
 ) -> Job:  # fmt: skip
-    """The job with the route keys of its first prompt; of a chat, `text` is its rendered prompt."""
+    """The job with the route keys of its first prompt and the time it has left.
+
+    Of a chat, `text` is its rendered prompt.
+    """
     route = await service.labeller.route(
         exchange.fields, kind, job.prompts[0], text, render_next=render_next
     )
-    return dataclasses.replace(job, route=route)
+    left_s = exchange.time_left_s(service.settings.request_timeout_s)
+    return dataclasses.replace(job, route=route, deadline_s=left_s)
 
 
 def check_prompts(prompts: list[list[int]], info: ModelInfo) -> None:
@@ -121,32 +132,41 @@ def default_max_tokens(wanted: int, prompts: list[list[int]], info: ModelInfo) -
 async def run(service: Service, job: Job, *, stream: bool) -> AsyncGenerator[Piece, None]:
     """News of all prompts as they come. Closing it aborts what still runs. Raises RequestError."""
     watch = Stopwatch(service.metrics, job)
-    try:
-        if len(job.prompts) == 1:
-            answers = Answers()
-            async with aclosing(_one(service, job, 0, stream=stream)) as news:
-                async for output in news:
-                    watch.note(0, output)
-                    if job.route is not None:
-                        answers.add(output)
-                    yield Piece(0, output)
-            if job.route is not None:
-                service.labeller.settle(job.route, answers)
-            return
-        async with aclosing(_merged(service, job, stream=stream)) as pieces:
-            async for piece in pieces:
-                watch.note(piece.prompt_index, piece.news)
-                yield piece
-    except DeadlineExceeded:
-        watch.give_up("deadline")
-        raise
-    except RequestError as error:
-        if error.status < 500:
-            watch.refuse()
-        watch.give_up("error")
-        raise
-    finally:
-        watch.give_up("abort")  # what is unfinished still: the client left
+    if service.settings.log_requests:
+        log_request(service, job)
+    ids = _engine_ids(job)
+
+    async def stop() -> None:
+        for id_ in ids:
+            await service.engine.abort(id_)
+
+    with service.running.track((*ids, *names_of(job.request_id)), stop):
+        try:
+            if len(job.prompts) == 1:
+                answers = Answers()
+                async with aclosing(_one(service, job, 0, ids[0], stream=stream)) as news:
+                    async for output in news:
+                        watch.note(0, output)
+                        if job.route is not None:
+                            answers.add(output)
+                        yield Piece(0, output)
+                if job.route is not None:
+                    service.labeller.settle(job.route, answers)
+                return
+            async with aclosing(_merged(service, job, ids, stream=stream)) as pieces:
+                async for piece in pieces:
+                    watch.note(piece.prompt_index, piece.news)
+                    yield piece
+        except DeadlineExceeded:
+            watch.give_up("deadline")
+            raise
+        except RequestError as error:
+            if error.status < 500:
+                watch.refuse()
+            watch.give_up("error")
+            raise
+        finally:
+            watch.give_up("abort")  # what is unfinished still: the client left
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +177,14 @@ class Piece:
     news: RequestOutput
 
 
+def _engine_ids(job: Job) -> list[str]:
+    """One a prompt. A client's id may come twice; ours never does."""
+    own = secrets.token_hex(4)
+    return [f"{job.request_id}-{number}-{own}" for number in range(len(job.prompts))]
+
+
 def _one(
-    service: Service, job: Job, prompt_index: int, *, stream: bool
+    service: Service, job: Job, prompt_index: int, request_id: str, *, stream: bool
 ) -> AsyncGenerator[RequestOutput, None]:
     params, n = job.params, job.params.n
     if job.seeds:
@@ -166,8 +192,7 @@ def _one(
     return service.engine.generate(
         job.prompts[prompt_index],
         params,
-        # A client's id may come twice; ours never does.
-        request_id=f"{job.request_id}-{prompt_index}-{secrets.token_hex(4)}",
+        request_id=request_id,
         priority=job.priority,
         deadline_s=job.deadline_s,
         cache_salt=job.cache_salt,
@@ -177,14 +202,18 @@ def _one(
     )
 
 
-async def _merged(service: Service, job: Job, *, stream: bool) -> AsyncGenerator[Piece, None]:
+async def _merged(
+    service: Service, job: Job, ids: list[str], *, stream: bool
+) -> AsyncGenerator[Piece, None]:
     """All prompts at once; the first error ends them all."""
     # A bound of one piece keeps a slow reader's back-pressure on every one of them.
     queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue(maxsize=1)
 
     async def pump(prompt_index: int) -> None:
         try:
-            async with aclosing(_one(service, job, prompt_index, stream=stream)) as news:
+            async with aclosing(
+                _one(service, job, prompt_index, ids[prompt_index], stream=stream)
+            ) as news:
                 async for output in news:
                     await queue.put(Piece(prompt_index, output))
         except Exception as error:  # handed to the reader, who decides
@@ -207,60 +236,3 @@ async def _merged(service: Service, job: Job, *, stream: bool) -> AsyncGenerator
         for task in pumps:
             task.cancel()
         await asyncio.wait(pumps)
-
-
-class Stopwatch:
-    """Observes latencies and token counts of a request. Hot path: once per piece of news."""
-
-    def __init__(
-        self, metrics: EngineMetrics, job: Job, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._metrics = metrics
-        self._now = now
-        self._arrived_at = now()
-        self._first_at: dict[tuple[int, int], float] = {}
-        self._last_at: dict[tuple[int, int], float] = {}
-        ended = sum(told.ended for told in job.told)
-        self._unfinished = len(job.prompts) * job.params.n - ended
-        for ids in job.prompts:
-            metrics.prompt_tokens.observe(len(ids))
-        metrics.params_n.observe(job.params.n)
-        if job.params.max_tokens is not None:
-            metrics.params_max_tokens.observe(job.params.max_tokens)
-
-    def note(self, prompt_index: int, news: RequestOutput) -> None:
-        now = self._now()
-        if news.queued_s is not None:
-            self._metrics.queue_time.observe(news.queued_s)
-        for output in news.outputs:
-            place = (prompt_index, output.index)
-            if output.token_ids:
-                last_at = self._last_at.get(place)
-                if last_at is None:
-                    self._first_at[place] = now
-                    if output.index == 0:
-                        self._metrics.time_to_first_token.observe(now - self._arrived_at)
-                else:
-                    self._metrics.inter_token_latency.observe(now - last_at)
-                self._last_at[place] = now
-            if output.finish_reason is not None:
-                self._finish(place, output.finish_reason, output.num_tokens, now)
-
-    def refuse(self) -> None:
-        """It was no request that could be served: nothing of it finishes."""
-        self._unfinished = 0
-
-    def give_up(self, reason: str) -> None:
-        """Count what did not finish; a second call finds nothing left."""
-        self._metrics.finished[reason] += self._unfinished
-        self._unfinished = 0
-
-    def _finish(self, place: tuple[int, int], reason: str, num_tokens: int, now: float) -> None:
-        metrics = self._metrics
-        self._unfinished -= 1
-        metrics.finished[reason] = metrics.finished.get(reason, 0) + 1
-        metrics.generation_tokens.observe(num_tokens)
-        metrics.e2e_latency.observe(now - self._arrived_at)
-        if num_tokens > 1:
-            first_at = self._first_at.get(place, self._arrived_at)
-            metrics.time_per_output_token.observe((now - first_at) / (num_tokens - 1))

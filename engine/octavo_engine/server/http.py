@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -13,21 +14,32 @@ if TYPE_CHECKING:
 
     from octavo_engine.server.limits import Limits
 
+_HOST = re.compile(rb"[A-Za-z0-9.:_\-\[\]]*")
+_CODES = {414: "url_too_long", 431: "headers_too_large"}
+
 
 def http_protocol(limits: Limits) -> type[asyncio.Protocol]:
     """The protocol class for uvicorn, with these limits built in."""
 
     class Protocol(BoundedProtocol):
         max_header_bytes = limits.max_header_bytes
+        max_headers = limits.max_headers
+        max_url_bytes = limits.max_url_bytes
         header_timeout_s = limits.header_timeout_s
 
     return Protocol
+
+
+class Malformed(Exception):
+    """Ends the parser's work on a connection that was refused already."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """Until a request's headers are complete, its bytes and its time are counted."""
 
     max_header_bytes: int
+    max_headers: int
+    max_url_bytes: int
     header_timeout_s: float
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -56,7 +68,28 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._disarm()
+        self._check_head()
         super().on_headers_complete()
+        if self.parser.should_upgrade():  # the parser will read no further request after it
+            self.cycle.keep_alive = False
+
+    def _check_head(self) -> None:
+        if len(self.url) > self.max_url_bytes:
+            self._refuse(414, f"the URL is longer than {self.max_url_bytes} bytes")
+            raise Malformed
+        if len(self.headers) > self.max_headers:
+            self._refuse(431, f"there are more than {self.max_headers} headers")
+            raise Malformed
+        if self._header_bytes > self.max_header_bytes:  # or a body came in the same piece
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if size > self.max_header_bytes:
+                self._refuse(431, f"the headers are larger than {self.max_header_bytes} bytes")
+                raise Malformed
+        hosts = [value for name, value in self.headers if name == b"host"]
+        is_old = self.parser.get_http_version() == "1.0"
+        if (len(hosts) != 1 and not (is_old and not hosts)) or not _HOST.fullmatch(b"".join(hosts)):
+            self._refuse(400, "the request needs one Host header, with a name or an address")
+            raise Malformed
 
     def on_message_complete(self) -> None:
         self._in_headers = True
@@ -70,7 +103,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, message: str) -> None:
         if self.transport.is_closing():
             return
-        code = "headers_too_large" if status == 431 else "invalid_http"
+        if self.pipeline or (self.cycle is not None and self._is_answering()):
+            self.transport.close()  # another answer is on its way: nothing can be put between
+            return
+        code = _CODES.get(status, "invalid_http")
         body = error_body(HttpError(status, message, code=code))
         head = (
             b"content-type: application/json\r\nconnection: close\r\n"
@@ -78,6 +114,9 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
+
+    def _is_answering(self) -> bool:
+        return self.cycle.response_started and not self.cycle.response_complete
 
     def _arm(self) -> None:
         self._header_timer = self.loop.call_later(self.header_timeout_s, self._too_slow)

@@ -1,26 +1,12 @@
-"""The closed catalogue of what an error looks like to a client: the OpenAI object, everywhere.
+"""Every error a client can see, as one table, and its form: OpenAI's error object with a code.
 
-400 invalid_request_error  invalid_request, invalid_json, not_supported, invalid_http,
-                           context_length_exceeded
-401 authentication_error   invalid_api_key
-404 not_found_error        model_not_found, route_not_found
-405 invalid_request_error  method_not_allowed
-408 timeout_error          body_timeout
-413 invalid_request_error  body_too_large
-415 invalid_request_error  unsupported_media_type
-421 invalid_request_error  wrong_pod (its address belonged to another pod before)
-431 invalid_request_error  headers_too_large
-500 server_error           model_error (NaN in logits), internal_error (our own faults)
-503 overloaded_error       queue_full
-503 server_error           loading, draining, engine_stalled, engine_dead, server_shutdown
-                           (the drain's deadline passed; inside a stream a router goes on elsewhere)
-504 timeout_error          deadline_exceeded
-
-Status, type, codes. All of 503 carry Retry-After.
+docs/errors.md is made from the table. Messages are written where an error is raised, never taken
+from an exception that nobody meant.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from http import HTTPStatus
 
 import msgspec
@@ -29,7 +15,96 @@ from octavo_engine.errors import RequestError
 
 OUR_FAULT = "The server failed to answer this request. The fault is the server's; see its log."
 
-_ROUTING = {404: ("not_found_error", "route_not_found"), 405: (None, "method_not_allowed")}
+INVALID, SERVER, TIMEOUT = "invalid_request_error", "server_error", "timeout_error"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """One kind of error, as clients can tell it from others."""
+
+    status: int
+    code: str
+    type: str
+    when: str
+    param: str = ""  # what `param` names; empty: it is null
+    retry_after: str = ""  # what Retry-After says; empty: it is not there
+
+
+CATALOGUE = (
+    ErrorRow(400, "invalid_request", INVALID,
+             "A field is missing, of the wrong type, out of range, or contradicts another one.",
+             param="the field"),
+    ErrorRow(400, "invalid_json", INVALID,
+             "The body is no UTF-8, no JSON, too deep, has a key twice or a number that is none.",
+             param="the key, where one is to blame"),
+    ErrorRow(400, "invalid_header", INVALID, "A header that Octavo reads makes no sense.",
+             param="the header"),
+    ErrorRow(400, "invalid_http", INVALID, "The bytes on the connection are no HTTP request."),
+    ErrorRow(400, "context_length_exceeded", INVALID,
+             "The prompt does not fit the model's context; the message has both numbers.",
+             param="prompt, messages or input"),
+    ErrorRow(400, "not_supported", INVALID,
+             "A documented field that would change the answer and cannot be honoured here.",
+             param="the field"),
+    ErrorRow(400, "wrong_task", INVALID,
+             "The model cannot do this: text was asked of an embedding model, or the reverse.",
+             param="model"),
+    ErrorRow(400, "aborted", INVALID,
+             "The request was ended by /abort_requests before it had an answer."),
+    ErrorRow(400, "previous_response_not_found", INVALID,
+             "No response of that id is stored here for this API key.",
+             param="previous_response_id"),
+    ErrorRow(400, "grammar_timeout", INVALID,
+             "The schema, regex or grammar takes too long to compile; make it smaller.",
+             param="the field"),
+    ErrorRow(401, "invalid_api_key", "authentication_error", "The API key is missing or wrong."),
+    ErrorRow(403, "admin_key_required", "permission_error",
+             "The API key is right, but this route changes the server and needs an admin key."),
+    ErrorRow(404, "model_not_found", "not_found_error", "No model of that name is served here.",
+             param="model"),
+    ErrorRow(404, "response_not_found", "not_found_error",
+             "No response of that id is stored here for this API key: it was not kept, or no "
+             "longer is, or is another server's.", param="response_id"),
+    ErrorRow(404, "route_not_found", "not_found_error", "The path does not exist here."),
+    ErrorRow(405, "method_not_allowed", INVALID,
+             "The path exists, the method does not; Allow lists those that do."),
+    ErrorRow(408, "body_timeout", TIMEOUT, "The body did not arrive within --body-timeout."),
+    ErrorRow(413, "body_too_large", INVALID, "The body is larger than --max-body-bytes."),
+    ErrorRow(414, "url_too_long", INVALID, "The URL is longer than --max-url-bytes."),
+    ErrorRow(415, "unsupported_media_type", INVALID,
+             "The body is compressed, or of another type than the route takes."),
+    ErrorRow(421, "wrong_pod", INVALID,
+             "The router meant another pod, which had this address before."),
+    ErrorRow(431, "headers_too_large", INVALID,
+             "There are more headers than --max-headers or --max-header-bytes allow."),
+    ErrorRow(500, "internal_error", SERVER, "A fault of the server's; its log tells more."),
+    ErrorRow(500, "model_error", SERVER,
+             "The model's numbers for this request were no numbers; other requests go on."),
+    ErrorRow(501, "not_implemented", "not_implemented_error",
+             "The path is known, but what it does elsewhere does not exist here yet."),
+    ErrorRow(503, "queue_full", "overloaded_error",
+             "As many requests wait as --max-queue allows, or run as --max-concurrent-requests.",
+             retry_after="the time to work off what waits, from the measured speed; 1 to 60 s"),
+    ErrorRow(503, "grammar_queue_full", "overloaded_error",
+             "Too many grammars wait to be compiled; requests without one are served.",
+             retry_after="5 s"),
+    ErrorRow(503, "loading", SERVER, "The model is being loaded.", retry_after="1 s"),
+    ErrorRow(503, "draining", SERVER, "The server is shutting down and takes no new work.",
+             retry_after="1 s"),
+    ErrorRow(503, "sleeping", SERVER, "The server was put to sleep; /wake_up wakes it.",
+             retry_after="5 s"),
+    ErrorRow(503, "server_shutdown", SERVER,
+             "The server ended before this request was done.", retry_after="1 s"),
+    ErrorRow(503, "engine_stalled", SERVER, "The engine makes no progress at the moment.",
+             retry_after="5 s"),
+    ErrorRow(503, "engine_dead", SERVER, "The engine is down and is being restarted.",
+             retry_after="1 s or 5 s"),
+    ErrorRow(504, "deadline_exceeded", TIMEOUT,
+             "The request was not done within --request-timeout or x-octavo-timeout-ms."),
+)  # fmt: skip
+
+ROWS = {row.code: row for row in CATALOGUE}
+_ROUTING = {404: "route_not_found", 405: "method_not_allowed"}
 
 
 class HttpError(RequestError):
@@ -41,38 +116,38 @@ class HttpError(RequestError):
         message: str,
         *,
         code: str,
-        type: str = "invalid_request_error",
         param: str | None = None,
         retry_after_s: int | None = None,
         headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         super().__init__(message, param=param, code=code, retry_after_s=retry_after_s)
         self.status = status
-        self.type = type
+        self.type = ROWS[code].type
         self.headers = headers
 
 
-def not_supported(field: str, hint: str = "") -> RequestError:
-    """A documented field that would change the answer and that we cannot honour yet."""
+def not_supported(field: str, hint: str = "", *, param: str | None = None) -> RequestError:
+    """A documented field that would change the answer and that we cannot honour yet.
+
+    `param` names it where `field` says more.
+    """
     text = f"{field} is not supported yet" + (f"; {hint}" if hint else "")
-    return RequestError(text, param=field, code="not_supported")
+    return RequestError(text, param=param or field, code="not_supported")
 
 
 def unavailable(code: str, message: str, *, retry_after_s: int) -> HttpError:
-    return HttpError(503, message, code=code, type="server_error", retry_after_s=retry_after_s)
+    return HttpError(503, message, code=code, retry_after_s=retry_after_s)
 
 
 def internal_error() -> HttpError:
     """For every exception that nobody meant: the client learns nothing of its text."""
-    return HttpError(500, OUR_FAULT, code="internal_error", type="server_error")
+    return HttpError(500, OUR_FAULT, code="internal_error")
 
 
 def from_routing(status: int) -> HttpError:
     """What the router of paths itself refuses."""
-    type_, code = _ROUTING.get(status, (None, "invalid_request"))
-    phrase = HTTPStatus(status).phrase
-    message = "This path does not exist here." if status == 404 else f"{phrase}."
-    return HttpError(status, message, code=code, type=type_ or "invalid_request_error")
+    message = "This path does not exist here." if status == 404 else HTTPStatus(status).phrase + "."
+    return HttpError(status, message, code=_ROUTING.get(status, "invalid_request"))
 
 
 def error_body(error: RequestError) -> bytes:

@@ -11,17 +11,26 @@ class Limits:
 
     max_body_bytes: int = 8 * 2**20  # enforced while the body arrives
     max_header_bytes: int = 64 * 2**10  # request line and headers together
+    max_headers: int = 256
+    max_url_bytes: int = 16 * 2**10
     max_json_depth: int = 64
     max_n: int = 128  # answers to one prompt
     max_prompts: int = 1024  # prompts in one completion request
     max_sequences: int = 2048  # prompts times n
     max_messages: int = 4096
+    max_pooling_items: int = 2048  # texts to embed, score or classify in one request
+    max_pooling_tokens: int = 2**20  # of all of them
+    max_pooled_numbers: int = 2**23  # in an answer that has some for every token
+    max_salt_chars: int = 1024  # cache_salt
     max_stop: int = 64  # stop strings
     max_stop_chars: int = 1024  # each
     max_logprobs: int = 20
     max_logit_bias: int = 4096
     max_token_list: int = 65536  # stop_token_ids, allowed_token_ids, bad_words
     max_concurrent_requests: int = 4096  # HTTP generation requests in flight; more get 503
+    max_stored_responses: int = 1000  # of /v1/responses; the oldest go first
+    max_stored_response_bytes: int = 64 * 2**20  # of all of them
+    response_ttl_s: float = 3600.0  # how long one is kept
     header_timeout_s: float = 30.0  # a client that sends its headers slower is disconnected
     body_timeout_s: float = 60.0  # a client that sends its body slower gets 408
     write_timeout_s: float = 60.0  # a client that reads nothing for so long is disconnected

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SAME = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "seed", "include_stop_str_in_output", "ignore_eos", "min_tokens",
-    "skip_special_tokens", "prompt_logprobs",
+    "skip_special_tokens", "prompt_logprobs", "repetition_detection",
 )  # fmt: skip
 LISTS = ("stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors")
 # Of a model's generation_config, what may serve as a default.

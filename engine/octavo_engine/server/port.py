@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
 
 from octavo_engine.errors import ConfigError
 
 BACKLOG = 2048
+
+
+def open_unix_socket(path: str) -> socket.socket:
+    """Takes the place of a socket that nobody listens on any more. Raises ConfigError."""
+    try:
+        _remove_dead(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(path)
+            os.chmod(path, 0o660)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise ConfigError(f"--uds {path}: {error.strerror or error}") from None
+    return listener
+
+
+def _remove_dead(path: str) -> None:
+    if not os.path.exists(path):
+        return
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        raise ConfigError(f"--uds {path}: there is a file that is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise ConfigError(f"--uds {path}: another server listens there")
 
 
 def open_port(host: str, port: int) -> socket.socket:

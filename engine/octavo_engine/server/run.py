@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 from uvicorn.config import Config
 from uvicorn.server import Server
 
+from octavo_engine import __version__
 from octavo_engine.server.app import build_app
 from octavo_engine.server.http import http_protocol
+from octavo_engine.server.reload import KeyFiles, Reloader
+from octavo_engine.server.tls import TlsFiles
+from octavo_engine.tracing import make_tracing
 
 if TYPE_CHECKING:
     import socket
@@ -47,13 +51,24 @@ async def serve(
     observer: Observer,
 ) -> None:
     """Returns when drained after SIGTERM, SIGINT or a call of the drain route; a second signal ends
-    the process at once. Raises the ConfigError or ModelError that ended the start."""
+    the process at once. SIGHUP reads keys and certificates again. Raises the ConfigError or
+    ModelError that ended the start."""
+    key_files = KeyFiles(settings)
+    tracing = make_tracing(
+        settings.otlp_endpoint,
+        sample_ratio=settings.otlp_sample_ratio,
+        version=__version__,
+        instance=settings.pod_uid,
+    )
+    tls = TlsFiles(settings) if settings.ssl_certfile else None
     engine = await start()
-    app = build_app(engine, settings)
+    app = build_app(engine, settings, key_files, tracing)
     service: Service = app.state.service
-    server = make_server(app, settings)
+    server = make_server(app, settings, tls)
+    reloader = Reloader([key_files, *([tls] if tls else [])])
     stop = asyncio.Event()
-    with _signals(stop):
+    with _signals(stop, reloader):
+        reloading = asyncio.create_task(reloader.run(), name="octavo-reload")
         serving = asyncio.create_task(server.serve(sockets=[listener]), name="octavo-http")
         try:
             if await _load(engine, observer, stop, service):
@@ -64,24 +79,35 @@ async def serve(
             await engine.stop()
             server.leave()
             await serving
+            reloading.cancel()
+            await asyncio.wait((reloading,))
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
 
 
-def make_server(app: Starlette, settings: ServerSettings) -> HttpServer:
+def make_server(
+    app: Starlette, settings: ServerSettings, tls: TlsFiles | None = None
+) -> HttpServer:
     """Uvicorn, set up as we want it: `serve(sockets=[…])` runs it, `leave()` ends it."""
-    return HttpServer(
-        Config(
-            app,
-            http=http_protocol(settings.limits),
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=int(LAST_WRITES_S),
-        )
+    config = Config(
+        app,
+        http=http_protocol(settings.limits),
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        log_level="error",  # a line for each malformed request would be a gift to its sender
+        server_header=False,
+        proxy_headers=False,  # a client's word on who it is counts for nothing here
+        root_path=settings.root_path,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(LAST_WRITES_S),
     )
+    config.load()
+    if tls is not None:
+        config.ssl = tls.context
+    return HttpServer(config)
 
 
 async def _load(
@@ -130,7 +156,7 @@ async def _first(*waits: Awaitable[object]) -> None:
 
 
 @contextlib.contextmanager
-def _signals(stop: asyncio.Event) -> Generator[None, None, None]:
+def _signals(stop: asyncio.Event, reloader: Reloader) -> Generator[None, None, None]:
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:
@@ -142,10 +168,11 @@ def _signals(stop: asyncio.Event) -> Generator[None, None, None]:
     known = (signal.SIGTERM, signal.SIGINT)
     for number in known:
         loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, reloader.look_now)
     try:
         yield
     finally:
-        for number in known:
+        for number in (*known, signal.SIGHUP):
             loop.remove_signal_handler(number)
 
 

@@ -6,9 +6,11 @@ of their values change nothing and which must be refused.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+
+from octavo_engine.state.sampling_params import RepetitionDetection  # noqa: TC001  (msgspec reads)
 
 NEXT_TURN = "?"  # stands for whatever a client will say
 
@@ -46,18 +48,21 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     logits_processors: list[str] | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     user: str | None = None
+    request_id: str | None = None
+    spaces_between_special_tokens: bool | None = None  # fits either way: none are ever put there
+    response_format: Any = None
+    structured_outputs: Any = None
+    repetition_detection: RepetitionDetection | None = None
     # not honoured yet
     use_beam_search: Any = None
     best_of: Any = None
-    spaces_between_special_tokens: Any = None
-    response_format: Any = None
-    structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
@@ -65,8 +70,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     prompt_embeds: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
-    repetition_detection: Any = None
-    truncation_side: Any = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -79,6 +82,8 @@ class CompletionRequest(SamplingFields, kw_only=True):
 class ContentPart(msgspec.Struct, kw_only=True):
     type: str
     text: str | None = None
+    refusal: str | None = None
+    thinking: str | None = None
 
 
 class Message(msgspec.Struct, kw_only=True):
@@ -96,11 +101,12 @@ class Conversation(msgspec.Struct, kw_only=True):
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
 
 
 class ChatCompletionRequest(SamplingFields, kw_only=True):
@@ -111,26 +117,30 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    parallel_tool_calls: bool | None = None
+    echo: bool | None = None
+    return_prompt_text: bool | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     # not honoured yet
-    echo: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
     thinking_token_budget: Any = None
-    return_prompt_text: Any = None
-    documents: Any = None
 
     @property
     def conversation(self) -> Conversation:
         return Conversation(
             messages=self.messages,
             tools=self.tools,
-            tool_choice=self.tool_choice,
+            documents=self.documents,
+            reasoning_effort=self.reasoning_effort,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             chat_template=self.chat_template,
@@ -167,7 +177,6 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
         return Conversation(
             messages=self.messages or [],
             tools=self.tools,
-            tool_choice="none",  # nothing is generated
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             chat_template=self.chat_template,

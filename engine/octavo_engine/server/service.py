@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ModelUnknown, OctavoError, QueueFull
 from octavo_engine.metrics import EngineMetrics, Snapshot
+from octavo_engine.server.dialect import Dialect, choose, known_formats
 from octavo_engine.server.http_errors import HttpError, unavailable
-from octavo_engine.server.keys import KeyRing
+from octavo_engine.server.reload import KeyFiles
 from octavo_engine.server.residency import Labeller
+from octavo_engine.server.responses.store import ResponseStore
+from octavo_engine.server.running import Running
+from octavo_engine.server.sleep import Sleep
 from octavo_engine.server.stream import Hub
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.info import Health, ModelInfo
     from octavo_engine.core.outputs import RequestOutput
+    from octavo_engine.core.pooling import PoolingItem
     from octavo_engine.core.residency_feed import ResidencyFeed
     from octavo_engine.core.told import Told
     from octavo_engine.server.settings import ServerSettings
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import EngineStats
+    from octavo_engine.state.pooling import PoolingParams
     from octavo_engine.state.sampling_params import SamplingParams
     from octavo_engine.tokenization.tokenizer import Tokenizer
+    from octavo_engine.tracing import Tracing
 
 
 T = TypeVar("T")
@@ -63,8 +74,25 @@ class ServedEngine(Protocol):
     ) -> AsyncGenerator[RequestOutput, None]:
         """News until finished; closing it aborts. `told`: only what comes after that."""
 
+    async def pool(
+        self,
+        items: Sequence[PoolingItem],
+        params: PoolingParams,
+        *,
+        request_id: str,
+        deadline_s: float | None = None,
+    ) -> list[NDArray[np.float32]]:
+        """One array an item; cancelling it aborts."""
+
     def settle_seed(self, seed: int | None) -> int:
         """The seed that a request will use: this one, or a new one."""
+
+    async def abort(self, request_id: str) -> bool:
+        """End a generation with what it has; false if there is none of that id."""
+
+    async def reset_prefix_cache(self) -> None: ...
+    async def sleep(self, *, on: bool) -> None:
+        """Give the KV cache's memory back, or take it again; only while nothing runs."""
 
     async def ready(self) -> ModelInfo: ...
     async def drain(self, timeout_s: float) -> bool: ...
@@ -74,12 +102,16 @@ class ServedEngine(Protocol):
 class Service:
     """One engine behind one port. Belongs to the event loop."""
 
-    def __init__(self, engine: ServedEngine, settings: ServerSettings) -> None:
+    def __init__(
+        self, engine: ServedEngine, settings: ServerSettings, key_files: KeyFiles | None = None
+    ) -> None:
         self.engine = engine
         self.settings = settings
+        self.tracing: Tracing | None = None  # set by the application, where there is a collector
         self.started_at = int(time.time())
         self.names = engine.config.names
-        self.keys = KeyRing(settings.api_keys)
+        self.describe: Callable[[], bytes] = bytes  # /openapi.json; set by the application
+        self.guard = (key_files or KeyFiles(settings)).guard
         self.metrics = EngineMetrics(
             self.names[0], self._snapshot, vllm_names=settings.vllm_metrics
         )
@@ -87,7 +119,12 @@ class Service:
         self.is_draining = False  # set by start_draining
         self.drain_asked = asyncio.Event()  # by the admin route; the process acts on it
         self.hub = Hub(self)
+        self.running = Running()
+        self.responses = ResponseStore(settings.limits)
+        self.sleep = Sleep(self)
         self._labeller: Labeller | None = None
+        self._formats = known_formats(settings)
+        self._dialect: Dialect | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -99,12 +136,20 @@ class Service:
             self._labeller = Labeller(engine.tokenizer, engine.info.vocab_size, engine.residency)
         return self._labeller
 
+    @property
+    def dialect(self) -> Dialect:
+        """How the model writes tool calls and thoughts; told once the model is loaded."""
+        if self._dialect is None:
+            self._dialect = choose(self.settings, self.engine.tokenizer, self._formats)
+        return self._dialect
+
     # ── admission ──
 
     def admit(self) -> None:
         """May work come in now? Raises 503 with Retry-After otherwise."""
         if self.is_draining:
             raise unavailable("draining", "The server is shutting down.", retry_after_s=1)
+        self.sleep.check()
         health = self.engine.health()
         match health.state:
             case "ready":
@@ -126,7 +171,16 @@ class Service:
                 )
         limit = self.settings.limits.max_concurrent_requests
         if self.in_flight >= limit:
-            raise QueueFull(f"{limit} requests are in flight already", retry_after_s=1)
+            raise QueueFull(
+                f"{limit} requests are in flight already", retry_after_s=self.retry_after_s
+            )
+
+    @property
+    def retry_after_s(self) -> int:
+        """About how long the engine needs, at its present speed, for the prompts that wait."""
+        stats = self.engine.stats
+        speed = stats.prefill_tokens_per_s
+        return min(max(math.ceil(stats.queued_tokens / speed), 1), 60) if speed else 1
 
     def start_draining(self) -> None:
         """No new work from here on; routers are told."""
@@ -175,7 +229,10 @@ class Service:
         if health.state != "loading":
             info = optional(lambda: self.engine.info)
             load_s = info.load_seconds if info is not None else 0.0
-        return Snapshot(stats=stats, state=state, load_s=load_s, block_size=BLOCK_SIZE)
+        return Snapshot(
+            stats=stats, state=state, load_s=load_s, block_size=BLOCK_SIZE,
+            is_sleeping=self.sleep.is_on,
+        )  # fmt: skip
 
 
 def optional(get: Callable[[], T]) -> T | None:

@@ -16,15 +16,44 @@ class ServerSettings:
 
     host: str = "127.0.0.1"  # safe by default; a container says 0.0.0.0
     port: int = ENGINE_PORT  # 0: any free one
-    api_keys: tuple[str, ...] = ()  # none: everybody may call
+    uds: str = ""  # path of a Unix socket to listen on, instead of host and port
+    root_path: str = ""  # what a proxy in front takes off each path
+    api_keys: tuple[str, ...] = ()  # none, and no file: everybody may call
+    api_key_file: str = ""  # one key a line; read again when it changes
+    admin_api_keys: tuple[str, ...] = ()  # for routes that change the server; none: api_keys do
+    admin_api_key_file: str = ""
+    ssl_certfile: str = ""  # PEM; these files too are read again when they change
+    ssl_keyfile: str = ""
+    ssl_keyfile_password: str = ""
+    ssl_ca_certs: str = ""  # authorities whose certificates clients may show
+    # auto: required where authorities are given
+    ssl_cert_reqs: Literal["auto", "none", "optional", "required", "0", "1", "2"] = "auto"
+    ssl_ciphers: str = ""
     allowed_origins: tuple[str, ...] = ()  # CORS; none: browsers of other sites are refused
+    allowed_methods: tuple[str, ...] = ("GET", "POST", "DELETE")
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    docs: bool = True  # /docs and /openapi.json
+    tokenizer_info: bool = False  # GET /tokenizer_info, which tells the chat template
+    dev_mode: bool = False  # routes for development: caches, sleep, server info
     shutdown_timeout_s: float = 120.0  # how long requests in flight may take after SIGTERM
     request_timeout_s: float | None = None  # deadline of every request
     generation_config: Literal["auto", "vllm"] = "auto"  # auto: sampling defaults of the model
     response_role: str = "assistant"
     trust_request_chat_template: bool = False
+    tool_call_parser: str = "auto"  # name of a format; auto: told from the chat template
+    reasoning_parser: str = "auto"
+    tool_parser_plugin: str = ""  # Python file with formats of its own
+    enable_auto_tool_choice: bool = True  # off: tools need tool_choice required or a name
+    exclude_tools_when_tool_choice_none: bool = False  # they are shown to the model otherwise
+    response_store: bool = True  # of /v1/responses, in memory; see also limits
     vllm_metrics: bool = False  # also emit every metric under vLLM's name
     access_log: Literal["errors", "all", "none"] = "errors"
+    log_requests: bool = False  # a line for each request that comes in, without its text
+    max_log_len: int | None = None  # of prompts, which level debug shows; None: whole ones
+    otlp_endpoint: str = ""  # collector of traces; none: no traces
+    otlp_sample_ratio: float = 1.0  # of requests whose caller does not decide it
+    profile_dir: str = "."  # where POST /stop_profile leaves what was recorded
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     pod_uid: str = ""  # of the pod this runs in; what is meant for another is refused with 421
@@ -35,6 +64,24 @@ class ServerSettings:
             raise ConfigError(f"--port must be between 0 and 65535; got {self.port}")
         if any(not key for key in self.api_keys):
             raise ConfigError("--api-key must not be empty; leave it out to let everybody call")
+        if any(not key for key in self.admin_api_keys):
+            raise ConfigError("--admin-api-key must not be empty")
+        if not self.ssl_certfile and (self.ssl_keyfile or self.ssl_ca_certs):
+            raise ConfigError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
+        if self.ssl_cert_reqs in ("optional", "required", "1", "2") and not self.ssl_ca_certs:
+            raise ConfigError(f"--ssl-cert-reqs {self.ssl_cert_reqs} needs --ssl-ca-certs")
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            raise ConfigError(f"--root-path must look like /this; got {self.root_path}")
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise ConfigError("--allow-credentials needs --allowed-origins that name the origins")
+        if not 0.0 <= self.otlp_sample_ratio <= 1.0:
+            raise ConfigError(
+                f"--otlp-sample-ratio must be between 0 and 1; got {self.otlp_sample_ratio}"
+            )
+        if self.max_log_len is not None and self.max_log_len < 0:
+            raise ConfigError(f"--max-log-len must not be negative; got {self.max_log_len}")
+        if self.request_timeout_s is not None and self.request_timeout_s <= 0:
+            raise ConfigError(f"--request-timeout must be positive; got {self.request_timeout_s}")
         if self.shutdown_timeout_s < 0:
             raise ConfigError(
                 f"--shutdown-timeout must not be negative; got {self.shutdown_timeout_s}"

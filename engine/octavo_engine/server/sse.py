@@ -5,16 +5,22 @@ Hot path: a chunk costs one JSON string and one join, no tree of objects.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
-
-if TYPE_CHECKING:
-    from octavo_engine.core.outputs import CompletionOutput
 
 DONE = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.encode
+
+
+class Ending(Protocol):
+    """How an answer ended, or that it did not."""
+
+    @property
+    def finish_reason(self) -> str | None: ...
+    @property
+    def stop_reason(self) -> str | int | None: ...
 
 
 class Chunks:
@@ -27,30 +33,43 @@ class Chunks:
         self._before = b',"delta":{"content":' if chat else b',"text":'
         self._after = b"}" if chat else b""
         self._empty = b',"delta":{}' if chat else b',"text":""'
-        self._opening = b',"delta":{"role":' + _encode(role) + b',"content":""}'
+        self._opening = b',"delta":{"role":' + _encode(role) + b',"content":'
         self._rest = b',"logprobs":null,"finish_reason":null'
 
-    def role(self, index: int, *, prompt_token_ids: list[int] | None = None) -> bytes:
+    def role(
+        self,
+        index: int,
+        *,
+        content: str = "",
+        prompt_token_ids: list[int] | None = None,
+        prompt_text: str | None = None,
+    ) -> bytes:
         """The first chunk of a choice of a chat."""
-        parts = [self._head, b'{"index":', str(index).encode(), self._opening, self._rest, b"}]"]
+        parts = [self._head, b'{"index":', str(index).encode(), self._opening, _encode(content)]
+        parts += [b"}", self._rest, b"}]"]
         if prompt_token_ids is not None:
             parts += [b',"prompt_token_ids":', _encode(prompt_token_ids)]
+        if prompt_text is not None:
+            parts += [b',"prompt_text":', _encode(prompt_text)]
         return b"".join((*parts, b"}\n\n"))
 
     def delta(
         self,
         index: int,
-        output: CompletionOutput,
+        output: Ending,
         text: str,
         *,
+        delta: dict[str, Any] | None = None,
         logprobs: dict[str, Any] | None = None,
         token_ids: list[int] | None = None,
         prompt_token_ids: list[int] | None = None,
         usage: dict[str, Any] | None = None,
     ) -> bytes:
-        """New text of a choice, and how it ended if it did."""
+        """New text of a choice, or all of its `delta`, and how it ended if it did."""
         parts = [self._head, b'{"index":', str(index).encode()]
-        if text or output.finish_reason is None:
+        if delta:
+            parts += [b',"delta":', _encode(delta)]
+        elif text or output.finish_reason is None:
             parts += [self._before, _encode(text), self._after]
         else:
             parts.append(self._empty)

@@ -30,6 +30,7 @@ from octavo_engine.protocol.stream import (
     Load,
     Snapshot,
 )
+from octavo_engine.server import probes
 from octavo_engine.server.exchange import ClientGone, Exchange
 from octavo_engine.server.http_errors import unavailable
 
@@ -56,7 +57,11 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 async def stream(exchange: Exchange, service: Service) -> None:
-    """Ends when the cache is lost or the server leaves. 503 while there is no core."""
+    """Ends when the cache is lost or the server leaves. 503 while there is no core; of one that
+    loads it tells how far it is, as /ready does."""
+    if service.engine.health().state == "loading":
+        await probes.ready(exchange, service)
+        return
     hub = service.hub
     subscriber = hub.subscribe()
     try:
@@ -198,6 +203,8 @@ class Hub:
 
     def on_step(self, step: StepOutput) -> None:
         """Hot path: once per step."""
+        if step.stats is not None:
+            self._service.metrics.note_step(step.stats)
         if not self._subscribers:
             return
         if step.stats is not None:

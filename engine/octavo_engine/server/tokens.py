@@ -1,16 +1,23 @@
-"""POST /tokenize and /detokenize: the model's tokenizer as a service."""
+"""POST /tokenize and /detokenize, GET /tokenizer_info: the model's tokenizer as a service."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from octavo_engine.errors import InvalidRequest
+from octavo_engine.server.answers import TokenizerInfo
+from octavo_engine.server.conversations import rendered
 from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's signature)
-from octavo_engine.server.prompts import INLINE_CHARS, encode, render
+from octavo_engine.server.prompts import INLINE_CHARS, encode
 from octavo_engine.server.schemas import DetokenizeRequest, TokenizeRequest
 from octavo_engine.server.service import Service  # noqa: TC001
+from octavo_engine.tokenization.chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    from octavo_engine.tokenization.tokenizer import Tokenizer
 
 
 async def tokenize(exchange: Exchange, service: Service) -> None:
@@ -24,14 +31,14 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
         ids = await encode(tokenizer, request.prompt, add_special_tokens=special)
     else:
         settings = service.settings
-        text = await render(
+        prompt = await rendered(
             tokenizer,
             request.conversation,
             settings.limits,
             trust_template=settings.trust_request_chat_template,
+            add_special_tokens=bool(request.add_special_tokens),
         )
-        special = bool(request.add_special_tokens)
-        ids = await encode(tokenizer, text, add_special_tokens=special)
+        ids = prompt.ids
     texts = [tokenizer.token_text(token) for token in ids] if request.return_token_strs else None
     await exchange.reply(
         msgspec.json.encode(
@@ -60,3 +67,32 @@ async def detokenize(exchange: Exchange, service: Service) -> None:
     else:
         text = await asyncio.to_thread(tokenizer.decode, request.tokens, skip_special_tokens=False)
     await exchange.reply(msgspec.json.encode({"prompt": text}))
+
+
+async def tokenizer_info(exchange: Exchange, service: Service) -> None:
+    """There only where the operator allows it: it tells the chat template."""
+    tokenizer, info = service.engine.tokenizer, service.engine.info
+    eos = tokenizer.eos_token_ids
+    answer = TokenizerInfo(
+        tokenizer_class=type(tokenizer).__name__,
+        vocab_size=tokenizer.vocab_size,
+        model_max_length=info.max_model_len,
+        bos_token=_text(tokenizer, tokenizer.bos_token_id),
+        eos_token=_text(tokenizer, eos[0] if eos else None),
+        eos_token_ids=list(eos),
+        special_tokens={str(i): tokenizer.token_text(i) for i in sorted(tokenizer.special_ids)},
+        chat_template=_template(tokenizer),
+    )
+    await exchange.reply(msgspec.json.encode(answer))
+
+
+def _text(tokenizer: Tokenizer, token_id: int | None) -> str | None:
+    return None if token_id is None else tokenizer.token_text(token_id)
+
+
+def _template(tokenizer: Tokenizer) -> str | dict[str, str] | None:
+    template = tokenizer.chat_template
+    if not isinstance(template, ChatTemplate):
+        return None
+    sources = template.sources
+    return sources["default"] if len(sources) == 1 else dict(sources)

@@ -10,7 +10,7 @@ import msgspec
 from octavo_engine.state.labels import ResidencyChange  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.pooling import PoolingOutput  # noqa: TC001
 
-FinishReason = Literal["stop", "length", "abort", "error", "deadline"]
+FinishReason = Literal["stop", "length", "abort", "error", "deadline", "repetition"]
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -31,6 +31,8 @@ class StepResult:
     failed: list[int] = field(default_factory=list)  # entries whose logits were not finite
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by entry, where asked
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # this chunk's
+    forced: dict[int, list[int]] = field(default_factory=dict)  # what must follow the sampled token
+    deferred: list[int] = field(default_factory=list)  # entries whose mask was late: not sampled
 
 
 class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -40,6 +42,7 @@ class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     token_ids: list[int] = []
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the stop id that ended it; None for end of text
+    is_whole: bool = False  # with "stop": its grammar was complete; the last token is text
     error: str | None = None  # one sentence, with finish_reason "error"
     num_cached_tokens: int = 0  # prompt tokens taken from the cache; in the first output
     queued_s: float | None = None  # from arrival to the first step; in the first output
@@ -64,7 +67,14 @@ class EngineStats(msgspec.Struct, kw_only=True):
     prefix_hits: int = 0  # of those, found
     preemptions: int = 0
     nan_failures: int = 0
+    prompt_tokens_cached: int = 0  # of `prompt_tokens`, those that were not computed again
+    num_waiting_grammar: int = 0  # of `num_waiting`, those whose grammar is being compiled
     step_ms: float = 0.0  # of the last step
+    step_tokens: int = 0  # computed in it
+    grammar_cache_hits: int = 0
+    grammar_failures: int = 0  # grammars that did not compile, or not in time
+    grammar_compile_counts: list[int] = []  # by grammar.buckets
+    grammar_compile_seconds: float = 0.0  # in all
     last_step_at: float = 0.0  # monotonic seconds
     prefill_tokens_per_s: float = 0.0  # lately; 0 while unknown
 

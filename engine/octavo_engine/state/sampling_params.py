@@ -12,6 +12,21 @@ from octavo_engine.state.grammar import GrammarSpec  # noqa: TC001  (msgspec rea
 MAX_SEED = 2**63 - 1
 
 
+class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """End an answer once it says a pattern of tokens so many times in a row."""
+
+    max_pattern_size: int  # tokens; 0: off
+    min_pattern_size: int = 1
+    min_count: int = 2
+
+    def __post_init__(self) -> None:
+        _range("repetition_detection.max_pattern_size", self.max_pattern_size, 0, 256)
+        _range(
+            "repetition_detection.min_pattern_size", self.min_pattern_size, 0, self.max_pattern_size
+        )
+        _range("repetition_detection.min_count", self.min_count, 2, 1 << 16)
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling parameters under vLLM's names. Raises InvalidRequest that names the field."""
 
@@ -37,8 +52,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # `bad_words` once tokenised
     allowed_token_ids: tuple[int, ...] | None = None
     skip_special_tokens: bool = True
+    shown_special_ids: tuple[int, ...] = ()  # these are text even where special tokens are skipped
     detokenize: bool = True
     grammar: GrammarSpec | None = None  # the answer is a text of this language
+    repetition_detection: RepetitionDetection | None = None
     logits_processors: tuple[str, ...] = ()  # names of entry points in `octavo.logits_processors`
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from octavo_engine.grammar.run import GrammarRun
     from octavo_engine.state.outputs import FinishReason
     from octavo_engine.state.request import EngineRequest
 
@@ -28,6 +29,7 @@ class Sequence:
         "blocked_at",
         "digests",
         "finish_reason",
+        "grammar",
         "max_num_tokens",
         "min_num_tokens",
         "num_admitted_tokens",
@@ -68,6 +70,8 @@ class Sequence:
         self.row = -1  # in the runner's arrays; -1 when not running
         self.order = order  # place under the policy; lower runs first
         self.finish_reason: FinishReason | None = None
+
+        self.grammar: GrammarRun | None = None  # that it must keep to; set before it is scheduled
 
         # When it ends.
         self.max_num_tokens = max_num_tokens

@@ -46,6 +46,17 @@ class ByteTokenizer:
     ) -> list[list[int]]:
         return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
+    def encode_parts(
+        self, first: str, second: str | None = None, *, max_length: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        parts = [self.encode(first)]
+        if second is not None:
+            parts.append(self.encode(second))
+        while max_length is not None and sum(map(len, parts)) > max_length:
+            max(parts, key=len).pop()
+        types = [index for index, part in enumerate(parts) for _ in part]
+        return [token for part in parts for token in part], types
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -63,6 +74,26 @@ class ByteTokenizer:
             **kwargs,
         )
         return self.encode(text)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template: Template,
+        add_special_tokens: bool = False,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> tuple[str, list[int]]:
+        text = template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            continue_final_message=continue_final_message,
+            **kwargs,
+        )
+        return text, self.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         for token_id in ids:

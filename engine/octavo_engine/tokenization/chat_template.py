@@ -56,6 +56,10 @@ class ChatTemplate:
         """Another template for the same model: its special tokens stay. Raises ModelError."""
         return ChatTemplate(source, special_tokens=self._special_tokens)
 
+    def mentions(self, word: str) -> bool:
+        """Whether it looks at a variable of this name, as far as its text tells."""
+        return any(word in source for source in self.sources.values())
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -63,6 +67,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
         """The prompt. Raises InvalidRequest(param="messages")."""
@@ -72,6 +77,7 @@ class ChatTemplate:
             add_generation_prompt=add_generation_prompt,
             tools=tools,
             continue_final_message=continue_final_message,
+            documents=documents,
             **kwargs,
         )
 
@@ -83,6 +89,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None,
         continue_final_message: bool,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
         """As `render`, with every string that comes from outside passed through `guard` first."""
@@ -96,7 +103,7 @@ class ChatTemplate:
             **plain(kwargs, "chat_template_kwargs", convert=guard),
             "messages": guarded,
             "tools": plain(list(tools), "tools", convert=guard) if tools else None,
-            "documents": None,
+            "documents": plain(list(documents), "documents", convert=guard) if documents else None,
             "add_generation_prompt": add_generation_prompt,
         }
         name = _TOOL_USE if tools and _TOOL_USE in self._templates else "default"

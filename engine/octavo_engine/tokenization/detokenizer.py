@@ -26,10 +26,13 @@ class Detokenizer:
         tokenizer: Tokenizer,
         *,
         skip_special_tokens: bool = True,
+        shown_special_ids: Sequence[int] = (),
         prompt_token_ids: Sequence[int] = (),
     ) -> None:
         self._bytes_of = tokenizer.token_bytes
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        if shown_special_ids:
+            self._skipped = self._skipped.difference(shown_special_ids)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip = tokenizer.strips_first_space
         self.push(prompt_token_ids[-PROMPT_TAIL:])

@@ -17,6 +17,7 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 from octavo_engine.errors import InvalidRequest
+from octavo_engine.tokenization.chat_template import ChatTemplate
 from octavo_engine.tokenization.token_pieces import piece_rules
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from tokenizers import AddedToken
 
-    from octavo_engine.tokenization.chat_template import ChatTemplate
+    from octavo_engine.tokenization.tokenizer import Template
 
 
 class TextTokenizer:
@@ -66,7 +67,27 @@ class TextTokenizer:
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
-        return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        if not add_special_tokens:
+            return [self.encode(text, add_special_tokens=False) for text in texts]
+        try:
+            encodings = self._tokenizer.encode_batch_fast(list(texts))
+        except (UnicodeEncodeError, TypeError):
+            return [self.encode(text) for text in texts]  # says what is wrong
+        return [list(encoding.ids) for encoding in encodings]
+
+    def encode_parts(
+        self, first: str, second: str | None = None, *, max_length: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        parts = [_encoding(self._tokenizer, first)]
+        if second is not None:
+            parts.append(_encoding(self._tokenizer, second))
+        if max_length is not None:
+            room = max_length - self._tokenizer.num_special_tokens_to_add(second is not None)
+            for part, kept in zip(parts, _shares([len(p) for p in parts], room), strict=True):
+                part.truncate(kept)
+        pair = parts[1] if second is not None else None
+        whole = self._tokenizer.post_process(parts[0], pair, True)
+        return list(whole.ids), list(whole.type_ids)
 
     def encode_chat(
         self,
@@ -79,8 +100,30 @@ class TextTokenizer:
     ) -> list[int]:
         if self.chat_template is None:
             raise InvalidRequest("this model has no chat template", param="messages")
+        _, ids = self.render_chat(
+            messages,
+            template=self.chat_template,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            continue_final_message=continue_final_message,
+            **kwargs,
+        )
+        return ids
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template: Template,
+        add_special_tokens: bool = False,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> tuple[str, list[int]]:
+        assert isinstance(template, ChatTemplate)  # every template of a real vocabulary is one
         guard = _Guard(self._special, (messages, tools, kwargs))
-        text = self.chat_template.render_guarded(
+        text = template.render_guarded(
             messages,
             guard=guard.apply,
             add_generation_prompt=add_generation_prompt,
@@ -89,8 +132,9 @@ class TextTokenizer:
             **kwargs,
         )
         if not guard.was_needed:
-            return _encode(self._tokenizer, text, False)
-        return self._encode_guarded(text, guard)
+            return text, _encode(self._tokenizer, text, add_special_tokens)
+        ids = self._encode_guarded(text, guard)
+        return guard.remove(text), self._with_ends(ids) if add_special_tokens else ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         for token_id in ids:
@@ -241,6 +285,25 @@ def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool
     except (UnicodeEncodeError, TypeError):
         # Lone surrogates: JSON can spell them, UTF-8 cannot.
         raise InvalidRequest("the text is not valid Unicode", param="prompt") from None
+
+
+def _encoding(tokenizer: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+    try:
+        return tokenizer.encode(text, add_special_tokens=False)
+    except (UnicodeEncodeError, TypeError):
+        raise InvalidRequest("the text is not valid Unicode", param="input") from None
+
+
+def _shares(lengths: Sequence[int], room: int) -> list[int]:
+    """How much of each of one or two texts is kept: the longer one is cut first."""
+    room = max(room, 0)
+    if sum(lengths) <= room:
+        return list(lengths)
+    if len(lengths) == 1:
+        return [room]
+    short = min(lengths)
+    kept = min(short, room // 2)  # of the shorter one
+    return [kept, room - kept] if lengths[0] <= lengths[1] else [room - kept, kept]
 
 
 def _is_word(text: str, position: int) -> bool:

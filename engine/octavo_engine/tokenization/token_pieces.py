@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _UNDERSCORE = "\u2581"
+_CONTINUES = "##"
 
 
 class Spelling(Enum):
     BYTE_LEVEL = "byte-level"  # each byte is a printable character
+    WORDPIECE = "wordpiece"  # a word's later pieces begin with ##
     SENTENCEPIECE = "sentencepiece"  # the space is U+2581, other bytes are <0xAB>
 
 
@@ -36,6 +38,9 @@ class PieceRules(NamedTuple):
             if all(character in table for character in token):
                 return bytes(table[character] for character in token)
             return token.encode("utf-8", "replace")  # an added token may hold any text
+        if self.spelling is Spelling.WORDPIECE:
+            rest = token.removeprefix(_CONTINUES)
+            return (rest if rest != token else f" {token}").encode("utf-8", "replace")
         if match := _BYTE_TOKEN.fullmatch(token):
             return bytes([int(match[1], 16)])
         return token.replace(_UNDERSCORE, " ").encode("utf-8", "replace")
@@ -50,6 +55,8 @@ def piece_rules(tokenizer: tokenizers.Tokenizer, where: str) -> PieceRules:
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         return PieceRules(Spelling.BYTE_LEVEL, strips_first_space=False)
+    if kinds == ["WordPiece"] and steps[0].get("prefix") == _CONTINUES:
+        return PieceRules(Spelling.WORDPIECE, strips_first_space=True)
     if kinds == ["Metaspace"]:
         return PieceRules(Spelling.SENTENCEPIECE, steps[0].get("prepend_scheme") != "never")
     if all(map(_is_sentencepiece, steps)) and "Replace" in kinds:

@@ -60,6 +60,13 @@ class Tokenizer(Protocol):
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[list[int]]: ...
 
+    def encode_parts(
+        self, first: str, second: str | None = None, *, max_length: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Ids of a text, or of a pair as the model wants them written, special tokens included;
+        and which of the two each is of. With `max_length` the texts are cut, the longer one first,
+        and the special tokens stay."""
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -70,6 +77,19 @@ class Tokenizer(Protocol):
         **kwargs: Any,
     ) -> list[int]:
         """The rendered conversation; only the template's own control tokens become control ids."""
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template: Template,
+        add_special_tokens: bool = False,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> tuple[str, list[int]]:
+        """As `encode_chat` by any template, with the text that was rendered."""
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 

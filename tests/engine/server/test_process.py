@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 
+import httpx
 import pytest
 
+from tests.fakes.certificates import make_authority
 from tests.fakes.process import environment, serving
 from tests.fakes.server import post
 
@@ -53,6 +56,62 @@ def test_a_signal_drains_finishes_and_exits_with_0(number):
     assert code == 0
     answered = [line for line in server.lines if line["message"] == "Answered"]
     assert {"path": "/v1/completions", "status": 200}.items() <= answered[-1].items()
+
+
+def test_a_hang_up_reads_the_keys_again_without_losing_a_request(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("old\n")
+
+    def models(client, key: str) -> int:
+        headers = {"authorization": f"Bearer {key}"}
+        status: int = client.get("/v1/models", headers=headers).status_code
+        return status
+
+    asked = {"prompt": "a", "max_tokens": 60, "stream": True, "ignore_eos": True,
+             "stream_options": {"include_usage": True}}  # fmt: skip
+    with (
+        serving("m", *SLOW, "--api-key-file", str(file)) as server,
+        server.client() as client,
+        client.stream(
+            "POST", "/v1/completions", headers={"authorization": "Bearer old"}, json=asked
+        ) as answer,
+    ):
+        assert models(client, "old") == 200
+        file.write_text("new\n")
+        server.signal(signal.SIGHUP)
+        assert server.read_until("Took the new keys")["keys"] == 1
+        assert (models(client, "old"), models(client, "new")) == (401, 200)
+        text = answer.read()
+    assert b'"completion_tokens":60' in text
+    assert text.endswith(b"data: [DONE]\n\n")
+
+
+def test_the_process_serves_over_mutual_tls_and_over_a_unix_socket(tmp_path):
+    make_authority(tmp_path / "tls")
+    folder = tmp_path / "tls"
+    trust = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    trust.load_cert_chain(folder / "client.pem", folder / "client.key")
+    files = ("--ssl-certfile", f"{folder}/server.pem", "--ssl-keyfile", f"{folder}/server.key",
+             "--ssl-ca-certs", f"{folder}/ca.pem")  # fmt: skip
+    with serving("m", *files) as server:
+        assert server.url.startswith("https://127.0.0.1:")
+        with server.client(verify=trust) as client:
+            answer = client.post("/v1/completions", json={"prompt": "a", "stream": True})
+            assert answer.text.endswith("data: [DONE]\n\n")
+            server.signal(signal.SIGHUP)
+            server.read_until("Took the new certificate")
+        with server.client(verify=trust) as client:
+            assert client.get("/health").status_code == 200
+
+    path = str(tmp_path / "sock")
+    with serving("m", "--uds", path) as server:
+        assert server.url == f"unix:{path}"
+        with httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=20) as client:
+            answer = client.post("http://m/v1/completions", json={"prompt": "a", "stream": True})
+            assert answer.text.endswith("data: [DONE]\n\n")
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    assert not (tmp_path / "sock").exists()
 
 
 def test_the_drain_route_ends_the_process():

@@ -21,6 +21,8 @@ from octavo_engine.protocol.endpoints import POD_UID_HEADER, RESUME_HEADER, STRE
 from octavo_engine.protocol.resume import BEGIN, LINE_PREFIX, Resume, pack
 from octavo_engine.server.resume import read_frame
 from tests.fakes.process import serving
+from tests.fakes.scripted_engine import ScriptedEngine
+from tests.fakes.server import running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -244,6 +246,23 @@ def test_equal_prompts_without_a_seed_get_different_answers(client):
     body = {"prompt": ["a", "a"], "stream": True, "max_tokens": 12}
     tokens = read_all(ask(client, COMPLETIONS, body)).tokens
     assert tokens[0] != tokens[1]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_sums_on_the_way_never_run_ahead_of_the_tokens_told(path):
+    """Or a resume after the first of two events that came at once would begin with a smaller sum."""
+    body: dict[str, Any] = {"n": 2, "stream": True, "max_tokens": 12, **EVERY_USAGE}
+    body |= {"messages": HELLO["messages"]} if path == CHAT else {"prompt": "Once"}
+    engine = ScriptedEngine(scripts=["It was a dark night.", "They lived ever after."], piece=3)
+    with running(engine) as server, server.client() as client:
+        events = events_of(ask(client, path, body))
+    reader, told_sums = Reader(), 0
+    for event in events[:-2]:
+        reader.read(event)
+        if usage := json.loads(lines_of(event)[1][6:]).get("usage"):
+            told_sums += 1
+            assert usage["completion_tokens"] == sum(map(len, reader.tokens.values()))
+    assert told_sums == 8
 
 
 # ── what is already over ──

@@ -222,10 +222,11 @@ def test_a_lost_core_ends_the_stream_and_the_next_has_another_epoch(core, server
 
 
 def test_nobody_listens_while_the_model_is_loaded(core, server):
-    core.engine.state = "loading"
+    core.engine.state, core.engine.progress = "loading", 0.42
     with server.client() as client:
         answer = client.get(STREAM_PATH)
     assert answer.status_code == 503
+    assert answer.json()["progress"] == 0.42  # for the operator's status
     assert answer.headers["retry-after"] == "1"
 
 

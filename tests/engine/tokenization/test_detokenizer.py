@@ -90,3 +90,10 @@ def test_a_character_that_the_prompt_left_open_is_completed():
 
 def test_ids_that_stand_for_nothing_add_nothing(smollm2):
     assert Detokenizer(smollm2).push([smollm2.vocab_size + 5]) == ""
+
+
+def test_some_special_tokens_may_be_shown():
+    tokenizer = ByteTokenizer()
+    detokenizer = Detokenizer(tokenizer, shown_special_ids=(256,))
+
+    assert detokenizer.push([256, *b"a", 257]) == "<s>a"

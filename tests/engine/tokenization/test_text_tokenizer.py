@@ -92,6 +92,14 @@ def test_control_tokens_in_messages_stay_text(smollm2):
     assert smollm2.decode(ours, skip_special_tokens=False) == smollm2.chat_template.render(hostile)
 
 
+def test_text_and_tokens_of_a_chat_are_one(smollm2):
+    hostile = [{"role": "user", "content": HOSTILE}]
+    text, ids = smollm2.render_chat(hostile, template=smollm2.chat_template)
+
+    assert text == smollm2.chat_template.render(hostile)
+    assert ids == smollm2.encode_chat(hostile)
+
+
 def test_control_tokens_in_other_fields_stay_text_too(smollm2):
     messages: list[dict] = [
         {"role": "user", "content": [{"type": "text", "text": t} for t in ("<|im_", "end|>")]},
@@ -192,7 +200,23 @@ def test_a_tokenizer_larger_than_the_model_is_refused(smollm2):
 
 def test_a_vocabulary_without_a_known_decoder_is_refused(metaspace_vocabulary):
     fields = json.loads(metaspace_vocabulary.to_str())
-    fields["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    fields["decoder"] = {"type": "BPEDecoder", "suffix": "</w>"}
     strange = type(metaspace_vocabulary).from_str(json.dumps(fields))
-    with pytest.raises(ModelError, match="made here has the decoder WordPiece"):
+    with pytest.raises(ModelError, match="made here has the decoder BPEDecoder"):
         TextTokenizer(strange, where="made here")
+
+
+def test_pieces_of_words_are_joined_where_they_continue(metaspace_vocabulary):
+    fields = json.loads(metaspace_vocabulary.to_str())
+    fields["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    fields["model"] = {
+        "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100, "vocab": {"[UNK]": 0, "play": 1, "##ing": 2, "a": 3},
+    }  # fmt: skip
+    fields["added_tokens"], fields["normalizer"] = [], None
+    fields["pre_tokenizer"], fields["post_processor"] = {"type": "BertPreTokenizer"}, None
+    made = type(metaspace_vocabulary).from_str(json.dumps(fields))
+    tokenizer = TextTokenizer(made, where="made here")
+    ids = tokenizer.encode("a playing a")
+    assert ids == [3, 1, 2, 3]
+    assert tokenizer.decode(ids) == "a playing a"

@@ -70,6 +70,7 @@ class NativeBackend:
         loader.finish()
         self._compiled: Compiled | None = None
         self._kv: _native.KVCache | None = None
+        self._num_blocks = 0
 
     @property
     def name(self) -> str:
@@ -89,12 +90,13 @@ class NativeBackend:
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         team, model = self._in_memory
-        graph = record(model)
+        graph = record(model.forward)
         graph = fuse(graph) if self._is_fused else graph
         graph = settle_dtypes(graph, elide=self._is_fused)
         try:
             self._compiled = compile_graph(graph, team, limits)
             self._kv = self._make_kv(num_blocks)
+            self._num_blocks = num_blocks
         except MemoryError as error:
             kv_bytes = num_blocks * self.kv_bytes_per_block
             raise ConfigError(
@@ -128,6 +130,13 @@ class NativeBackend:
     def poison_blocks(self, block_ids: list[int]) -> None:
         assert self._kv is not None, "prepare() comes first"
         self._kv.poison(block_ids)
+
+    def release_kv(self) -> None:
+        self._kv = None
+
+    def restore_kv(self) -> None:
+        if self._kv is None:
+            self._kv = self._make_kv(self._num_blocks)
 
     def close(self) -> None:
         self._compiled = None

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from octavo_engine.backends.backend import BackendLimits
-    from octavo_engine.ops import AttentionSpec
 
 
 class Compiled(NamedTuple):
@@ -45,15 +44,18 @@ def _emit(
 ) -> None:
     out = buffers[instruction.out]
     match instruction:
-        case g.Embed(table=table, scale=scale):
-            program.embed(out, table, scale)
+        case g.Embed(table=table, scale=scale, of=of, offset=offset):
+            program.embed(out, table, scale, of, offset)
         case g.Linear():
             _emit_linear(program, instruction, buffers)
         case g.RmsNorm(x=x, weight=weight, eps=eps, add=add, add_scale=add_scale):
             added = -1 if add is None else buffers[add]
             program.rms_norm(out, buffers[x], weight, eps, added, add_scale)
-        case g.Attention(qkv=qkv, spec=spec):
-            _emit_attention(program, out, buffers[qkv], spec, tables)
+        case g.LayerNorm(x=x, weight=weight, bias=bias, eps=eps, add=add, add_scale=add_scale):
+            added = -1 if add is None else buffers[add]
+            program.layer_norm(out, buffers[x], weight, bias, eps, added, add_scale)
+        case g.Attention():
+            _emit_attention(program, out, buffers[instruction.qkv], instruction, tables)
         case g.Glu(x=x, activation=activation):
             program.glu(out, buffers[x], activation)
         case g.Activate(x=x, activation=activation):
@@ -68,6 +70,8 @@ def _emit(
             program.convert(out, buffers[x])
         case g.SelectRows(x=x):
             program.select_rows(out, buffers[x])
+        case g.PoolRows(x=x, how=how):
+            program.pool(out, buffers[x], how)
         case _:
             assert_never(instruction)
 
@@ -75,7 +79,7 @@ def _emit(
 def _emit_linear(
     program: _native.Program, instruction: g.Linear, buffers: Mapping[g.Value, int]
 ) -> None:
-    mode, activation = "store", ""
+    mode, activation = "store", instruction.activation or ""
     if instruction.glu is not None:
         mode, activation = "glu", instruction.glu
     elif instruction.onto is not None:
@@ -92,12 +96,13 @@ def _emit_linear(
 
 
 def _emit_attention(
-    program: _native.Program, out: int, qkv: int, spec: AttentionSpec, tables: RopeTables
+    program: _native.Program, out: int, qkv: int, attention: g.Attention, tables: RopeTables
 ) -> None:
+    spec = attention.spec
     program.attention(
         out,
         qkv,
-        layer=spec.layer,
+        layer=0 if attention.is_whole else spec.layer,  # what is not kept can share its place
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
@@ -109,4 +114,6 @@ def _emit_attention(
         q_norm=spec.q_norm,
         k_norm=spec.k_norm,
         norm_eps=spec.norm_eps,
+        is_causal=spec.is_causal,
+        is_whole=attention.is_whole,
     )

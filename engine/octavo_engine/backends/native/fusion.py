@@ -3,8 +3,9 @@
 Two neighbours become one where the first only works for the second:
 
     linear, glu      → linear (glu)         halves of whole panels
+    linear, activate → linear (activation)  what is written is not read again
     linear, add      → linear (onto)        the residual is not read again
-    add, rms_norm    → rms_norm (add)       the residual is not read again
+    add, norm        → norm (add)           the residual is not read again
 
 Neighbours only: so nothing moves past an instruction that takes over the memory of what it reads.
 """
@@ -22,6 +23,7 @@ from octavo_engine.backends.native.graph import (
     Convert,
     Glu,
     Graph,
+    LayerNorm,
     Linear,
     RmsNorm,
     Scale,
@@ -43,7 +45,7 @@ PANEL_ROWS = 16  # of a packed weight
 
 def fuse(graph: Graph) -> Graph:
     """Every fusion that applies."""
-    for fusion in (fuse_glu, fuse_residual, fuse_norm):
+    for fusion in (fuse_glu, fuse_activation, fuse_residual, fuse_norm):
         graph = fusion(graph)
     return graph
 
@@ -64,6 +66,22 @@ def fuse_glu(graph: Graph) -> Graph:
     return _fuse_pairs(graph, fused)
 
 
+def fuse_activation(graph: Graph) -> Graph:
+    """A linear that is only read by an activation writes the activation's result."""
+    uses = _Uses(graph)
+
+    def fused(first: Instruction, second: Instruction) -> Instruction | None:
+        if not (isinstance(first, Linear) and isinstance(second, Activate)):
+            return None
+        if second.x != first.out or not uses.is_read_once(first.out):
+            return None
+        if first.onto is not None or first.glu is not None:
+            return None
+        return replace(first, out=second.out, activation=second.activation)
+
+    return _fuse_pairs(graph, fused)
+
+
 def fuse_residual(graph: Graph) -> Graph:
     """A linear that is only added to a residual adds itself, in the residual's memory."""
     uses = _Uses(graph)
@@ -71,7 +89,9 @@ def fuse_residual(graph: Graph) -> Graph:
     def fused(first: Instruction, second: Instruction) -> Instruction | None:
         if not (isinstance(first, Linear) and isinstance(second, Add)):
             return None
-        if second.y != first.out or not uses.is_read_once(first.out) or first.glu is not None:
+        if second.y != first.out or not uses.is_read_once(first.out):
+            return None
+        if first.glu is not None or first.activation is not None:
             return None
         onto = second.x
         if onto in (first.x, first.out) or not uses.is_last_read(onto, second):
@@ -86,7 +106,7 @@ def fuse_norm(graph: Graph) -> Graph:
     uses = _Uses(graph)
 
     def fused(first: Instruction, second: Instruction) -> Instruction | None:
-        if not (isinstance(first, Add) and isinstance(second, RmsNorm)):
+        if not (isinstance(first, Add) and isinstance(second, (RmsNorm, LayerNorm))):
             return None
         if second.x != first.out or first.x == first.y or not uses.is_last_read(first.x, first):
             return None
@@ -161,8 +181,8 @@ def _wanted_dtype(instruction: Instruction, value: Value) -> Dtype:
 
 def _can_round(instruction: Instruction) -> bool:
     if isinstance(instruction, Linear):
-        return instruction.glu is not None
-    return isinstance(instruction, (RmsNorm, Attention, Glu, Activate, Scale, SoftCap))
+        return instruction.glu is not None or instruction.activation is not None
+    return isinstance(instruction, (RmsNorm, LayerNorm, Attention, Glu, Activate, Scale, SoftCap))
 
 
 def _over_rounded(instruction: Instruction, rounded: dict[Value, Value]) -> Instruction:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine import _native
-    from octavo_engine.ops import Activation, AttentionSpec
+    from octavo_engine.ops import Activation, AttentionSpec, Pool
 
 Dtype = Literal["f32", "bf16"]
 
@@ -43,19 +43,22 @@ class Embed:
     out: Value
     table: _native.Packed
     scale: float
+    of: Literal["tokens", "positions", "types"] = "tokens"
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
     """out = x · weightᵀ + bias.
 
-    With `glu`: activation(left half) * right half of that. With `onto`: onto + scale * that, in
-    onto's memory.
+    With `activation`: of that. With `glu`: activation(left half) * right half of that. With `onto`:
+    onto + scale * that, in onto's memory.
     """
 
     out: Value
     x: Value
     linear: NativeLinear
+    activation: Activation | None = None
     glu: Activation | None = None
     onto: Value | None = None
     scale: float = 1.0
@@ -78,10 +81,25 @@ class RmsNorm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LayerNorm:
+    """As RmsNorm."""
+
+    out: Value
+    x: Value
+    weight: NDArray[np.float32]
+    bias: NDArray[np.float32] | None
+    eps: float
+    add: Value | None = None
+    add_scale: float = 1.0
+    total: Value | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Attention:
     out: Value
     qkv: Value
     spec: AttentionSpec
+    is_whole: bool = False  # over texts that are whole in the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +152,18 @@ class SelectRows:
     x: Value
 
 
+@dataclass(frozen=True, slots=True)
+class PoolRows:
+    out: Value
+    x: Value
+    how: Pool
+
+
 Instruction: TypeAlias = (
     Embed
     | Linear
     | RmsNorm
+    | LayerNorm
     | Attention
     | Glu
     | Activate
@@ -146,6 +172,7 @@ Instruction: TypeAlias = (
     | SoftCap
     | Convert
     | SelectRows
+    | PoolRows
 )
 
 
@@ -157,7 +184,7 @@ class Graph(NamedTuple):
 
 
 def written(instruction: Instruction) -> list[Value]:
-    total = instruction.total if isinstance(instruction, RmsNorm) else None
+    total = instruction.total if isinstance(instruction, (RmsNorm, LayerNorm)) else None
     return [instruction.out] if total is None else [total, instruction.out]
 
 
@@ -172,7 +199,7 @@ def takes_over(instruction: Instruction) -> tuple[Value, Value] | None:
     """The value written, and the value read whose memory it is written to."""
     if isinstance(instruction, Linear) and instruction.onto is not None:
         return instruction.out, instruction.onto
-    if isinstance(instruction, RmsNorm) and instruction.total is not None:
+    if isinstance(instruction, (RmsNorm, LayerNorm)) and instruction.total is not None:
         return instruction.total, instruction.x
     return None
 

@@ -11,7 +11,9 @@ from octavo_engine.backends.native.graph import (
     Embed,
     Glu,
     Graph,
+    LayerNorm,
     Linear,
+    PoolRows,
     RmsNorm,
     Scale,
     SelectRows,
@@ -20,23 +22,26 @@ from octavo_engine.backends.native.graph import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Literal
+
     import numpy as np
     from numpy.typing import NDArray
 
     from octavo_engine import _native
     from octavo_engine.backends.native.graph import Instruction, NativeLinear
-    from octavo_engine.ops import Activation, AttentionSpec, Model
+    from octavo_engine.ops import Activation, AttentionSpec, Pool
 
 
-def record(model: Model) -> Graph:
-    """The model's forward pass, as it was written down."""
+def record(forward: Callable[[Recorder], Value]) -> Graph:
+    """A model's forward pass, as it was written down."""
     recorder = Recorder()
-    result = model.forward(recorder)
+    result = forward(recorder)
     return Graph(tuple(recorder.instructions), result)
 
 
 class Recorder:
-    """Ops over values without numbers."""
+    """EncoderOps over values without numbers."""
 
     def __init__(self) -> None:
         self.instructions: list[Instruction] = []
@@ -44,14 +49,28 @@ class Recorder:
     def embedding(self, table: _native.Packed, *, scale: float = 1.0) -> Value:
         return self._add(Embed(self._value(table.cols, None), table, scale))
 
+    def table(
+        self, table: _native.Packed, of: Literal["positions", "types"], *, offset: int = 0
+    ) -> Value:
+        return self._add(Embed(self._value(table.cols, None), table, 1.0, of, offset))
+
     def linear(self, x: Value, weight: NativeLinear) -> Value:
         return self._add(Linear(self._value(weight.weight.rows, x), x, weight))
 
     def rms_norm(self, x: Value, weight: NDArray[np.float32], eps: float) -> Value:
         return self._add(RmsNorm(self._value(x.cols, x), x, weight, eps))
 
+    def layer_norm(
+        self, x: Value, weight: NDArray[np.float32], bias: NDArray[np.float32] | None, eps: float
+    ) -> Value:
+        return self._add(LayerNorm(self._value(x.cols, x), x, weight, bias, eps))
+
     def attention(self, qkv: Value, spec: AttentionSpec) -> Value:
         return self._add(Attention(self._value(spec.num_heads * spec.head_dim, qkv), qkv, spec))
+
+    def encoder_attention(self, qkv: Value, spec: AttentionSpec) -> Value:
+        out = self._value(spec.num_heads * spec.head_dim, qkv)
+        return self._add(Attention(out, qkv, spec, is_whole=True))
 
     def glu(self, x: Value, activation: Activation) -> Value:
         return self._add(Glu(self._value(x.cols // 2, x), x, activation))
@@ -70,6 +89,9 @@ class Recorder:
 
     def select_rows(self, x: Value) -> Value:
         return self._add(SelectRows(Value(len(self.instructions), x.cols, "S"), x))
+
+    def pool(self, x: Value, how: Pool) -> Value:
+        return self._add(PoolRows(Value(len(self.instructions), x.cols, "S"), x, how))
 
     def _value(self, cols: int, like: Value | None) -> Value:
         return Value(len(self.instructions), cols, "T" if like is None else like.rows)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo_engine.backends.sim.clock import RealClock
+from octavo_engine.backends.sim.masked import keep_to_masks
 from octavo_engine.backends.sim.text import sim_tokens
 from octavo_engine.config import BLOCK_SIZE
-from octavo_engine.sampling.batch import SAMPLED_OK, Sampled
+from octavo_engine.sampling.batch import SAMPLED_NOTHING_ALLOWED, SAMPLED_OK, Sampled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,7 +30,7 @@ class SimBackend:
 
     The tokens of a request are a function of its seed and their positions, so they are the same in
     any batch, after preemption and after a resume; of the positions alone if it is greedy. They
-    spell words; end of text never comes.
+    spell words; end of text comes only where a grammar may end.
     """
 
     def __init__(self, config: EngineConfig, clock: Clock | None = None) -> None:
@@ -87,8 +88,11 @@ class SimBackend:
         tokens = sim_tokens(seeds, sampling.positions)
         if sampling.allowed is not None:
             _keep_to_allowed(tokens, sampling.allowed)
+        if sampling.masks is not None:
+            keep_to_masks(tokens, seeds, sampling.positions, sampling.masks.take())
         tokens = np.where(sampling.targets >= 0, sampling.targets, tokens).astype(np.int32)
-        sampled = Sampled(tokens, np.full(len(tokens), SAMPLED_OK, np.uint8))
+        status = np.where(tokens < 0, SAMPLED_NOTHING_ALLOWED, SAMPLED_OK).astype(np.uint8)
+        sampled = Sampled(tokens, status)
         if sampling.num_logprobs >= 0:
             self._add_logprobs(sampled, sampling.num_logprobs)
         return sampled

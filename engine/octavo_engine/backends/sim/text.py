@@ -25,12 +25,12 @@ def sim_tokens(seeds: ArrayLike, positions: ArrayLike) -> NDArray[np.int32]:
     position = np.asarray(positions, np.uint64)
     span = np.uint64(WORD_SPAN)
     num_words = np.uint64(len(SPELLED) // WORD_SPAN)
-    word = _mix(np.asarray(seeds, np.uint64) ^ _mix(position // span)) % num_words
+    word = mix(np.asarray(seeds, np.uint64) ^ mix(position // span)) % num_words
     letters = np.frombuffer(SPELLED, np.uint8)
     return letters[(word * span + position % span).astype(np.intp)].astype(np.int32)
 
 
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """splitmix64: neighbours come out unlike. Wrapping round is meant."""
     mixed = np.atleast_1d(values) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.torch.device_step import DrawParams
-    from octavo_engine.sampling.batch import Ragged, SamplingBatch
+    from octavo_engine.sampling.batch import PendingMasks, Ragged, SamplingBatch
 
     Draw = Callable[[Tensor, DrawParams], Tensor]
 
@@ -43,6 +43,7 @@ def is_plain(sampling: SamplingBatch) -> bool:
         sampling.num_logprobs < 0
         and sampling.bias is None
         and sampling.allowed is None
+        and sampling.masks is None
         and not sampling.processed
         and not _penalised(sampling).any()
     )
@@ -57,6 +58,7 @@ def sample(logits: Tensor, sampling: SamplingBatch, params: DrawParams, draw: Dr
     # What is scored is scored as it is; adjustments are only for rows that sample.
     adjusted = logits.clone() if wants_logprobs else logits
     _allow(adjusted, sampling.allowed)
+    _mask(adjusted, sampling.masks)
     _add_bias(adjusted, sampling.bias)
     _penalise(adjusted, sampling)
     found = draw(adjusted, params)
@@ -137,6 +139,24 @@ def _allow(x: Tensor, allowed: Ragged | None) -> None:
     mask = mask.contiguous()
     mask.view(-1)[torch.from_numpy(places[is_known]).to(x.device)] = True
     x.masked_fill_(~mask, -torch.inf)
+
+
+def _mask(x: Tensor, masks: PendingMasks | None) -> None:
+    """Bits travel packed; they are spread out on the device."""
+    if masks is None:
+        return
+    rows, bits = masks.take()
+    owners = np.flatnonzero(rows >= 0)
+    if not len(owners):
+        return
+    packed = torch.from_numpy(bits[rows[owners]].view(np.uint8)).to(x.device)
+    places = torch.arange(8, dtype=torch.uint8, device=x.device)
+    allowed = ((packed[:, :, None] >> places) & 1).flatten(1).bool()
+    width = min(allowed.shape[1], x.shape[1])
+    banned = torch.ones((len(owners), x.shape[1]), dtype=torch.bool, device=x.device)
+    banned[:, :width] = ~allowed[:, :width]
+    at = torch.from_numpy(owners).to(x.device)
+    x[at] = x[at].masked_fill(banned, -torch.inf)
 
 
 def _add_bias(x: Tensor, bias: Ragged | None) -> None:

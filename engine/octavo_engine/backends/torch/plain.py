@@ -106,6 +106,8 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
             return functional.gelu(x, approximate="tanh")
         case "relu":
             return functional.relu(x)
+        case "tanh":
+            return torch.tanh(x)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -72,6 +72,8 @@ class ReferenceOps:
                 return functional.gelu(x, approximate="tanh")
             case "relu":
                 return functional.relu(x)
+            case "tanh":
+                return torch.tanh(x)
 
     def add(self, x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
         return x + scale * y

@@ -1,0 +1,177 @@
+"""Models that pool on the CPU: whole texts without padding, one call into csrc a step.
+
+Keys and values live only as long as a layer's attention, so all layers share one, which is laid out
+like a KV cache in which each text's blocks follow the ones of the text before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from octavo_engine import _native
+from octavo_engine.backends.backend import BackendLimits
+from octavo_engine.backends.native.backend import HEAD_DIM_MULTIPLE
+from octavo_engine.backends.native.emit import compile_graph
+from octavo_engine.backends.native.fusion import fuse, settle_dtypes
+from octavo_engine.backends.native.loader import NativeLoader
+from octavo_engine.backends.native.recorder import record
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.errors import ConfigError, ModelError
+from octavo_engine.models.config import ModelConfig
+from octavo_engine.models.pooled import PooledModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from octavo_engine.backends.native.emit import Compiled
+    from octavo_engine.backends.native.graph import Dtype, Value
+    from octavo_engine.backends.native.recorder import Recorder
+    from octavo_engine.backends.pooling import PoolingStep
+    from octavo_engine.config import Quantization
+    from octavo_engine.models.pooling_config import PoolingConfig
+    from octavo_engine.weights.checkpoint import Checkpoint
+
+
+class _Loaded(NamedTuple):
+    """What `close` lets go of: threads and weights."""
+
+    team: _native.Team
+    model: PooledModel
+
+
+class NativePoolingBackend:
+    """Packed weights, room for one layer's keys and values, and a program in csrc."""
+
+    def __init__(
+        self,
+        config: PoolingConfig,
+        checkpoint: Checkpoint,
+        *,
+        max_model_len: int,
+        dtype: Dtype,
+        quantization: Quantization = "auto",
+        num_threads: int | None = None,
+        isa: str = "",
+        is_fused: bool = True,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        if config.body.head_dim % HEAD_DIM_MULTIPLE:
+            raise ModelError(
+                f"config.json: heads must have a multiple of {HEAD_DIM_MULTIPLE} columns on this "
+                f"device; they have {config.body.head_dim}; --device torch takes it"
+            )
+        self.config = config
+        self.dtype = dtype
+        self._max_model_len = max_model_len
+        self._is_fused = is_fused  # tests compare both
+        team = _native.Team(num_threads or _native.available_cores(), isa)
+        self.isa = team.isa
+        loader = NativeLoader(checkpoint, team, dtype, progress, quantization=quantization)
+        self._loaded: _Loaded | None = _Loaded(team, PooledModel(config, loader, max_model_len))
+        loader.finish()
+        self._limits: BackendLimits | None = None
+        self._pooled: Compiled | None = None
+        self._tokens: Compiled | None = None  # once it was asked for
+        self._kv: _native.KVCache | None = None
+
+    @property
+    def name(self) -> str:
+        return f"native/{self.isa}"
+
+    def prepare(self, *, max_tokens: int, max_texts: int) -> None:
+        self._limits = BackendLimits(
+            max_tokens=max_tokens,
+            max_seqs=max_texts,
+            max_logit_rows=max_texts,
+            max_model_len=self._max_model_len,
+        )
+        body = self.config.body
+        num_kv_heads = body.num_kv_heads if isinstance(body, ModelConfig) else body.num_heads
+        num_blocks = max_tokens // BLOCK_SIZE + max_texts  # each text's last one is partly filled
+        self._pooled = self._compile(self._in_memory.model.forward)
+        try:
+            self._kv = _native.KVCache(1, num_blocks, num_kv_heads, body.head_dim, "f32")
+        except MemoryError as error:
+            raise ConfigError(
+                f"no memory for steps of {max_tokens} tokens; lower --max-num-batched-tokens"
+            ) from error
+
+    def pool(self, step: PoolingStep) -> NDArray[np.float32]:
+        assert self._pooled is not None, "prepare() comes first"
+        self._run(self._pooled, step)
+        return self._pooled.program.read(self._pooled.logits, len(step.pooled_rows))
+
+    def token_rows(self, step: PoolingStep) -> NDArray[np.float32]:
+        if self._tokens is None:
+            self._tokens = self._compile(self._in_memory.model.forward_tokens)
+        self._run(self._tokens, step)
+        return self._tokens.program.read(self._tokens.logits, len(step.token_ids))
+
+    def close(self) -> None:
+        self._pooled = self._tokens = None
+        self._kv = None
+        self._loaded = None
+
+    @property
+    def _in_memory(self) -> _Loaded:
+        assert self._loaded is not None, "the backend was closed"
+        return self._loaded
+
+    def _compile(self, forward: Callable[[Recorder], Value]) -> Compiled:
+        assert self._limits is not None, "prepare() comes first"
+        graph = record(forward)
+        graph = fuse(graph) if self._is_fused else graph
+        graph = settle_dtypes(graph, elide=self._is_fused)
+        try:
+            return compile_graph(graph, self._in_memory.team, self._limits)
+        except MemoryError as error:
+            raise ConfigError(
+                f"no memory for steps of {self._limits.max_tokens} tokens; "
+                "lower --max-num-batched-tokens"
+            ) from error
+
+    def _run(self, compiled: Compiled, step: PoolingStep) -> None:
+        assert self._kv is not None
+        places = _places(step)
+        compiled.program.run(
+            self._kv,
+            step.token_ids,
+            step.positions,
+            places.slots,
+            step.starts,
+            places.lengths,
+            places.rows,
+            places.tables,
+            step.pooled_rows,
+            step.type_ids,
+        )
+
+
+class _Places(NamedTuple):
+    """Where the step's keys and values go."""
+
+    slots: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    rows: NDArray[np.int32]
+    tables: NDArray[np.int32]
+
+
+def _places(step: PoolingStep) -> _Places:
+    lengths = np.diff(step.starts)
+    num_blocks = -(-lengths // BLOCK_SIZE)
+    first_blocks = np.cumsum(num_blocks) - num_blocks
+    slots = np.repeat(first_blocks * BLOCK_SIZE, lengths) + step.positions
+    # Columns beyond a text's own blocks name the next text's, and are never read.
+    last = int(num_blocks.sum()) - 1
+    columns = np.arange(int(num_blocks.max(initial=1)))
+    tables = np.minimum(first_blocks[:, None] + columns, last)
+    return _Places(
+        slots.astype(np.int32),
+        lengths.astype(np.int32),
+        np.arange(len(lengths), dtype=np.int32),
+        np.ascontiguousarray(tables, np.int32),
+    )

@@ -1,0 +1,114 @@
+"""From settings to the backend of a model that pools; imports each backend when it is wanted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo_engine.errors import ConfigError
+from octavo_engine.models.config import ModelConfig
+from octavo_engine.models.encoder_names import decoder_rename, encoder_rename
+from octavo_engine.weights.open import open_checkpoint
+from octavo_engine.weights.safetensors import SafetensorsCheckpoint
+from octavo_engine.weights.views import Joined, Renamed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from octavo_engine.backends.native.graph import Dtype
+    from octavo_engine.backends.pooling import PoolingBackend
+    from octavo_engine.config import EngineConfig
+    from octavo_engine.models.pooling_config import PoolingConfig
+    from octavo_engine.weights.checkpoint import Checkpoint
+    from octavo_engine.weights.source import ModelFiles
+
+
+def build_pooling_backend(
+    config: EngineConfig,
+    pooling: PoolingConfig,
+    files: ModelFiles,
+    *,
+    max_model_len: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> PoolingBackend:
+    """Reads the weights. Raises ModelError and ConfigError."""
+    checkpoint = _open(config, pooling, files)
+    match config.device:
+        case "auto" | "cpu":
+            from octavo_engine.backends.native.pooling import NativePoolingBackend
+
+            return NativePoolingBackend(
+                pooling,
+                checkpoint,
+                max_model_len=max_model_len,
+                dtype=_native_dtype(config, pooling),
+                quantization=config.quantization,
+                num_threads=config.num_threads,
+                progress=progress,
+            )
+        case "torch":
+            return _build_torch(
+                config, pooling, checkpoint, max_model_len=max_model_len, progress=progress
+            )
+    raise ConfigError(
+        f"--device {config.device} does not serve models for embeddings and scores; use cpu"
+    )
+
+
+def _native_dtype(config: EngineConfig, pooling: PoolingConfig) -> Dtype:
+    """As asked for; else as the file has it, whose makers measured it so."""
+    match config.dtype:
+        case "float16":
+            raise ConfigError(
+                "--dtype float16 is not available on this device; use bfloat16, float32 or auto"
+            )
+        case "bfloat16":
+            return "bf16"
+        case "float32":
+            return "f32"
+    return "f32" if pooling.torch_dtype == "float32" else "bf16"
+
+
+def _build_torch(
+    config: EngineConfig,
+    pooling: PoolingConfig,
+    checkpoint: Checkpoint,
+    *,
+    max_model_len: int,
+    progress: Callable[[int, int], None] | None,
+) -> PoolingBackend:
+    if config.quantization in ("int8", "int4"):
+        raise ConfigError(f"--quantization {config.quantization} is computed by --device cpu only")
+    try:
+        import torch
+    except ImportError as error:
+        raise ConfigError("--device torch needs torch; pip install 'octavo[torch]'") from error
+    from octavo_engine.backends.torch.pooling import TorchPoolingBackend
+    from octavo_engine.backends.torch.precision import Precision
+
+    storage = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.dtype)
+    return TorchPoolingBackend(
+        pooling,
+        checkpoint,
+        max_model_len=max_model_len,
+        precision=Precision(storage=storage),
+        progress=progress,
+    )
+
+
+def _open(config: EngineConfig, pooling: PoolingConfig, files: ModelFiles) -> Checkpoint:
+    """The body's weights under our names, and those of the modules behind it."""
+    checkpoint = open_checkpoint(files, load_format=config.load_format, seed=config.seed)
+    if config.load_format == "dummy":
+        return checkpoint  # has whatever is asked for
+    body = pooling.body
+    rename = decoder_rename if isinstance(body, ModelConfig) else encoder_rename(body.family)
+    renamed = Renamed(checkpoint, rename)
+    if pooling.is_classifier:
+        return renamed
+    folders = [layer.name.removesuffix(".linear") for layer in pooling.dense]
+    return Joined(renamed, {name: _module(files.path / name) for name in folders})
+
+
+def _module(folder: Path) -> Checkpoint:
+    return SafetensorsCheckpoint.open(folder)

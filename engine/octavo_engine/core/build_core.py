@@ -1,0 +1,33 @@
+"""From settings to whichever engine the model wants: one that generates, or one that pools."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo_engine.core.build import build_engine, resolve
+from octavo_engine.core.pooling_build import build_pooling_engine, pooling_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from octavo_engine.backends.backend import Backend
+    from octavo_engine.config import EngineConfig
+    from octavo_engine.core.core_engine import CoreEngine
+    from octavo_engine.core.info import ModelInfo
+
+
+def build_core(
+    config: EngineConfig,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    backend: Backend | None = None,
+) -> tuple[CoreEngine, ModelInfo]:
+    """Load, size and warm up. Raises ConfigError or ModelError; then nothing is left behind.
+
+    A `backend` that is given generates; it is used instead of the one that the settings name.
+    """
+    files = resolve(config)
+    pooling = None if backend is not None else pooling_config(config, files)
+    if pooling is not None:
+        return build_pooling_engine(config, pooling, files, progress=progress)
+    return build_engine(config, progress=progress, backend=backend)

@@ -1,0 +1,51 @@
+"""What the step loop drives: an engine that generates, or one that pools."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from octavo_engine.core.heartbeat import Heartbeat
+    from octavo_engine.errors import RequestError
+    from octavo_engine.state.labels import Labels
+    from octavo_engine.state.outputs import SequenceOutput, StepOutput
+    from octavo_engine.state.pooling import PoolingRequest
+    from octavo_engine.state.request import EngineRequest
+
+
+class CoreEngine(Protocol):
+    """Requests in, steps on demand, news out. One thread owns it; nothing in it waits."""
+
+    last_step_was_empty: bool
+
+    @property
+    def heartbeat(self) -> Heartbeat: ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def add(self, request: EngineRequest) -> None:
+        """Take a sequence in. Raises RequestError."""
+
+    def add_pooling(self, requests: Sequence[PoolingRequest]) -> None:
+        """Take texts in, all of them or none. Raises RequestError."""
+
+    def abort(self, request_id: str) -> SequenceOutput | None:
+        """End a request now. Unknown or finished: None."""
+
+    def step(self) -> StepOutput:
+        """Compute one batch."""
+
+    def report(self, outputs: list[SequenceOutput]) -> StepOutput:
+        """All there is to tell after a command when there was no step."""
+
+    def take_refused(self) -> list[tuple[str, RequestError]]:
+        """Requests that were taken in and cannot be served after all; each is handed out once."""
+
+    def label(self, request_id: str, labels: Labels) -> None: ...
+    def watch(self, *, on: bool) -> None: ...
+    def reset_prefix_cache(self) -> bool: ...
+    def sleep(self, *, on: bool) -> None: ...
+    def close(self) -> None: ...

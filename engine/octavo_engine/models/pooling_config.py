@@ -1,0 +1,249 @@
+"""What a model that pools is: its body, how a text becomes one row, and what is made of that."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from octavo_engine.errors import ModelError
+from octavo_engine.models.config import (
+    ACTIVATIONS,
+    MAX_WIDTH,
+    ModelConfig,
+    TorchDType,
+    read_torch_dtype,
+)
+from octavo_engine.models.encoder_config import encoder_family, known_encoders, read_encoder
+from octavo_engine.models.families import FAMILIES
+from octavo_engine.models.fields import Fields
+from octavo_engine.models.sentence import DenseConfig, read_sentence_modules
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from octavo_engine.models.encoder_config import EncoderConfig
+    from octavo_engine.models.sentence import Pooling, SentenceModules
+
+ScoreActivation = Literal["none", "sigmoid", "softmax"]
+_CLASSIFIER = "ForSequenceClassification"
+MAX_LABELS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingConfig:
+    """Everything that the page and the engine need to know; checked."""
+
+    body: EncoderConfig | ModelConfig
+    pooling: Pooling
+    dense: tuple[DenseConfig, ...] = ()  # behind the pooling, a classifier's head too
+    normalize: bool = False  # embeddings to length 1
+    labels: tuple[str, ...] = ()  # of a classifier; empty: the model embeds
+    score_activation: ScoreActivation = "none"  # of a classifier's outputs
+    max_length: int  # tokens of a text, by the model's own account
+    dimensions: tuple[int, ...] = ()  # sizes that an embedding may be cut to
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    similarity: str = "cosine"
+    torch_dtype: TorchDType = "float32"  # as the checkpoint was saved
+
+    @property
+    def is_classifier(self) -> bool:
+        return bool(self.labels)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        if not self.is_classifier:
+            return ("embed", "token_embed")
+        return ("classify", "score") if len(self.labels) == 1 else ("classify",)
+
+    @property
+    def num_columns(self) -> int:
+        return self.dense[-1].out_features if self.dense else self.body.hidden_size
+
+    @property
+    def num_types(self) -> int:
+        """Texts that one request may be made of, as the model tells them apart."""
+        return 1 if isinstance(self.body, ModelConfig) else max(1, self.body.num_types)
+
+
+def read_pooling(config: Mapping[str, Any], folder: Path | None) -> PoolingConfig | None:
+    """From config.json and what lies beside it; None of a model that generates.
+
+    Raises ModelError that names the file and field.
+    """
+    architecture = _architecture(config)
+    modules = None if folder is None else read_sentence_modules(folder)
+    if encoder_family(architecture) is not None:
+        encoder = read_encoder(config, architecture)
+        if architecture.endswith(_CLASSIFIER):
+            return _classifier(config, encoder, *_encoder_head(config, encoder))
+        return _embedder(config, encoder, modules or _plain("mean"))
+    causal = _causal_twin(architecture)
+    if causal is None:
+        if modules is not None and architecture not in FAMILIES:
+            known = ", ".join(known_encoders())
+            raise ModelError(
+                f"config.json: architecture {architecture!r} is not supported for embeddings; "
+                f"supported are {known}, and the bodies of models that generate"
+            )
+        if modules is None or architecture not in FAMILIES:
+            return None
+        causal = architecture
+    decoder = dataclasses.replace(
+        ModelConfig.from_hf({**config, "architectures": [causal]}), is_whole=True
+    )
+    if architecture.endswith(_CLASSIFIER):
+        head = DenseConfig(
+            name="score",
+            in_features=decoder.hidden_size,
+            out_features=len(_labels(config)),
+            bias=False,
+        )
+        return _classifier(config, decoder, "last", (head,))
+    return _embedder(config, decoder, modules or _plain("last"))
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    value = config.get("architectures")
+    return value[0] if isinstance(value, list) and value and isinstance(value[0], str) else ""
+
+
+def _causal_twin(architecture: str) -> str | None:
+    """The class that generates with the same body, of one that does not."""
+    for ending in ("TextModel", "Model", _CLASSIFIER):
+        stem = architecture.removesuffix(ending)
+        if stem != architecture and f"{stem}ForCausalLM" in FAMILIES:
+            return f"{stem}ForCausalLM"
+    return None
+
+
+def _plain(pooling: Pooling) -> SentenceModules:
+    """Of a model that says nothing of vectors."""
+    from octavo_engine.models.sentence import SentenceModules
+
+    return SentenceModules(pooling=pooling, normalize=True)
+
+
+def _embedder(
+    config: Mapping[str, Any], body: EncoderConfig | ModelConfig, modules: SentenceModules
+) -> PoolingConfig:
+    width = body.hidden_size
+    for layer in modules.dense:
+        if layer.in_features != width:
+            raise ModelError(
+                f"{layer.name}: in_features is {layer.in_features}, but {width} columns come in"
+            )
+        width = layer.out_features
+    own = body.max_position_embeddings
+    return PoolingConfig(
+        body=body,
+        pooling=modules.pooling,
+        dense=modules.dense,
+        normalize=modules.normalize,
+        max_length=min(own, modules.max_length or own),
+        dimensions=_dimensions(config, width),
+        prompts=modules.prompts,
+        default_prompt=modules.default_prompt,
+        similarity=modules.similarity,
+        torch_dtype=read_torch_dtype(Fields(config)),
+    )
+
+
+def _classifier(
+    config: Mapping[str, Any],
+    body: EncoderConfig | ModelConfig,
+    pooling: Pooling,
+    dense: tuple[DenseConfig, ...],
+) -> PoolingConfig:
+    labels = _labels(config)
+    return PoolingConfig(
+        body=body,
+        pooling=pooling,
+        dense=dense,
+        labels=labels,
+        score_activation=_score_activation(config, len(labels)),
+        max_length=body.max_position_embeddings,
+        torch_dtype=read_torch_dtype(Fields(config)),
+    )
+
+
+def _encoder_head(
+    config: Mapping[str, Any], body: EncoderConfig
+) -> tuple[Pooling, tuple[DenseConfig, ...]]:
+    """How each family's classifier is written in transformers."""
+    size, count = body.hidden_size, len(_labels(config))
+    fields = Fields(config)
+
+    def layer(name: str, columns: int = size, **more: Any) -> DenseConfig:
+        return DenseConfig(name=name, in_features=size, out_features=columns, **more)
+
+    match body.family:
+        case "bert" | "nomic":
+            return "cls", (layer("pooler.dense", activation="tanh"), layer("classifier", count))
+        case "roberta":
+            first = layer("classifier.dense", activation="tanh")
+            return "cls", (first, layer("classifier.out_proj", count))
+        case "distilbert":
+            first = layer("pre_classifier", activation="relu")
+            return "cls", (first, layer("classifier", count))
+        case "modernbert":
+            how = fields.optional_text("classifier_pooling") or "cls"
+            if how not in ("cls", "mean"):
+                raise fields.error("classifier_pooling", "must be cls or mean")
+            name = fields.optional_text("classifier_activation") or "gelu"
+            if name not in ACTIVATIONS:
+                known = ", ".join(sorted(ACTIVATIONS))
+                raise fields.error("classifier_activation", f"must be one of {known}")
+            first = layer(
+                "head.dense",
+                bias=fields.boolean("classifier_bias"),
+                activation=ACTIVATIONS[name],
+                is_normed=True,
+            )
+            return ("cls" if how == "cls" else "mean"), (first, layer("classifier", count))
+
+
+def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """In the order of the outputs."""
+    fields = Fields(config)
+    names = fields.raw("id2label")
+    if names is None:
+        count = fields.optional_integer("num_labels", maximum=MAX_LABELS) or 2
+        return tuple(f"LABEL_{i}" for i in range(count))
+    if not isinstance(names, dict) or not 1 <= len(names) <= MAX_LABELS:
+        raise fields.error("id2label", "must be an object with a label for each output")
+    try:
+        return tuple(str(names[str(i)]) for i in range(len(names)))
+    except KeyError:
+        raise fields.error("id2label", "must name the outputs 0, 1, 2 …") from None
+
+
+def _score_activation(config: Mapping[str, Any], num_labels: int) -> ScoreActivation:
+    """What sentence-transformers' CrossEncoder, or a text classification, makes of the logits."""
+    fields = Fields(config)
+    section = fields.section("sentence_transformers")
+    given = section.optional_text("activation_fn") if section is not None else None
+    given = given or fields.optional_text("sbert_ce_default_activation_function")
+    if given is not None:
+        match given.rpartition(".")[2]:
+            case "Identity":
+                return "none"
+            case "Sigmoid":
+                return "sigmoid"
+            case "Softmax":
+                return "softmax"
+        raise fields.error(
+            "sbert_ce_default_activation_function", "must be Identity, Sigmoid or Softmax"
+        )
+    is_single = num_labels == 1 or fields.raw("problem_type") == "multi_label_classification"
+    return "sigmoid" if is_single else "softmax"
+
+
+def _dimensions(config: Mapping[str, Any], width: int) -> tuple[int, ...]:
+    fields = Fields(config)
+    given = fields.integers("matryoshka_dimensions", maximum=MAX_WIDTH)
+    if given:
+        return tuple(sorted(size for size in given if 1 <= size <= width))
+    return tuple(range(1, width + 1)) if fields.boolean("is_matryoshka") else ()

@@ -1,0 +1,160 @@
+"""How one chat's answers will be read, and what they must look like: decided before they begin."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from octavo_engine.dialects.answer import AnswerParser
+from octavo_engine.dialects.grammar_of_tools import (
+    Enforced,
+    at_least_one,
+    calls_or,
+    one_named,
+    strict_calls,
+)
+from octavo_engine.dialects.reasoning import ReasoningFormat, ReasoningParser
+from octavo_engine.errors import InvalidRequest
+from octavo_engine.server.http_errors import not_supported
+from octavo_engine.server.structured import as_shape, checked, grammar_of, wants_grammar
+
+if TYPE_CHECKING:
+    from octavo_engine.dialects.events import Parser
+    from octavo_engine.server.chat_tools import Offer
+    from octavo_engine.server.dialect import Dialect
+    from octavo_engine.server.schemas import ChatCompletionRequest
+    from octavo_engine.state.grammar import GrammarSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One request's. Its parsers are made one an answer."""
+
+    offer: Offer
+    dialect: Dialect
+    reasoning: ReasoningFormat | None = None  # None: it is not looked for
+    is_open: bool = False  # the prompt ends inside reasoning
+    shows_reasoning: bool = True
+    enforced: Enforced | None = None
+    grammar: GrammarSpec | None = None
+
+    @property
+    def reads_calls(self) -> bool:
+        return self.offer.mode != "none" and (
+            self.dialect.tools is not None or self.enforced is not None
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """The text is the content as it comes."""
+        return self.reasoning is None and not self.reads_calls
+
+    @property
+    def ends_with_calls(self) -> bool:
+        """Whether calls are the reason to stop; a named function's are not, by custom."""
+        return self.offer.mode in ("auto", "required")
+
+    @property
+    def short_ids(self) -> bool:
+        return self.dialect.tools is not None and self.dialect.tools.short_ids
+
+    @property
+    def shown_ids(self) -> tuple[int, ...]:
+        """Control tokens that the text must have for the parsers to see."""
+        ids = self.dialect.tool_ids if self.reads_calls else ()
+        return ids if self.reasoning is None else (*ids, *self.dialect.reasoning_ids)
+
+    def parser(self) -> AnswerParser:
+        reasoning = None
+        if self.reasoning is not None:
+            reasoning = ReasoningParser(self.reasoning, is_open=self.is_open)
+        return AnswerParser(reasoning, self._calls())
+
+    def _calls(self) -> Parser | None:
+        if not self.reads_calls:
+            return None
+        if self.enforced is not None:
+            return self.enforced.parser(self.dialect.tools, self.offer.tools)
+        assert self.dialect.tools is not None
+        return self.dialect.tools.syntax.parser(self.offer.tools)
+
+
+async def plan(
+    request: ChatCompletionRequest, offer: Offer, dialect: Dialect, prompt: str
+) -> Reading:
+    """`prompt` as it was rendered. Raises RequestError for what cannot be enforced."""
+    if offer.mode == "auto" and dialect.tools is None:
+        raise not_supported(
+            "tools",
+            "how this model writes calls cannot be told from its chat template: name it with "
+            '--tool-call-parser, or use tool_choice "required" or a function\'s name',
+        )
+    reasoning = dialect.reasoning
+    is_open = reasoning is not None and _is_open(reasoning, request, prompt)
+    after = reasoning.closes[0] if reasoning is not None and is_open else None
+    reading = Reading(
+        offer=offer,
+        dialect=dialect,
+        reasoning=reasoning,
+        is_open=is_open,
+        shows_reasoning=request.include_reasoning is not False,
+    )
+    if offer.mode in ("none", "auto") and not wants_grammar(request) and not _has_strict(offer):
+        return reading
+    return await asyncio.to_thread(_enforce, reading, request, after)
+
+
+def _is_open(reasoning: ReasoningFormat, request: ChatCompletionRequest, prompt: str) -> bool:
+    if not request.continue_final_message:
+        return reasoning.is_open_after(prompt)
+    begun = request.messages[-1].content
+    return isinstance(begun, str) and reasoning.is_open_inside(begun)
+
+
+def _enforce(reading: Reading, request: ChatCompletionRequest, after: str | None) -> Reading:
+    answer = grammar_of(request, after=after)
+    enforced = _enforced(reading, answer)
+    if enforced is None:
+        return dataclasses.replace(reading, grammar=answer)
+    try:
+        grammar = checked(_spec(enforced, after))
+    except InvalidRequest as error:
+        error.param = "tools"
+        raise
+    return dataclasses.replace(reading, enforced=enforced, grammar=grammar)
+
+
+def _enforced(reading: Reading, answer: GrammarSpec | None) -> Enforced | None:
+    offer, format = reading.offer, reading.dialect.tools
+    tools = offer.tools.tools
+    if offer.mode == "named" and offer.named is not None:
+        return one_named(offer.named)
+    if offer.mode == "required":
+        return at_least_one(tools, format, parallel=offer.parallel)
+    if offer.mode == "none":
+        return None
+    if answer is None:
+        return strict_calls(tools, format, parallel=offer.parallel)
+    either = calls_or(tools, format, as_shape(answer), parallel=offer.parallel)
+    if either is None:
+        raise not_supported(
+            "response_format",
+            'with this model it excludes tools that may be called; set tool_choice to "none" or '
+            '"required"',
+        )
+    return either
+
+
+def _spec(enforced: Enforced, after: str | None) -> GrammarSpec:
+    from octavo_engine.grammar import normal
+
+    value: dict[str, Any] = enforced.value
+    if enforced.kind == "json_schema":
+        return normal.json_schema_spec(value, after=after)
+    return normal.structural_tag_spec(value, after=after)
+
+
+def _has_strict(offer: Offer) -> bool:
+    return offer.mode == "auto" and any(tool.strict for tool in offer.tools.tools)

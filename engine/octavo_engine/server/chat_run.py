@@ -1,0 +1,215 @@
+"""A chat as it runs, in no client's shape: what each answer says, thinks and calls, as it comes.
+
+Every protocol that serves chats is written over this: `prepare` of chat_request, then `run`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo_engine.dialects.events import Arguments, CallBegun, Content, Event, Reasoning
+from octavo_engine.server import generation
+from octavo_engine.server.reasoning_tokens import ReasoningTokens
+from octavo_engine.server.usage import Usage
+from octavo_engine.tokenization.detokenizer import Detokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs, RequestOutput
+    from octavo_engine.server.chat_request import Asked
+    from octavo_engine.server.service import Service
+
+_LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_ID_CHARS, _SHORT_ID_CHARS = 24, 9
+
+
+@dataclass(slots=True)
+class CallNews:
+    """News of one tool call. Name and id come with its first news."""
+
+    index: int  # among the answer's calls
+    name: str = ""
+    id: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class ChoiceNews:
+    """News of one answer: what is new since the last."""
+
+    index: int
+    content: str = ""
+    reasoning: str = ""
+    calls: list[CallNews] = field(default_factory=list)
+    # The same in the order in which it was said; empty where the text is the content as it comes.
+    events: list[Event] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[DecodedLogprobs] | None = None  # one a token, where asked
+    finish_reason: str | None = None  # the engine's, or tool_calls
+    stop_reason: str | int | None = None
+    num_tokens: int = 0  # of the whole answer so far
+    reasoning_tokens: int = 0  # of those
+
+    @property
+    def says_something(self) -> bool:
+        return bool(self.content or self.reasoning or self.calls or self.finish_reason)
+
+
+@dataclass(slots=True)
+class ChatNews:
+    """One piece of news of a request. The first tells of the prompt."""
+
+    choices: list[ChoiceNews]
+    finished: bool
+    output: RequestOutput  # of the engine, with all that is said of the prompt
+
+
+class ChatRun:
+    """One request's. `usage` is true after each piece of news."""
+
+    def __init__(self, service: Service, asked: Asked) -> None:
+        self.usage = Usage(asked.job)
+        self._service = service
+        self._asked = asked
+        self._answers: dict[int, _Answer] = {}
+        # A resumed answer numbers its calls as it did before; nobody else's are like them.
+        seed = asked.job.seed
+        self._secret = secrets.token_hex(16) if seed is None else f"{asked.created} {seed}"
+        for index, told in enumerate(asked.job.told):
+            if told.ended and asked.reading.reasoning is not None:
+                self._account(index, told.token_ids)
+
+    async def news(self, *, stream: bool) -> AsyncGenerator[ChatNews, None]:
+        """With `stream` false one piece, or a few. Closing it aborts. Raises RequestError."""
+        async with aclosing(
+            generation.run(self._service, self._asked.job, stream=stream)
+        ) as pieces:
+            async for piece in pieces:
+                output = piece.news
+                self.usage.add(0, output)
+                yield ChatNews([self._read(new) for new in output.outputs], output.finished, output)
+
+    def call_id(self, choice: int, call: int) -> str:
+        """`call_` and 24 letters; nine letters for models that take no other ids."""
+        asked = self._asked
+        material = f"{self._secret} {asked.id} {choice} {call}".encode()
+        number = int.from_bytes(hashlib.blake2b(material, digest_size=24).digest())
+        letters: list[str] = []
+        short = asked.reading.short_ids
+        for _ in range(_SHORT_ID_CHARS if short else _ID_CHARS):
+            number, letter = divmod(number, len(_LETTERS))
+            letters.append(_LETTERS[letter])
+        return "".join(letters) if short else "call_" + "".join(letters)
+
+    def _account(self, index: int, ids: list[int]) -> None:
+        """Of an answer that ended elsewhere only its thoughts still count: in the sum of usage."""
+        job = self._asked.job
+        detokenizer = Detokenizer(
+            self._service.engine.tokenizer,
+            skip_special_tokens=job.params.skip_special_tokens,
+            shown_special_ids=job.params.shown_special_ids,
+            prompt_token_ids=job.prompts[0],
+        )
+        answer = _Answer(self, self._asked, self._service, index)
+        answer.replay(detokenizer.push(ids), ids)
+        if answer.tokens is not None:
+            self.usage.note_reasoning(index, answer.tokens.count)
+
+    def _read(self, new: CompletionOutput) -> ChoiceNews:
+        """Hot path: once per answer and piece of news."""
+        choice = ChoiceNews(
+            new.index,
+            token_ids=new.token_ids,
+            logprobs=new.logprobs,
+            finish_reason=new.finish_reason,
+            stop_reason=new.stop_reason,
+            num_tokens=new.num_tokens,
+        )
+        if self._asked.reading.is_plain:
+            choice.content = new.text
+            return choice
+        answer = self._answers.get(new.index)
+        if answer is None:
+            answer = self._answers[new.index] = self._begin(new)
+        answer.read(new, choice)
+        if answer.tokens is not None:
+            choice.reasoning_tokens = answer.tokens.count
+            self.usage.note_reasoning(new.index, answer.tokens.count)
+        return choice
+
+    def _begin(self, new: CompletionOutput) -> _Answer:
+        answer = _Answer(self, self._asked, self._service, new.index)
+        if new.told_text:
+            told = self._asked.job.told[new.index]
+            answer.replay(new.told_text, told.token_ids)
+        return answer
+
+
+class _Answer:
+    """One answer's parser, and what is known of it so far."""
+
+    def __init__(self, run: ChatRun, asked: Asked, service: Service, index: int) -> None:
+        reading = asked.reading
+        self._run = run
+        self._reading = reading
+        self._index = index
+        self._parser = reading.parser()
+        self._has_calls = False
+        self.tokens: ReasoningTokens | None = None
+        if self._parser.reasoning is not None:
+            tokenizer = service.engine.tokenizer
+            hidden: frozenset[int] = frozenset()
+            if asked.job.params.skip_special_tokens:
+                hidden = tokenizer.special_ids.difference(reading.shown_ids)
+            self.tokens = ReasoningTokens(tokenizer, hidden)
+
+    def replay(self, text: str, ids: list[int]) -> None:
+        """What its client has been told already."""
+        events = self._parser.push(text)
+        self._has_calls = any(isinstance(event, CallBegun) for event in events)
+        self._count(ids, text)
+
+    def read(self, new: CompletionOutput, choice: ChoiceNews) -> None:
+        events = self._parser.push(new.text) if new.text else []
+        if new.finish_reason is not None:
+            events += self._parser.finish()
+        for event in events:
+            self._tell(event, choice)
+        self._count(new.token_ids, new.text)
+        if new.finish_reason == "stop" and self._has_calls and self._reading.ends_with_calls:
+            choice.finish_reason = "tool_calls"
+
+    def _count(self, ids: list[int], text: str) -> None:
+        if self.tokens is not None and self._parser.reasoning is not None:
+            self.tokens.add(ids, text, self._parser.reasoning)
+
+    def _tell(self, event: Event, choice: ChoiceNews) -> None:
+        match event:
+            case Content(text=text):
+                choice.content += text
+                choice.events.append(event)
+            case Reasoning(text=text):
+                if self._reading.shows_reasoning:
+                    choice.reasoning += text
+                    choice.events.append(event)
+            case CallBegun(index=index, name=name, id=id):
+                self._has_calls = True
+                if self._is_wanted(index):
+                    id = id or self._run.call_id(self._index, index)
+                    choice.calls.append(CallNews(index, name, id))
+                    choice.events.append(CallBegun(index, name, id))
+            case Arguments(index=index, text=text):
+                if not self._is_wanted(index):
+                    return
+                choice.events.append(event)
+                if not choice.calls or choice.calls[-1].index != index:
+                    choice.calls.append(CallNews(index))
+                choice.calls[-1].arguments += text
+
+    def _is_wanted(self, index: int) -> bool:
+        return index == 0 or self._reading.offer.parallel

@@ -1,0 +1,132 @@
+"""A chat's answer as server-sent chunks: one a piece of news, none that says nothing."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from octavo_engine.server.chat_run import ChatRun
+from octavo_engine.server.logprobs import chat_logprobs
+from octavo_engine.server.sse import DONE, Chunks
+from octavo_engine.server.token_lines import TokenLines
+
+if TYPE_CHECKING:
+    from octavo_engine.server.chat_request import Asked
+    from octavo_engine.server.chat_run import CallNews, ChatNews, ChoiceNews
+    from octavo_engine.server.exchange import Exchange
+    from octavo_engine.server.service import Service
+
+
+async def answer_stream(exchange: Exchange, service: Service, asked: Asked) -> None:
+    writer = _Writer(exchange, service, asked)
+    async with aclosing(writer.run.news(stream=True)) as pieces:
+        async for piece in pieces:
+            events = writer.events(piece)
+            if not exchange.started:
+                await exchange.open_stream()
+            if piece.finished:
+                await exchange.close(writer.lines.begun(events + writer.end()))
+            elif events:
+                await exchange.write(writer.lines.begun(events))
+
+
+class _Writer:
+    """News to bytes, for one request."""
+
+    def __init__(self, exchange: Exchange, service: Service, asked: Asked) -> None:
+        request = asked.request
+        options = request.stream_options
+        self.run = ChatRun(service, asked)
+        self.lines = TokenLines(
+            asked.job, self.run.usage, id=asked.id, created=asked.created,
+            wanted=exchange.wants_tokens,
+        )  # fmt: skip
+        self._asked = asked
+        self._chunks = Chunks(
+            id=asked.id, model=asked.model, created=asked.created, chat=True, role=asked.role
+        )
+        self._wants_ids = bool(request.return_token_ids)
+        self._wants_sum = options is not None and bool(options.include_usage)
+        self._wants_sums = options is not None and bool(options.continuous_usage_stats)
+        # Chunks without text are sent too where they carry something else.
+        self._is_verbose = bool(request.logprobs) or self._wants_ids or self._wants_sums
+        self._sums = self.run.usage.copy()  # of what was written, an event after the other
+        self._is_plain = asked.reading.is_plain
+        self._has_begun = False
+
+    def events(self, piece: ChatNews) -> bytes:
+        """Hot path: once per piece of news."""
+        frames: list[bytes] = []
+        if not self._has_begun:
+            self._has_begun = True
+            frames += self._opening(piece)
+        if self._wants_sums:
+            self._sums.note_prompt(0, piece.output)
+        for news in piece.choices:
+            self.lines.note(news.index, news.token_ids)
+            if news.says_something or (self._is_verbose and news.token_ids):
+                frames.append(self.lines.head(news.index))
+                frames.append(self._chunk(news))
+        return b"".join(frames)
+
+    def end(self) -> bytes:
+        if not self._wants_sum:
+            return DONE
+        return self._chunks.usage(self.run.usage.as_dict()) + DONE
+
+    def _opening(self, piece: ChatNews) -> list[bytes]:
+        """The role of each choice that was not opened before, and what is echoed."""
+        asked = self._asked
+        frames: list[bytes] = []
+        for index in range(asked.job.params.n):
+            if index in asked.opened:
+                continue
+            head: dict[str, Any] = {}
+            if index == 0 and self._wants_ids:
+                head["prompt_token_ids"] = piece.output.prompt_token_ids
+            if index == 0 and asked.request.return_prompt_text:
+                head["prompt_text"] = asked.prompt
+            frames.append(self.lines.head(index))
+            frames.append(self._chunks.role(index, content=asked.echo, **head))
+        return frames
+
+    def _chunk(self, news: ChoiceNews) -> bytes:
+        logprobs = usage = None
+        if self._wants_sums:
+            self._sums.note_answer(0, news.index, news.num_tokens)
+            if news.reasoning_tokens:
+                self._sums.note_reasoning(news.index, news.reasoning_tokens)
+            usage = self._sums.as_dict()
+        if news.logprobs is not None:
+            logprobs = chat_logprobs(news.logprobs, as_ids=self._asked.as_ids)
+        return self._chunks.delta(
+            news.index,
+            news,
+            news.content,
+            delta=None if self._is_plain else _delta(news),
+            logprobs=logprobs,
+            token_ids=news.token_ids if self._wants_ids else None,
+            usage=usage,
+        )
+
+
+def _delta(news: ChoiceNews) -> dict[str, Any]:
+    delta: dict[str, Any] = {}
+    if news.reasoning:
+        delta["reasoning"] = news.reasoning
+    if news.content:
+        delta["content"] = news.content
+    if news.calls:
+        delta["tool_calls"] = [_call(call) for call in news.calls]
+    return delta
+
+
+def _call(call: CallNews) -> dict[str, Any]:
+    if not call.name:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {
+        "index": call.index,
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }

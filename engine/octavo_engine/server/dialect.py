@@ -1,0 +1,109 @@
+"""The dialect that the served model speaks: named by flags, or told from its chat template."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from octavo_engine.dialects.detect import Detected, detect
+from octavo_engine.dialects.formats import (
+    REASONING_ALIASES,
+    REASONING_FORMATS,
+    TOOL_ALIASES,
+    TOOL_FORMATS,
+    ToolFormat,
+)
+from octavo_engine.errors import ConfigError
+from octavo_engine.tokenization.chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from octavo_engine.dialects.reasoning import ReasoningFormat
+    from octavo_engine.server.settings import ServerSettings
+    from octavo_engine.tokenization.tokenizer import Tokenizer
+
+
+T = TypeVar("T")
+
+
+class Formats(NamedTuple):
+    """By every name that a flag may give."""
+
+    tools: Mapping[str, ToolFormat]
+    reasoning: Mapping[str, ReasoningFormat]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How this model writes calls and thoughts; None: in no way that we can read."""
+
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+    tool_ids: tuple[int, ...] = ()  # control tokens that the parser of calls must see
+    reasoning_ids: tuple[int, ...] = ()
+
+
+def choose(settings: ServerSettings, tokenizer: Tokenizer, formats: Formats) -> Dialect:
+    """Settled once the model is loaded; `formats` were known, and checked, when it began to."""
+    template = tokenizer.chat_template
+    found = Detected(None, None)
+    if isinstance(template, ChatTemplate):
+        found = detect("\n".join(template.sources.values()))
+    tools = _pick(settings.tool_call_parser, found.tools, formats.tools)
+    reasoning = _pick(settings.reasoning_parser, found.reasoning, formats.reasoning)
+    return Dialect(
+        tools=tools,
+        reasoning=reasoning,
+        tool_ids=_ids(tokenizer, tools.special if tools else ()),
+        reasoning_ids=_ids(tokenizer, reasoning.special if reasoning else ()),
+    )
+
+
+def known_formats(settings: ServerSettings) -> Formats:
+    """A plug-in's included. Raises ConfigError that names the flag."""
+    tools = dict(TOOL_FORMATS)
+    tools.update({alias: tools[name] for alias, name in TOOL_ALIASES.items()})
+    reasoning = dict(REASONING_FORMATS)
+    reasoning.update({alias: reasoning[name] for alias, name in REASONING_ALIASES.items()})
+    if settings.tool_parser_plugin:
+        plugin = _load(settings.tool_parser_plugin)
+        tools.update(getattr(plugin, "TOOL_FORMATS", {}))
+        reasoning.update(getattr(plugin, "REASONING_FORMATS", {}))
+    _check("--tool-call-parser", settings.tool_call_parser, tools)
+    _check("--reasoning-parser", settings.reasoning_parser, reasoning)
+    return Formats(tools, reasoning)
+
+
+def _load(path: str) -> object:
+    """The operator's own Python file, with TOOL_FORMATS and REASONING_FORMATS in it."""
+    spec = importlib.util.spec_from_file_location("octavo_tool_parser_plugin", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"--tool-parser-plugin: {path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the operator's file does wrong
+        raise ConfigError(
+            f"--tool-parser-plugin: {path} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+    return module
+
+
+def _check(flag: str, name: str, known: Mapping[str, Any]) -> None:
+    if name not in ("auto", "none") and name not in known:
+        raise ConfigError(f"{flag} must be auto, none or one of {', '.join(sorted(known))}")
+
+
+def _pick(name: str, found: str | None, known: Mapping[str, T]) -> T | None:
+    if name == "auto":
+        return None if found is None else known[found]
+    return None if name == "none" else known[name]
+
+
+def _ids(tokenizer: Tokenizer, marks: tuple[str, ...]) -> tuple[int, ...]:
+    if not marks:
+        return ()
+    return tuple(sorted(i for i in tokenizer.special_ids if tokenizer.token_text(i) in marks))

@@ -1,0 +1,1 @@
+"""Endpoints of models that do not generate: embeddings, scores, classes, hidden states."""

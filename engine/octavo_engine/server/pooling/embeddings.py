@@ -1,0 +1,26 @@
+"""POST /v1/embeddings: texts, token ids or a conversation in, one vector each out."""
+
+from __future__ import annotations
+
+from octavo_engine.core import pooling_text
+from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's signature)
+from octavo_engine.server.pooling.bodies import EmbeddingRequest
+from octavo_engine.server.pooling.encoding import Encoding
+from octavo_engine.server.pooling.items import text_items
+from octavo_engine.server.pooling.vectors import reply_vectors
+from octavo_engine.server.pooling.work import begin, choose, pool
+from octavo_engine.server.service import Service  # noqa: TC001
+from octavo_engine.state.pooling import PoolingParams
+
+
+async def embeddings(exchange: Exchange, service: Service) -> None:
+    request = await exchange.json(EmbeddingRequest)
+    asked = begin(exchange, service, request, "embd")
+    task = choose(service, "embed")
+    params = PoolingParams(task=task, activate=request.activate, dimensions=request.dimensions)
+    prefix = pooling_text.prompt_of(service.engine.info, request.prompt_name)
+    items = await text_items(service, request, prefix=prefix)
+    rows = await pool(exchange, service, asked, items, params)
+    await reply_vectors(
+        exchange, asked, items, rows, Encoding.of(request), kind="embedding", field="embedding"
+    )

@@ -1,0 +1,33 @@
+"""POST /pooling: whatever the model gives for a text or each of its tokens, as it is."""
+
+from __future__ import annotations
+
+from octavo_engine.core import pooling_text
+from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's signature)
+from octavo_engine.server.pooling.bodies import PoolingRequest
+from octavo_engine.server.pooling.encoding import Encoding
+from octavo_engine.server.pooling.items import text_items
+from octavo_engine.server.pooling.vectors import reply_vectors
+from octavo_engine.server.pooling.work import begin, choose, pool
+from octavo_engine.server.service import Service  # noqa: TC001
+from octavo_engine.state.pooling import PoolingParams
+
+EMBEDS = ("embed", "token_embed")
+
+
+async def pooling(exchange: Exchange, service: Service) -> None:
+    request = await exchange.json(PoolingRequest)
+    asked = begin(exchange, service, request, "pool")
+    if request.task is not None:
+        task = choose(service, request.task)
+    else:
+        task = choose(service, "token_embed", "token_classify", "embed", "classify", "score")
+    params = PoolingParams(task=task, activate=request.activate, dimensions=request.dimensions)
+    prefix = (
+        pooling_text.prompt_of(service.engine.info, request.prompt_name) if task in EMBEDS else ""
+    )
+    items = await text_items(service, request, prefix=prefix)
+    rows = await pool(exchange, service, asked, items, params)
+    await reply_vectors(
+        exchange, asked, items, rows, Encoding.of(request), kind="pooling", field="data"
+    )

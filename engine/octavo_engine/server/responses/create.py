@@ -1,0 +1,234 @@
+"""POST /v1/responses: an answer streamed, whole, or made in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from octavo_engine.errors import InvalidRequest, RequestError
+from octavo_engine.server.chat_request import prepare
+from octavo_engine.server.chat_run import ChatRun
+from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's signature)
+from octavo_engine.server.http_errors import HttpError, internal_error, not_supported
+from octavo_engine.server.responses import shapes
+from octavo_engine.server.responses.answer import Answer, failure_of, frame
+from octavo_engine.server.responses.bodies import ResponsesRequest
+from octavo_engine.server.responses.fit import fitted
+from octavo_engine.server.responses.items import answer_of, listed, new_id
+from octavo_engine.server.responses.request import read_turn, wants_logprobs
+from octavo_engine.server.responses.store import Stored, owner_of
+from octavo_engine.server.service import Service  # noqa: TC001
+
+if TYPE_CHECKING:
+    from octavo_engine.server.chat_request import Asked
+    from octavo_engine.server.responses.request import Turn
+    from octavo_engine.server.responses.shapes import Event
+
+logger = logging.getLogger("octavo.server")
+
+STORE_OFF = "this server keeps no responses (--no-response-store)"
+
+
+async def create_response(exchange: Exchange, service: Service) -> None:
+    request = await exchange.json(ResponsesRequest)
+    _check_store(request, service)
+    owner = owner_of(exchange.header(b"authorization"), exchange.header(b"x-api-key"))
+    turn = read_turn(request, _before(service, request.previous_response_id, owner))
+    try:
+        if request.truncation == "auto":
+            await fitted(service, turn, request.max_output_tokens)
+        asked = await prepare(exchange, service, turn.chat, prefix="resp", is_own_body=False)
+        work = _Work(service, exchange, request, turn, asked, owner)
+        if request.background:
+            await work.in_background(exchange)
+            return
+        async with exchange.while_present():
+            await (work.streamed(exchange) if request.stream else work.whole(exchange))
+    except RequestError as error:
+        turn.rename(error)
+        raise
+
+
+def _check_store(request: ResponsesRequest, service: Service) -> None:
+    is_on = service.settings.response_store
+    if not is_on and request.previous_response_id is not None:
+        raise not_supported("previous_response_id", f"{STORE_OFF}; send the whole conversation")
+    if not request.background:
+        return
+    if not is_on:
+        raise not_supported("background", STORE_OFF)
+    if request.store is False:
+        raise InvalidRequest("background needs store: it is fetched later", param="background")
+    if request.stream:
+        raise not_supported(
+            "stream", "a response in the background is fetched with GET /v1/responses/{id}"
+        )
+
+
+def _before(service: Service, id_: str | None, owner: bytes) -> tuple[Any, ...]:
+    if id_ is None:
+        return ()
+    stored = service.responses.get(id_, owner)
+    if stored is None:
+        raise HttpError(
+            400,
+            f"Previous response with id '{id_[:128]}' not found.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    if stored.response.status not in ("completed", "incomplete"):
+        raise InvalidRequest(
+            f"previous_response_id: that response is {stored.response.status}; only one that has "
+            "an answer can be gone on from",
+            param="previous_response_id",
+        )
+    return tuple(stored.messages)
+
+
+class _Work:
+    """One response from its request to its end."""
+
+    def __init__(
+        self, service: Service, exchange: Exchange, request: ResponsesRequest, turn: Turn,
+        asked: Asked, owner: bytes,
+    ) -> None:  # fmt: skip
+        self._service = service
+        self._turn = turn
+        self._run = ChatRun(service, asked)
+        # Thoughts and calls have no logprobs: which tokens are the text's shows as they come.
+        self._in_pieces = wants_logprobs(request) and not asked.reading.is_plain
+        keeps = service.settings.response_store and request.store is not False
+        self._answer = Answer(_response(request, asked, keeps=keeps))
+        # What the request has as raw JSON: its items are listed as they were sent.
+        items = listed(exchange.fields["input"]) if keeps else []
+        self._stored = Stored(self._answer.response, owner, items, turn.said)
+
+    async def whole(self, exchange: Exchange) -> None:
+        self._answer.begin()
+        await self._run_through()
+        await exchange.reply(msgspec.json.encode(self._answer.response))
+
+    async def streamed(self, exchange: Exchange) -> None:
+        exchange.last_words = self._last_words
+        answer = self._answer
+        async with aclosing(self._run.news(stream=True)) as pieces:
+            async for piece in pieces:
+                events: list[Event] = []
+                if not exchange.started:
+                    events += answer.begin()
+                    await exchange.open_stream()
+                for news in piece.choices:
+                    events += answer.read(news)
+                if piece.finished:
+                    events += answer.end(self._run.usage)
+                    self._keep()
+                    events.append(answer.last())
+                    await exchange.close(b"".join(map(frame, events)))
+                elif events:
+                    await exchange.write(b"".join(map(frame, events)))
+
+    async def in_background(self, exchange: Exchange) -> None:
+        """The answer is that it is queued."""
+        response = self._answer.response
+        response.status = "queued"
+        if not self._service.responses.put(self._stored):
+            raise InvalidRequest(
+                "input is larger than all stored responses may be "
+                "(--max-stored-response-bytes); send it without background",
+                param="input",
+            )
+        payload = msgspec.json.encode(response)
+        self._service.enter()  # a server that drains waits for it
+        self._stored.task = asyncio.create_task(self._alone(), name=f"octavo-{response.id}")
+        self._stored.task.add_done_callback(lambda _: self._service.leave())
+        await exchange.reply(payload)
+
+    async def _alone(self) -> None:
+        """Nobody listens: how it ends is in the response."""
+        response = self._answer.response
+        try:
+            self._answer.begin()
+            await self._run_through()
+        except asyncio.CancelledError:
+            response.status, response.output = "cancelled", []
+            self._keep()
+        except RequestError as error:
+            self._turn.rename(error)
+            self._fail(error)
+        except Exception:
+            logger.exception("Broke on a request", extra={"response_id": response.id})
+            self._fail(internal_error())
+
+    async def _run_through(self) -> None:
+        async with aclosing(self._run.news(stream=self._in_pieces)) as pieces:
+            async for piece in pieces:
+                for news in piece.choices:
+                    self._answer.read(news)
+        self._answer.end(self._run.usage)
+        self._keep()
+
+    def _fail(self, error: RequestError) -> None:
+        self._answer.response.status = "failed"
+        self._answer.response.error = failure_of(error)
+        self._keep()
+
+    def _keep(self) -> None:
+        """As it is now, unless it is too large: then `store` says that it was not kept."""
+        response, responses = self._answer.response, self._service.responses
+        if not response.store:
+            return
+        self._stored.messages = [*self._turn.said, answer_of(response.output)]
+        response.store = responses.put(self._stored)
+
+    def _last_words(self, error: RequestError) -> bytes:
+        """Of a stream that fails."""
+        events = self._answer.fail(error)
+        self._keep()
+        return b"".join(map(frame, events))
+
+
+def _response(request: ResponsesRequest, asked: Asked, *, keeps: bool) -> shapes.Response:
+    """Before anything was said."""
+    text, reasoning, params = request.text, request.reasoning, asked.job.params
+    return shapes.Response(
+        id=new_id("resp"),
+        object="response",
+        created_at=int(time.time()),
+        completed_at=None,
+        status="in_progress",
+        background=bool(request.background),
+        error=None,
+        incomplete_details=None,
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        max_tool_calls=request.max_tool_calls,
+        metadata=request.metadata or {},
+        model=asked.model,
+        output=[],
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        previous_response_id=request.previous_response_id,
+        prompt_cache_key=request.prompt_cache_key,
+        reasoning=shapes.ReasoningSettings(
+            effort=None if reasoning is None else reasoning.effort, summary=None
+        ),
+        safety_identifier=request.safety_identifier,
+        service_tier="default",
+        store=keeps,
+        temperature=params.temperature,
+        text=shapes.TextSettings(
+            format=(text and text.format) or {"type": "text"},
+            verbosity=None if text is None else text.verbosity,
+        ),
+        tool_choice="auto" if request.tool_choice is None else request.tool_choice,
+        tools=request.tools or [],
+        top_logprobs=request.top_logprobs or 0,
+        top_p=params.top_p,
+        truncation=request.truncation or "disabled",
+        usage=None,
+        user=request.user,
+    )

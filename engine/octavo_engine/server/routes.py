@@ -1,0 +1,220 @@
+"""The table of routes: what is served where, who may call it, and the shapes of body and answer.
+
+The server, /openapi.json and docs/api.md are all made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from octavo_engine.protocol.endpoints import DRAIN_PATH, STREAM_PATH
+from octavo_engine.server import (
+    admin,
+    answers,
+    dev,
+    docs,
+    listing,
+    probes,
+    render,
+    sagemaker,
+    schemas,
+    tokens,
+    unserved,
+)
+from octavo_engine.server.aborts import Aborted, AbortRequest, abort_requests
+from octavo_engine.server.chat import chat_completions
+from octavo_engine.server.chat_many import ChatBatchRequest, chat_batch
+from octavo_engine.server.completions import completions
+from octavo_engine.server.exchange import Exchange
+from octavo_engine.server.generative_scoring import (
+    GenerativeScores,
+    GenerativeScoringRequest,
+    generative_scoring,
+)
+from octavo_engine.server.pooling import bodies, shapes
+from octavo_engine.server.pooling.classify import classify
+from octavo_engine.server.pooling.cohere_embed import cohere_embed
+from octavo_engine.server.pooling.embeddings import embeddings
+from octavo_engine.server.pooling.pooling import pooling
+from octavo_engine.server.pooling.rerank import rerank, rerank_v2
+from octavo_engine.server.pooling.score import score
+from octavo_engine.server.responses import bodies as response_bodies
+from octavo_engine.server.responses import shapes as response_shapes
+from octavo_engine.server.responses import stored as stored_responses
+from octavo_engine.server.responses.create import create_response
+from octavo_engine.server.service import Service
+from octavo_engine.server.stream import stream
+from octavo_engine.server.token_generate import (
+    TokenAnswer,
+    TokenChunk,
+    TokenRequest,
+    token_generate,
+)
+
+if TYPE_CHECKING:
+    from octavo_engine.server.keys import Access
+    from octavo_engine.server.settings import ServerSettings
+
+Handler = Callable[[Exchange, Service], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One route. Everything from `says` on describes it and changes nothing."""
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    handler: Handler
+    access: Access  # key: with an API key; admin: with an admin key if there are any, else a key
+    works: bool = False  # needs the model; refused while it loads or drains
+    needs: str = ""  # a switch of ServerSettings; the route is not there while it is off
+    says: str = ""  # one line for the documents
+    body: Any = None  # type of the JSON body
+    needs_body: bool = True
+    form: Any = None  # type of the fields of a multipart body
+    query: Any = None  # type whose fields are the query's parameters
+    answer: Any = None  # type of the answer's JSON; None: see `media`
+    status: int = 200  # of that answer
+    events: Any = None  # type of one event's data where the answer may be a stream
+    media: str = "application/json"  # of an answer without a type; empty: it has no body
+    probes: bool = False  # its 503 is an answer like the other one, no error
+    also: tuple[int, ...] = ()  # statuses of errors beside those that follow from the above
+
+
+def served_routes(settings: ServerSettings) -> tuple[Row, ...]:
+    """Those whose switch is on."""
+    return tuple(row for row in ROUTES if not row.needs or getattr(settings, row.needs))
+
+
+# /metrics is public because scrapers of clusters send no key; it holds no prompt and no key.
+ROUTES = (
+    Row("GET", "/v1/models", listing.list_models, "key",
+        says="The models served here", answer=answers.ModelList),
+    Row("GET", "/v1/models/{model:path}", listing.get_model, "key",
+        says="One model", answer=answers.ModelCard, also=(404,)),
+    Row("POST", "/v1/completions", completions, "key", works=True,
+        says="Continue one or several prompts", body=schemas.CompletionRequest,
+        answer=answers.Completion, events=answers.CompletionChunk),
+    Row("POST", "/v1/chat/completions", chat_completions, "key", works=True,
+        says="Answer a conversation", body=schemas.ChatCompletionRequest,
+        answer=answers.ChatCompletion, events=answers.ChatCompletionChunk),
+    Row("POST", "/v1/responses", create_response, "key", works=True,
+        says="Answer in OpenAI's Responses shape", body=response_bodies.ResponsesRequest,
+        answer=response_shapes.Response, events=response_shapes.Event),
+    Row("GET", "/v1/responses/{response_id}", stored_responses.get_response, "key",
+        says="A stored response", query=response_bodies.ResponseQuery, answer=response_shapes.Response, also=(400, 404)),
+    Row("DELETE", "/v1/responses/{response_id}", stored_responses.delete_response, "key",
+        says="Forget a stored response", answer=response_shapes.DeletedResponse, also=(404,)),
+    Row("POST", "/v1/responses/{response_id}/cancel", stored_responses.cancel_response, "key",
+        says="End a response that is made in the background", answer=response_shapes.Response,
+        also=(400, 404)),
+    Row("GET", "/v1/responses/{response_id}/input_items", stored_responses.list_input_items, "key",
+        says="What a stored response was asked", query=response_bodies.InputItemsQuery,
+        answer=response_shapes.InputItemList, also=(400, 404)),
+    Row("POST", "/v1/embeddings", embeddings, "key", works=True,
+        says="One vector a text", body=bodies.EmbeddingRequest, answer=shapes.EmbeddingList),
+    Row("POST", "/v2/embed", cohere_embed, "key", works=True,
+        says="One vector a text, in Cohere's shape", body=bodies.CohereEmbedRequest,
+        answer=shapes.CohereEmbedding),
+    Row("POST", "/score", score, "key", works=True,
+        says="How well pairs of texts fit", body=bodies.ScoreRequest, answer=shapes.ScoreList),
+    Row("POST", "/v1/score", score, "key", works=True,
+        says="As /score", body=bodies.ScoreRequest, answer=shapes.ScoreList),
+    Row("POST", "/rerank", rerank, "key", works=True,
+        says="Documents by how well they fit a query", body=bodies.RerankRequest,
+        answer=shapes.Ranking),
+    Row("POST", "/v1/rerank", rerank, "key", works=True,
+        says="As /rerank", body=bodies.RerankRequest, answer=shapes.Ranking),
+    Row("POST", "/v2/rerank", rerank_v2, "key", works=True,
+        says="As /rerank, in Cohere's shape", body=bodies.RerankRequest, answer=shapes.Ranking),
+    Row("POST", "/classify", classify, "key", works=True,
+        says="How likely each label is for a text", body=bodies.ClassifyRequest,
+        answer=shapes.ClassifiedList),
+    Row("POST", "/pooling", pooling, "key", works=True,
+        says="What the model gives for a text or its tokens", body=bodies.PoolingRequest,
+        answer=shapes.PooledList),
+    Row("POST", "/v1/chat/completions/batch", chat_batch, "key", works=True,
+        says="Answer several conversations", body=ChatBatchRequest,
+        answer=answers.ChatCompletion),
+    Row("POST", "/v1/chat/completions/render", render.render_chat, "key", works=True,
+        says="What a conversation comes to, without an answer",
+        body=schemas.ChatCompletionRequest, answer=render.Rendered),
+    Row("POST", "/v1/completions/render", render.render_completion, "key", works=True,
+        says="What prompts come to, without an answer", body=schemas.CompletionRequest,
+        answer=list[render.Rendered]),
+    Row("POST", "/inference/v1/generate", token_generate, "key", works=True,
+        says="Token ids in, token ids out", body=TokenRequest, answer=TokenAnswer,
+        events=TokenChunk),
+    Row("POST", "/generative_scoring", generative_scoring, "key", works=True,
+        says="How likely some tokens come next, per item", body=GenerativeScoringRequest,
+        answer=GenerativeScores),
+    Row("POST", "/v1/audio/transcriptions", unserved.audio, "key", works=True,
+        says="Refused until a speech model is served", form=unserved.AudioForm, also=(415,)),
+    Row("POST", "/v1/audio/translations", unserved.audio, "key", works=True,
+        says="Refused until a speech model is served", form=unserved.AudioForm, also=(415,)),
+    Row("POST", "/v1/load_lora_adapter", unserved.load_adapter, "admin",
+        says="Not there yet", body=unserved.LoadAdapter, also=(501,)),
+    Row("POST", "/v1/unload_lora_adapter", unserved.unload_adapter, "admin",
+        says="Not there yet", body=unserved.UnloadAdapter, also=(501,)),
+    Row("POST", "/abort_requests", abort_requests, "admin",
+        says="End requests by their ids", body=AbortRequest, answer=Aborted),
+    Row("POST", "/invocations", sagemaker.invocations, "key", works=True,
+        says="Whatever the body has the shape of, for SageMaker", body=dict[str, Any]),
+    Row("GET", "/ping", sagemaker.ping, "public", says="As /health, for SageMaker", media="",
+        probes=True),
+    Row("POST", "/ping", sagemaker.ping, "public", says="As /health, for SageMaker", media="",
+        probes=True),
+    Row("GET", "/load", listing.load, "public", says="Requests in flight",
+        answer=answers.ServerLoad),
+    Row("GET", "/tokenizer_info", tokens.tokenizer_info, "key", works=True,
+        needs="tokenizer_info", says="Special tokens and chat template",
+        answer=answers.TokenizerInfo),
+    Row("POST", "/sleep", dev.sleep, "admin", needs="dev_mode",
+        says="Refuse work and give the KV cache's memory back", query=dev.SleepQuery, media=""),
+    Row("POST", "/wake_up", dev.wake_up, "admin", needs="dev_mode",
+        says="Take the memory and work again", query=dev.WakeQuery, media=""),
+    Row("GET", "/is_sleeping", dev.is_sleeping, "key", needs="dev_mode",
+        says="Whether the server sleeps", answer=dev.Sleeping),
+    Row("POST", "/reset_prefix_cache", dev.reset_prefix_cache, "admin", needs="dev_mode",
+        says="Forget all cached prefixes", works=True, media=""),
+    Row("POST", "/reset_mm_cache", dev.reset_nothing, "admin", needs="dev_mode",
+        says="There is no such cache", media=""),
+    Row("POST", "/reset_encoder_cache", dev.reset_nothing, "admin", needs="dev_mode",
+        says="There is no such cache", media=""),
+    Row("GET", "/server_info", dev.server_info, "admin", needs="dev_mode",
+        says="Settings and environment, without secrets", query=dev.InfoQuery,
+        answer=dev.ServerInfo),
+    Row("POST", "/collective_rpc", unserved.collective_rpc, "admin", needs="dev_mode",
+        says="Not there", body=unserved.WorkerCall, also=(501,)),
+    Row("POST", "/tokenize", tokens.tokenize, "key", works=True,
+        says="The tokens of a prompt or conversation", body=schemas.TokenizeRequest,
+        answer=answers.Tokenized),
+    Row("POST", "/detokenize", tokens.detokenize, "key", works=True,
+        says="The text of tokens", body=schemas.DetokenizeRequest, answer=answers.Detokenized),
+    Row("GET", STREAM_PATH, stream, "key",
+        says="Load and KV residency for a router, as frames of msgpack",
+        media="application/octet-stream"),
+    Row("POST", DRAIN_PATH, admin.drain, "admin",
+        says="Stop taking work, finish what is in flight, exit", answer=answers.Draining,
+        status=202),
+    Row("GET", "/health", probes.health, "public", says="200 while the engine makes progress",
+        media="", probes=True),
+    Row("GET", "/healthz", probes.health, "public", says="As /health", media="",
+        probes=True),
+    Row("GET", "/livez", probes.livez, "public", says="For liveness probes: 503 once restarting "
+        "would help", answer=answers.Probe, probes=True),
+    Row("GET", "/ready", probes.ready, "public", says="200 while new work is welcome",
+        answer=answers.Probe, probes=True),
+    Row("GET", "/readyz", probes.ready, "public", says="As /ready",
+        answer=answers.Probe, probes=True),
+    Row("GET", "/version", listing.version, "public", says="The release of this server",
+        answer=answers.Version),
+    Row("GET", "/openapi.json", docs.openapi, "public", needs="docs", says="This description",
+        answer=docs.OpenApi),
+    Row("GET", "/docs", docs.page, "public", needs="docs", says="A page that shows it",
+        media="text/html"),
+    Row("GET", "/metrics", probes.metrics, "public", says="Metrics in Prometheus's text format",
+        media="text/plain"),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Batch files: one request a line in, one answer a line out."""

@@ -1,0 +1,90 @@
+"""The two files of a batch: the input as lines, the output that grows by whole lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
+
+from octavo.batch.lines import Done
+from octavo_engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STANDARD = "-"
+
+
+@contextmanager
+def opened_input(path: str) -> Iterator[IO[bytes]]:
+    """Raises ConfigError."""
+    if path == STANDARD:
+        yield sys.stdin.buffer
+        return
+    if "://" in path:
+        raise ConfigError(f"--input-file {path}: fetch it first; only files and - are read")
+    try:
+        file = open(path, "rb")  # noqa: SIM115  (closed below)
+    except OSError as error:
+        raise ConfigError(f"--input-file {path}: {error.strerror}") from None
+    with file:
+        yield file
+
+
+def count_lines(path: str) -> int | None:
+    """How many requests there are about; None where that cannot be known before."""
+    if path == STANDARD or not os.path.isfile(path):
+        return None
+    with open(path, "rb") as file:
+        return sum(1 for line in file if line.strip())
+
+
+def earlier(path: str, *, resume: bool, overwrite: bool) -> Done:
+    """What the output holds already. Raises ConfigError where that would be lost."""
+    if path == STANDARD:
+        if resume:
+            raise ConfigError("--resume needs an --output-file to go on with")
+        return Done()
+    if not os.path.exists(path) or os.path.getsize(path) == 0 or overwrite:
+        return Done()
+    if not resume:
+        raise ConfigError(
+            f"--output-file {path} has answers already; --resume goes on with it, --overwrite "
+            "begins anew"
+        )
+    _drop_half_line(path)
+    with open(path, "rb") as file:
+        try:
+            return Done.read(file)
+        except ValueError as error:
+            raise ConfigError(f"--output-file {path}: {error}") from None
+
+
+@contextmanager
+def opened_output(path: str, *, resume: bool) -> Iterator[IO[bytes]]:
+    """Raises ConfigError."""
+    if path == STANDARD:
+        yield sys.stdout.buffer
+        return
+    try:
+        file = open(path, "ab" if resume else "wb")  # noqa: SIM115  (closed below)
+    except OSError as error:
+        raise ConfigError(f"--output-file {path}: {error.strerror}") from None
+    with file:
+        yield file
+
+
+def _drop_half_line(path: str) -> None:
+    """What a run that was killed wrote last may lack its end; its request is asked again."""
+    with open(path, "r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 65536)
+            file.seek(start)
+            at = file.read(end - start).rfind(b"\n")
+            if at >= 0:
+                end = start + at + 1
+                break
+            end = start
+        file.truncate(end)

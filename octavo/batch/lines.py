@@ -1,0 +1,158 @@
+"""The lines of batch files in OpenAI's format: requests are read, answers written. Pure."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+URLS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v2/embed", "/score",
+    "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/classify", "/pooling",
+    "/v1/audio/transcriptions", "/v1/audio/translations",
+)  # fmt: skip
+_SHOWN_CHARS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A request that can be sent."""
+
+    number: int  # of its line, from 1
+    custom_id: str
+    url: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A line that is no request."""
+
+    number: int
+    custom_id: str | None
+    problem: str
+
+
+class Reader:
+    """Turns lines into tasks; knows which ids it has met."""
+
+    def __init__(self, done: Done | None = None) -> None:
+        self._done = done or Done()
+        self._ids: set[str] = set()
+
+    def read(self, lines: Iterable[bytes]) -> Iterator[Task | Broken]:
+        """Blank lines, and what has its answer already, are left out."""
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            entry = self._entry(number, line)
+            if not self._done.holds(entry):
+                yield entry
+
+    def _entry(self, number: int, line: bytes) -> Task | Broken:
+        try:
+            fields = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return Broken(number, None, f"not valid JSON: {error}")
+        if not isinstance(fields, dict):
+            return Broken(number, None, "must be a JSON object")
+        custom_id = fields.get("custom_id")
+        if not isinstance(custom_id, str) or not custom_id:
+            return Broken(number, None, "custom_id must be a string that is not empty")
+        if custom_id in self._ids:
+            return Broken(number, custom_id, "custom_id was given before")
+        self._ids.add(custom_id)
+        problem = _problem(fields)
+        if problem:
+            return Broken(number, custom_id, problem)
+        return Task(number, custom_id, fields["url"], msgspec.json.encode(fields["body"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What an earlier run has answered."""
+
+    ids: frozenset[str] = frozenset()
+    lines: frozenset[int] = frozenset()  # of broken ones
+
+    @classmethod
+    def read(cls, answers: Iterable[bytes]) -> Done:
+        """Raises ValueError that names the line which is no answer of ours."""
+        ids: set[str] = set()
+        lines: set[int] = set()
+        for number, answer in enumerate(answers, 1):
+            try:
+                known = msgspec.json.decode(answer, type=_Known)
+            except msgspec.MsgspecError as error:
+                raise ValueError(f"line {number} is no answer: {error}") from None
+            if known.error is not None and known.error.line is not None:
+                lines.add(known.error.line)
+            elif known.custom_id is not None:
+                ids.add(known.custom_id)
+        return cls(frozenset(ids), frozenset(lines))
+
+    def holds(self, entry: Task | Broken) -> bool:
+        if isinstance(entry, Broken):
+            return entry.number in self.lines
+        return entry.custom_id in self.ids
+
+
+def answered(task: Task, status: int, request_id: str, body: bytes) -> bytes:
+    """Errors of the API are answers too: their status and error object tell."""
+    return _line(
+        task.custom_id,
+        {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)},
+        None,
+    )
+
+
+def refused(broken: Broken) -> bytes:
+    error = {
+        "code": "invalid_line",
+        "message": f"line {broken.number}: {broken.problem}",
+        "line": broken.number,
+    }
+    return _line(broken.custom_id, None, error)
+
+
+def _line(custom_id: str | None, response: Any, error: Any) -> bytes:
+    answer = {
+        "id": f"batch_req_{secrets.token_hex(12)}",
+        "custom_id": custom_id,
+        "response": response,
+        "error": error,
+    }
+    return msgspec.json.encode(answer) + b"\n"
+
+
+def _problem(fields: dict[str, Any]) -> str:
+    """Empty when it is a request."""
+    method, url, body = fields.get("method"), fields.get("url"), fields.get("body")
+    if method not in (None, "POST"):
+        return f"method must be POST; got {_shown(method)}"
+    if url not in URLS:
+        return f"url must be one of {', '.join(URLS)}; got {_shown(url)}"
+    if not isinstance(body, dict):
+        return "body must be a JSON object"
+    if body.get("stream"):
+        return "stream is not supported in a batch; leave it out of the body"
+    return ""
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
+
+
+class _KnownError(msgspec.Struct):
+    line: int | None = None
+
+
+class _Known(msgspec.Struct):
+    custom_id: str | None
+    error: _KnownError | None = None

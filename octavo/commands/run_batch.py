@@ -1,0 +1,111 @@
+"""`octavo run-batch`: a file of requests through an engine of its own, without a port."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import IO, TYPE_CHECKING
+
+from octavo.batch.files import count_lines, earlier, opened_input, opened_output
+from octavo.batch.lines import Reader
+from octavo.command_parser import CommandParser, positive
+from octavo.options import add_engine_options, engine_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from octavo.batch.lines import Broken, Task
+    from octavo.batch.run import Tally
+    from octavo_engine.config import EngineConfig
+
+DESCRIPTION = """Answer a file of requests in OpenAI's batch format, one JSON object a line.
+
+Answers come in the order of the requests. The exit code is 0 when all have status 200, and 1 when
+some failed; their lines say why."""
+_NOTE_S = 10.0  # between lines of progress where there is no terminal
+
+
+def main(prog: str, argv: Sequence[str]) -> int:
+    parser = CommandParser(prog, DESCRIPTION)
+    parser.add_argument(
+        "-i", "--input-file", required=True, metavar="FILE", help="requests; - for standard input"
+    )
+    parser.add_argument(
+        "-o", "--output-file", required=True, metavar="FILE", help="answers; - for standard output"
+    )
+    parser.add_argument(
+        "--concurrency", type=positive, default=256, metavar="N", help="requests at once (256)"
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--resume", action="store_true", help="go on: leave out what has its answer")
+    how.add_argument("--overwrite", action="store_true", help="replace an output that is there")
+    add_engine_options(parser)
+    args = parser.parse_args(argv)
+    config = engine_config(args)
+    done = earlier(args.output_file, resume=args.resume, overwrite=args.overwrite)
+    total = count_lines(args.input_file)
+    with (
+        opened_input(args.input_file) as source,
+        opened_output(args.output_file, resume=args.resume) as target,
+    ):
+        progress = Progress(None if total is None else total - len(done.ids) - len(done.lines))
+        entries = Reader(done).read(source)
+        tally = asyncio.run(_run(config, entries, target, args.concurrency, progress))
+    progress.end(tally)
+    return 1 if tally.failed else 0
+
+
+async def _run(
+    config: EngineConfig,
+    entries: Iterator[Task | Broken],
+    target: IO[bytes],
+    concurrency: int,
+    progress: Progress,
+) -> Tally:
+    from octavo.batch.run import run
+    from octavo_engine.core.async_engine import AsyncEngine
+    from octavo_engine.core.logs import set_up_logging
+    from octavo_engine.server.app import build_app
+    from octavo_engine.server.settings import ServerSettings
+
+    set_up_logging("text", "warning")
+
+    def write(line: bytes) -> None:
+        target.write(line)
+        target.flush()  # what is answered stays answered, whatever happens next
+
+    engine = await AsyncEngine.start(config)
+    try:
+        await engine.ready()
+        app = build_app(engine, ServerSettings(access_log="none"))
+        return await run(app, entries, write, concurrency=concurrency, note=progress.note)
+    finally:
+        await engine.stop()
+
+
+class Progress:
+    """Tells on standard error how far it is: one line that changes, or a line now and then."""
+
+    def __init__(self, total: int | None) -> None:
+        self._total = total
+        self._is_terminal = sys.stderr.isatty()
+        self._told_at = time.monotonic()
+
+    def note(self, tally: Tally) -> None:
+        now = time.monotonic()
+        if now - self._told_at < (0.1 if self._is_terminal else _NOTE_S):
+            return
+        self._told_at = now
+        of = "" if self._total is None else f" of {self._total}"
+        failed = f", {tally.failed} failed" if tally.failed else ""
+        text = f"{tally.done}{of} done{failed}"
+        if self._is_terminal:
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+        else:
+            print(text, file=sys.stderr)
+
+    def end(self, tally: Tally) -> None:
+        begin = "\r\033[K" if self._is_terminal else ""
+        failed = f", {tally.failed} failed" if tally.failed else ""
+        print(f"{begin}{tally.answered} answered{failed}", file=sys.stderr)

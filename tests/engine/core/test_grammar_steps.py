@@ -1,0 +1,593 @@
+"""Grammars in the step loop: whatever happens to a sequence, its answer is what its mask allows.
+
+The fake backend knows the truth of every prefix, and a choice's mask can be written down by hand,
+so an answer can be told in advance, token by token.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
+from octavo_engine.core.build import build_engine
+from octavo_engine.core.grammars import Grammars
+from octavo_engine.errors import InvalidRequest, QueueFull, RequestError
+from octavo_engine.grammar.compiler import CompilerSettings, GrammarCompiler
+from octavo_engine.grammar.limits import GrammarLimits
+from octavo_engine.grammar.normal import (
+    choice_spec,
+    grammar_spec,
+    json_schema_spec,
+    regex_spec,
+)
+from octavo_engine.grammar.vocabulary import Vocabulary
+from octavo_engine.sampling.batch import MaskRows
+from octavo_engine.tokenization.bytes_tokenizer import EOS, ByteTokenizer
+from tests.fakes.backend import FakeBackend
+from tests.fakes.requests import make_prompt, make_request
+from tests.kernels import sampling_reference
+
+if TYPE_CHECKING:
+    from octavo_engine.core.engine import Engine
+    from octavo_engine.state.grammar import GrammarSpec
+    from octavo_engine.state.outputs import SequenceOutput
+    from octavo_engine.state.request import EngineRequest
+
+VOCAB = 512
+TOKENS = ByteTokenizer(VOCAB)
+CHOICES = ["forty-two and a half", "forty-two and nothing", "forty", "none at all", "no"]
+CHOICE = choice_spec(CHOICES)
+FIXED = json_schema_spec(
+    {
+        "type": "object",
+        "properties": {"kind": {"const": "a rather long constant"}, "n": {"enum": [1, 2, 12]}},
+        "required": ["kind", "n"],
+    },
+    strict=True,
+    any_whitespace=False,
+)
+
+
+@functools.cache
+def vocabulary() -> Vocabulary:
+    return Vocabulary(TOKENS, vocab_size=VOCAB)
+
+
+class Answer:
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.logprobs: list[Any] = []
+        self.reason: str | None = None
+        self.error: str | RequestError | None = None
+        self.is_whole = False
+        self.num_outputs = 0
+
+    @property
+    def text(self) -> str:
+        return TOKENS.decode([t for t in self.tokens if t != EOS])
+
+    def add(self, output: SequenceOutput) -> None:
+        assert self.reason is None, "an ending comes once"
+        self.tokens += output.token_ids
+        self.logprobs += output.logprobs
+        self.reason, self.error = output.finish_reason, output.error
+        self.is_whole = output.is_whole
+        self.num_outputs += bool(output.token_ids)
+
+
+class Rig:
+    """An engine on a fake backend; answers by request id."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        is_jumping: bool = True,
+        settings: CompilerSettings | None = None,
+        now: Any = None,
+        **scheduler: Any,
+    ) -> None:
+        config = EngineConfig(
+            device="sim",
+            max_model_len=min(256, 16 * num_blocks),
+            scheduler=SchedulerConfig(
+                **{"max_num_seqs": 4, "max_num_batched_tokens": 32, "max_queue": 100, **scheduler}
+            ),
+            sim=SimConfig(kv_blocks=num_blocks, vocab_size=VOCAB),
+        )
+        self.backend = FakeBackend(num_blocks, VOCAB, peak=0.5)
+        keywords = {} if now is None else {"now": now}
+        self.engine: Engine = build_engine(config, backend=self.backend, **keywords)[0]
+        compiler = GrammarCompiler(vocabulary, settings, **keywords)
+        self.grammars = Grammars(compiler, is_jumping=is_jumping, **keywords)
+        self.grammars.workers.patience_s = 10.0  # tests of lateness set their own
+        self.engine.use_grammars(lambda: self.grammars)
+        self.answers: dict[str, Answer] = {}
+
+    def add(self, spec: GrammarSpec | None = None, *, prompt: Any = 7, **params: Any) -> str:
+        params.setdefault("max_tokens", 60)
+        request = make_request(prompt, eos=(EOS,), grammar=spec, **params)
+        return self.take(request)
+
+    def take(self, request: EngineRequest) -> str:
+        self.engine.add(request)
+        self.answers[request.request_id] = Answer()
+        return request.request_id
+
+    def step(self) -> None:
+        for output in self.engine.step().outputs:
+            self.answers[output.request_id].add(output)
+        for request_id, error in self.engine.take_refused():
+            self.answers[request_id].reason = "refused"
+            self.answers[request_id].error = error
+        self.engine.scheduler.check_invariants()
+
+    def run(self) -> dict[str, Answer]:
+        for _ in range(20_000):
+            if not self.engine.has_work:
+                break
+            self.step()
+        assert not self.engine.has_work, "the work does not come to an end"
+        self.check_idle()
+        return self.answers
+
+    def check_idle(self) -> None:
+        assert len(self.grammars) == 0
+        pool = self.engine.scheduler.kv.pool
+        assert pool.num_free == len(pool.blocks)
+
+
+class FixedMask:
+    def __init__(self, ids: list[int]) -> None:
+        bits = np.zeros(512, np.uint8)
+        bits[ids] = 1
+        self._mask = np.packbits(bits, bitorder="little").view(np.uint32)[None]
+
+    def take(self) -> MaskRows:
+        return MaskRows(np.zeros(1, np.int32), self._mask)
+
+
+def expected_choice(backend: FakeBackend, request: EngineRequest) -> list[int]:
+    """Token by token, from the logits and a mask made by hand."""
+    from octavo_engine.sampling.batch import SamplingBatch
+    from octavo_engine.sampling.rows import fill_row, new_table
+
+    table = new_table(1)
+    fill_row(table, 0, request)
+    tokens, text = list(request.prompt_token_ids), b""
+    while True:
+        following = [c.encode() for c in CHOICES if c.encode().startswith(text)]
+        allowed = {c[len(text)] for c in following if len(c) > len(text)}
+        if text in following:
+            allowed.add(EOS)
+            if allowed == {EOS}:
+                return tokens[len(request.prompt_token_ids) :]
+        batch = SamplingBatch(
+            table=table,
+            rows=np.zeros(1, np.int32),
+            positions=np.array([len(tokens)], np.int32),
+            targets=np.array([-1], np.int32),
+            history=np.array([tokens], np.int32),
+            masks=FixedMask(sorted(allowed)),
+        )
+        token = int(sampling_reference.sample(backend.logits(tokens)[None].copy(), batch).tokens[0])
+        tokens.append(token)
+        if token == EOS:
+            return tokens[len(request.prompt_token_ids) :]
+        text += bytes([token])
+
+
+@pytest.mark.parametrize("is_jumping", [True, False])
+@pytest.mark.parametrize("num_blocks", [8, 64])
+def test_answers_are_what_a_mask_written_by_hand_gives(is_jumping: bool, num_blocks: int) -> None:
+    rig = Rig(num_blocks=num_blocks, is_jumping=is_jumping)
+    requests = [
+        make_request(
+            7 + 5 * seed, eos=(EOS,), grammar=CHOICE, max_tokens=60, seed=seed,
+            temperature=[0.0, 1.0, 3.0][seed % 3],
+            repetition_penalty=[1.0, 1.4][seed % 2], presence_penalty=[0.0, 0.7][seed % 2],
+        )
+        for seed in range(12)
+    ]  # fmt: skip
+    for request in requests:
+        rig.take(request)
+    scheduler = rig.engine.scheduler
+    while rig.engine.has_work:
+        rig.step()
+        if num_blocks == 8 and scheduler.running and rig.backend.num_steps % 3 == 0:
+            scheduler._preempt(scheduler.running[-1])
+    answers = rig.run()
+    endings = set()
+    for request in requests:
+        answer = answers[request.request_id]
+        assert answer.tokens == expected_choice(rig.backend, request)
+        assert answer.text in CHOICES and answer.reason == "stop"
+        assert answer.is_whole == (answer.tokens[-1] != EOS)
+        endings.add(answer.is_whole)
+    assert endings == {True, False}, "by itself, and by end of text"
+    if num_blocks == 8:
+        assert rig.engine.stats().preemptions > 10
+
+
+def test_forced_tokens_cost_no_steps() -> None:
+    rig, one_by_one = Rig(), Rig(is_jumping=False)
+    for each in (rig, one_by_one):
+        each.add(FIXED, seed=5, request_id="a")
+        each.run()
+    jumped, sampled = rig.answers["a"], one_by_one.answers["a"]
+    assert jumped.tokens == sampled.tokens and jumped.reason == sampled.reason == "stop"
+    assert json.loads(jumped.text)["kind"] == "a rather long constant"
+    assert jumped.num_outputs < 8 < 39 < sampled.num_outputs
+    assert rig.backend.num_steps < one_by_one.backend.num_steps
+
+
+SPECS = [
+    FIXED, CHOICE, regex_spec(r"ab{3,40}c?d"), grammar_spec('root ::= "((" root "))" | "x"'),
+    json_schema_spec({"type": "object", "properties": {"a": {"type": "boolean"}}}),
+    regex_spec("(yes|yellow) indeed", after="=>"), None,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_jumping_changes_nothing(seed: int) -> None:
+    """The same tokens and ends, in a small pool, with all that may be wished of a request."""
+    rng = random.Random(seed)
+    wishes: list[dict[str, Any]] = []
+    stem = make_prompt(40)
+    for index in range(14):
+        wish: dict[str, Any] = {
+            "spec": rng.choice(SPECS),
+            "prompt": stem[: rng.randrange(1, 40)],
+            "request_id": str(index),
+            "seed": rng.randrange(100),
+            "temperature": rng.choice([0.0, 1.0]),
+            "max_tokens": rng.choice([1, 5, 30, 70]),
+        }
+        extras: list[dict[str, Any]] = rng.sample(
+            [
+                {"logprobs": 2}, {"min_tokens": 1}, {"ignore_eos": True}, {"prompt_logprobs": 1},
+                {"logit_bias": {120: 3.0}}, {"stop_token_ids": (98, 34)}, {"top_p": 0.8},
+                {"frequency_penalty": 1.0}, {"repetition_penalty": 1.5},
+                {"allowed_token_ids": tuple(range(32, 290))},
+            ], rng.randrange(3),
+        )  # fmt: skip
+        for extra in extras:
+            wish |= extra
+        wishes.append(wish)
+    results = []
+    for is_jumping, blocks, budget in (
+        (True, 9, 16),
+        (False, 9, 16),
+        (True, 60, 7),
+        (True, 60, 32),
+    ):
+        rig = Rig(
+            num_blocks=blocks, is_jumping=is_jumping, max_num_batched_tokens=budget,
+            enable_prefix_caching=budget != 7,
+        )  # fmt: skip
+        order = list(wishes)
+        rng.shuffle(order)
+        for index, wish in enumerate(order):
+            wish = dict(wish)
+            if wish["min_tokens" if "min_tokens" in wish else "max_tokens"] > wish["max_tokens"]:
+                continue
+            rig.add(wish.pop("spec"), **wish)
+            if index % 3 == 0:
+                rig.step()
+        answers = rig.run()
+        results.append(
+            {
+                name: (a.tokens, a.reason, a.is_whole, a.error, a.logprobs)
+                for name, a in answers.items()
+            }
+        )
+    for other in results[1:]:
+        assert other == results[0]
+
+
+@pytest.mark.parametrize("spec", [FIXED, CHOICE, regex_spec("(yes|yellow) indeed", after="no")])
+def test_a_resume_goes_on_wherever_it_broke(spec: GrammarSpec) -> None:
+    whole = Rig()
+    if spec.after:
+        whole.add(spec, request_id="a", allowed_token_ids=tuple(b"no yesindlw"), max_tokens=120)
+    else:
+        whole.add(spec, request_id="a")
+    extra: dict[str, Any] = (
+        {"allowed_token_ids": tuple(b"no yesindlw"), "max_tokens": 120} if spec.after else {}
+    )
+    answer = whole.run()["a"]
+    assert answer.reason == "stop"
+    length = len(answer.tokens)
+    for known in sorted({*range(1, length, max(1, length // 7)), length}):
+        rig = Rig()
+        rig.add(spec, request_id="a", output=answer.tokens[:known], **extra)
+        resumed = rig.run()["a"]
+        assert answer.tokens[:known] + resumed.tokens == answer.tokens
+        assert (resumed.reason, resumed.is_whole) == ("stop", answer.is_whole)
+
+
+def test_a_resume_that_broke_the_grammar_is_refused() -> None:
+    rig = Rig()
+    rig.add(CHOICE, output=list(b"forts"), request_id="a")
+    answer = rig.run()["a"]
+    assert isinstance(answer.error, InvalidRequest) and answer.error.param == "tokens"
+
+
+def test_max_tokens_cuts_forced_tokens_too() -> None:
+    for max_tokens in (1, 2, 7, 20):
+        rig = Rig()
+        rig.add(FIXED, request_id="a", max_tokens=max_tokens)
+        answer = rig.run()["a"]
+        assert len(answer.tokens) == max_tokens and answer.reason == "length"
+        assert '{"kind":"a rather long constant"'.startswith(answer.text)
+
+
+def test_a_conflict_fails_that_request_alone() -> None:
+    rig = Rig()
+    rig.add(CHOICE, request_id="never", allowed_token_ids=(120,))
+    rig.add(CHOICE, request_id="well")
+    rig.add(None, request_id="plain", max_tokens=9)
+    answers = rig.run()
+    assert answers["never"].reason == "error" and answers["never"].tokens == []
+    assert answers["well"].text in CHOICES
+    assert answers["plain"].tokens and rig.engine.stats().num_running == 0
+
+
+def test_a_forced_token_that_the_request_forbids_fails_it_either_way() -> None:
+    for is_jumping in (True, False):
+        rig = Rig(is_jumping=is_jumping)
+        rig.add(FIXED, request_id="a", logit_bias={ord("l"): float("-inf")})
+        answer = rig.run()["a"]
+        assert (answer.text, answer.reason) == ('{"kind":"a rather ', "error")
+
+
+def test_the_grammar_begins_after_a_text() -> None:
+    rig = Rig()
+    spec = regex_spec("[0-9]{3}", after="ab")
+    rig.add(spec, request_id="a", max_tokens=200, allowed_token_ids=(*b"ab0123", EOS))
+    answer = rig.run()["a"]
+    before, _, after = answer.text.partition("ab")
+    assert answer.reason == "stop" and len(after) == 3 and after.isdigit()
+    assert EOS not in answer.tokens and "ab" not in before
+
+
+def test_what_does_not_compile_is_refused_and_others_are_served() -> None:
+    rig = Rig()
+    rig.add(None, request_id="plain", max_tokens=20)
+    rig.add(regex_spec("(?=look)ahead"), request_id="bad")
+    rig.add(json_schema_spec({"not": {}}), request_id="worse")
+    answers = rig.run()
+    assert len(answers["plain"].tokens) == 20
+    for name in ("bad", "worse"):
+        assert isinstance(answers[name].error, InvalidRequest)
+    assert "'not'" in str(answers["worse"].error)
+    with pytest.raises(InvalidRequest):
+        rig.add(json_schema_spec({"not": {}}))  # known by now: at once
+    assert rig.engine.stats().grammar_failures == 2
+
+
+class StuckCompiler:
+    """Stands where compilation would be, until it is let go."""
+
+    def __init__(self, rig: Rig) -> None:
+        import threading
+
+        self.gate = threading.Event()
+        compiler = rig.grammars.compiler
+        compile_one = compiler._compiled
+
+        def wait_first(*args: Any) -> Any:
+            self.gate.wait(30)
+            return compile_one(*args)
+
+        compiler._compiled = wait_first  # type: ignore[method-assign, assignment]  # the test
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def wait_begun(rig: Rig) -> None:
+    compiler = rig.grammars.compiler
+    while any(c.begun_at is None for c in list(compiler._pending.values())[:2]):
+        rig.engine._grammars = rig.grammars
+        rig.grammars.wait(0.01)
+
+
+def test_a_compile_that_takes_too_long_ends_with_400_and_delays_nobody() -> None:
+    clock = HandClock()
+    rig = Rig(now=clock)
+    stuck = StuckCompiler(rig)
+    rig.add(CHOICE, request_id="slow")
+    rig.add(None, request_id="plain", max_tokens=5)
+    while rig.answers["plain"].reason is None:
+        rig.step()
+    assert rig.answers["slow"].reason is None
+    wait_begun(rig)
+    clock.time += 1.9
+    rig.step()
+    assert rig.answers["slow"].reason is None
+    clock.time += 0.2
+    rig.step()
+    error = rig.answers["slow"].error
+    assert isinstance(error, InvalidRequest) and error.code == "grammar_timeout"
+    stuck.gate.set()
+    rig.run()
+
+
+def test_while_it_compiles_a_request_can_be_aborted_or_run_out_of_time() -> None:
+    clock = HandClock()
+    rig = Rig(now=clock)
+    stuck = StuckCompiler(rig)
+    rig.add(CHOICE, request_id="gone")
+    rig.add(CHOICE, request_id="late", deadline_at=101.0)
+    rig.add(CHOICE, request_id="well")
+    assert rig.engine.stats().num_waiting == 3
+    aborted = rig.engine.abort("gone")
+    assert aborted is not None and aborted.finish_reason == "abort"
+    assert rig.engine.abort("gone") is None
+    clock.time = 101.5
+    rig.step()
+    assert rig.answers["late"].reason == "deadline"
+    stuck.gate.set()
+    while rig.answers["well"].reason is None:
+        rig.step()
+    assert rig.answers["well"].text in CHOICES
+    rig.run()
+    assert sum(rig.engine.stats().grammar_compile_counts) == 1, "compiled once for all three"
+
+
+def test_a_full_compile_queue_refuses_grammars_only() -> None:
+    rig = Rig(settings=CompilerSettings(max_pending=2))
+    stuck = StuckCompiler(rig)
+    rig.add(regex_spec("a+"))
+    rig.add(regex_spec("b+"))
+    rig.add(regex_spec("b+"))  # one that is under way already
+    with pytest.raises(QueueFull) as caught:
+        rig.add(regex_spec("c+"))
+    assert caught.value.code == "grammar_queue_full"
+    rig.add(None, request_id="plain", max_tokens=3)
+    while rig.answers["plain"].reason is None:
+        rig.step()
+    stuck.gate.set()
+    rig.run()
+
+
+def test_a_late_mask_delays_its_sequence_only() -> None:
+    """The step goes on without it; nothing is sampled for it, and nothing is lost."""
+    plain = Rig()
+    plain.add(CHOICE, request_id="a", seed=3)
+    truth = plain.run()["a"].tokens
+    rig = Rig()
+    rig.grammars.workers.patience_s = 0.0
+    import threading
+
+    from octavo_engine.grammar.run import GrammarRun
+
+    gate = threading.Event()
+    prepare = GrammarRun.prepare
+    num_late = 0
+
+    def slowly(run: GrammarRun) -> None:
+        nonlocal num_late
+        if num_late < 3:
+            num_late += 1
+            gate.wait(30)
+            gate.clear()
+        prepare(run)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GrammarRun, "prepare", slowly)
+        rig.add(CHOICE, request_id="a", seed=3)
+        rig.add(None, request_id="plain", max_tokens=200)
+        while rig.answers["a"].reason is None:
+            before = len(rig.answers["plain"].tokens)
+            for _ in range(3):
+                rig.step()
+            assert rig.answers["plain"].reason or len(rig.answers["plain"].tokens) > before
+            gate.set()
+    assert rig.answers["a"].tokens == truth and num_late == 3
+    rig.run()
+
+
+def test_an_automaton_that_bursts_fails_its_request() -> None:
+    limits = GrammarLimits(max_lexer_states=40)
+    rig = Rig(settings=CompilerSettings(limits=limits))
+    rig.add(regex_spec("(.*a.{20}){3}"), request_id="bomb", max_tokens=200)
+    rig.add(CHOICE, request_id="well")
+    answers = rig.run()
+    assert answers["well"].text in CHOICES
+    assert answers["bomb"].reason in ("error", "refused")
+    assert "grammar" in str(answers["bomb"].error)
+    assert rig.engine.stats().nan_failures == 0
+
+
+def test_the_cache_keeps_to_its_bytes() -> None:
+    rig = Rig(settings=CompilerSettings(cache_bytes=3 << 20))
+    for index in range(12):
+        rig.add(regex_spec(f"x{{{index + 1}}}"))
+        rig.run()
+    assert rig.grammars.compiler.cached_bytes <= 3 << 20
+    hits = rig.engine.stats().grammar_cache_hits
+    rig.add(regex_spec("x{12}"))
+    assert rig.engine.stats().grammar_cache_hits == hits + 1
+    rig.run()
+
+
+class GrammarMachine(RuleBasedStateMachine):
+    """Requests come, are aborted and preempted at random; the books balance, and end empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig = Rig(num_blocks=8, max_num_seqs=3)
+        self.count = 0
+
+    @rule(
+        spec=st.sampled_from(SPECS),
+        length=st.integers(1, 60),
+        max_tokens=st.integers(1, 40),
+        logprobs=st.sampled_from([None, None, 1]),
+    )
+    def add(self, spec: Any, length: int, max_tokens: int, logprobs: int | None) -> None:
+        self.count += 1
+        self.rig.add(
+            spec,
+            prompt=length,
+            request_id=str(self.count),
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+        )
+
+    @rule(times=st.integers(1, 6))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            self.rig.step()
+
+    @rule(number=st.integers(1, 30))
+    def abort(self, number: int) -> None:
+        name = str(number)
+        output = self.rig.engine.abort(name)
+        if output is not None:
+            self.rig.answers[name].add(output)
+
+    @rule(place=st.integers(0, 2))
+    def preempt(self, place: int) -> None:
+        scheduler = self.rig.engine.scheduler
+        if place < len(scheduler.running):
+            scheduler._preempt(scheduler.running[place])
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.rig.engine.scheduler.check_invariants()
+
+    def teardown(self) -> None:
+        answers = self.rig.run()
+        for answer in answers.values():
+            assert answer.reason in ("stop", "length", "abort")
+        self.rig.engine.close()
+
+
+TestGrammarMachine = GrammarMachine.TestCase
+TestGrammarMachine.settings = settings(
+    max_examples=20, stateful_step_count=20, deadline=None, derandomize=True
+)
+
+
+def test_specs_cross_the_wire_as_they_are() -> None:
+    request = make_request(3, grammar=FIXED)
+    raw = msgspec.msgpack.encode(request)
+    assert msgspec.msgpack.decode(raw, type=type(request)) == request

@@ -1,0 +1,451 @@
+"""Tools and reasoning over HTTP: the official client reads what a scripted engine says."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo_engine.protocol.endpoints import RESUME_HEADER, STREAM_HEADER
+from octavo_engine.protocol.resume import BEGIN, LINE_PREFIX, Resume, pack
+from octavo_engine.server.settings import ServerSettings
+from tests.fakes.scripted_engine import ScriptedEngine
+from tests.fakes.server import RunningServer, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import httpx
+
+HI: Any = [{"role": "user", "content": "weather?"}]
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time"}}
+TOOLS = [WEATHER, TIME]
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+OSLO = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+NOW = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+THOUGHT = "<think>\nWhich city? Oslo.\n</think>\n\n"
+HERMES = ServerSettings(tool_call_parser="hermes", reasoning_parser="qwen3")
+
+
+@contextmanager
+def saying(
+    *scripts: str, piece: int = 1, using: ServerSettings = HERMES
+) -> Iterator[tuple[RunningServer, Any]]:
+    engine = ScriptedEngine(scripts=list(scripts), piece=piece)
+    with (
+        running(engine, using) as server,
+        openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client,
+    ):
+        yield server, client
+
+
+def streamed(client: Any, **asked: Any) -> tuple[dict[str, Any], list[Any]]:
+    """What a client makes of the deltas, in the shape of a message, and the chunks."""
+    chunks = list(client.chat.completions.create(model="fake", messages=HI, stream=True, **asked))
+    message: dict[str, Any] = {"content": "", "reasoning": "", "calls": [], "finish": None}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            message["content"] += choice.delta.content or ""
+            message["reasoning"] += getattr(choice.delta, "reasoning", None) or ""
+            for call in choice.delta.tool_calls or []:
+                if call.id is not None:
+                    assert call.type == "function" and call.index == len(message["calls"])
+                    message["calls"].append([call.id, call.function.name, ""])
+                message["calls"][call.index][2] += call.function.arguments or ""
+            message["finish"] = choice.finish_reason or message["finish"]
+    return message, chunks
+
+
+def whole(client: Any, **asked: Any) -> tuple[dict[str, Any], Any]:
+    answer = client.chat.completions.create(model="fake", messages=HI, **asked)
+    message = answer.choices[0].message
+    return {
+        "content": message.content or "",
+        "reasoning": getattr(message, "reasoning", None) or "",
+        "calls": [[c.id, c.function.name, c.function.arguments] for c in message.tool_calls or []],
+        "finish": answer.choices[0].finish_reason,
+    }, answer
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "calls": [call[1:] for call in message["calls"]]}
+
+
+CALLED = {
+    "content": "", "reasoning": "", "finish": "tool_calls",
+    "calls": [["get_weather", '{"city": "Oslo"}'], ["get_time", "{}"]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1000])
+def test_parallel_calls_whole_and_streamed(piece):
+    with saying(f"{OSLO}\n{NOW}", piece=piece) as (_, client):
+        at_once, answer = whole(client, tools=TOOLS)
+        in_pieces, chunks = streamed(client, tools=TOOLS, seed=3)
+
+    assert without_ids(at_once) == without_ids(in_pieces) == CALLED
+    assert answer.choices[0].message.content is None
+    ids = [call[0] for call in at_once["calls"] + in_pieces["calls"]]
+    assert len(set(ids)) == 4
+    assert all(id.startswith("call_") and len(id) == 29 for id in ids)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert all(chunk.choices[0].finish_reason is None for chunk in chunks[:-1])
+
+
+def test_arguments_are_streamed_as_they_come():
+    with saying(OSLO) as (_, client):
+        _, chunks = streamed(client, tools=TOOLS)
+
+    arguments = [
+        call.function.arguments
+        for chunk in chunks
+        for call in chunk.choices[0].delta.tool_calls or []
+    ]
+    assert arguments == ["{", *'"city": "Oslo"}']
+
+
+def test_without_parallel_calls_only_the_first_is_told():
+    with saying(f"{OSLO}\n{NOW}") as (_, client):
+        at_once, _ = whole(client, tools=TOOLS, parallel_tool_calls=False)
+        in_pieces, _ = streamed(client, tools=TOOLS, parallel_tool_calls=False)
+
+    assert [call[1] for call in at_once["calls"]] == ["get_weather"]
+    assert without_ids(at_once) == without_ids(in_pieces)
+
+
+def test_thoughts_content_and_calls_are_told_apart():
+    with saying(f"{THOUGHT}Let me look.\n{OSLO}") as (_, client):
+        at_once, answer = whole(client, tools=TOOLS)
+        in_pieces, _ = streamed(client, tools=TOOLS)
+        hidden, _ = streamed(client, tools=TOOLS, extra_body={"include_reasoning": False})
+
+    expected = {
+        "content": "Let me look.", "reasoning": "Which city? Oslo.", "finish": "tool_calls",
+        "calls": [["get_weather", '{"city": "Oslo"}']],
+    }  # fmt: skip
+    assert without_ids(at_once) == without_ids(in_pieces) == expected
+    assert without_ids(hidden) == {**expected, "reasoning": ""}
+    thought = len(THOUGHT.rstrip())
+    assert answer.usage.completion_tokens_details.reasoning_tokens == thought
+
+
+@pytest.mark.parametrize("piece", [1, 5, 1000])
+def test_reasoning_tokens_are_the_same_however_they_came(piece):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    with saying(THOUGHT + "Yes.", piece=piece) as (_, client):
+        _, answer = whole(client)
+        _, chunks = streamed(client, stream_options=options)
+
+    counts = [chunk.usage.completion_tokens_details.reasoning_tokens for chunk in chunks[1:]]
+    assert counts == sorted(counts)
+    assert counts[-1] == answer.usage.completion_tokens_details.reasoning_tokens
+    assert counts[-1] == len(THOUGHT.rstrip())
+
+
+def test_a_prompt_that_ends_in_thought_lets_the_answer_begin_there():
+    template = "{{ messages[-1].content }}<think>\n"
+    trusting = ServerSettings(reasoning_parser="qwen3", trust_request_chat_template=True)
+    with saying("Hm.\n</think>\n\nYes.", using=trusting) as (server, client):
+        at_once, _ = whole(client, extra_body={"chat_template": template})
+        plain, _ = whole(client)
+        assert server.engine.requests
+
+    assert (at_once["reasoning"], at_once["content"]) == ("Hm.", "Yes.")
+    assert (plain["reasoning"], plain["content"]) == ("", "Hm.\n</think>\n\nYes.")
+
+
+def test_tool_choice_none_shows_the_tools_but_reads_no_calls():
+    with saying(OSLO) as (_, client):
+        at_once, _ = whole(client, tools=TOOLS, tool_choice="none")
+
+    assert (at_once["content"], at_once["calls"], at_once["finish"]) == (OSLO, [], "stop")
+
+
+@pytest.mark.parametrize("hides_them", [False, True])
+def test_tools_that_may_not_be_called_can_be_hidden(hides_them):
+    template = "{{ tools | length if tools else 'none' }} tools"
+    using = ServerSettings(
+        exclude_tools_when_tool_choice_none=hides_them, trust_request_chat_template=True
+    )
+    with saying("Hi.", using=using) as (_, client):
+        _, answer = whole(
+            client, tools=TOOLS, tool_choice="none",
+            extra_body={"chat_template": template, "return_prompt_text": True},
+        )  # fmt: skip
+
+    assert answer.prompt_text == ("none tools" if hides_them else "2 tools")
+
+
+def test_a_cut_call_ends_with_length_and_keeps_what_there_is():
+    with saying(OSLO) as (_, client):
+        at_once, _ = whole(client, tools=TOOLS, max_tokens=OSLO.index("Oslo") + 2)
+
+    assert at_once["finish"] == "length"
+    assert at_once["calls"][0][1:] == ["get_weather", '{"city": "Os']
+
+
+@pytest.mark.parametrize("name", ["hermes", "none"])
+def test_required_and_named_calls_are_enforced(name):
+    """The grammar is the engine's; here it is that it is asked for, and how its text is read."""
+    plain = '[{"name": "get_weather", "parameters": {"city": "Oslo"}}]'
+    using = ServerSettings(tool_call_parser=name)
+    with saying(OSLO if name == "hermes" else plain, using=using) as (server, client):
+        required, _ = streamed(client, tools=TOOLS, tool_choice="required")
+        grammar = server.engine.requests[-1][1].grammar
+    with saying('{"city": "Oslo"}', using=using) as (server, client):
+        named, _ = streamed(client, tools=TOOLS, tool_choice=NAMED)
+        at_once, _ = whole(client, tools=TOOLS, tool_choice=NAMED)
+        schema = server.engine.requests[-1][1].grammar
+
+    assert grammar is not None and schema is not None
+    assert grammar.kind == ("structural_tag" if name == "hermes" else "json_schema")
+    assert json.loads(schema.text)["properties"] == {"city": {"type": "string"}}
+    call = ["get_weather", '{"city": "Oslo"}']
+    assert (required["calls"][0][1:], required["finish"]) == (call, "tool_calls")
+    assert (named["calls"][0][1:], named["finish"]) == (call, "stop")
+    assert without_ids(at_once) == without_ids(named)
+
+
+def test_strict_functions_are_enforced_once_a_call_begins():
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+    with saying("Hello.") as (server, client):
+        whole(client, tools=[strict, TIME])
+        grammar = server.engine.requests[-1][1].grammar
+        whole(client, tools=TOOLS)
+        assert server.engine.requests[-1][1].grammar is None
+
+    assert grammar is not None
+    shape = json.loads(grammar.text)["format"]
+    assert (shape["type"], shape["triggers"]) == ("triggered_tags", ["<tool_call>"])
+    assert [tag["content"]["json_schema"] for tag in shape["tags"]] == [
+        WEATHER["function"]["parameters"], {"type": "object"},
+    ]  # fmt: skip
+
+
+def test_tools_and_a_response_format_leave_the_choice_to_the_model():
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    with saying('{"a": 1}') as (server, client):
+        at_once, _ = whole(client, tools=TOOLS, response_format=schema)
+        grammar = server.engine.requests[-1][1].grammar
+
+    assert grammar is not None
+    shape = json.loads(grammar.text)["format"]
+    assert [part["type"] for part in shape["elements"]] == ["tags_with_separator", "json_schema"]
+    assert at_once["content"] == '{"a": 1}'
+
+
+def test_a_schema_waits_for_the_end_of_thought():
+    template = "{{ messages[-1].content }}<think>\n"
+    using = ServerSettings(reasoning_parser="qwen3", trust_request_chat_template=True)
+    with saying("Hm.</think>{}", using=using) as (server, client):
+        whole(
+            client, response_format={"type": "json_object"}, extra_body={"chat_template": template}
+        )
+        grammar = server.engine.requests[-1][1].grammar
+
+    assert grammar is not None and grammar.after == "</think>"
+
+
+def test_a_pydantic_model_comes_back_parsed():
+    pydantic = pytest.importorskip("pydantic")
+    Weather = pydantic.create_model("Weather", city=(str, ...), days=(int, ...))
+    with saying('{"city": "Oslo", "days": 3}') as (server, client):
+        answer = client.chat.completions.parse(model="fake", messages=HI, response_format=Weather)
+        grammar = server.engine.requests[-1][1].grammar
+
+    assert answer.choices[0].message.parsed == Weather(city="Oslo", days=3)
+    assert grammar is not None and grammar.kind == "json_schema"
+
+
+def test_a_conversation_with_calls_and_results_is_rendered():
+    template = (
+        "{% for m in messages %}[{{ m.role }}:{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.arguments.city }}{% endfor %}"
+        "{% if m.tool_call_id %}#{{ m.tool_call_id }}{% endif %}"
+        "{% if m.reasoning_content %}~{{ m.reasoning_content }}{% endif %}]{% endfor %}"
+    )
+    call = {"id": "c1", "type": "function",
+            "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}  # fmt: skip
+    messages: Any = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ]
+    trusting = ServerSettings(trust_request_chat_template=True)
+    with saying("Sunny.", using=trusting) as (_, client):
+        answer = client.chat.completions.create(
+            model="fake", messages=messages,
+            extra_body={"chat_template": template, "return_prompt_text": True},
+        )  # fmt: skip
+
+    assert answer.prompt_text.replace("\n", "|") == (
+        "[system:Be kind.][user:a|b][assistant:Oslo~hm][tool:sunny#c1]"
+    )
+
+
+def test_echo_says_the_last_message_again_before_the_answer():
+    messages = [*HI, {"role": "assistant", "content": "It is "}]
+    asked: dict[str, Any] = {
+        "model": "fake", "messages": messages,
+        "extra_body": {"echo": True, "continue_final_message": True},
+    }  # fmt: skip
+    with saying("sunny.") as (_, client):
+        answer = client.chat.completions.create(**asked)
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert answer.choices[0].message.content == text == "It is sunny."
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("tools", {"tools": []}),
+    ("tools[1].function.name", {"tools": [WEATHER, WEATHER]}),
+    ("tools[0].function.name", {"tools": [{"type": "function", "function": {"name": "a b"}}]}),
+    ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+    ("tool_choice", {"tool_choice": "required"}),
+    ("tool_choice", {"tools": TOOLS, "tool_choice": "any"}),
+    ("tool_choice", {"tools": [TIME], "tool_choice": NAMED}),
+    ("tools", {"tools": [{"type": "function", "function": {
+        "name": "f", "parameters": {"type": "nonsense"}}}], "tool_choice": "required"}),
+    ("response_format.json_schema", {"response_format": {"type": "json_schema"}}),
+    ("response_format", {"response_format": {"type": "yaml"}}),
+    ("structured_outputs", {"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}}),
+    ("structured_outputs", {"extra_body": {"structured_outputs": {"regex": "a("}}}),
+    ("guided_json", {"extra_body": {"guided_json": {}}}),
+    ("documents", {"extra_body": {"documents": [{"text": "a"}]}}),
+    ("reasoning_effort", {"extra_body": {"reasoning_effort": "heroic"}}),
+    ("thinking_token_budget", {"extra_body": {"thinking_token_budget": 5}}),
+    ("top_logprobs", {"logprobs": True, "top_logprobs": -1}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def talker():
+    with saying("Hello.") as (_, client):
+        yield client
+
+
+@pytest.mark.parametrize(("param", "asked"), REFUSED, ids=lambda value: str(value)[:50])
+def test_what_cannot_be_served_is_refused_by_name(talker, param, asked):
+    with pytest.raises(openai.BadRequestError) as raised:
+        talker.chat.completions.create(model="fake", messages=HI, **asked)
+
+    assert raised.value.param == param
+
+
+def test_tools_need_a_dialect_unless_they_are_enforced():
+    with (
+        saying("Hello.", using=ServerSettings()) as (_, client),
+        pytest.raises(openai.BadRequestError) as raised,
+    ):
+        whole(client, tools=TOOLS)
+
+    assert raised.value.param == "tools"
+    assert "--tool-call-parser" in raised.value.message
+
+
+# ── a stream that breaks anywhere goes on as if it had not ──
+
+
+class Router:
+    """What a router knows of a stream; kept apart from the router's own code."""
+
+    def __init__(self) -> None:
+        self.begin: dict[str, Any] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.finished: list[int] = []
+        self.clean: list[bytes] = []
+
+    def read(self, event: bytes) -> None:
+        lines = event.splitlines(keepends=True)
+        clean = b"".join(line for line in lines if not line.startswith(LINE_PREFIX))
+        self.clean.append(clean)
+        for line in lines:
+            if line.startswith(BEGIN):
+                self.begin = json.loads(line[len(BEGIN) :])
+            elif line.startswith(LINE_PREFIX):
+                index, _, ids = line[len(LINE_PREFIX) :].decode().strip().partition(" ")
+                known = self.tokens.setdefault(int(index), [])
+                known += [int(token) for token in ids.split(",") if token]
+                if b'"finish_reason":"' in clean:
+                    self.finished.append(int(index))
+
+    @property
+    def resume(self) -> Resume:
+        begin = self.begin
+        tokens = [self.tokens.get(index, []) for index in range(begin["answers"])]
+        return Resume(
+            begin["id"], begin["created"], begin["seed"], tokens, self.finished, list(self.tokens)
+        )
+
+
+def events_of(stream: bytes) -> list[bytes]:
+    return [event + b"\n\n" for event in stream.split(b"\n\n") if event]
+
+
+TOLD = [f"{THOUGHT}I  look: \n{OSLO}\n {NOW}\n done ", f"{NOW}"]
+BODY = {
+    "messages": HI, "tools": TOOLS, "n": 2, "stream": True, "max_tokens": 400,
+    "stream_options": {"include_usage": True},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def teller():
+    with saying(*TOLD) as (server, _), server.client() as client:
+        yield client
+
+
+def ask(client: httpx.Client, content: bytes, **headers: str) -> list[bytes]:
+    headers = {STREAM_HEADER: "tokens", "content-type": "application/json", **headers}
+    answer = client.post("/v1/chat/completions", content=content, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return events_of(answer.content)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(cut=st.floats(0, 1))
+def test_a_resumed_stream_is_byte_for_byte_the_one_that_broke(teller, cut):
+    body = json.dumps(BODY).encode()
+    unbroken = Router()
+    events = ask(teller, body, **{"x-request-id": "one"})
+    for event in events:
+        unbroken.read(event)
+    router = Router()
+    at = 1 + int(cut * (len(events) - 4))  # at least one event, not the usage
+    for event in events[:at]:
+        router.read(event)
+    for event in ask(teller, pack(router.resume, body), **{RESUME_HEADER: "1"}):
+        router.read(event)
+
+    usage = [json.loads(event[6:])["usage"] for event in (router.clean[-2], unbroken.clean[-2])]
+    for each in usage:
+        each.pop("prompt_tokens_details")  # what another engine has cached is its own affair
+    assert usage[0] == usage[1]
+    assert usage[0]["completion_tokens_details"]["reasoning_tokens"] == len(THOUGHT.rstrip())
+    # Answers interleave as they come; each one's own events are the same.
+    for index in range(2):
+        mark = b'{"index":%d,"delta"' % index
+        told, expected = (
+            [event for event in each.clean if mark in event] for each in (router, unbroken)
+        )
+        assert told == expected
+    assert router.tokens == unbroken.tokens

@@ -1,0 +1,112 @@
+"""SageMaker's paths, the load, the model cards, and routes that say why they do nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo_engine.server.sagemaker import handler_of
+from tests.fakes.engine import FakeEngine
+from tests.fakes.server import running
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running() as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("body", "tasks", "endpoint"),
+    [
+        ({"prompt": "a"}, ("generate",), "completions"),
+        ({"messages": HI}, ("generate",), "chat_completions"),
+        ({"messages": HI}, ("embed",), "embeddings"),
+        ({"token_ids": [1]}, ("generate",), "token_generate"),
+        ({"input": "a"}, ("embed",), "embeddings"),
+        ({"input": "a"}, ("classify",), "classify"),
+        ({"input": "a"}, ("token_classify",), "pooling"),
+        ({"input": "a", "task": "embed"}, ("embed",), "pooling"),
+        ({"query": "a", "documents": []}, ("score",), "rerank"),
+        ({"text_1": "a", "text_2": "b"}, ("score",), "score"),
+        ({"queries": "a", "items": "b"}, ("score",), "score"),
+        ({"texts": ["a"]}, ("embed",), "cohere_embed"),
+    ],
+)
+def test_a_body_finds_its_endpoint_by_its_shape(body, tasks, endpoint):
+    assert handler_of(body, tasks).__name__ == endpoint
+
+
+def test_an_invocation_is_answered_whole_or_streamed(server):
+    body = {"prompt": "a", "max_tokens": 2, "temperature": 0}
+    with server.client() as client:
+        direct = client.post("/v1/completions", json=body).json()
+        whole = client.post("/invocations", json=body).json()
+        streamed = client.post("/invocations", json={**body, "stream": True})
+    assert whole["choices"] == direct["choices"]
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    assert streamed.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    "body", [{"prompt": "a", "max_tokens": -1}, {"foo": 1}, [], "x", {"input": "a"}]
+)
+def test_an_invocation_that_cannot_be(server, body):
+    with server.client() as client:
+        answer = client.post("/invocations", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"]
+
+
+def test_an_error_inside_an_invoked_stream_is_an_event():
+    from octavo_engine.errors import GenerationFailed
+
+    engine = FakeEngine(error=GenerationFailed("odd numbers"), news_before_error=1)
+    with running(engine) as server, server.client() as client:
+        answer = client.post("/invocations", json={"prompt": "a", "stream": True})
+        assert server.service.metrics is not None
+    assert '"code":"model_error"' in answer.text
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_ping_is_a_health_check(server, method):
+    with server.client() as client:
+        assert client.request(method, "/ping").status_code == 200
+    with running(FakeEngine(state="dead")) as dead, dead.client() as client:
+        assert client.request(method, "/ping").status_code == 503
+
+
+def test_the_load_is_the_requests_in_flight(server):
+    with server.client() as client:
+        assert client.get("/load").json() == {"server_load": 0}
+
+
+def test_a_models_card(server):
+    with server.client() as client:
+        cards = client.get("/v1/models").json()["data"]
+    card: dict[str, Any] = cards[0]
+    assert [card["id"] for card in cards] == ["fake", "alias"]
+    assert (card["object"], card["parent"], card["max_model_len"]) == ("model", None, 256)
+    assert card["tasks"] == ["generate"]
+    assert card["permission"][0]["allow_sampling"] is True
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/translations"])
+def test_audio_is_refused_before_the_file_is_read(server, path):
+    with server.client() as client:
+        sound = client.post(path, files={"file": b"\0" * 2**20}, data={"model": "fake"})
+        other = client.post(path, json={})
+    assert (sound.status_code, sound.json()["error"]["code"]) == (400, "wrong_task")
+    assert "no speech model" in sound.json()["error"]["message"]
+    assert other.status_code == 415
+
+
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+def test_adapters_cannot_be_loaded_yet(server, path):
+    with server.client() as client:
+        answer = client.post(path, json={"lora_name": "a", "lora_path": "b"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (501, "not_implemented")

@@ -1,0 +1,113 @@
+"""`octavo run-batch` as people run it, over a simulated model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.fakes.process import environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def line(custom_id: str, url: str = "/v1/completions", **body: Any) -> str:
+    fields = {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+    return json.dumps(fields) + "\n"
+
+
+INPUT = "".join(
+    (
+        line("text", prompt="hi", max_tokens=3),
+        line("chat", "/v1/chat/completions", messages=[{"role": "user", "content": "x"}],
+             max_tokens=3),
+        "this is no JSON\n",
+        line("odd", "/v1/files"),
+        "\n",
+        line("text", prompt="again"),
+        line("model", prompt="hi", model="other"),
+        line("vectors", "/v1/embeddings", input="x"),
+        line("sound", "/v1/audio/translations"),
+    )
+)  # fmt: skip
+STATUSES = {"text": 200, "chat": 200, "model": 404, "vectors": 400, "sound": 400}
+
+
+def run_batch(*flags: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "octavo.cli", "run-batch", "m", "--device", "sim", *flags]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=60, check=False,
+        env=environment(),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(INPUT)
+    return source, target
+
+
+def test_every_line_has_its_answer(files):
+    source, target = files
+    done = run_batch("-i", str(source), "-o", str(target))
+
+    told = [json.loads(text) for text in target.read_text().splitlines()]
+    assert done.returncode == 1, done.stderr
+    assert done.stderr == "2 answered, 6 failed\n"
+    ids = ["text", "chat", None, "odd", "text", "model", "vectors", "sound"]
+    assert [each["custom_id"] for each in told] == ids
+    assert [each["error"]["line"] for each in told if each["error"]] == [3, 4, 6]
+    statuses = {
+        each["custom_id"]: each["response"]["status_code"] for each in told if each["response"]
+    }
+    assert statuses == STATUSES
+    assert told[0]["response"]["body"]["usage"]["completion_tokens"] == 3
+    assert told[6]["response"]["body"]["error"]["code"] == "wrong_task"
+
+
+def test_an_output_that_is_there_is_gone_on_with_or_refused(files):
+    source, target = files
+    source.write_text(line("a", prompt="x", max_tokens=1) + line("b", prompt="y", max_tokens=1))
+    whole = run_batch("-i", str(source), "-o", str(target))
+    assert (whole.returncode, whole.stderr) == (0, "2 answered\n")
+    first, second = target.read_text().splitlines(keepends=True)
+
+    refused = run_batch("-i", str(source), "-o", str(target))
+    assert refused.returncode == 2
+    assert "--resume" in refused.stderr
+    assert target.read_text() == first + second
+
+    target.write_text(first + second[:40])  # as after a kill
+    resumed = run_batch("-i", str(source), "-o", str(target), "--resume")
+    assert (resumed.returncode, resumed.stderr) == (0, "1 answered\n")
+    told = [json.loads(text) for text in target.read_text().splitlines()]
+    assert [each["custom_id"] for each in told] == ["a", "b"]
+    assert target.read_text().startswith(first)
+
+
+def test_a_pipe_goes_through():
+    done = run_batch("-i", "-", "-o", "-", stdin=line("a", prompt="x", max_tokens=1))
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["custom_id"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("-i", "/none/in", "-o", "-"), "--input-file /none/in: No such file"),
+        (("-i", "http://host/in", "-o", "-"), "fetch it first"),
+        (("-i", "-", "-o", "/none/out"), "--output-file /none/out: No such file"),
+        (("-i", "-", "-o", "-", "--resume"), "--resume needs an --output-file"),
+        (("-i", "-"), "-o/--output-file"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_sentence(flags, says):
+    done = run_batch(*flags)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
