@@ -1,0 +1,157 @@
+"""Octavo's images for the cluster: built by buildah from the project's Dockerfile, kept by content.
+
+The base images come from Debian's archive, so no registry is asked for anything.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from e2e.cluster import cache, packages
+from e2e.cluster.errors import ClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+NAMES = ("engine-cpu", "router", "operator")
+TAG = "e2e"
+# What the Dockerfile copies; .dockerignore says the same.
+_INPUTS = ("Dockerfile", ".dockerignore", "LICENSE", "README.md", "pyproject.toml")
+_FOLDERS = ("csrc", "engine", "images", "octavo", "operator", "router")
+_SUITE = "bookworm"
+_NO_PAPERS = tuple(
+    f"--dpkgopt={option}"
+    for option in (
+        "path-exclude=/usr/share/doc/*",
+        "path-include=/usr/share/doc/*/copyright",
+        "path-exclude=/usr/share/info/*",
+        "path-exclude=/usr/share/locale/*",
+        "path-exclude=/usr/share/man/*",
+    )
+)
+_BASES = {
+    "base": "python3,ca-certificates,libstdc++6",
+    "build-base": "python3,python3-venv,python3-dev,ca-certificates,g++",
+}
+
+
+def reference(name: str) -> str:
+    """As a pod names it."""
+    return f"docker.io/octavo/{name}:{TAG}"
+
+
+def build(names: Iterable[str]) -> list[Path]:
+    """The images' archives; those whose sources are as they were are there already."""
+    key = source_key()
+    archives = {name: cache.folder() / f"image-{name}-{key}.tar" for name in names}
+    if all(archive.exists() for archive in archives.values()):
+        return list(archives.values())
+    with _snapshot() as context, cache.locked("images"):
+        packages.install_missing()
+        _make_bases()
+        for name, archive in archives.items():
+            if not archive.exists():
+                print(f"Building the image of {name}", file=sys.stderr)
+                _build(name, context, archive)
+                cache.forget_others(archive, f"image-{name}-*.tar")
+    return list(archives.values())
+
+
+def source_key() -> str:
+    """Of all that an image is made of."""
+    recipe = [_SUITE, *_NO_PAPERS, *_BASES.values()]
+    return cache.key_of(_sources(), *recipe)
+
+
+def _sources() -> list[Path]:
+    files = [cache.ROOT / name for name in _INPUTS]
+    for folder in _FOLDERS:
+        for path in (cache.ROOT / folder).rglob("*"):
+            is_made = "__pycache__" in path.parts or path.suffix in (".so", ".pyc")
+            if path.is_file() and not is_made:
+                files.append(path)
+    return files
+
+
+@contextmanager
+def _snapshot() -> Iterator[Path]:
+    """The sources as they are now, whoever edits them while minutes of building pass."""
+    with tempfile.TemporaryDirectory(dir=cache.folder()) as folder:
+        for path in _sources():
+            copy = Path(folder) / path.relative_to(cache.ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
+        yield Path(folder)
+
+
+def _make_bases() -> None:
+    for name, include in _BASES.items():
+        image = f"localhost/octavo-{name}:{_SUITE}"
+        if _buildah("images", "--quiet", "--filter", f"reference={image}"):
+            continue
+        print(f"Making {image} from Debian packages", file=sys.stderr)
+        archive = cache.folder() / f"{name}.tar"
+        options = ["--quiet", "--variant=essential", f"--include={include}", *_NO_PAPERS]
+        _run(["mmdebstrap", *options, _SUITE, str(archive)], epoch=0)
+        container = _buildah("from", "scratch")
+        _buildah("add", "--quiet", container, str(archive), "/")
+        _buildah("commit", "--quiet", "--rm", container, image)
+        archive.unlink()
+
+
+def _build(name: str, context: Path, archive: Path) -> None:
+    arguments = {
+        "BASE": f"localhost/octavo-base:{_SUITE}",
+        "BUILD_BASE": f"localhost/octavo-build-base:{_SUITE}",
+        "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1),
+        "DEMO_MODEL": "1",
+        "SOURCE_DATE_EPOCH": "0",
+    }
+    _buildah(
+        *("bud", "--quiet", "--isolation=chroot", "--layers", "--format=docker"),
+        *_trust_of_this_machine(),
+        *(f"--build-arg={key}={value}" for key, value in arguments.items()),
+        *(f"--target={name}", f"--tag={reference(name)}", str(context)),
+    )
+    _push(reference(name), archive)
+
+
+def _trust_of_this_machine() -> list[str]:
+    """Where packages come through a proxy of one's own, its certificate is this machine's only."""
+    return [
+        f"--volume={path}:{path}:ro"
+        for path in ("/etc/ssl/certs", "/etc/pip.conf")
+        if Path(path).exists()
+    ]
+
+
+def _push(image: str, archive: Path) -> None:
+    unfinished = archive.with_name(f"{archive.name}.new")
+    unfinished.unlink(missing_ok=True)
+    _buildah("push", "--quiet", image, f"docker-archive:{unfinished}:{image}")
+    unfinished.rename(archive)
+
+
+def _buildah(*arguments: str) -> str:
+    """In a mount namespace of its own, so that no mount outlives it."""
+    storage, state = cache.folder() / "storage", cache.folder() / "storage-state"
+    places = [f"--root={storage}", f"--runroot={state}", "--storage-driver=overlay"]
+    return _run(["unshare", "--mount", "nice", "buildah", *places, *arguments])
+
+
+def _run(command: list[str], *, epoch: int | None = None) -> str:
+    environment = dict(os.environ)
+    if epoch is not None:
+        environment["SOURCE_DATE_EPOCH"] = str(epoch)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stdout + done.stderr)[-4000:]
+        raise ClusterError(f"{' '.join(command)} failed:\n{said}")
+    return done.stdout.strip()

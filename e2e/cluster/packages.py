@@ -1,0 +1,41 @@
+"""The programs of Debian that a node runs on, installed where they are absent."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+from e2e.cluster.errors import ClusterError
+
+# Program → the package that has it.
+PROGRAMS = {
+    "containerd": "containerd",
+    "runc": "runc",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "ip": "iproute2",
+    "unshare": "util-linux",
+    "buildah": "buildah",
+    "mmdebstrap": "mmdebstrap",
+}
+
+
+def missing() -> list[str]:
+    return sorted({package for program, package in PROGRAMS.items() if not shutil.which(program)})
+
+
+def install_missing() -> None:
+    """Raises ClusterError that names the packages where this user may not install them."""
+    packages = missing()
+    if not packages:
+        return
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        raise ClusterError(f"install these Debian packages: {' '.join(packages)}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    install = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
+    for command in (["apt-get", "update", "--quiet"], install):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ClusterError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")

