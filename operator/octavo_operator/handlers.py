@@ -12,7 +12,7 @@ import contextlib
 import datetime
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import kopf
 
@@ -124,6 +124,7 @@ async def _operate(
             kopf.operator(
                 registry=make_registry(config, tell, sessions),
                 settings=make_settings(),
+                identity=cast("Any", "octavo"),  # else it asks for the user's name: pods have none
                 standalone=True,
                 clusterwide=not namespaces,
                 namespaces=tuple(namespaces),

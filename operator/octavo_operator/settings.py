@@ -22,8 +22,8 @@ OPTIONAL_KINDS = frozenset((POD_MONITOR, SERVICE_MONITOR, SCALED_OBJECT))
 class Images:
     """What engine pods run where the spec names no image."""
 
-    cpu: str = "octavo-engine-cpu:0.1.0"
-    cuda: str = "octavo-engine-cuda:0.1.0"
+    cpu: str = "octavo/engine-cpu:0.1.0"
+    cuda: str = "octavo/engine-cuda:0.1.0"
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
 
 
