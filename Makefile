@@ -9,6 +9,8 @@ PIP         := $(BIN)/python -m pip --disable-pip-version-check
 EDITABLE    := --no-build-isolation $(if $(CI),-C cmake.define.OCTAVO_WERROR=ON) --editable
 DEMO_PROMPT ?= What is the capital of France?
 PORT        ?= 8080
+# Test processes at once: a file stays together in one, see --dist.
+WORKERS     ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 FUZZ_SECONDS ?= 120
 
 export PATH := $(abspath $(BIN)):$(PATH)
@@ -38,7 +40,7 @@ demo: $(VENV)/.installed  ## A streamed answer through two engines and a router 
 	wait $$up
 
 test: $(VENV)/.test  ## Unit and integration tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 check: $(VENV)/.dev  ## What a change must pass besides the tests
 	$(BIN)/ruff format --check .
