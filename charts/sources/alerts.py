@@ -41,9 +41,9 @@ _TTFT = names.ROUTER_TIME_TO_FIRST_TOKEN_SECONDS
 
 
 def _failed_share(window: str) -> str:
-    """Code 0: the client was gone."""
-    failed = f'sum by (model) (rate({_REQUESTS}{{code=~"5.."}}[{window}]))'
-    return f'{failed} / sum by (model) (rate({_REQUESTS}{{code!="0"}}[{window}]))'
+    """A stream may fail after code 200, so it is the outcome that counts."""
+    failed = f'sum by (model) (rate({_REQUESTS}{{outcome="failed"}}[{window}]))'
+    return f'{failed} / sum by (model) (rate({_REQUESTS}{{outcome!="gone"}}[{window}]))'
 
 
 def _late_share(window: str) -> str:

@@ -12,8 +12,6 @@ import functools
 import typing
 from typing import Any, NamedTuple
 
-import yaml
-
 from octavo_router.config import RouterConfig, UpstreamConfig
 from octavo_router.config_check import nearest
 from octavo_router.errors import ConfigInvalid
@@ -108,6 +106,10 @@ def parse_part(text: str, name: str, kind: type[Any]) -> tuple[Any, ...]:
 
 
 def _parse_yaml(text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    import yaml  # a router without a file starts sooner
+
     try:
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -32,11 +32,13 @@ class Fault:
 
 FAULTS = {
     "OctavoErrorBudgetBurnsFast": Fault(
-        {f'{R}requests_total{{model="m", code="200"}}': "0+60x800",
-         f'{R}requests_total{{model="m", code="500"}}': "0x60 0+30x60 1800x600"}, 75, 130),
+        {f'{R}requests_total{{model="m", code="200", outcome="ok"}}': "0+60x800",
+         f'{R}requests_total{{model="m", code="200", outcome="failed"}}':
+            "0x60 0+30x60 1800x600"}, 75, 130),
     "OctavoErrorBudgetBurnsSlowly": Fault(
-        {f'{R}requests_total{{model="m", code="200"}}': "0+60x800",
-         f'{R}requests_total{{model="m", code="500"}}': "0x60 0+30x60 1800x600"}, 120, 260),
+        {f'{R}requests_total{{model="m", code="200", outcome="ok"}}': "0+60x800",
+         f'{R}requests_total{{model="m", code="200", outcome="failed"}}':
+            "0x60 0+30x60 1800x600"}, 120, 260),
     "OctavoTTFTBudgetBurnsFast": Fault(
         {f'{R}time_to_first_token_seconds_bucket{{pool="a", le="2.5"}}':
             "0+60x60 3600x60 3600+60x600",

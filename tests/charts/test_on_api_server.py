@@ -133,6 +133,7 @@ ROUTER_CALLS = [
     for group, resource in (("", "pods"), ("", "services"), ("discovery.k8s.io", "endpointslices"))
     for verb in ("list", "watch")
 ]
+ROUTER_CALLS += [(verb, "octavo.dev", "llmdeployments") for verb in ("get", "list")]
 
 
 def test_the_rights_for_all_namespaces_are_enough(apiserver: ApiServer, chart: Chart):
@@ -154,6 +155,17 @@ def test_the_rights_for_some_namespaces_are_enough_there_and_none_elsewhere(
         for verb, group, resource in ROUTER_CALLS:
             assert rights.allows(ROUTER, verb, group, resource, "team-a")
             assert not rights.allows(ROUTER, verb, group, resource, "team-b")
+
+
+@pytest.mark.parametrize("switched_off", ["enabled", "readDeployments"])
+def test_without_the_page_routers_may_not_read_deployments(
+    apiserver: ApiServer, chart: Chart, switched_off: str
+):
+    objects = chart.objects({"router": {"console": {switched_off: False}}})
+    with Rights(apiserver, objects) as rights:
+        for verb in ("get", "list"):
+            assert not rights.allows(ROUTER, verb, "octavo.dev", "llmdeployments", "team-a")
+        assert rights.allows(ROUTER, "list", "", "pods", "team-a")
 
 
 FORBIDDEN = [
@@ -178,7 +190,8 @@ def test_neither_operator_nor_routers_may_do_what_they_need_not(apiserver: ApiSe
                 for user in (OPERATOR, ROUTER):
                     call = (user, verb, group, resource, namespace, name)
                     assert not rights.allows(*call), call
-        assert not rights.allows(ROUTER, "get", "octavo.dev", "llmdeployments", "team-a")
+        assert not rights.allows(ROUTER, "patch", "octavo.dev", "llmdeployments", "team-a")
+        assert not rights.allows(ROUTER, "watch", "octavo.dev", "llmdeployments", "team-a")
         assert not rights.allows(ROUTER, "patch", "", "services", "team-a")
         default = "system:serviceaccount:octavo-system:default"
         assert not rights.allows(default, "list", "", "pods", "team-a")

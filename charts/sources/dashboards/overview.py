@@ -26,7 +26,7 @@ OVERVIEW = Dashboard(
                     title="Answered",
                     queries=(
                         Query(
-                            f'1 - (sum(rate({n.ROUTER_REQUESTS}_total{{code=~"5.."}}[RANGE])) or '
+                            f'1 - (sum(rate({n.ROUTER_REQUESTS}_total{{outcome="failed"}}[RANGE])) or '
                             f"vector(0)) / sum(rate({n.ROUTER_REQUESTS}_total[RANGE]))"
                         ),
                     ),

@@ -23,4 +23,6 @@ TIMEOUT_HEADER = "x-octavo-timeout-ms"  # how long the client will wait for the 
 STREAM_HEADER = "x-octavo-stream"  # "tokens": each SSE event carries the token ids behind its text
 RESUME_HEADER = "x-octavo-resume"  # "1": the body is a resume frame: protocol.resume
 POD_UID_HEADER = "x-octavo-pod-uid"  # whom the router means; another pod answers 421
-INTERNAL_HEADERS = frozenset({STREAM_HEADER, RESUME_HEADER, POD_UID_HEADER})
+PLACE_HEADER = "x-octavo-place"  # how ids of what the engine keeps begin, to be found again
+PLACE_DIGITS = 8  # hexadecimal
+INTERNAL_HEADERS = frozenset({STREAM_HEADER, RESUME_HEADER, POD_UID_HEADER, PLACE_HEADER})

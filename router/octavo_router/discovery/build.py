@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from octavo_router.config import UpstreamConfig
 from octavo_router.config_load import parse_part
 from octavo_router.discovery.file import UpstreamsFile
-from octavo_router.discovery.kubernetes.account import at_url, in_cluster
-from octavo_router.discovery.kubernetes.source import KubernetesSource
 from octavo_router.discovery.resolver import SystemResolver
 from octavo_router.discovery.upstreams import Upstreams
 
@@ -53,6 +51,8 @@ def make_sources(
             )
         )
     if config.kubernetes.enabled:
+        from octavo_router.discovery.kubernetes.source import KubernetesSource
+
         sources.append(
             KubernetesSource(
                 make_account(config.kubernetes, environment),
@@ -66,6 +66,8 @@ def make_sources(
 
 def make_account(config: KubernetesConfig, environment: Mapping[str, str]) -> Account:
     """How the API server is reached. Raises ConfigInvalid."""
+    from octavo_router.discovery.kubernetes.account import at_url, in_cluster
+
     if config.api:
         return at_url(config.api, token_file=config.token_file, ca_file=config.ca_file)
     return in_cluster(environment)

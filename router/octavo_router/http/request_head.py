@@ -50,11 +50,12 @@ class RequestHead:
     __slots__ = (
         "authorization", "content_length", "credentials", "expects_continue", "facts", "fields",
         "forward", "is_chunked", "is_http10", "keep_alive", "method", "path", "query",
-        "request_id", "target",
+        "request_id", "target", "verb",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.method = ""
+        self.verb = b""  # the method, as sent, and a blank
         self.target = b""  # as sent
         self.path = ""
         self.query = ""
@@ -138,6 +139,7 @@ class HeadParser:
             limit = self._limits.max_target_bytes
             raise _refused(414, "uri_too_long", f"the path is longer than {limit} bytes")
         head.method = method.decode()
+        head.verb = method + b" "
         if head.method in ("CONNECT", "TRACE"):
             raise _refused(405, "method_not_allowed", f"{head.method} is not allowed here")
         if not target.startswith(b"/") and target != b"*":

@@ -85,8 +85,8 @@ def families(metrics: RouterMetrics) -> Iterator[Metric]:
     yield info
     yield counter(
         names.ROUTER_REQUESTS,
-        "Requests answered; code 0: the client was gone.",
-        ("model", "route", "code", "stream"),
+        "Requests answered; code 0: the client was gone. A stream may fail after code 200.",
+        ("model", "route", "code", "stream", "outcome"),
         metrics.requests,
     )
     yield counter(names.ROUTER_TOKENS, "Tokens.", ("model", "kind"), metrics.tokens)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+# How an answer with a good status may have ended without it being anybody's fault here.
+_NO_FAULT: Final = frozenset(("", "ok", "rejected", "client_gone"))
 
 
 @dataclass(slots=True)
@@ -43,5 +47,17 @@ class RequestRecord:
 
     @property
     def is_error(self) -> bool:
-        """The service's fault: what canary analysis and the access log's error mode look for."""
-        return self.status >= 500 or self.outcome in ("broken", "timeout")
+        """The service's fault: what canary analysis and the access log's error mode look for.
+
+        An answer that broke after its status was sent is one, whatever that status says.
+        """
+        return self.status >= 500 or (self.status < 400 and self.outcome not in _NO_FAULT)
+
+    @property
+    def verdict(self) -> str:
+        """ok | rejected | failed | gone: a label, which tells broken streams from whole ones."""
+        if self.is_error:
+            return "failed"
+        if self.outcome == "client_gone":
+            return "gone"
+        return "ok" if self.status < 400 and self.outcome != "rejected" else "rejected"

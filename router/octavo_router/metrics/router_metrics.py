@@ -70,7 +70,7 @@ class RouterMetrics:
         self._folds: list[Callable[[], None]] = []
         # Hears of those that are counted; the console's.
         self.on_counted: Callable[[list[RequestRecord]], None] | None = None
-        self._requests = Tally()  # (model, route, code, stream)
+        self._requests = Tally()  # (model, route, code, stream, outcome)
         self._tokens = Tally()  # (model, kind)
         self._pools: dict[str, PoolCounts] = {}
         self._endpoints: dict[str, EndpointCounts] = {}
@@ -113,7 +113,7 @@ class RouterMetrics:
         one = group[0]
         model = self.model_label(one.model, is_known=one.is_known_model)
         stream = "true" if one.is_stream else "false"
-        self._requests.add(model, one.route, str(one.status), stream, by=len(group))
+        self._requests.add(model, one.route, str(one.status), stream, one.verdict, by=len(group))
         bundle.count_tokens(group, model, self._tokens)
         if one.tenant:
             bundle.count_tenant(group, self._tenant(one.tenant))

@@ -22,16 +22,22 @@ class Account:
     """Times are monotonic seconds. Hot: one for each request."""
 
     __slots__ = (
-        "attempt_at", "began_at", "first_at", "is_resuming", "itl", "last_at", "lease", "lines",
-        "num_refusals", "num_repeats", "num_resumes", "num_unaccepted", "record", "ticket",
-        "trace", "wants_usage",
+        "attempt_at", "began_at", "first_at", "is_client_timed", "is_resuming", "itl", "last_at",
+        "lease", "lines", "num_refusals", "num_repeats", "num_resumes", "num_unaccepted", "record",
+        "ticket", "total_at", "trace", "wants_usage",
     )  # fmt: skip
 
     def __init__(
-        self, record: RequestRecord, began_at: float, trace: RequestTrace | None = None
+        self,
+        record: RequestRecord,
+        began_at: float,
+        total_at: float,
+        trace: RequestTrace | None = None,
     ) -> None:
         self.record = record
         self.began_at = began_at
+        self.total_at = total_at  # when it must be over
+        self.is_client_timed = False  # the client set that, and the engine is told what is left
         self.trace = trace
         self.ticket: Ticket | None = None  # of the gate
         self.wants_usage = False  # the client asked for a stream's token counts

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 
 from octavo_router.errors import Refused
 from octavo_router.flow.gate import Ticket
-from octavo_router.flow.retry import Action, Attempt, Failure, decide
+from octavo_router.flow.retry import Failure
 from octavo_router.http.deadlines import NEVER
-from octavo_router.proxy import heads
+from octavo_router.proxy import heads, streams
 from octavo_router.proxy.answering import ClientAnswer
 from octavo_router.proxy.events import error_events_of
 from octavo_router.proxy.failing import (
@@ -31,8 +31,9 @@ from octavo_router.proxy.failing import (
     refused_for,
     verdict_on,
 )
-from octavo_router.proxy.resume import BAD_STREAM, DONE, ENGINE_DEAD
+from octavo_router.proxy.resume import DONE
 from octavo_router.proxy.token_stream import StreamError
+from octavo_router.proxy.tries import Tries
 from octavo_router.residency.usage import NO_USAGE
 from octavo_router.routing.outcome import Result
 
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from octavo_router.proxy.paths import ProxiedPath
     from octavo_router.proxy.resume import StreamMemory
     from octavo_router.proxy.service import Proxy
-    from octavo_router.residency.usage import Counts
+    from octavo_router.proxy.tries import Next
     from octavo_router.routing.request import RouteRequest
 
 logger = logging.getLogger("octavo.router")
@@ -59,7 +60,6 @@ logger = logging.getLogger("octavo.router")
 WAITING, CONNECTING, AWAITING, COLLECTING, RELAYING, PASSING, OVER = range(7)  # in this order
 
 _MAX_WHOLE_BYTES: Final = 2**20  # an answer that is no stream is kept until it is whole, up to this
-_MAX_PAUSE_S: Final = 5.0  # an engine that wants more is passed on: its client knows when to come
 _PROGRESS_S: Final = 10.0  # between signs of life to a client whose stream has to wait
 
 
@@ -69,7 +69,7 @@ class Exchange:
     __slots__ = (
         "_account", "_answer", "_body", "_connecting", "_connection", "_head", "_memory",
         "_path", "_pieces", "_proxy", "_relay", "_request", "_size", "_state",
-        "_total_at", "_tried", "_turn", "_upstream", "_upstream_head", "_waiting",
+        "_total_at", "_tries", "_turn", "_upstream", "_upstream_head", "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -90,11 +90,11 @@ class Exchange:
         self._request = request
         self._account = account
         self._answer = ClientAnswer(connection, request.request_id.encode())
-        self._total_at = account.began_at + proxy.timeouts.total_s
+        self._total_at = account.total_at
         self._state = WAITING
         self._waiting: Waiting | None = None
         self._turn: Task[None] | None = None
-        # of the attempt; memory and tried: over all of them
+        # of the attempt; memory and tries: over all of them
         self._connecting: Task[None] | None = None
         self._upstream: UpstreamConnection | None = None
         self._upstream_head: AnswerHead  # once it is there
@@ -102,7 +102,7 @@ class Exchange:
         self._size = 0
         self._relay: EventRelay | None = None
         self._memory: StreamMemory | None = None
-        self._tried: list[Endpoint] = []
+        self._tries: Tries | None = None
 
     # -- arriving
 
@@ -133,7 +133,8 @@ class Exchange:
                 self._waiting = self._turn = None
             ticket = self._account.ticket
             self._account.record.queue_s += ticket.waited_s
-            self._place(self._passed_over()[0] if self._tried else ())
+            tries = self._tries
+            self._place(tries.exclude(was_answered=self._was_answered) if tries else ())
         except Refused as error:
             self._give_up(error, "refused")
         except Exception:
@@ -147,7 +148,7 @@ class Exchange:
         now = request.placed_at = time.monotonic()
         lease = proxy.dispatcher.place(request, exclude=exclude)
         if lease is None:
-            entry = self._hold()
+            entry = proxy.hold(request, self._account, num_bytes=len(self._body))
             if entry is None:
                 self._give_up(no_endpoint(request.pool), "refused")
             else:
@@ -160,22 +161,8 @@ class Exchange:
             self._send(connection)
             return
         self._state = CONNECTING
-        self._connection.deadline = NEVER  # the pool has one of its own
+        self._connection.deadline = self._total_at  # the pool has one of its own
         self._connecting = upstream.pool.connect(self)
-
-    def _hold(self) -> Waiting | None:
-        """A place in the queue of a pool that has lost its last engine; another may come."""
-        ticket = self._account.ticket
-        if ticket is None or not self._proxy.is_empty(self._request):
-            return None
-        try:
-            waiting = self._proxy.wait_again(
-                self._request, ticket, num_bytes=len(self._body), deadline=self._total_at
-            )
-        except Refused:  # too many wait already
-            return None
-        self._account.ticket = None  # it is the place's now, and comes back with the turn
-        return waiting
 
     def on_connected(self, connection: UpstreamConnection) -> None:
         self._connecting = None
@@ -202,6 +189,10 @@ class Exchange:
                 internal += heads.RESUMED
                 body = memory.resume_body(body)
         forward = head.forward
+        if self._path.keeps:
+            internal += lines.place
+        if account.is_client_timed:
+            internal += heads.time_left(self._total_at - time.monotonic())
         if account.trace is not None:
             parent = account.trace.attempt(lines.authority, is_resume=is_resume)
             forward = heads.with_traceparent(forward, parent)
@@ -308,28 +299,22 @@ class Exchange:
             self._fail(Failure.BAD_ANSWER)
             return
         if clean:
-            self._begin_answer()
+            answer.begin(self._upstream_head, self._account.lines)
             answer.write(clean)
         if memory is not None and memory.lost_with:
-            if memory.lost_with == BAD_STREAM:
+            if memory.problem:
                 self._proxy.note_loss(self._account.lease, memory.problem)
-                self._fail(Failure.BAD_ANSWER)
-            else:
-                self._fail(Failure.LOST if memory.lost_with == ENGINE_DEAD else Failure.LEFT)
+            self._fail(streams.loss_of(memory))
 
     def _end_events(self) -> None:
-        answer, memory = self._answer, self._memory
-        if memory is not None:
-            if not memory.is_over:
-                if not memory.missing:
-                    self._fail(Failure.LOST)
-                    return
-                answer.write(DONE)
-        elif self._relay is None or not self._relay.tail:  # 200, and not one event
-            self._fail(Failure.BAD_ANSWER)
+        end = streams.end_of(self._memory, self._relay)
+        if isinstance(end, Failure):
+            self._fail(end)
             return
-        answer.end()
-        self._finish(Result.OK, "ok")
+        if end.rest:
+            self._answer.write(end.rest)
+        self._answer.end()
+        self._finish(end.result, end.outcome)
 
     def _end_whole(self) -> None:
         head, answer = self._upstream_head, self._answer
@@ -352,13 +337,10 @@ class Exchange:
 
     def _pass_on(self) -> None:
         """Too large to be kept: from here on it passes through as it comes."""
-        self._begin_answer()
+        self._answer.begin(self._upstream_head, self._account.lines)
         self._state = PASSING
         self._answer.write(b"".join(self._pieces))
         self._pieces = []
-
-    def _begin_answer(self) -> None:
-        self._answer.begin(self._upstream_head, self._account.lines)
 
     # -- failing
 
@@ -377,78 +359,35 @@ class Exchange:
     def _repeat(self, failure: Failure, *, retry_after: bytes = b"") -> bool:
         """Tries again where that is safe and affordable. The old attempt is cancelled first."""
         self._abort_upstream()
-        account, memory = self._account, self._memory
-        lease, record = account.lease, account.record
-        account.note_failure(failure)
-        was_answered = self._was_answered
-        verdict = decide(
-            Attempt(
-                failure,
-                attempts=account.num_unaccepted,
-                refusals=account.num_refusals,
-                resumes=account.num_resumes,
-                was_answered=was_answered,
-                is_resumable=self._is_resumable(was_answered),
-                retry_after_s=float(retry_after) if retry_after.isdigit() else None,
-                time_left_s=self._total_at - time.monotonic(),
-            ),
-            self._proxy.retry,
+        tries = self._tries
+        if tries is None:
+            tries = self._tries = Tries(self._proxy, self._path, self._request, self._account)
+        following = tries.next(
+            failure, self._memory, was_answered=self._was_answered, retry_after=retry_after
         )
-        if verdict.action is Action.GIVE_UP:
+        if following is None:
             return False
-        is_resume = verdict.action is Action.RESUME
-        if lease is not None:
-            self._tried.append(lease.endpoint)
-        exclude, is_alone = self._passed_over()
-        if is_alone and (verdict.delay_s is None or verdict.delay_s > _MAX_PAUSE_S):
-            return False
-        if not (is_resume and self._proxy.is_death_of(lease)):
-            if self._proxy.budget.take(self._request.tenant):
-                return False
-            account.num_repeats += 1
-        if is_resume and not account.is_resuming:
-            record.resumes += 1
-            account.is_resuming = True
-        account.start_over(RESULT_OF[failure], was_answered=was_answered)
-        if memory is not None:
-            memory.start_over()
         self._relay = None
-        self._proxy.repeated(self._request.pool, verdict)
         self._state = WAITING
-        if is_alone and verdict.delay_s:  # as its engine asked
+        if following.pause_s:
             self._connection.deadline = self._total_at
-            pause = self._pause(verdict.delay_s, exclude)
-            self._turn = self._proxy.loop.create_task(pause)
+            self._turn = self._proxy.loop.create_task(self._pause(following))
         else:
-            self._place(exclude)
+            self._place(following.exclude)
         return True
 
-    async def _pause(self, delay_s: float, exclude: Collection[Endpoint]) -> None:
+    async def _pause(self, following: Next) -> None:
         try:
-            await asyncio.sleep(delay_s)
+            await asyncio.sleep(following.pause_s)
             self._turn = None
-            self._place(exclude)
+            self._place(following.exclude)
         except Exception:
             self._broke()
-
-    def _passed_over(self) -> tuple[Collection[Endpoint], bool]:
-        return self._proxy.passed_over(self._request, self._tried, was_answered=self._was_answered)
 
     @property
     def _was_answered(self) -> bool:
         """The client has seen a part of the answer; signs of life are none."""
-        if self._memory is not None:
-            return not self._memory.is_untouched
-        return self._state == PASSING or (self._relay is not None and bool(self._relay.tail))
-
-    def _is_resumable(self, was_answered: bool) -> bool:
-        """Its engine understands that the same generation goes on, or starts again unseen."""
-        lease, memory = self._account.lease, self._memory
-        if lease is None or lease.endpoint.kind != "octavo" or not self._path.resumes:
-            return False
-        if memory is None:
-            return not was_answered
-        return memory.is_untouched or memory.can_resume
+        return self._state == PASSING or streams.was_seen(self._memory, self._relay)
 
     def _broke(self) -> None:
         """A mistake of ours must not leave a client waiting, nor anything reserved."""
@@ -534,14 +473,9 @@ class Exchange:
     def _close(self, result: Result, outcome: str, now: float) -> None:
         """Everything is given back, once."""
         self._state = OVER
-        account, relay, memory = self._account, self._relay, self._memory
-        usage: Counts = NO_USAGE
-        num_events = 0
-        if memory is not None:
-            usage = memory.usage
-        elif relay is not None:
-            usage, num_events = self._proxy.find_usage(relay.tail), relay.num_events
-        elif result is Result.OK and self._pieces and self._path.is_json:
+        account = self._account
+        usage, num_events = streams.usage_of(self._memory, self._relay, self._proxy.find_usage)
+        if usage is NO_USAGE and result is Result.OK and self._pieces and self._path.is_json:
             usage = self._proxy.find_usage(self._pieces[-1])
         account.record.response_bytes = self._answer.num_bytes
         guess = (self._request.prompt_tokens, num_events)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from octavo_engine.protocol.endpoints import EXPLAIN_HEADER
+from octavo_engine.protocol.endpoints import EXPLAIN_HEADER, TIMEOUT_HEADER
 from octavo_router.errors import Refused
-from octavo_router.proxy.paths import PROXIED, ProxiedPath
+from octavo_router.proxy.paths import PROXIED, ProxiedPath, kept_path
 
 if TYPE_CHECKING:
     from octavo_router.config import RouterConfig
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from octavo_router.http.request_head import RequestHead
 
 _EXPLAIN: Final = EXPLAIN_HEADER.encode()
+_TIMEOUT: Final = TIMEOUT_HEADER.encode()
 
 # Probes and scrapers send no key. What these tell holds no prompt, no answer and no key.
 PUBLIC: Final = frozenset(
@@ -38,6 +39,8 @@ class HeadFacts:
     session: str = ""
     explain: bool = False
     traceparent: str = ""
+    kept_id: str = ""  # of the answer that a path is about
+    timeout_s: float = 0.0  # that the client gives the whole request; 0: any
 
 
 class FactReader:
@@ -51,12 +54,15 @@ class FactReader:
 
     def read(self, head: RequestHead) -> HeadFacts:
         """Raises Refused: no such route, a method or a body that it does not take."""
-        path = PROXIED.get(head.path)
+        path, kept_id = PROXIED.get(head.path), ""
+        if path is None:
+            path, kept_id = kept_path(head.path)
         if path is None:
             return self._own(head)
-        if head.method != "POST":
-            raise Refused(405, "method_not_allowed", f"{head.path} takes POST only.")
-        facts = HeadFacts(self, path=path, route=path.path)
+        if head.method not in path.methods:
+            methods = " and ".join(path.methods)
+            raise Refused(405, "method_not_allowed", f"{head.path} takes {methods} only.")
+        facts = HeadFacts(self, path=path, route=path.path, kept_id=kept_id)
         sessions: dict[bytes, bytes] = {}
         for name, value in head.fields:
             if name == b"content-type":
@@ -68,6 +74,8 @@ class FactReader:
                 facts.tenant_hint = value.decode("latin-1")
             elif name == _EXPLAIN:
                 facts.explain = value not in (b"", b"0", b"false")
+            elif name == _TIMEOUT:
+                facts.timeout_s = _seconds(value)
             elif name == b"traceparent":
                 facts.traceparent = value[:128].decode("latin-1")
             elif name == b"cookie" and self._session_cookie:
@@ -103,6 +111,18 @@ class FactReader:
                 return handler, route
             at = path.rfind("/", 0, at)
         return None, ""
+
+
+def _seconds(value: bytes) -> float:
+    """Raises Refused, with the words of the engine, which reads the same header."""
+    if not (value.isdigit() and len(value) <= 12 and int(value) > 0):
+        raise Refused(
+            400,
+            "invalid_header",
+            f"{TIMEOUT_HEADER} must be a whole number of milliseconds above 0",
+            param=TIMEOUT_HEADER,
+        )
+    return int(value) / 1000.0
 
 
 def _cookie(value: bytes, wanted: bytes) -> bytes:

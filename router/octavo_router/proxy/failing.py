@@ -35,6 +35,7 @@ RESULT_OF: Final[Mapping[Failure, Result]] = {
     Failure.CLIENT_GONE: Result.CLIENT_GONE,
 }
 
+_ENGINE_FAULTS: Final = frozenset(("internal_error", "model_error", "unreadable"))  # codes
 WRONG_POD: Final = 421  # the address belongs to another pod by now
 NOT_ACCEPTED: Final = (WRONG_POD, 429, 503)  # statuses of a request that no engine has begun with
 NO_ENDPOINT_RETRY_S: Final = 5.0
@@ -54,6 +55,13 @@ def verdict_on(status: int) -> tuple[Result, str]:
     if status in NOT_ACCEPTED:
         return Result.REFUSED, "refused"
     return (Result.REJECTED, "rejected") if status < 500 else (Result.ERROR_5XX, "upstream_error")
+
+
+def verdict_on_event(code: str) -> tuple[Result, str]:
+    """The same for an error that an engine put at the end of a stream."""
+    if code in _ENGINE_FAULTS:
+        return Result.ERROR_5XX, "upstream_error"
+    return Result.REJECTED, "deadline" if code == "deadline_exceeded" else "rejected"
 
 
 def refused_for(failure: Failure) -> Refused:

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 from octavo_engine.protocol.endpoints import (
     EXPLAIN_HEADER,
+    PLACE_HEADER,
     POD_UID_HEADER,
     RESUME_HEADER,
     SERVED_BY_HEADER,
     STREAM_HEADER,
+    TIMEOUT_HEADER,
 )
 from octavo_router.http import answers
+from octavo_router.proxy.kept import place_of
 
 if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import Endpoint
@@ -30,7 +33,7 @@ _JOIN = b"".join
 class EndpointLines:
     """What a head holds because of the endpoint. Made once for each."""
 
-    __slots__ = ("authority", "extra", "hides_authorization", "host", "served_by")
+    __slots__ = ("authority", "extra", "hides_authorization", "host", "place", "served_by")
 
     def __init__(self, endpoint: Endpoint, *, engine_key: str, passes_keys: bool) -> None:
         spec = endpoint.spec
@@ -42,6 +45,7 @@ class EndpointLines:
         if engine_key:
             extra += f"authorization: Bearer {engine_key}\r\n"
         self.extra = extra.encode()
+        self.place = f"{PLACE_HEADER}: {place_of(spec.id)}\r\n".encode()
         self.hides_authorization = bool(engine_key) or not passes_keys
         self.served_by = f"\r\n{SERVED_BY_HEADER}: {self.authority}\r\n".encode()
 
@@ -58,7 +62,7 @@ def request_bytes(
     """The whole request for an endpoint. `forward`: the client's lines; `internal`: our own."""
     return _JOIN(
         (
-            b"POST ",
+            head.verb,
             head.target,
             lines.host,
             forward,
@@ -71,6 +75,11 @@ def request_bytes(
             body,
         )
     )
+
+
+def time_left(seconds: float) -> bytes:
+    """What is left of the time that the client gave, as a line for an endpoint."""
+    return f"{TIMEOUT_HEADER}: {max(1, int(seconds * 1000.0))}\r\n".encode()
 
 
 def answer_head(

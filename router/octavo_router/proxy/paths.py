@@ -6,7 +6,7 @@ and new ones in later versions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -20,17 +20,26 @@ if TYPE_CHECKING:
 class ProxiedPath:
     """One row."""
 
-    path: str
+    path: str  # `{id}` stands for one segment
+    methods: tuple[str, ...] = ("POST",)
+    _: KW_ONLY
     kind: int = OTHER  # what `scan` reads and makes keys of
     is_json: bool = True  # else the body is not looked at: an upload
     generates: bool = False  # its answers can be streamed, and must not be empty
     resumes: bool = False  # our engines tell the tokens of its streams, and can go on with them
+    keeps: bool = False  # its engine may keep the answer, or go on from one that it keeps
+    is_kept: bool = False  # about such an answer, named by its id: there is no model, and no body
 
 
 _ROWS: Final = (
-    ProxiedPath("/v1/chat/completions", CHAT, generates=True, resumes=True),
-    ProxiedPath("/v1/completions", COMPLETION, generates=True, resumes=True),
-    ProxiedPath("/v1/responses", generates=True),
+    ProxiedPath("/v1/chat/completions", kind=CHAT, generates=True, resumes=True),
+    ProxiedPath("/v1/completions", kind=COMPLETION, generates=True, resumes=True),
+    ProxiedPath("/v1/chat/completions/batch", generates=True),
+    ProxiedPath("/v1/chat/completions/render"),
+    ProxiedPath("/v1/completions/render"),
+    ProxiedPath("/inference/v1/generate", generates=True),
+    ProxiedPath("/generative_scoring"),
+    ProxiedPath("/v1/responses", generates=True, keeps=True),
     ProxiedPath("/v1/messages", generates=True),
     ProxiedPath("/v1/messages/count_tokens"),
     ProxiedPath("/v1/embeddings"),
@@ -48,4 +57,20 @@ _ROWS: Final = (
     ProxiedPath("/v1/audio/translations", is_json=False),
 )
 
+_KEPT: Final = (
+    ProxiedPath("/v1/responses/{id}", ("GET", "DELETE"), is_json=False, is_kept=True),
+    ProxiedPath("/v1/responses/{id}/cancel", is_json=False, is_kept=True),
+    ProxiedPath("/v1/responses/{id}/input_items", ("GET",), is_json=False, is_kept=True),
+)
+
 PROXIED: Final[Mapping[str, ProxiedPath]] = MappingProxyType({row.path: row for row in _ROWS})
+_BY_ENDING: Final = {row.path.partition("{id}")[2]: row for row in _KEPT}
+_RESPONSES: Final = "/v1/responses/"
+
+
+def kept_path(path: str) -> tuple[ProxiedPath | None, str]:
+    """The row of a path with an id in it, and the id."""
+    if not path.startswith(_RESPONSES):
+        return None, ""
+    id_, slash, rest = path.removeprefix(_RESPONSES).partition("/")
+    return (_BY_ENDING.get(slash + rest) if id_ else None), id_

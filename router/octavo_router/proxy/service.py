@@ -19,17 +19,18 @@ from octavo_router.proxy.account import Account
 from octavo_router.proxy.events import EventRelay
 from octavo_router.proxy.exchange import Exchange
 from octavo_router.proxy.facts import FactReader, HeadFacts
+from octavo_router.proxy.kept import Kept
 from octavo_router.proxy.mirror import Mirrors
 from octavo_router.proxy.own import OwnAnswer
 from octavo_router.proxy.resume import StreamMemory
 from octavo_router.residency.api import ScanError
+from octavo_router.routing.models import Route
 from octavo_router.routing.request import RouteRequest
 
 if TYPE_CHECKING:
     from octavo_router.config import RouterConfig
     from octavo_router.endpoints.endpoint import Endpoint
-    from octavo_router.flow.gate import Ticket, Waiting
-    from octavo_router.flow.retry import Verdict
+    from octavo_router.flow.gate import Waiting
     from octavo_router.flow.tenant import Tenant
     from octavo_router.http.client_connection import ClientConnection
     from octavo_router.http.request_head import RequestHead
@@ -54,6 +55,7 @@ class Proxy:
         self.exchanges: set[Exchange] = set()  # under way
         self.mirrors = Mirrors(parts.dispatcher, parts.upstreams)
         self._losses = Losses(time.monotonic)
+        self._kept = Kept(parts.registry)
         self._gate = parts.gate
         self._models = parts.models
         self._hot_path = parts.hot_path
@@ -128,10 +130,18 @@ class Proxy:
             wants_usage = scan.include_usage
             request.priority = scan.priority
             request.session = facts.session or scan.session
+            if path.keeps:
+                request.subset = self._kept.subset_of(body)
         else:
             request.prompt_bytes = len(body)
             request.session = facts.session
-        route = self._models.resolve(request.model, request_id=request_id, session=request.session)
+        if path.is_kept:
+            route = self._way_to(self._kept.keeper(facts.kept_id), request)
+            record.model = request.model
+        else:
+            route = self._models.resolve(
+                request.model, request_id=request_id, session=request.session
+            )
         request.pool, request.revision = route.pool, route.revision
         request.adapter = route.adapter
         record.is_known_model = route.is_known
@@ -140,12 +150,14 @@ class Proxy:
             name = json.dumps(route.upstream_model).encode()
             if scan.model_end:
                 body = b"".join((body[: scan.model_start], name, body[scan.model_end :]))
-        deadline = now + self.timeouts.total_s
+        total_s, wanted_s = self.timeouts.total_s, facts.timeout_s
+        deadline = now + (wanted_s if 0.0 < wanted_s < total_s else total_s)
         entry = self._gate.admit(request, tenant, num_bytes=len(body), deadline=deadline)
         self.budget.begin(request.tenant, now)
         trace = self._tracing.begin(record) if self._tracing is not None else None
-        account = Account(record, now, trace)
+        account = Account(record, now, deadline, trace)
         account.wants_usage = wants_usage
+        account.is_client_timed = wanted_s > 0.0
         exchange = Exchange(self, connection, head, body, path, request, account)
         self.exchanges.add(exchange)
         exchange.start(entry)
@@ -207,9 +219,6 @@ class Proxy:
         if lease is not None and lease.endpoint.spec.pod_uid:
             self._registry.report(lease.endpoint, "down", "another pod answers at its address")
 
-    def repeated(self, pool: str, verdict: Verdict) -> None:
-        """Another attempt begins."""
-
     def is_death_of(self, lease: Lease | None) -> bool:
         """A loss that belongs to an engine's death: no budget is asked, see flow.budget.Losses."""
         if lease is None:
@@ -217,15 +226,19 @@ class Proxy:
         endpoint = lease.endpoint
         return self._losses.covers(endpoint.id, endpoint.in_flight)
 
-    def is_empty(self, request: RouteRequest) -> bool:
-        """No engine of its pool may be sent anything."""
-        return not self._registry.candidates(request.pool, request.revision).endpoints
-
-    def wait_again(
-        self, request: RouteRequest, ticket: Ticket, *, num_bytes: int, deadline: float
-    ) -> Waiting:
-        """Raises Refused."""
-        return self._gate.wait_again(request, ticket, num_bytes=num_bytes, deadline=deadline)
+    def hold(self, request: RouteRequest, account: Account, *, num_bytes: int) -> Waiting | None:
+        """A place in the queue of a pool that has lost its last engine; another may come."""
+        ticket = account.ticket
+        if ticket is None or self._registry.candidates(request.pool, request.revision).endpoints:
+            return None
+        try:
+            waiting = self._gate.wait_again(
+                request, ticket, num_bytes=num_bytes, deadline=account.total_at
+            )
+        except Refused:  # too many wait already
+            return None
+        account.ticket = None  # it is the place's now, and comes back with the turn
+        return waiting
 
     def inter_token_latency(self, pool: str) -> Histogram:
         return self._metrics.pool(pool).itl
@@ -253,12 +266,20 @@ class Proxy:
     ) -> tuple[list[Endpoint], bool]:
         """Who is not asked when a request is repeated, and whether only those are left."""
         candidates = self._registry.candidates(request.pool, request.revision).endpoints
+        if subset := request.subset:
+            candidates = [one for one in candidates if one.spec.address.authority in subset]
         # Another kind of engine would begin anew what the client has seen a part of.
         unfit = [one for one in candidates if was_answered and one.kind != "octavo"]
         others = [one for one in candidates if one not in tried and one not in unfit]
         if others:
             return [*tried, *unfit], False
         return unfit, True  # better the same again than nobody
+
+    def _way_to(self, endpoint: Endpoint, request: RouteRequest) -> Route:
+        """To one engine, by what it keeps."""
+        request.model = next(iter(endpoint.names), "")
+        request.subset = (endpoint.spec.address.authority,)
+        return Route(endpoint.pool)
 
     def progress(self, pool: str, waited_s: float) -> str:
         """How it stands with a pool, for a client that waits."""

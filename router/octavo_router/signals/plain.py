@@ -85,9 +85,24 @@ class PlainFollower:
                 else:
                     num_failed = 0
                     self._set_state(self._endpoint, "ready", "")
-                await asyncio.sleep(self._settings.poll_s * (0.8 + 0.4 * self._rng.random()))
+                await self._pause(self._settings.idle_polls if num_failed == 0 else 1)
         finally:
             self._drop_connection()
+
+    async def _pause(self, longest: int) -> None:
+        """Until it is worth asking again: soon, unless it has nothing to do and gets nothing."""
+        endpoint = self._endpoint
+        last_pick = endpoint.last_pick
+        for _ in range(longest):
+            await asyncio.sleep(self._settings.poll_s * (0.8 + 0.4 * self._rng.random()))
+            load = endpoint.load
+            if (
+                endpoint.in_flight
+                or endpoint.last_pick != last_pick
+                or load.running
+                or load.waiting
+            ):
+                return
 
     async def _poll(self) -> None:
         now = self._now()

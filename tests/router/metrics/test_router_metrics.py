@@ -56,7 +56,13 @@ def test_a_request_is_counted_once_everywhere():
     metrics = RouterMetrics(version="1.2")
     metrics.finish(replace(DONE))
     samples = scrape(metrics)
-    labels = {"model": "m", "route": "/v1/chat/completions", "code": "200", "stream": "true"}
+    labels = {
+        "model": "m",
+        "route": "/v1/chat/completions",
+        "code": "200",
+        "stream": "true",
+        "outcome": "ok",
+    }
     assert value(samples, names.ROUTER_REQUESTS + "_total", **labels) == 1
     assert value(samples, names.ROUTER_TOKENS + "_total", model="m", kind="prompt") == 300
     assert value(samples, names.ROUTER_TOKENS + "_total", model="m", kind="output") == 10

@@ -204,3 +204,47 @@ def test_a_server_that_does_not_answer_is_down_after_a_few_polls():
             assert router.metrics.signals.polls["failed",] == 3
 
     run(story())
+
+
+class Counting(random.Random):
+    """Each pause asks for one number."""
+
+    num_asked = 0
+
+    def random(self) -> float:
+        self.num_asked += 1
+        return super().random()
+
+
+def test_an_idle_server_is_asked_seldom_and_one_with_work_often():
+    async def story() -> None:
+        engine = EngineStream()
+        idle = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+        engine.pages = {"/metrics": (200, idle), "/v1/models": (200, models("m"))}
+        settings_ = replace(FAST, poll_s=0.02, idle_polls=1000, models_s=1000.0)
+        rng = Counting(7)
+        async with engine, listening(settings_, rng=rng) as router:
+            (endpoint,) = router.add(engine.spec(kind="openai"))
+            polls = router.metrics.signals.polls
+            await until(lambda: polls.get(("ok",), 0) == 1)
+            for cause in ("a pick", "in flight"):  # the pauses of an idle one end with work
+                before = polls["ok",]
+                if cause == "a pick":
+                    endpoint.last_pick += 1
+                else:
+                    endpoint.in_flight += 1
+                await until(lambda seen=before: polls["ok",] > seen)
+            await until(lambda: polls["ok",] >= 6)  # often, as long as something is in flight
+            endpoint.in_flight = 0
+            engine.pages["/metrics"] = (200, VLLM)
+            endpoint.last_pick += 1
+            await until(lambda: endpoint.load.running == 3)
+            seen = polls["ok",]
+            await until(lambda: polls["ok",] >= seen + 3)  # others keep it busy
+            engine.pages["/metrics"] = (200, idle)
+            await until(lambda: endpoint.load.running == 0)
+            seen, pauses = polls["ok",], rng.num_asked
+            await until(lambda: rng.num_asked >= pauses + 10)
+            assert polls["ok",] <= seen + 1
+
+    run(story())

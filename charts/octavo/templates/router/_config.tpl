@@ -1,7 +1,7 @@
 {{/* router.yaml: what the chart sets, with router.config laid over it. */}}
 {{- define "octavo.routerConfig" -}}
 {{- $router := .Values.router -}}
-{{- $server := dict "host" "0.0.0.0" "log_format" "json" "log_level" $router.logLevel "access_log" $router.accessLog "drain_timeout_s" $router.drainSeconds -}}
+{{- $server := dict "host" "0.0.0.0" "log_format" "json" "log_level" $router.logLevel "access_log" $router.accessLog "drain_timeout_s" $router.drainSeconds "console" $router.console.enabled -}}
 {{- if $router.tls.existingSecret -}}
 {{- $_ := set $server "tls_cert" "/etc/octavo/tls/tls.crt" -}}
 {{- $_ := set $server "tls_key" "/etc/octavo/tls/tls.key" -}}

@@ -1,0 +1,65 @@
+"""How a stream ended: whether that is the end of an answer, and what it used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from octavo_router.flow.retry import Failure
+from octavo_router.proxy.failing import verdict_on_event
+from octavo_router.proxy.resume import BAD_STREAM, DONE, ENGINE_DEAD
+from octavo_router.residency.usage import NO_USAGE
+from octavo_router.routing.outcome import Result
+
+if TYPE_CHECKING:
+    from octavo_router.proxy.events import EventRelay
+    from octavo_router.proxy.resume import StreamMemory
+    from octavo_router.residency.api import FindUsage
+    from octavo_router.residency.usage import Counts
+
+
+class End(NamedTuple):
+    """Of a stream whose engine has nothing more to say."""
+
+    result: Result
+    outcome: str
+    rest: bytes = b""  # that the client still lacks
+
+
+_WHOLE: Final = End(Result.OK, "ok")
+_ALL_BUT_DONE: Final = End(Result.OK, "ok", DONE)
+
+
+def end_of(memory: StreamMemory | None, relay: EventRelay | None) -> End | Failure:
+    """The connection ended as it should; did the answer?"""
+    if memory is None:  # a 200 without one event is no answer
+        return _WHOLE if relay is not None and relay.tail else Failure.BAD_ANSWER
+    if memory.failed_with:  # the engine gave it up, and the client was told
+        return End(*verdict_on_event(memory.failed_with))
+    if memory.is_over:
+        return _WHOLE
+    return _ALL_BUT_DONE if memory.missing else Failure.LOST
+
+
+def loss_of(memory: StreamMemory) -> Failure:
+    """What its `lost_with` means."""
+    if memory.lost_with == BAD_STREAM:
+        return Failure.BAD_ANSWER
+    return Failure.LOST if memory.lost_with == ENGINE_DEAD else Failure.LEFT
+
+
+def was_seen(memory: StreamMemory | None, relay: EventRelay | None) -> bool:
+    """The client has a part of it; signs of life are none."""
+    if memory is not None:
+        return not memory.is_untouched
+    return relay is not None and bool(relay.tail)
+
+
+def usage_of(
+    memory: StreamMemory | None, relay: EventRelay | None, find_usage: FindUsage
+) -> tuple[Counts, int]:
+    """As far as it was told, and a guess at the output tokens where it was not."""
+    if memory is not None:
+        return memory.usage, 0
+    if relay is not None:
+        return find_usage(relay.tail), relay.num_events
+    return NO_USAGE, 0
