@@ -68,6 +68,13 @@ class Contract:
 
     def _check_events(self, schema: dict[str, Any], text: str, where: str) -> None:
         *frames, end = text.removesuffix("\n\n").split("\n\n")
+        if end.startswith("event: "):  # these have names, errors included, and end with the last
+            for frame in (*frames, end):
+                name, _, content = frame.removeprefix("event: ").partition("\ndata: ")
+                data = json.loads(content)
+                assert data["type"] == name, where
+                self._validate(schema, data, where)
+            return
         assert end == "data: [DONE]", where
         for frame in frames:
             data = json.loads(frame.removeprefix("data: "))
@@ -162,7 +169,9 @@ def tame(body: dict[str, Any], path: str, chance: random.Random) -> dict[str, An
     kept = set(chance.sample(others, min(len(others), chance.randrange(3))))
     result = {name: value for name, value in body.items() if name in needed | kept}
     result.pop("model", None)
-    if "chat" in path or "messages" in path or "responses" in path:
+    if "responses" in path:
+        result["input"] = chance.choice(("hi", USER))
+    elif "chat" in path or "messages" in path:
         result["messages"] = USER
     elif "completions" in path:
         result["prompt"] = chance.choice(("once", ["once", "twice"], [5, 6, 7], "a" * 300))

@@ -20,6 +20,7 @@ from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs, Reques
 from octavo_engine.core.pooling import check_items
 from octavo_engine.core.residency_feed import ResidencyFeed
 from octavo_engine.core.validate import settle_params
+from octavo_engine.errors import InvalidRequest
 from octavo_engine.state.outputs import EngineStats
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class FakeEngine:
         self.pooled: list[tuple[list[PoolingItem], PoolingParams]] = []
         self.num_resets = 0
         self.sleeps: list[bool] = []
+        self.profiles: list[str] = []  # started, then the file each went to
         self.release = asyncio.Event()
         self.holding = asyncio.Event()
         self.aborts = asyncio.Event()
@@ -163,6 +165,15 @@ class FakeEngine:
 
     async def sleep(self, *, on: bool) -> None:
         self.sleeps.append(on)
+
+    async def start_profile(self) -> None:
+        self.profiles.append("")
+
+    async def stop_profile(self, path: str) -> int:
+        if not self.profiles or self.profiles[-1]:
+            raise InvalidRequest("no steps were being recorded")
+        self.profiles.append(path)
+        return 1
 
     async def pool(
         self, items: Sequence[PoolingItem], params: PoolingParams, *, request_id: str,

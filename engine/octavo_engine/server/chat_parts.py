@@ -91,7 +91,10 @@ class Parts:
         match event:
             case Content(text=text):
                 if text:
-                    self._add(self._within("text", steps), text, steps)
+                    part = self._within("text", steps)
+                    if not part.text:
+                        self._forget_marks(text)
+                    self._add(part, text, steps)
             case Reasoning(text=text):
                 if text:
                     self._logprobs = []  # they are told of texts only
@@ -111,6 +114,15 @@ class Parts:
             return self._open
         self._close(steps)
         return self._begin(Part(len(self.parts), kind), steps)
+
+    def _forget_marks(self, text: str) -> None:
+        """Of the tokens before a text's first piece, those that wrote a mark are not its own."""
+        left = len(text.encode(errors="replace"))
+        first = len(self._logprobs)
+        while first and left > 0:
+            first -= 1
+            left -= len(self._logprobs[first].bytes)
+        del self._logprobs[:first]
 
     def _begin(self, part: Part, steps: list[Step]) -> Part:
         self._open = part

@@ -179,8 +179,9 @@ def _choice(
     }
     if request.logprobs is not None:
         choice["logprobs"] = _logprobs(
-            service, asked, result, output.logprobs or [], offset=0, opening=True
-        )
+            service, asked, result, output.logprobs or [],
+            offset=0, echo=asked.texts[prompt_index], opening=True,
+        )  # fmt: skip
     if request.prompt_logprobs is not None and result.prompt_logprobs is not None:
         choice["prompt_logprobs"] = prompt_logprobs(result.prompt_logprobs)
     if request.return_token_ids:
@@ -191,16 +192,20 @@ def _choice(
 
 def _logprobs(
     service: Service, asked: Asked, news: RequestOutput, entries: list[DecodedLogprobs], *,
-    offset: int, opening: bool,
+    offset: int, echo: str, opening: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Of the new tokens, and before them of the prompt's when it is echoed."""
+    # Where the answer begins is told by the echoed text: tokens that have no part in it, such as
+    # that of the beginning, count among the prompt's offsets only.
+    start = offset + len(echo) if opening else offset
     texts = [entry.text for entry in entries]
-    every: list[DecodedLogprobs | None] = list(entries)
-    if opening and asked.request.echo and news.prompt_logprobs is not None:
-        token_text = service.engine.tokenizer.token_text
-        texts = [token_text(token) for token in news.prompt_token_ids] + texts
-        every = [*news.prompt_logprobs, *every]
-    return completion_logprobs(every, texts, offset=offset, as_ids=asked.as_ids)
+    answer = completion_logprobs(entries, texts, offset=start, as_ids=asked.as_ids)
+    if not opening or not asked.request.echo or news.prompt_logprobs is None:
+        return answer
+    token_text = service.engine.tokenizer.token_text
+    texts = [token_text(token) for token in news.prompt_token_ids]
+    prompt = completion_logprobs(news.prompt_logprobs, texts, offset=offset, as_ids=asked.as_ids)
+    return {name: [*prompt[name], *answer[name]] for name in prompt}
 
 
 def _forget_tokens(news: RequestOutput) -> None:
@@ -258,7 +263,7 @@ async def _stream(exchange: Exchange, service: Service, asked: Asked) -> None:
                 if request.logprobs is not None:
                     logprobs = _logprobs(
                         service, asked, news, output.logprobs or [],
-                        offset=offsets.get(index, told), opening=opening,
+                        offset=offsets.get(index, told), echo=echo, opening=opening,
                     )  # fmt: skip
                     offsets[index] = offsets.get(index, told) + len(text)
                 ids = bool(request.return_token_ids)

@@ -1,10 +1,13 @@
-"""Routes for development and benchmarks, there with --dev-mode only: caches, sleep, settings."""
+"""Routes for development, there with --dev-mode only: caches, sleep, profiles, settings."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
+import secrets
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -45,6 +48,22 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     server_config: Any
     model: Any  # None while it loads
     env: dict[str, str]  # OCTAVO_* without secrets
+
+
+class Profile(msgspec.Struct, kw_only=True):
+    file: str  # on the server; open it in ui.perfetto.dev
+    events: int
+
+
+async def start_profile(exchange: Exchange, service: Service) -> None:
+    await service.engine.start_profile()
+    await exchange.reply(b"", headers=[])
+
+
+async def stop_profile(exchange: Exchange, service: Service) -> None:
+    file = _profile_file(service.settings.profile_dir)
+    answer = Profile(file=file, events=await service.engine.stop_profile(file))
+    await exchange.reply(msgspec.json.encode(answer))
 
 
 async def sleep(exchange: Exchange, service: Service) -> None:
@@ -90,6 +109,11 @@ async def server_info(exchange: Exchange, service: Service) -> None:
         env=public_environment(os.environ),
     )  # fmt: skip
     await exchange.reply(msgspec.json.encode(answer))
+
+
+def _profile_file(folder: str) -> str:
+    name = time.strftime("octavo-%Y%m%d-%H%M%S") + f"-{secrets.token_hex(2)}.json.gz"
+    return str(Path(folder).absolute() / name)
 
 
 def read_query(exchange: Exchange, kind: type[Any]) -> Any:

@@ -135,6 +135,14 @@ def not_supported(field: str, hint: str = "", *, param: str | None = None) -> Re
     return RequestError(text, param=param or field, code="not_supported")
 
 
+def rename(error: RequestError, param: str) -> None:
+    """Another name for the field to blame, also where the message begins with it."""
+    before = error.param
+    if before is not None and error.message.startswith(before):
+        error.message = param + error.message[len(before) :]
+    error.param = param
+
+
 def unavailable(code: str, message: str, *, retry_after_s: int) -> HttpError:
     return HttpError(503, message, code=code, retry_after_s=retry_after_s)
 

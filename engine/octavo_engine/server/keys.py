@@ -54,7 +54,7 @@ class Guard:
         wants_admin = access == "admin" and self.admin_keys.is_required
         if not wants_admin and not self.keys.is_required:
             return
-        given = _given(authorization, api_key)
+        given = given_key(authorization, api_key)
         is_admin, is_known = self.admin_keys.holds(given), self.keys.holds(given)
         if is_admin or (is_known and not wants_admin):
             return
@@ -96,7 +96,7 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("latin-1", "replace")).digest()
 
 
-def _given(authorization: str, api_key: str) -> str:
+def given_key(authorization: str, api_key: str) -> str:
     """The key of a request; an empty one, which no ring holds, if there is none."""
     scheme, _, key = authorization.partition(" ")
     if scheme.lower() == "bearer":

@@ -77,7 +77,8 @@ class _Document:
         self._rows = rows
         types: list[Any] = [answers.Error, answers.Probe]
         for row in rows:
-            types += [t for t in (row.body, row.form, row.query, row.answer, row.events) if t]
+            known = (row.body, row.form, row.query, row.answer, row.events, row.error)
+            types += [t for t in known if t]
         types = list(dict.fromkeys(types))
         schemas, self._components = msgspec.json.schema_components(types, ref_template=_REF)
         self._schemas = dict(zip(types, schemas, strict=True))
@@ -95,7 +96,13 @@ class _Document:
             "paths": paths,
             "components": {
                 "schemas": dict(sorted(self._components.items())),
-                "responses": {f"Error{status}": self._refusal(status) for status in statuses},
+                "responses": {
+                    f"{kind.__name__}{status}": self._refusal(status, kind)
+                    for kind in dict.fromkeys(
+                        [answers.Error, *(r.error for r in self._rows if r.error)]
+                    )
+                    for status in statuses
+                },
                 "securitySchemes": {
                     "key": {"type": "http", "scheme": "bearer"},
                     "keyHeader": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
@@ -118,7 +125,8 @@ class _Document:
             operation["requestBody"] = {"required": row.needs_body, "content": content}
         responses: dict[str, Any] = {str(row.status): self._answer(row)}
         for status in errors_of(row):
-            ref = {"$ref": f"#/components/responses/Error{status}"}
+            kind = (row.error or answers.Error).__name__
+            ref = {"$ref": f"#/components/responses/{kind}{status}"}
             responses.setdefault(str(status), ref)
         if row.probes:
             content = {"application/json": {"schema": self._schemas[answers.Probe]}}
@@ -167,11 +175,11 @@ class _Document:
             answer["content"] = content
         return answer
 
-    def _refusal(self, status: int) -> dict[str, Any]:
+    def _refusal(self, status: int, kind: type[Any]) -> dict[str, Any]:
         kinds = [row for row in CATALOGUE if row.status == status]
         refusal: dict[str, Any] = {
             "description": " ".join(f"`{row.code}`: {row.when}" for row in kinds),
-            "content": {"application/json": {"schema": self._schemas[answers.Error]}},
+            "content": {"application/json": {"schema": self._schemas[kind]}},
         }
         if any(row.retry_after for row in kinds):
             refusal["headers"] = {"retry-after": {"schema": {"type": "integer"}}}

@@ -32,8 +32,24 @@ In a stream that began with status 200 the same object is the data of one more e
 _ERRORS_TAIL = """\
 
 A client that leaves gets no answer; the log counts it as 499. The router has errors of its own, see
-[router.md](router.md). /v1/messages puts the same `type` and `message` into Anthropic's form.
+[router.md](router.md).
+
+`/v1/messages` and the paths below it have Anthropic's form, with the same status and message; its
+`type` is Anthropic's word: `request_too_large` for 413, `overloaded_error` for 503, `api_error` for
+what is the server's fault, else the type above.
+
+```json
+{"type": "error", "error": {"type": "invalid_request_error", "message": "max_tokens is required"},
+ "request_id": "4f1c"}
+```
+
+A stream of `/v1/messages` that breaks ends with an event `error` of that form. One of
+`/v1/responses` ends with an event `error`, which has `code`, `message` and `param`, and
+`response.failed`.
 """
+
+# What switches a route on, by the setting that its row needs.
+_FLAGS = {"dev_mode": "--dev-mode", "tokenizer_info": "--enable-tokenizer-info-endpoint"}
 
 _API_HEAD = """\
 # The HTTP interface
@@ -50,7 +66,8 @@ has them, and vLLM's where vLLM has more. Fields that Octavo does not know are a
 - **Deadlines.** `x-octavo-timeout-ms` says how long the whole answer may take; the server's own
   `--request-timeout` may be shorter. After it: 504.
 - **Streams.** With `"stream": true` the answer is `text/event-stream`: `data: {…}` per piece of
-  news, `data: [DONE]` at the end.
+  news, `data: [DONE]` at the end. `/v1/responses` and `/v1/messages` name their events (`event: …`)
+  and end with their last one.
 - **Errors** are in [errors.md](errors.md).
 
 A star marks what must be given in a body, and what is always there in an answer.
@@ -88,9 +105,7 @@ def _table(api: dict[str, Any], rows: Iterable[Row]) -> Iterator[str]:
     for row in rows:
         path = without_converters(row.path)
         operation = api["paths"][path][row.method.lower()]
-        needs = (
-            f" (with `--{row.needs.replace('_', '-')}`)" if row.needs not in ("", "docs") else ""
-        )
+        needs = f" (with `{flag}`)" if (flag := _FLAGS.get(row.needs)) else ""
         answer: dict[str, Any] = operation["responses"][str(row.status)].get("content", {})
         media = next(iter(answer), "")
         whole: dict[str, Any] = answer.get(media, {})
@@ -122,7 +137,7 @@ def _type(schema: dict[str, Any] | None) -> str:
         return ""
     if ref := schema.get("$ref"):
         name = ref.rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
+        return f"[{name}](#{name.lower().replace('.', '')})"
     if inner := schema.get("anyOf"):
         return " or ".join(_type(part) for part in inner)
     if values := schema.get("enum"):

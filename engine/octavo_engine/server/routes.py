@@ -33,6 +33,9 @@ from octavo_engine.server.generative_scoring import (
     GenerativeScoringRequest,
     generative_scoring,
 )
+from octavo_engine.server.messages import bodies as message_bodies
+from octavo_engine.server.messages import shapes as message_shapes
+from octavo_engine.server.messages.create import count_tokens, create_message
 from octavo_engine.server.pooling import bodies, shapes
 from octavo_engine.server.pooling.classify import classify
 from octavo_engine.server.pooling.cohere_embed import cohere_embed
@@ -78,6 +81,7 @@ class Row:
     answer: Any = None  # type of the answer's JSON; None: see `media`
     status: int = 200  # of that answer
     events: Any = None  # type of one event's data where the answer may be a stream
+    error: Any = None  # type of the errors' JSON, where it is another than everywhere
     media: str = "application/json"  # of an answer without a type; empty: it has no body
     probes: bool = False  # its 503 is an answer like the other one, no error
     also: tuple[int, ...] = ()  # statuses of errors beside those that follow from the above
@@ -104,7 +108,8 @@ ROUTES = (
         says="Answer in OpenAI's Responses shape", body=response_bodies.ResponsesRequest,
         answer=response_shapes.Response, events=response_shapes.Event),
     Row("GET", "/v1/responses/{response_id}", stored_responses.get_response, "key",
-        says="A stored response", query=response_bodies.ResponseQuery, answer=response_shapes.Response, also=(400, 404)),
+        says="A stored response", query=response_bodies.ResponseQuery,
+        answer=response_shapes.Response, also=(400, 404)),
     Row("DELETE", "/v1/responses/{response_id}", stored_responses.delete_response, "key",
         says="Forget a stored response", answer=response_shapes.DeletedResponse, also=(404,)),
     Row("POST", "/v1/responses/{response_id}/cancel", stored_responses.cancel_response, "key",
@@ -113,6 +118,14 @@ ROUTES = (
     Row("GET", "/v1/responses/{response_id}/input_items", stored_responses.list_input_items, "key",
         says="What a stored response was asked", query=response_bodies.InputItemsQuery,
         answer=response_shapes.InputItemList, also=(400, 404)),
+    Row("POST", "/v1/messages", create_message, "key", works=True,
+        says="Answer in Anthropic's Messages shape", body=message_bodies.MessagesRequest,
+        answer=message_shapes.AnthropicAnswer, events=message_shapes.MessageEvent,
+        error=message_shapes.AnthropicError),
+    Row("POST", "/v1/messages/count_tokens", count_tokens, "key", works=True,
+        says="The tokens that a message's prompt would have",
+        body=message_bodies.CountTokensRequest, answer=message_shapes.TokenCount,
+        error=message_shapes.AnthropicError),
     Row("POST", "/v1/embeddings", embeddings, "key", works=True,
         says="One vector a text", body=bodies.EmbeddingRequest, answer=shapes.EmbeddingList),
     Row("POST", "/v2/embed", cohere_embed, "key", works=True,
@@ -183,6 +196,10 @@ ROUTES = (
         says="There is no such cache", media=""),
     Row("POST", "/reset_encoder_cache", dev.reset_nothing, "admin", needs="dev_mode",
         says="There is no such cache", media=""),
+    Row("POST", "/start_profile", dev.start_profile, "admin", needs="dev_mode",
+        says="Record the engine's steps", media=""),
+    Row("POST", "/stop_profile", dev.stop_profile, "admin", needs="dev_mode",
+        says="Write what was recorded, for ui.perfetto.dev", answer=dev.Profile, also=(400,)),
     Row("GET", "/server_info", dev.server_info, "admin", needs="dev_mode",
         says="Settings and environment, without secrets", query=dev.InfoQuery,
         answer=dev.ServerInfo),

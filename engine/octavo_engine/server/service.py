@@ -94,6 +94,12 @@ class ServedEngine(Protocol):
     async def sleep(self, *, on: bool) -> None:
         """Give the KV cache's memory back, or take it again; only while nothing runs."""
 
+    async def start_profile(self) -> None:
+        """Record every step from now on."""
+
+    async def stop_profile(self, path: str) -> int:
+        """Write what was recorded; how many events that is. Raises a RequestError."""
+
     async def ready(self) -> ModelInfo: ...
     async def drain(self, timeout_s: float) -> bool: ...
     async def stop(self) -> None: ...

@@ -15,7 +15,8 @@ from tests.fakes.server import running
 DEV = (
     ("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping"),
     ("POST", "/reset_prefix_cache"), ("POST", "/reset_mm_cache"), ("POST", "/reset_encoder_cache"),
-    ("GET", "/server_info"), ("POST", "/collective_rpc"),
+    ("GET", "/server_info"), ("POST", "/collective_rpc"), ("POST", "/start_profile"),
+    ("POST", "/stop_profile"),
 )  # fmt: skip
 
 

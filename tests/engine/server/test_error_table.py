@@ -150,6 +150,10 @@ MEET: dict[str, Callable[[], Met]] = {
     "body_too_large": asked(body={"prompt": "a" * 2000}, limits=Limits(max_body_bytes=1000)),
     "url_too_long": asked("/health?" + "a" * 500, method="GET", limits=Limits(max_url_bytes=500)),
     "unsupported_media_type": asked(headers={"content-type": "text/plain"}),
+    "previous_response_not_found": asked(
+        "/v1/responses", {"input": "a", "previous_response_id": "resp_x"}
+    ),
+    "response_not_found": asked("/v1/responses/resp_x", b"", method="GET"),
     "wrong_pod": asked(headers={"x-octavo-pod-uid": "b"}, pod_uid="a"),
     "headers_too_large": asked(headers={"x": "y" * 3000}, limits=Limits(max_header_bytes=2000)),
     "internal_error": failing(ZeroDivisionError("at 0x7f00deadbeef in /srv/secret.py")),

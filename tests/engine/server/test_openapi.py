@@ -80,6 +80,7 @@ def test_the_page_of_the_interface_is_what_the_table_makes():
 
 TEXT = {"prompt": "once", "max_tokens": 4}
 CHAT = {"messages": USER, "max_tokens": 4}
+RESPONSE = {"input": "hi", "max_output_tokens": 4}
 EVERYTHING = {"n": 2, "temperature": 1.0, "return_token_ids": True}
 STREAM = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 ASKED = [
@@ -93,6 +94,18 @@ ASKED = [
     ("POST", "/v1/chat/completions", CHAT | {"prompt_logprobs": 1}),
     ("POST", "/v1/chat/completions", CHAT | EVERYTHING | STREAM | {"logprobs": True}),
     ("POST", "/v1/chat/completions", CHAT | {"tools": []}),
+    ("POST", "/v1/responses", RESPONSE),
+    ("POST", "/v1/responses", RESPONSE | {"stream": True, "top_logprobs": 2, "store": False}),
+    ("POST", "/v1/responses", RESPONSE | {"background": True}),
+    ("POST", "/v1/responses", {"input": [{"type": "web_search_call"}]}),
+    ("GET", "/v1/responses/resp_1", None),
+    ("DELETE", "/v1/responses/resp_1", None),
+    ("POST", "/v1/responses/resp_1/cancel", None),
+    ("GET", "/v1/responses/resp_1/input_items", None),
+    ("POST", "/v1/messages", CHAT),
+    ("POST", "/v1/messages", CHAT | {"stream": True}),
+    ("POST", "/v1/messages", {"messages": USER}),
+    ("POST", "/v1/messages/count_tokens", {"messages": USER}),
     ("POST", "/v1/chat/completions/render", CHAT),
     ("POST", "/v1/completions/render", TEXT),
     ("POST", "/inference/v1/generate", {"token_ids": [5, 6], "sampling_params": {"max_tokens": 3}}),
@@ -133,9 +146,11 @@ def test_answers_are_as_described(simulated, method, path, body):
     server, client, contract = simulated
     answer = client.request(method, server.url + path, json=body)
 
-    template = "/v1/models/{model}" if path.startswith("/v1/models/") else path
+    template = path.replace("resp_1", "{response_id}")
+    template = "/v1/models/{model}" if path.startswith("/v1/models/") else template
     contract.check(method, template, answer)
-    if body in (TEXT, CHAT) or (method == "GET" and path != "/v1/models/other"):
+    is_found = method == "GET" and path != "/v1/models/other" and "resp_1" not in path
+    if body in (TEXT, CHAT, RESPONSE) or is_found:
         assert answer.status_code == 200
 
 

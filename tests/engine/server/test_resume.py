@@ -250,7 +250,7 @@ def test_equal_prompts_without_a_seed_get_different_answers(client):
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_sums_on_the_way_never_run_ahead_of_the_tokens_told(path):
-    """Or a resume after the first of two events that came at once would begin with a smaller sum."""
+    """Or who resumes between two events that came at once would begin with a smaller sum."""
     body: dict[str, Any] = {"n": 2, "stream": True, "max_tokens": 12, **EVERY_USAGE}
     body |= {"messages": HELLO["messages"]} if path == CHAT else {"prompt": "Once"}
     engine = ScriptedEngine(scripts=["It was a dark night.", "They lived ever after."], piece=3)

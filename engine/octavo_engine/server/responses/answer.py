@@ -178,7 +178,7 @@ class Answer:
         id_ = self._ids[part.index]
         if part.kind == "call":
             arguments = "" if is_empty else part.text
-            return shapes.FunctionCall(
+            return shapes.FunctionCallItem(
                 id=id_, status=status, call_id=part.call_id, name=part.name, arguments=arguments
             )
         content = _content(part)

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import time
 from contextlib import aclosing
+from string import hexdigits
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from octavo_engine.errors import InvalidRequest, RequestError
+from octavo_engine.protocol.endpoints import PLACE_DIGITS, PLACE_HEADER
 from octavo_engine.server.chat_request import prepare
 from octavo_engine.server.chat_run import ChatRun
 from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's signature)
@@ -37,7 +39,7 @@ STORE_OFF = "this server keeps no responses (--no-response-store)"
 async def create_response(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(ResponsesRequest)
     _check_store(request, service)
-    owner = owner_of(exchange.header(b"authorization"), exchange.header(b"x-api-key"))
+    owner = owner_of(exchange, service.guard)
     turn = read_turn(request, _before(service, request.previous_response_id, owner))
     try:
         if request.truncation == "auto":
@@ -103,7 +105,7 @@ class _Work:
         # Thoughts and calls have no logprobs: which tokens are the text's shows as they come.
         self._in_pieces = wants_logprobs(request) and not asked.reading.is_plain
         keeps = service.settings.response_store and request.store is not False
-        self._answer = Answer(_response(request, asked, keeps=keeps))
+        self._answer = Answer(_response(request, asked, keeps=keeps, place=place_of(exchange)))
         # What the request has as raw JSON: its items are listed as they were sent.
         items = listed(exchange.fields["input"]) if keeps else []
         self._stored = Stored(self._answer.response, owner, items, turn.said)
@@ -118,19 +120,18 @@ class _Work:
         answer = self._answer
         async with aclosing(self._run.news(stream=True)) as pieces:
             async for piece in pieces:
-                events: list[Event] = []
+                frames = b""
                 if not exchange.started:
-                    events += answer.begin()
+                    frames = _frames(answer.begin())  # at once: the response is still empty
                     await exchange.open_stream()
                 for news in piece.choices:
-                    events += answer.read(news)
+                    frames += _frames(answer.read(news))
                 if piece.finished:
-                    events += answer.end(self._run.usage)
+                    frames += _frames(answer.end(self._run.usage))
                     self._keep()
-                    events.append(answer.last())
-                    await exchange.close(b"".join(map(frame, events)))
-                elif events:
-                    await exchange.write(b"".join(map(frame, events)))
+                    await exchange.close(frames + frame(answer.last()))
+                elif frames:
+                    await exchange.write(frames)
 
     async def in_background(self, exchange: Exchange) -> None:
         """The answer is that it is queued."""
@@ -189,14 +190,27 @@ class _Work:
         """Of a stream that fails."""
         events = self._answer.fail(error)
         self._keep()
-        return b"".join(map(frame, events))
+        return _frames(events)
 
 
-def _response(request: ResponsesRequest, asked: Asked, *, keeps: bool) -> shapes.Response:
+def _frames(events: list[Event]) -> bytes:
+    return b"".join(map(frame, events))
+
+
+def place_of(exchange: Exchange) -> str:
+    """What a router wants ids to begin with, so that it finds this engine by them again."""
+    place = exchange.header(PLACE_HEADER.encode())
+    is_one = len(place) == PLACE_DIGITS and not set(place) - set(hexdigits.lower())
+    return place if is_one else ""
+
+
+def _response(
+    request: ResponsesRequest, asked: Asked, *, keeps: bool, place: str
+) -> shapes.Response:
     """Before anything was said."""
     text, reasoning, params = request.text, request.reasoning, asked.job.params
     return shapes.Response(
-        id=new_id("resp"),
+        id=new_id("resp", place),
         object="response",
         created_at=int(time.time()),
         completed_at=None,

@@ -54,7 +54,7 @@ def answer_of(output: Iterable[OutputItem]) -> Message:
                 texts += [part.text for part in item.content]
             case shapes.ReasoningItem():
                 thoughts += [part.text for part in item.content]
-            case shapes.FunctionCall():
+            case shapes.FunctionCallItem():
                 call = _call(item.call_id, item.name, item.arguments)
                 message.tool_calls = [*(message.tool_calls or ()), call]
     message.content = "\n".join(texts)
@@ -83,8 +83,8 @@ def _listed(item: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def new_id(begin: str) -> str:
-    return f"{begin}_{secrets.token_hex(24)}"
+def new_id(begin: str, place: str = "") -> str:
+    return f"{begin}_{place}{secrets.token_hex(24)}"
 
 
 class _Reader:

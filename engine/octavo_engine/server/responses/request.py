@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.errors import InvalidRequest
-from octavo_engine.server.http_errors import not_supported
+from octavo_engine.server.http_errors import not_supported, rename
 from octavo_engine.server.responses.items import plain, said_in
 from octavo_engine.server.schemas import ChatCompletionRequest, Message
 
@@ -69,9 +69,7 @@ class Turn:
             after = place + before[met.end() :]
         elif before.startswith("tools["):
             after = before.replace("].function", "]")
-        if after != before:
-            error.param = after
-            error.message = error.message.replace(before, after)
+        rename(error, after)
 
 
 def read_turn(request: ResponsesRequest, before: Sequence[Message]) -> Turn:

@@ -41,7 +41,7 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoni
     encrypted_content: str | None
 
 
-class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
+class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
     id: str
     status: ItemStatus
     call_id: str
@@ -49,7 +49,7 @@ class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function
     arguments: str
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCall
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
 
 # ── the response ──
 

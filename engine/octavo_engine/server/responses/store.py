@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from octavo_engine.server.keys import given_key
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
+    from octavo_engine.server.exchange import Exchange
+    from octavo_engine.server.keys import Guard
     from octavo_engine.server.limits import Limits
     from octavo_engine.server.responses.shapes import Response
     from octavo_engine.server.schemas import Message
@@ -88,6 +92,9 @@ class ResponseStore:
                 self.drop(id_)
 
 
-def owner_of(authorization: str, api_key: str) -> bytes:
-    """Of a request, by what it authenticates with: a digest, and nothing that could be sent on."""
-    return hashlib.blake2b(f"{authorization}\n{api_key}".encode(), digest_size=16).digest()
+def owner_of(exchange: Exchange, guard: Guard) -> bytes:
+    """Of a request, by its key: a digest. Where no key is asked for, all are one."""
+    if not guard.keys.is_required:
+        return b""
+    key = given_key(exchange.header(b"authorization"), exchange.header(b"x-api-key"))
+    return hashlib.blake2b(key.encode(), digest_size=16).digest()

@@ -78,7 +78,7 @@ async def list_input_items(exchange: Exchange, service: Service) -> None:
 
 def _found(exchange: Exchange, service: Service) -> Stored:
     id_ = str(exchange.scope["path_params"]["response_id"])
-    owner = owner_of(exchange.header(b"authorization"), exchange.header(b"x-api-key"))
+    owner = owner_of(exchange, service.guard)
     stored = service.responses.get(id_, owner)
     if stored is None:
         raise HttpError(

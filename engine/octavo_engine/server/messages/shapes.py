@@ -1,0 +1,141 @@
+"""What the Messages API says: the message, its blocks, the events of its stream, its errors."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn",
+    "model_context_window_exceeded",
+]  # fmt: skip
+
+
+class AnthropicErrorDetail(msgspec.Struct, kw_only=True):
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct, kw_only=True, tag_field="type", tag="error"):
+    """Every error of these paths."""
+
+    error: AnthropicErrorDetail
+    request_id: str
+
+
+# ── the message ──
+
+
+class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+    text: str
+    citations: None
+
+
+class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str
+
+
+ContentBlock = TextBlock | ToolUseBlock | ThinkingBlock
+
+
+class AnthropicOutputDetails(msgspec.Struct, kw_only=True):
+    thinking_tokens: int
+
+
+class AnthropicUsage(msgspec.Struct, kw_only=True):
+    """Tokens of the prompt are those read from the cache and, beside them, input_tokens."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: AnthropicOutputDetails
+
+
+class AnthropicAnswer(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
+    id: str
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: AnthropicUsage
+
+
+class TokenCount(msgspec.Struct, kw_only=True):
+    input_tokens: int
+
+
+# ── events ──
+
+
+class MessageStart(msgspec.Struct, kw_only=True, tag_field="type", tag="message_start"):
+    message: AnthropicAnswer
+
+
+class Ping(msgspec.Struct, kw_only=True, tag_field="type", tag="ping"):
+    pass
+
+
+class BlockStart(msgspec.Struct, kw_only=True, tag_field="type", tag="content_block_start"):
+    index: int
+    content_block: ContentBlock
+
+
+class TextPiece(msgspec.Struct, kw_only=True, tag_field="type", tag="text_delta"):
+    text: str
+
+
+class InputPiece(msgspec.Struct, kw_only=True, tag_field="type", tag="input_json_delta"):
+    partial_json: str
+
+
+class ThinkingPiece(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking_delta"):
+    thinking: str
+
+
+class SignaturePiece(msgspec.Struct, kw_only=True, tag_field="type", tag="signature_delta"):
+    signature: str
+
+
+class BlockDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="content_block_delta"):
+    index: int
+    delta: TextPiece | InputPiece | ThinkingPiece | SignaturePiece
+
+
+class BlockStop(msgspec.Struct, kw_only=True, tag_field="type", tag="content_block_stop"):
+    index: int
+
+
+class MessageEnd(msgspec.Struct, kw_only=True):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="message_delta"):
+    delta: MessageEnd
+    usage: AnthropicUsage
+
+
+class MessageStop(msgspec.Struct, kw_only=True, tag_field="type", tag="message_stop"):
+    pass
+
+
+class MessageBroken(msgspec.Struct, kw_only=True, tag_field="type", tag="error"):
+    """The last event of a stream that failed."""
+
+    error: AnthropicErrorDetail
+
+
+MessageEvent = (
+    MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
+    | MessageBroken
+)  # fmt: skip
