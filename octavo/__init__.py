@@ -15,16 +15,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.async_engine import AsyncEngine
+    from octavo_engine.core.beam_search import BeamSearchParams
     from octavo_engine.core.llm import LLM
+    from octavo_engine.core.structured_output import structured_output
     from octavo_engine.state.sampling_params import SamplingParams
 
     __version__: str
 
-__all__ = ["LLM", "AsyncEngine", "EngineConfig", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM", "AsyncEngine", "BeamSearchParams", "EngineConfig", "SamplingParams", "__version__",
+    "structured_output",
+]  # fmt: skip
 
 _HOMES = {
     "LLM": "octavo_engine.core.llm",
     "AsyncEngine": "octavo_engine.core.async_engine",
+    "BeamSearchParams": "octavo_engine.core.beam_search",
+    "structured_output": "octavo_engine.core.structured_output",
     "EngineConfig": "octavo_engine.config",
     "SamplingParams": "octavo_engine.state.sampling_params",
 }

@@ -49,3 +49,10 @@ def add_size_options(parser: argparse.ArgumentParser, *, input_len: int, output_
         "--dataset-name", choices=("random",), default="random", help="prompts of random token ids"
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures there; - is stdout")
+
+
+def add_profile_option(parser: argparse.ArgumentParser) -> None:
+    """For benchmarks whose engine is in this process."""
+    parser.add_argument(
+        "--profile", metavar="FILE", help="record every step there; ui.perfetto.dev shows it"
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from octavo.bench_report import random_prompts, show, summary, write_json
 from octavo.command_parser import CommandParser, not_negative, positive
-from octavo.commands.bench import add_size_options
+from octavo.commands.bench import add_profile_option, add_size_options
 from octavo.options import add_engine_options, engine_config
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
     parser.add_argument("--batch-size", type=positive, default=1, metavar="N")
     parser.add_argument("--num-iters", type=positive, default=5, metavar="N")
     parser.add_argument("--num-iters-warmup", type=not_negative, default=1, metavar="N")
+    add_profile_option(parser)
     add_engine_options(parser)
     args = parser.parse_args(argv)
     config = engine_config(args)
@@ -35,10 +36,14 @@ def main(prog: str, argv: Sequence[str]) -> int:
             prompts = random_prompts(
                 config.seed + number, args.batch_size, args.input_len, vocab_size
             )
+            if args.profile and number == args.num_iters_warmup:
+                llm.start_profile()
             began_at = time.perf_counter()
             llm.generate(prompts, params, use_tqdm=False)
             if number >= args.num_iters_warmup:
                 times.append(time.perf_counter() - began_at)
+        if args.profile:
+            llm.stop_profile(args.profile)
     figures = {
         "model": config.names[0],
         "backend": backend,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from octavo.bench_report import random_prompts, show, write_json
 from octavo.command_parser import CommandParser, positive
-from octavo.commands.bench import add_size_options
+from octavo.commands.bench import add_profile_option, add_size_options
 from octavo.options import add_engine_options, engine_config
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
     parser = CommandParser(prog, "Measure how many tokens a second come out.")
     add_size_options(parser, input_len=256, output_len=128)
     parser.add_argument("--num-prompts", type=positive, default=64, metavar="N")
+    add_profile_option(parser)
     add_engine_options(parser)
     args = parser.parse_args(argv)
     config = engine_config(args)
@@ -30,9 +31,13 @@ def main(prog: str, argv: Sequence[str]) -> int:
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=args.output_len)
         warm = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=2)
         llm.generate([[1, 2, 3, 4]], warm, use_tqdm=False)
+        if args.profile:
+            llm.start_profile()
         began_at = time.perf_counter()
         results = llm.generate(prompts, params)
         elapsed_s = time.perf_counter() - began_at
+        if args.profile:
+            llm.stop_profile(args.profile)
     prompt_tokens = sum(map(len, prompts))
     output_tokens = sum(output.num_tokens for result in results for output in result.outputs)
     figures = {

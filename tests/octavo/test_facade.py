@@ -10,7 +10,9 @@ import octavo
 from octavo_engine.core.extension import require_extension
 from octavo_engine.errors import ConfigError
 
-NAMES = ["LLM", "AsyncEngine", "EngineConfig", "SamplingParams"]
+NAMES = [
+    "LLM", "AsyncEngine", "BeamSearchParams", "EngineConfig", "SamplingParams", "structured_output",
+]  # fmt: skip
 
 
 def in_new_python(code):

@@ -19,8 +19,8 @@ from octavo_engine.core.process_client import ProcessClient
 from octavo_engine.core.residency_feed import ResidencyFeed
 from octavo_engine.core.seeds import Seeds
 from octavo_engine.core.validate import settle_params
-from octavo_engine.errors import EngineDead, OctavoError
-from octavo_engine.state.outputs import EngineStats
+from octavo_engine.errors import EngineDead, InvalidRequest, OctavoError
+from octavo_engine.state.outputs import EngineStats, ProfileWritten
 from octavo_engine.tokenization.tokenizer import check_vocab
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
+        self._profile: asyncio.Future[ProfileWritten] | None = None  # who waits for it
         self._download = 0.0  # how much of it, 0 to 1
         self._loading = asyncio.create_task(self._load(), name="octavo-load")
 
@@ -216,6 +217,22 @@ class AsyncEngine:
         """Give the memory of the KV cache back, or take it again. Only while nothing runs."""
         self._send(wire.Sleep(on))
 
+    async def start_profile(self) -> None:
+        """Record every step from now on; what was recorded and not written is forgotten."""
+        self._check_open()
+        self._send(wire.Profile(on=True))
+
+    async def stop_profile(self, path: str) -> int:
+        """Write what was recorded to `path`; how many events that is. Raises a RequestError."""
+        self._check_open()
+        if self._profile is None:
+            self._profile = asyncio.get_running_loop().create_future()
+            self._send(wire.Profile(on=False, path=path))
+        written = await asyncio.shield(self._profile)
+        if written.error is not None:
+            raise InvalidRequest(written.error)
+        return written.events
+
     def settle_seed(self, seed: int | None) -> int:
         """The seed that a request will use, for one that must be known before it runs."""
         return self._seeds.settle(seed)
@@ -254,6 +271,8 @@ class AsyncEngine:
             self._settle(self._outputs.process(step.outputs, now=time.monotonic()))
         if step.pooled:
             self._pooling.receive(step.pooled)
+        if step.profile is not None:
+            self._settle_profile(step.profile)
         self.residency.on_step(step)
 
     def on_refused(self, sequence_id: str, error: RequestError) -> None:
@@ -264,6 +283,7 @@ class AsyncEngine:
         if self._processor is not None:
             self._wake(self._processor.lose_all(error))
         self._pooling.lose_all(error)
+        self._settle_profile(ProfileWritten("", error="the engine core was lost"))
         self.residency.on_lost()
 
     # ── inside ──
@@ -348,6 +368,11 @@ class AsyncEngine:
         self._silent.discard(request)
         if not self._news:
             self._idle.set()
+
+    def _settle_profile(self, written: ProfileWritten) -> None:
+        future, self._profile = self._profile, None
+        if future is not None and not future.done():
+            future.set_result(written)
 
     def _settle(self, processed: Processed) -> None:
         self._send_abort(processed.aborts)

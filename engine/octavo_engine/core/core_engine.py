@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.core.heartbeat import Heartbeat
     from octavo_engine.errors import RequestError
+    from octavo_engine.profile import StepProfile
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import SequenceOutput, StepOutput
     from octavo_engine.state.pooling import PoolingRequest
@@ -19,6 +20,7 @@ class CoreEngine(Protocol):
     """Requests in, steps on demand, news out. One thread owns it; nothing in it waits."""
 
     last_step_was_empty: bool
+    profile: StepProfile | None  # while steps are recorded; see `record`
 
     @property
     def heartbeat(self) -> Heartbeat: ...
@@ -43,6 +45,9 @@ class CoreEngine(Protocol):
 
     def take_refused(self) -> list[tuple[str, RequestError]]:
         """Requests that were taken in and cannot be served after all; each is handed out once."""
+
+    def record(self, profile: StepProfile | None) -> None:
+        """Tell `profile` of every step from now on; None: no more."""
 
     def label(self, request_id: str, labels: Labels) -> None: ...
     def watch(self, *, on: bool) -> None: ...

@@ -10,6 +10,7 @@ from octavo_engine.core.heartbeat import Heartbeat
 from octavo_engine.core.pooling import WrongTask
 from octavo_engine.errors import InvalidRequest, ModelError, OctavoError, RequestError
 from octavo_engine.executor.executor import ReleasesKV
+from octavo_engine.profile import Lapped
 from octavo_engine.sampling.processors import ProcessorRegistry
 from octavo_engine.state.batch import ScheduledBatch
 from octavo_engine.state.outputs import EngineStats, SequenceOutput, StepOutput, StepResult
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.kv_events import KVEventRecorder
     from octavo_engine.executor.executor import Executor
     from octavo_engine.grammar.run import GrammarRun
+    from octavo_engine.profile import StepProfile
     from octavo_engine.scheduling.scheduler import Scheduler
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.pooling import PoolingRequest
@@ -51,6 +53,7 @@ class Engine:
         self.executor = executor
         self.heartbeat = Heartbeat(now)
         self.last_step_was_empty = False
+        self.profile: StepProfile | None = None
         self._now = now
         self._processors = ProcessorRegistry()
         self._live: set[str] = set()  # request ids taken in and not finished
@@ -73,8 +76,7 @@ class Engine:
             grammar = self._begin_grammar(request)
             if grammar is None:
                 return  # it comes in line once its grammar is compiled
-        self.scheduler.add(request, grammar)
-        self._live.add(request.request_id)
+        self._take_in(request, grammar)
 
     def add_pooling(self, requests: Sequence[PoolingRequest]) -> None:
         raise WrongTask("this model generates; it has no embeddings or scores", param="model")
@@ -82,16 +84,22 @@ class Engine:
     def abort(self, request_id: str) -> SequenceOutput | None:
         """End a sequence now, wherever it stands. Unknown or finished: None."""
         self._live.discard(request_id)
+        if self.profile is not None:
+            self.profile.leave(request_id)
         if self._grammars is not None and (out := self._grammars.abort(request_id)) is not None:
             return out
         return self.scheduler.abort(request_id)
 
     def step(self) -> StepOutput:
         """Compute one batch. What a whole step raises fails the sequences in it, not the engine."""
-        batch = ScheduledBatch()
+        batch, profile = ScheduledBatch(), self.profile
+        if profile is not None:
+            profile.begin_step()
         ended = [] if self._grammars is None else self._settle_grammars(self._grammars)
         try:
             batch = self.scheduler.schedule()
+            if profile is not None:
+                profile.laps.mark("schedule")
             outputs = [] if batch.is_empty else self._compute(batch)
             self._failed_steps = 0
         except Exception as error:
@@ -101,7 +109,16 @@ class Engine:
         self.last_step_was_empty = batch.is_empty
         if batch.is_empty and self._grammars is not None and not outputs and not self._refused:
             self._grammars.wait(0.002)  # for whoever steps without a pause
-        return self.report(outputs)
+        report = self.report(outputs)
+        if profile is not None and not batch.is_empty and report.stats is not None:
+            profile.laps.mark("report")
+            profile.end_step(batch, outputs, report.stats)
+        return report
+
+    def record(self, profile: StepProfile | None) -> None:
+        self.profile = profile
+        if isinstance(self.executor, Lapped):
+            self.executor.laps = None if profile is None else profile.laps
 
     def report(self, outputs: list[SequenceOutput]) -> StepOutput:
         """All there is to tell after a step, or after a command when there was none."""
@@ -191,7 +208,18 @@ class Engine:
         result = self.executor.execute(batch)
         step_s = self._now() - started
         self.heartbeat.learn(batch.num_tokens, step_s)
-        return self.scheduler.update(batch, result, step_s)
+        if self.profile is None:
+            return self.scheduler.update(batch, result, step_s)
+        self.profile.laps.mark("results")
+        outputs = self.scheduler.update(batch, result, step_s)
+        self.profile.laps.mark("update")
+        return outputs
+
+    def _take_in(self, request: EngineRequest, grammar: GrammarRun | None) -> None:
+        self.scheduler.add(request, grammar)
+        self._live.add(request.request_id)
+        if self.profile is not None:
+            self.profile.waits(request.request_id)
 
     def _begin_grammar(self, request: EngineRequest) -> GrammarRun | None:
         if self._grammars is None:
@@ -206,8 +234,7 @@ class Engine:
         self._refused += refused
         for request, grammar in ready:
             try:
-                self.scheduler.add(request, grammar)
-                self._live.add(request.request_id)
+                self._take_in(request, grammar)
             except RequestError as error:
                 self._refused.append((request.request_id, error))
         return finished

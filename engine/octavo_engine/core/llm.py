@@ -23,6 +23,7 @@ from octavo_engine.config import (
 )
 from octavo_engine.core.build import load_model_tokenizer, localized, resolve
 from octavo_engine.core.build_core import build_core
+from octavo_engine.core.llm_beams import beam_search
 from octavo_engine.core.llm_pooling import PoolingMethods
 from octavo_engine.core.output_processor import OutputProcessor, Submission
 from octavo_engine.core.pooling import check_task
@@ -30,6 +31,7 @@ from octavo_engine.core.progress_bar import generation_bar, loading_bar
 from octavo_engine.core.seeds import Seeds
 from octavo_engine.core.validate import settle_params
 from octavo_engine.errors import InvalidRequest, OctavoError, RequestError
+from octavo_engine.profile import StepProfile
 from octavo_engine.state.sampling_params import SamplingParams
 from octavo_engine.tokenization.tokenizer import check_vocab
 
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
     from typing import Literal, Self
 
     from octavo_engine.backends.backend import Backend
+    from octavo_engine.core.beam_search import BeamSearchParams
     from octavo_engine.core.info import ModelInfo
+    from octavo_engine.core.llm_beams import BeamSearchOutput
     from octavo_engine.core.output_processor import Request
     from octavo_engine.core.outputs import RequestOutput
     from octavo_engine.tokenization.tokenizer import Tokenizer
@@ -133,8 +137,7 @@ class LLM(PoolingMethods):
         All prompts are checked before the first is computed. One whose computation fails has
         finish_reason "error"; the others are not touched. Ctrl-C aborts all and leaves this usable.
         """
-        if self._closed:
-            raise OctavoError("this LLM was closed; make a new one")
+        self._check_open()
         check_task("generate", self._info)
         listed = _as_list(prompts)
         submissions = []
@@ -181,6 +184,22 @@ class LLM(PoolingMethods):
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` likeliest answers to each prompt, without sampling."""
+        self._check_open()
+        parts = []
+        for prompt in _as_list(prompts):
+            text, token_ids = _parts(prompt)
+            parts.append(
+                (text, self._tokenizer.encode(text or "") if token_ids is None else token_ids)
+            )
+        return beam_search(
+            parts, params, info=self._info, tokenizer=self._tokenizer,
+            generate=lambda tokens, one: self.generate(tokens, one, use_tqdm=False),
+        )  # fmt: skip
+
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
 
@@ -192,6 +211,18 @@ class LLM(PoolingMethods):
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's makers recommend, where they do."""
         return SamplingParams(**self._info.default_params)  # type: ignore[arg-type]  # by name
+
+    def start_profile(self) -> None:
+        """Record every step from now on."""
+        self._engine.record(StepProfile())
+
+    def stop_profile(self, path: str | PathLike[str] = "octavo-profile.json") -> None:
+        """Write what was recorded, for ui.perfetto.dev. Raises ConfigError."""
+        profile = self._engine.profile
+        self._engine.record(None)
+        if profile is None:
+            raise InvalidRequest("start_profile comes first")
+        profile.write(fspath(path))
 
     def reset_prefix_cache(self) -> bool:
         return self._engine.reset_prefix_cache()
@@ -207,6 +238,10 @@ class LLM(PoolingMethods):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OctavoError("this LLM was closed; make a new one")
 
     def _load(self, config: EngineConfig, backend: Backend | None) -> None:
         scheduler = dataclasses.replace(config.scheduler, max_queue=_NO_LIMIT)

@@ -7,7 +7,9 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
 from octavo_engine.core import wire
-from octavo_engine.errors import EngineDead, GenerationFailed, RequestError
+from octavo_engine.errors import EngineDead, GenerationFailed, OctavoError, RequestError
+from octavo_engine.profile import StepProfile
+from octavo_engine.state.outputs import ProfileWritten
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +35,7 @@ class CoreLoop:
         self._emit = emit
         self._closing = False  # no new requests; ends when the last one is done
         self._stopped = False
+        self._written: ProfileWritten | None = None  # not told yet
 
     def run(self) -> None:
         engine = self._engine
@@ -51,7 +54,10 @@ class CoreLoop:
                 self._emit(wire.refusal(request_id, error))
             idled = engine.last_step_was_empty and not step.outputs
             if step.outputs or step.pooled or messages or refused or not idled:
+                step.profile, self._written = self._written, None
                 self._emit(wire.Outputs(step))
+                if engine.profile is not None:
+                    engine.profile.sent()
 
     def _take(self, *, wait: bool, pause_s: float) -> list[wire.ToCore]:
         """All commands that are there; at least one if asked to wait."""
@@ -84,11 +90,27 @@ class CoreLoop:
                 self._engine.label(request_id, labels)
             case wire.Watch(on):
                 self._engine.watch(on=on)
+            case wire.Profile(on, path):
+                self._profile(path, on=on)
             case wire.Shutdown(graceful):
                 self._closing = True
                 self._stopped = not graceful
             case _:
                 logger.warning("Dropped an unexpected message", extra={"kind": type(message)})
+
+    def _profile(self, path: str, *, on: bool) -> None:
+        engine, profile = self._engine, self._engine.profile
+        if on:
+            engine.record(StepProfile())
+            return
+        engine.record(None)
+        if profile is None:
+            self._written = ProfileWritten(path, error="no steps were being recorded")
+            return
+        try:
+            self._written = ProfileWritten(path, profile.write(path))
+        except OctavoError as error:
+            self._written = ProfileWritten(path, error=str(error))
 
     def _add(self, request: EngineRequest) -> None:
         self._take_in([request.request_id], lambda: self._engine.add(request))

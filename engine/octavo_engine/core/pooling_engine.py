@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.pooling import PoolingBackend
     from octavo_engine.errors import RequestError
+    from octavo_engine.profile import StepProfile
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.pooling import PoolingTask
     from octavo_engine.state.request import EngineRequest
@@ -67,6 +68,7 @@ class PoolingEngine:
         self.limits = limits
         self.heartbeat = Heartbeat(now)
         self.last_step_was_empty = False
+        self.profile: StepProfile | None = None
         self._now = now
         self._waiting: dict[str, PoolingRequest] = {}  # in the order they came
         self._waiting_tokens = 0
@@ -100,14 +102,27 @@ class PoolingEngine:
     def step(self) -> StepOutput:
         """Compute one batch. What a whole step raises fails its texts, not the engine."""
         outputs: list[PoolingOutput] = []
+        profile = self.profile
+        if profile is not None:
+            profile.begin_step()
         self._expire()
         batch = self._next_batch()
         self.last_step_was_empty = not batch
         if batch:
             for request in batch:
                 self._take(request.request_id)
+            if profile is not None:
+                profile.laps.mark("schedule")
             outputs = self._compute(batch)
-        return StepOutput(pooled=outputs, stats=self._snapshot())
+        stats = self._snapshot()
+        if profile is not None and batch:
+            profile.laps.mark("compute")
+            tokens = sum(len(request.token_ids) for request in batch)
+            profile.end_pooling_step(len(batch), tokens, stats)
+        return StepOutput(pooled=outputs, stats=stats)
+
+    def record(self, profile: StepProfile | None) -> None:
+        self.profile = profile
 
     def report(self, outputs: list[SequenceOutput]) -> StepOutput:
         return StepOutput(outputs=outputs, stats=self._snapshot())

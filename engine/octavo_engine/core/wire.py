@@ -104,6 +104,13 @@ class Watch(Message, frozen=True):
     on: bool
 
 
+class Profile(Message, frozen=True):
+    """Record steps from now on; or, with `on` false, write what was recorded to `path`."""
+
+    on: bool
+    path: str = ""
+
+
 class Shutdown(Message, frozen=True):
     """Stop now, or, when graceful, once all that runs is done."""
 
@@ -157,7 +164,9 @@ class Fatal(Message, frozen=True):
     message: str
 
 
-ToEngine: TypeAlias = AddRequests | AddPooling | Abort | ResetPrefixCache | Sleep | Label | Watch
+ToEngine: TypeAlias = (
+    AddRequests | AddPooling | Abort | ResetPrefixCache | Sleep | Label | Watch | Profile
+)
 ToCore: TypeAlias = Configure | ToEngine | Ping | Shutdown
 FromCore: TypeAlias = Progress | Ready | Pong | Outputs | Refused | Fatal
 M = TypeVar("M")

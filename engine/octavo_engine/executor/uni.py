@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.executor.executor import ReleasesKV
 from octavo_engine.model_runner.runner import ModelRunner
+from octavo_engine.profile import Lapped
 
 if TYPE_CHECKING:
     from octavo_engine.backends.backend import Backend, BackendLimits
     from octavo_engine.config import SchedulerConfig
+    from octavo_engine.profile import Laps
     from octavo_engine.state.batch import ScheduledBatch
     from octavo_engine.state.outputs import StepResult
 
@@ -29,6 +31,16 @@ class UniExecutor:
         self._is_closed = False
         backend.prepare(limits, num_blocks)
         self._runner = ModelRunner(backend, scheduler_config=scheduler_config, limits=limits)
+
+    @property
+    def laps(self) -> Laps | None:
+        return self._runner.laps
+
+    @laps.setter
+    def laps(self, laps: Laps | None) -> None:
+        self._runner.laps = laps
+        if isinstance(self._backend, Lapped):
+            self._backend.laps = laps
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         return self._runner.execute(batch)

@@ -8,6 +8,7 @@ import numpy as np
 
 from octavo_engine.grammar.masks import StepMasks
 from octavo_engine.model_runner.inputs import StepInputs
+from octavo_engine.profile import Lapped
 from octavo_engine.sampling.batch import SAMPLED_OK
 from octavo_engine.state.outputs import StepResult, TokenLogprobs
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from octavo_engine.config import SchedulerConfig
     from octavo_engine.grammar.run import GrammarRun
     from octavo_engine.model_runner.inputs import BuiltStep
+    from octavo_engine.profile import Laps
     from octavo_engine.sampling.batch import Sampled
     from octavo_engine.sampling.processors import ProcessorRegistry
     from octavo_engine.state.batch import ScheduledBatch
@@ -41,6 +43,7 @@ class ModelRunner:
         processors: ProcessorRegistry | None = None,
     ) -> None:
         self.backend = backend
+        self.laps: Laps | None = None  # while steps are recorded
         self.inputs = StepInputs(
             max_num_seqs=scheduler_config.max_num_seqs,
             max_model_len=limits.max_model_len,
@@ -51,7 +54,11 @@ class ModelRunner:
         """Compute the batch. Sampled tokens are noted in the rows, ready for the next step."""
         built = self.inputs.build(batch)
         guided = self._guide(batch, built) if any(s.grammar for s in batch.sequences) else None
+        if self.laps is not None:
+            self.laps.mark("inputs")
         sampled = self.backend.execute(built.step, built.sampling)
+        if self.laps is not None:
+            self.laps.mark("sample" if isinstance(self.backend, Lapped) else "execute")
         if built.is_decode:
             self.inputs.store(built.step.rows, built.sampling.positions, sampled.tokens)
             result = StepResult(tokens=sampled.tokens.tolist())

@@ -79,6 +79,14 @@ class EngineStats(msgspec.Struct, kw_only=True):
     prefill_tokens_per_s: float = 0.0  # lately; 0 while unknown
 
 
+class ProfileWritten(msgspec.Struct, frozen=True):
+    """What became of a recording of steps."""
+
+    path: str
+    events: int = 0
+    error: str | None = None  # one sentence
+
+
 class StepOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The one message a step sends from the core to its client."""
 
@@ -86,3 +94,4 @@ class StepOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     stats: EngineStats | None = None
     residency: ResidencyChange | None = None  # only while somebody watches
     pooled: list[PoolingOutput] = []
+    profile: ProfileWritten | None = None

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from octavo_engine.config import Quantization
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
+    from octavo_engine.profile import Laps
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
     from octavo_engine.weights.checkpoint import Checkpoint
 
@@ -71,6 +72,7 @@ class NativeBackend:
         self._compiled: Compiled | None = None
         self._kv: _native.KVCache | None = None
         self._num_blocks = 0
+        self.laps: Laps | None = None  # while steps are recorded
 
     @property
     def name(self) -> str:
@@ -106,7 +108,13 @@ class NativeBackend:
             ) from error
 
     def execute(self, step: Step, sampling: SamplingBatch) -> Sampled:
-        return sample_rows(self._in_memory.team, self.logits(step), sampling)
+        logits = self.logits(step)
+        if self.laps is not None:
+            self.laps.mark("forward")
+            if sampling.masks is not None:
+                sampling.masks.take()  # it keeps them
+                self.laps.mark("mask")
+        return sample_rows(self._in_memory.team, logits, sampling)
 
     def logits(self, step: Step) -> NDArray[np.float32]:
         """Compute the step; a view of its logits, [S, vocabulary], valid until the next one."""
