@@ -55,8 +55,7 @@ class Attend {
             return {begin, behind};
         }
         const int64_t end = tile_.end_position;
-        return {begin,
-                args_.window > 0 ? std::min<int64_t>(end, behind - 1 + args_.window) : end};
+        return {begin, args_.window > 0 ? std::min<int64_t>(end, behind - 1 + args_.window) : end};
     }
 
     // The same within the tile under way; empty if begin >= end.

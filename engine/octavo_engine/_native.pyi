@@ -131,8 +131,9 @@ class Program:
         activation: str = "",
         scale: float = 1.0,
     ) -> None:
-        """mode "store": dst = y, or activation(y); "add": dst += scale * y; "glu": dst = activation(y left) * y
-        right, where left and right are the two halves of weight's rows. y = src · weightᵀ + bias.
+        """mode "store": dst = y, or activation(y); "add": dst += scale * y; "glu": dst =
+        activation(y left) * y right, where left and right are the two halves of weight's rows.
+        y = src · weightᵀ + bias.
         src has the dtype of the weight, or is f32 for q8 and q4, which bring it to 16-bit integers;
         dst is f32, or with an activation f32 | bf16."""
     def attention(

@@ -26,8 +26,8 @@ OVERVIEW = Dashboard(
                     title="Answered",
                     queries=(
                         Query(
-                            f'1 - (sum(rate({n.ROUTER_REQUESTS}_total{{outcome="failed"}}[RANGE])) or '
-                            f"vector(0)) / sum(rate({n.ROUTER_REQUESTS}_total[RANGE]))"
+                            f'1 - (sum(rate({n.ROUTER_REQUESTS}_total{{outcome="failed"}}[RANGE]))'
+                            f" or vector(0)) / sum(rate({n.ROUTER_REQUESTS}_total[RANGE]))"
                         ),
                     ),
                     unit="percentunit", kind="stat", width=4,

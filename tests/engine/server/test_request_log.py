@@ -68,7 +68,7 @@ def test_a_line_that_knows_nothing_of_requests_still_names_the_one_at_hand():
         return line
 
     async def both() -> list[dict[str, Any]]:
-        return await asyncio.gather(work("a"), work("b"))
+        return list(await asyncio.gather(work("a"), work("b")))
 
     assert [line["request_id"] for line in asyncio.run(both())] == ["a", "b"]
     assert "request_id" not in json.loads(JsonFormatter().format(record))

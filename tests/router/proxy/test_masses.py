@@ -6,6 +6,7 @@ import asyncio
 import time
 import tracemalloc
 from contextlib import AsyncExitStack
+from functools import partial
 
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 from octavo_router.endpoints.registry import Registry
@@ -21,6 +22,10 @@ async def silent(peer: Peer, request: Received) -> None:
     await peer.left()
 
 
+def has_seen(upstream: ScriptedUpstream, count: int) -> bool:
+    return len(upstream.requests) == count
+
+
 @on_loop
 async def test_after_five_hundred_cancelled_requests_nothing_is_left():
     async with ScriptedUpstream(silent) as upstream, routing_to(upstream.port) as rig:
@@ -33,7 +38,7 @@ async def test_after_five_hundred_cancelled_requests_nothing_is_left():
                 ]
                 for client in clients:
                     await client.post(chat(stream=True))
-                await rig.until(lambda seen=50 * number: len(upstream.requests) == seen)
+                await rig.until(partial(has_seen, upstream, 50 * number))
                 for client in clients:
                     client.reset()
                 await rig.settled()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,9 @@ from octavo_router.signals.plain_load import PlainLoad
 from tests.fakes.engine_stream import EngineStream
 from tests.fakes.facts import run, until
 from tests.fakes.listening import FAST, listening
+
+if TYPE_CHECKING:
+    from octavo_router.metrics.counts import Tally
 
 VLLM = b"""
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -216,6 +221,10 @@ class Counting(random.Random):
         return super().random()
 
 
+def is_beyond(polls: Tally, count: int) -> bool:
+    return polls["ok",] > count
+
+
 def test_an_idle_server_is_asked_seldom_and_one_with_work_often():
     async def story() -> None:
         engine = EngineStream()
@@ -233,7 +242,7 @@ def test_an_idle_server_is_asked_seldom_and_one_with_work_often():
                     endpoint.last_pick += 1
                 else:
                     endpoint.in_flight += 1
-                await until(lambda seen=before: polls["ok",] > seen)
+                await until(partial(is_beyond, polls, before))
             await until(lambda: polls["ok",] >= 6)  # often, as long as something is in flight
             endpoint.in_flight = 0
             engine.pages["/metrics"] = (200, VLLM)
