@@ -41,6 +41,9 @@ class Cluster(Protocol):
     def load(self, names: Iterable[str]) -> None:
         """Of images.NAMES; pods then have them without pulling."""
 
+    def kill(self, container: str) -> None:
+        """SIGKILL to all of a container's processes, by containerd's number of it."""
+
     def command(self, words: Sequence[str]) -> list[str]:
         """What runs `words` from anywhere so that the cluster's network is there."""
 

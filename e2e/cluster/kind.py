@@ -60,6 +60,10 @@ class KindCluster:
         for name in names:
             _run("kind", "load", "docker-image", images.reference(name), f"--name={_NAME}")
 
+    def kill(self, container: str) -> None:
+        ctr = ("ctr", "--namespace=k8s.io", "tasks", "kill", "--signal=SIGKILL", "--all")
+        _run("docker", "exec", f"{_NAME}-control-plane", *ctr, container)
+
     def kubectl(self, *words: str) -> str:
         return _run(*self.command(["kubectl", *words]))
 

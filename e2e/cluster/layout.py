@@ -34,7 +34,7 @@ class Layout:
     root: Path
 
     def make(self, programs: Path) -> None:
-        for folder in (self.bin, self.logs, self.pki, self.network, self.kubelet):
+        for folder in (self.bin, self.logs, self.loaded, self.pki, self.network, self.kubelet):
             folder.mkdir(parents=True)
         for name in COMPONENTS:  # the program is what it is called
             (self.bin / name).symlink_to(programs / "octavo-node")
@@ -61,6 +61,11 @@ class Layout:
     @property
     def logs(self) -> Path:
         return self.root / "logs"
+
+    @property
+    def loaded(self) -> Path:
+        """An empty file for each archive of an image that the cluster has."""
+        return self.root / "loaded"
 
     @property
     def pki(self) -> Path:

@@ -118,13 +118,20 @@ class OwnCluster:
 
     def load(self, names: Iterable[str]) -> None:
         for archive in images.build(names):
-            socket = str(self._layout.containerd_socket)
-            command = ["ctr", "--address", socket, "--namespace", "k8s.io", "images", "import"]
-            done = subprocess.run(
-                [*command, str(archive)], capture_output=True, text=True, check=False
-            )
-            if done.returncode:
-                raise ClusterError(f"{archive.name} was not imported: {done.stderr[-1000:]}")
+            loaded = self._layout.loaded / archive.name  # whose name is its content
+            if not loaded.exists():
+                self._ctr("images", "import", str(archive))
+                loaded.touch()
+
+    def kill(self, container: str) -> None:
+        self._ctr("tasks", "kill", "--signal=SIGKILL", "--all", container)
+
+    def _ctr(self, *words: str) -> None:
+        socket = str(self._layout.containerd_socket)
+        command = ["ctr", "--address", socket, "--namespace", "k8s.io", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ClusterError(f"{' '.join(command)} failed: {done.stderr[-1000:]}")
 
     def command(self, words: Sequence[str]) -> list[str]:
         environment = [
