@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine import _native
-from octavo_engine.backends.native.emit import compile_graph
-from octavo_engine.backends.native.fusion import fuse, settle_dtypes
+from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.loader import NativeLoader
-from octavo_engine.backends.native.recorder import record
 from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ConfigError, ModelError
@@ -92,11 +90,8 @@ class NativeBackend:
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         team, model = self._in_memory
-        graph = record(model.forward)
-        graph = fuse(graph) if self._is_fused else graph
-        graph = settle_dtypes(graph, elide=self._is_fused)
         try:
-            self._compiled = compile_graph(graph, team, limits)
+            self._compiled = compile_forward(model.forward, team, limits, is_fused=self._is_fused)
             self._kv = self._make_kv(num_blocks)
             self._num_blocks = num_blocks
         except MemoryError as error:

@@ -13,10 +13,8 @@ import numpy as np
 from octavo_engine import _native
 from octavo_engine.backends.backend import BackendLimits
 from octavo_engine.backends.native.backend import HEAD_DIM_MULTIPLE
-from octavo_engine.backends.native.emit import compile_graph
-from octavo_engine.backends.native.fusion import fuse, settle_dtypes
+from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.loader import NativeLoader
-from octavo_engine.backends.native.recorder import record
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.config import ModelConfig
@@ -123,11 +121,10 @@ class NativePoolingBackend:
 
     def _compile(self, forward: Callable[[Recorder], Value]) -> Compiled:
         assert self._limits is not None, "prepare() comes first"
-        graph = record(forward)
-        graph = fuse(graph) if self._is_fused else graph
-        graph = settle_dtypes(graph, elide=self._is_fused)
         try:
-            return compile_graph(graph, self._in_memory.team, self._limits)
+            return compile_forward(
+                forward, self._in_memory.team, self._limits, is_fused=self._is_fused
+            )
         except MemoryError as error:
             raise ConfigError(
                 f"no memory for steps of {self._limits.max_tokens} tokens; "

@@ -88,6 +88,16 @@ class ReferenceOps:
         return x[self._logit_rows]
 
     def attention(self, qkv: Tensor, spec: AttentionSpec) -> Tensor:
+        q, k, v = self._heads(qkv, spec)
+        self._kv.k[spec.layer].flatten(0, 1)[self._slots] = self._precision.stored(k)
+        self._kv.v[spec.layer].flatten(0, 1)[self._slots] = self._precision.stored(v)
+        outputs = [
+            self._attend(q, index, spec) for index in range(len(self._step.seq_lens))
+        ]  # tokens lie in the order of their sequences
+        return torch.cat(outputs) if outputs else q.flatten(1)
+
+    def _heads(self, qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, [T, heads, head_dim], normed and rotated as the spec says."""
         sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
         heads = qkv.view(len(qkv), sum(sizes), spec.head_dim)
         q, k, v = torch.split(heads, sizes, dim=1)
@@ -97,12 +107,7 @@ class ReferenceOps:
             k = self.rms_norm(k, spec.k_norm, spec.norm_eps)
         if spec.rope is not None:
             q, k = self._rotate(q, spec.rope), self._rotate(k, spec.rope)
-        self._kv.k[spec.layer].flatten(0, 1)[self._slots] = self._precision.stored(k)
-        self._kv.v[spec.layer].flatten(0, 1)[self._slots] = self._precision.stored(v)
-        outputs = [
-            self._attend(q, index, spec) for index in range(len(self._step.seq_lens))
-        ]  # tokens lie in the order of their sequences
-        return torch.cat(outputs) if outputs else q.flatten(1)
+        return q, k, v
 
     def _rotate(self, x: Tensor, rope: Rope) -> Tensor:
         # Angles in float32 whatever the precision: they are part of what a rope is.

@@ -44,15 +44,7 @@ class ReferencePoolingOps(ReferenceOps):
         return torch.stack([_pooled(x[text], how) for text in self._texts])
 
     def encoder_attention(self, qkv: Tensor, spec: AttentionSpec) -> Tensor:
-        sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
-        heads = qkv.view(len(qkv), sum(sizes), spec.head_dim)
-        q, k, v = torch.split(heads, sizes, dim=1)
-        if spec.q_norm is not None:
-            q = self.rms_norm(q, spec.q_norm, spec.norm_eps)
-        if spec.k_norm is not None:
-            k = self.rms_norm(k, spec.k_norm, spec.norm_eps)
-        if spec.rope is not None:
-            q, k = self._rotate(q, spec.rope), self._rotate(k, spec.rope)
+        q, k, v = self._heads(qkv, spec)
         return torch.cat([_attend(q[own], k[own], v[own], spec) for own in self._texts])
 
 
