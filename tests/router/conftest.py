@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fakes.certificates import make_authority
 from tests.fakes.process import ServeProcess, serving
 from tests.fakes.router_process import RouterProcess, routing
 
@@ -82,17 +82,5 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, a server's certificate and a client's."""
     folder: Path = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*args: str) -> None:
-        subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True)
-
-    make = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl(*make, "-x509", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "30")
-    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
-    for name in ("server", "client"):
-        openssl(*make, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        openssl(
-            "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key",
-            "-days", "30", "-CAcreateserial", "-out", f"{name}.pem", "-extfile", "names",
-        )  # fmt: skip
+    make_authority(folder)
     return folder

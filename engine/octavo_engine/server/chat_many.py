@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -15,9 +14,7 @@ from octavo_engine.server.http_errors import not_supported
 from octavo_engine.server.running import names_of
 from octavo_engine.server.schemas import ChatCompletionRequest, Message
 from octavo_engine.server.service import Service  # noqa: TC001
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from octavo_engine.server.together import all_of
 
 _COUNTS = ("prompt_tokens", "total_tokens", "completion_tokens")
 _DETAILS = ("prompt_tokens_details", "completion_tokens_details")
@@ -43,7 +40,7 @@ async def chat_batch(exchange: Exchange, service: Service) -> None:
     names = names_of(f"chatcmpl-{exchange.request_id}")
     with service.running.track(names, stop):
         async with exchange.while_present():
-            answers = await _all(
+            answers = await all_of(
                 [_one(exchange, service, number, body) for number, body in enumerate(bodies)]
             )
     await exchange.reply(msgspec.json.encode(_merged(answers, exchange.request_id)))
@@ -80,17 +77,6 @@ async def _one(exchange: Exchange, service: Service, number: int, body: bytes) -
         raise
     answer: dict[str, Any] = captured.json()
     return answer
-
-
-async def _all(work: Iterable[Any]) -> list[dict[str, Any]]:
-    """The first error ends them all."""
-    tasks = [asyncio.ensure_future(each) for each in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
 
 
 def _merged(answers: list[dict[str, Any]], request_id: str) -> dict[str, Any]:

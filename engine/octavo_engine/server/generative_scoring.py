@@ -7,11 +7,10 @@ the first find their prompt in the prefix cache.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,10 +22,8 @@ from octavo_engine.server.prompts import encode
 from octavo_engine.server.request_ids import adopt
 from octavo_engine.server.schemas import SamplingFields
 from octavo_engine.server.service import Service  # noqa: TC001
+from octavo_engine.server.together import all_of
 from octavo_engine.state.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Text = str | list[int]
 
@@ -74,7 +71,7 @@ async def generative_scoring(exchange: Exchange, service: Service) -> None:
     jobs = [_job(service, request, id_, prompts, label) for label in request.label_token_ids]
     async with exchange.while_present():
         # [label][item]
-        logprobs = await _all([_logprobs(service, job) for job in jobs])
+        logprobs = await all_of([_logprobs(service, job) for job in jobs])
     count = sum(map(len, prompts))
     answer = GenerativeScores(
         id=id_,
@@ -147,17 +144,6 @@ async def _logprobs(service: Service, job: generation.Job) -> list[float]:
                 for entry in output.logprobs or ():
                     values[piece.prompt_index] = entry.logprob
     return values
-
-
-async def _all(work: Sequence[Any]) -> list[list[float]]:
-    """The first error ends them all."""
-    tasks = [asyncio.ensure_future(each) for each in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
 
 
 def _scores(index: int, logprobs: list[float], *, softmax: bool) -> LabelScores:

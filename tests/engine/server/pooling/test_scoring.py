@@ -18,12 +18,6 @@ def by_angle():
         yield server
 
 
-@pytest.fixture(scope="module")
-def by_pairs():
-    with running(FakeEngine(tasks=("score",))) as server:
-        yield server
-
-
 def ask(server: RunningServer, path: str, **body: Any) -> dict[str, Any]:
     with server.client() as client:
         answer = client.post(path, json=body)
