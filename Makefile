@@ -12,6 +12,8 @@ PORT        ?= 8080
 # Test processes at once.
 WORKERS     ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 FUZZ_SECONDS ?= 120
+# Which stories on a real cluster: files or folders.
+E2E         ?= e2e
 
 export PATH := $(abspath $(BIN)):$(PATH)
 
@@ -69,7 +71,7 @@ bench-router: $(VENV)/.test  ## The router beside other routers; needs nginx and
 # As root where neither kind nor Docker is there. KEEP_CLUSTER=1 leaves the cluster up;
 # what it knew when a story failed is in build/e2e (or $E2E_ARTIFACTS).
 e2e: $(VENV)/.test  ## Stories on a real Kubernetes with the chart: minutes
-	$(BIN)/python -m pytest e2e $(E2E_ARGS)
+	$(BIN)/python -m pytest $(E2E) $(E2E_ARGS)
 
 # As root where neither kind nor Docker is there; what it builds stays in ~/.cache/octavo/e2e.
 images: $(VENV)/bin/python  ## The images of engine, router and operator

@@ -69,11 +69,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """A first build takes many minutes: here it counts against no test's time limit."""
+    asked = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    if asked & {"node", "image", "alone"} and not session.config.option.collectonly:
+        cluster().build(images.NAMES)
+
+
 @pytest.fixture(scope="session")
 def node() -> Iterator[Cluster]:
     """The cluster itself. This process has its network from here on, and no other."""
     chosen = cluster()
-    chosen.build(images.NAMES)
     was_up = chosen.is_up()
     if not was_up:
         chosen.start()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from e2e.cluster import packages
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.layout import Layout
 from e2e.cluster.own import OwnCluster
@@ -55,6 +57,18 @@ def test_what_a_killed_run_left_is_cleared(alone: OwnCluster, tmp_path: Path) ->
     os.kill(first, 9)
     alone.stop()
     assert traces(tmp_path) == before
+
+
+def test_a_machine_that_cannot_hold_it_says_why(
+    alone: OwnCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert alone.why_not() == ""
+    monkeypatch.setattr(packages, "missing", lambda: ["runc"])
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert alone.why_not() == "install these Debian packages: runc"
+    monkeypatch.setattr(os, "geteuid", lambda: 65532)
+    with pytest.raises(ClusterError, match="needs root; or install kind and Docker"):
+        alone.build(())
 
 
 def test_there_is_none_to_stop(alone: OwnCluster) -> None:

@@ -18,6 +18,7 @@ def main(argv: list[str]) -> int:
     step.add_argument("--bare", action="store_true", help="without Octavo's images")
     commands.add_parser("down", help="end it; nothing stays but the caches")
     commands.add_parser("status", help="exit code 0 where one is up")
+    commands.add_parser("check", help="says why this machine cannot hold one: then exit code 1")
     step = commands.add_parser("build", help="only build: the images, and the cluster's program")
     step.add_argument("names", nargs="*", default=list(images.NAMES), metavar="IMAGE")
     commands.add_parser("archives", help="where the built images are, as docker save writes them")
@@ -38,6 +39,9 @@ def main(argv: list[str]) -> int:
 def _run(args: argparse.Namespace) -> int:
     chosen = cluster()
     match args.command:
+        case "check":
+            if reason := chosen.why_not():
+                raise ClusterError(reason)
         case "build":
             chosen.build(args.names)
         case "archives":

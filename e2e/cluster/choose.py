@@ -24,6 +24,9 @@ class Cluster(Protocol):
     def node_address(self) -> str:
         """Where NodePorts answer, within `command` and after `enter`."""
 
+    def why_not(self) -> str:
+        """Why this machine cannot hold it, and what to do; or ''."""
+
     def build(self, names: Iterable[str]) -> None:
         """What `start` and `load` need: then they take seconds. Keeps it for the next time."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from pathlib import Path
 
@@ -10,6 +11,11 @@ from e2e.cluster.errors import ClusterError
 
 _MOUNT = Path("/sys/fs/cgroup")
 _REMOVE_TIMEOUT_S = 10.0
+
+
+def why_not() -> str:
+    locked = [str(root) for root in _roots() if not os.access(root, os.W_OK)]
+    return f"pods need control groups: {', '.join(locked)} cannot be written" if locked else ""
 
 
 def create(name: str) -> None:

@@ -26,6 +26,7 @@ TAG = "e2e"
 _INPUTS = ("Dockerfile", ".dockerignore", "LICENSE", "README.md", "pyproject.toml")
 _FOLDERS = ("csrc", "engine", "images", "octavo", "operator", "router")
 _SUITE = "bookworm"
+_LAYERS_LIMIT_GIB = 10
 _NO_PAPERS = tuple(
     f"--dpkgopt={option}"
     for option in (
@@ -61,6 +62,7 @@ def build(names: Iterable[str]) -> list[Path]:
                 print(f"Building the image of {name}", file=sys.stderr)
                 _build(name, context, archive)
                 cache.forget_others(archive, f"image-{name}-*.tar")
+        _forget_layers()
     return list(archives.values())
 
 
@@ -130,6 +132,13 @@ def _trust_of_this_machine() -> list[str]:
         for path in ("/etc/ssl/certs", "/etc/pip.conf")
         if Path(path).exists()
     ]
+
+
+def _forget_layers() -> None:
+    """Layers of earlier sources are kept to build the next image sooner, but not without bound."""
+    used = _run(["du", "--summarize", "--block-size=1G", str(cache.folder() / "storage")])
+    if int(used.split()[0]) > _LAYERS_LIMIT_GIB:
+        _buildah("prune", "--force")
 
 
 def _push(image: str, archive: Path) -> None:

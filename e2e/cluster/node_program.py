@@ -13,13 +13,17 @@ from e2e.cluster.errors import ClusterError
 
 SOURCE = cache.HERE / "node"
 VERSION = "v1.34.4"
+_NO_GO = "install Go 1.24 or newer (or kind and Docker): it builds the cluster"
 PROGRAMS = {"octavo-node": ".", "pause": "./pause"}
+
+
+def why_not() -> str:
+    return "" if _folder().exists() or _go() else _NO_GO
 
 
 def built() -> Path:
     """The folder with both programs. The first time takes minutes."""
-    sources = [*SOURCE.rglob("*.go"), SOURCE / "go.mod", SOURCE / "go.sum"]
-    folder = cache.folder() / f"node-{VERSION}-{cache.key_of(sources)}"
+    folder = _folder()
     with cache.locked("node"):
         if not folder.exists():
             _build(folder)
@@ -27,8 +31,15 @@ def built() -> Path:
     return folder
 
 
+def _folder() -> Path:
+    sources = [*SOURCE.rglob("*.go"), SOURCE / "go.mod", SOURCE / "go.sum"]
+    return cache.folder() / f"node-{VERSION}-{cache.key_of(sources)}"
+
+
 def _build(folder: Path) -> None:
     go = _go()
+    if go is None:
+        raise ClusterError(_NO_GO)
     print(f"Building Kubernetes {VERSION}: minutes, once", file=sys.stderr)
     unfinished = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -50,9 +61,6 @@ def _build(folder: Path) -> None:
     unfinished.rename(folder)
 
 
-def _go() -> str:
+def _go() -> str | None:
     usual = Path("/usr/local/go/bin/go")
-    found = shutil.which("go") or (str(usual) if usual.exists() else None)
-    if found is None:
-        raise ClusterError("install Go 1.24 or newer (or kind and Docker): it builds the cluster")
-    return found
+    return shutil.which("go") or (str(usual) if usual.exists() else None)

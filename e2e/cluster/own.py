@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
 _CLONE_NEWNET = 0x40000000
+_NAMESPACES = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,19 @@ class OwnCluster:
     def node_address(self) -> str:
         return NODE_ADDRESS
 
-    def build(self, names: Iterable[str]) -> None:
+    def why_not(self) -> str:
         if os.geteuid() != 0:
-            raise ClusterError("our own cluster needs root; or install kind and Docker")
+            return "our own cluster needs root; or install kind and Docker"
+        allowed = subprocess.run(
+            [*_NAMESPACES, "true"], capture_output=True, text=True, check=False
+        )
+        if allowed.returncode:
+            return f"no namespaces may be made here ({allowed.stderr.strip()}); run it as real root"
+        return node_program.why_not() or packages.why_not() or control_groups.why_not()
+
+    def build(self, names: Iterable[str]) -> None:
+        if reason := self.why_not():
+            raise ClusterError(reason)
         packages.install_missing()
         node_program.built()
         pause.archive()
@@ -75,11 +86,10 @@ class OwnCluster:
         programs = node_program.built()
         self._layout.make(programs)
         control_groups.create(self._layout.control_group)
-        command = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
         boot = ["-m", "e2e.cluster.boot", str(self._layout.root), str(pause.archive())]
         with self._layout.log("boot").open("w") as log:
             parent = subprocess.Popen(
-                [*command, sys.executable, *boot],
+                [*_NAMESPACES, sys.executable, *boot],
                 cwd=cache.ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

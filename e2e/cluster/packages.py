@@ -26,13 +26,20 @@ def missing() -> list[str]:
     return sorted({package for program, package in PROGRAMS.items() if not shutil.which(program)})
 
 
+def why_not() -> str:
+    """Names the packages where this user may not install them."""
+    packages = missing()
+    if not packages or (os.geteuid() == 0 and shutil.which("apt-get")):
+        return ""
+    return f"install these Debian packages: {' '.join(packages)}"
+
+
 def install_missing() -> None:
-    """Raises ClusterError that names the packages where this user may not install them."""
+    if reason := why_not():
+        raise ClusterError(reason)
     packages = missing()
     if not packages:
         return
-    if os.geteuid() != 0 or not shutil.which("apt-get"):
-        raise ClusterError(f"install these Debian packages: {' '.join(packages)}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     install = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
     for command in (["apt-get", "update", "--quiet"], install):
