@@ -36,6 +36,7 @@ PATIENCE_S = {
 }
 MAX_SUSPECTS = 3  # pods of one LLMDeployment fail alike
 MAX_WARNINGS = 10
+MAX_WORD = 256  # of what an engine says of its model
 
 
 @dataclass(slots=True)
@@ -150,6 +151,9 @@ class Reporter:
         )
         if length := self._demand.max_model_len(view.deployment.pool, view.revision):
             model["maxModelLen"] = length
+        if served := self._demand.model(view.deployment.pool, view.revision):
+            told = {"id": served.id, "architecture": served.architecture, "format": served.format}
+            model |= {name: value[:MAX_WORD] for name, value in told.items() if value}
         return model
 
     def _stalled_s(self, view: View, told: Told) -> float:
