@@ -51,9 +51,11 @@ SERVED = (
 )
 
 
-def leading(lease_name: str) -> tuple[Rule, ...]:
-    """In the operator's own namespace."""
+def leading(lease_name: str, deployment: str = "") -> tuple[Rule, ...]:
+    """In the operator's own namespace; `deployment` is the operator's."""
+    owner = (Rule(kinds.DEPLOYMENT, ("get",), "leader", names=(deployment,)),)
     return (
+        *(owner if deployment else ()),
         Rule(kinds.LEASE, ("create",), "leader"),  # a name cannot be demanded of what is not there
         Rule(kinds.LEASE, ("get", "update"), "leader", names=(lease_name,)),
     )

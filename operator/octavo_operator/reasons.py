@@ -201,7 +201,7 @@ ADVICE: dict[Reason, Advice] = {
     ),
     R.IMAGE_UNAUTHORIZED: Advice(
         "The registry refuses to give the image without credentials.",
-        "Add imagePullSecrets to spec.podTemplate.",
+        "Add imagePullSecrets to spec.podTemplate, or create the Secret that it names.",
     ),
     R.IMAGE_ARCHITECTURE: Advice(
         "The image is not built for the node's processor.",
