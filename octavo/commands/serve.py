@@ -18,6 +18,7 @@ from octavo.options import (
     serve_settings,
     warn_of_unknown_environment,
 )
+from octavo_engine.protocol.loading import LOADING
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -86,20 +87,24 @@ class Reporter:
         self._is_terminal = sys.stderr.isatty() and not self._json
         self._began_at = began_at
         self._shown = -1
+        self._phase = LOADING
         self._bar_width = 30
 
     def loading(self, health: Health) -> None:
         percent = int(health.progress * 100)
+        phase = health.loading.phase if health.loading is not None else LOADING
+        if phase != self._phase:  # it fetches first, where the model is not on this disk
+            self._phase, self._shown = phase, -1
         if self._is_terminal:
             if percent != self._shown:
                 filled = self._bar_width * percent // 100
                 bar = "█" * filled + "░" * (self._bar_width - filled)
                 self._shown = percent
-                print(f"\r  loading {bar} {percent:3d} %", end="", file=sys.stderr, flush=True)
+                print(f"\r  {phase:8} {bar} {percent:3d} %", end="", file=sys.stderr, flush=True)
         elif percent // 25 > self._shown // 25:
             self._shown = percent
             if percent:
-                self._log("Loading", percent=percent)
+                self._log(phase.capitalize(), percent=percent)
 
     def ready(self, info: ModelInfo) -> None:
         self.close()

@@ -297,4 +297,6 @@ class Pool:
         fetching = self._fetches.get(replica.launch.revision)
         if replica.state == "held" and fetching is not None:
             return fetching.detail
+        if replica.state == "loading" and replica.loading is not None:
+            return str(replica.loading)
         return replica.detail

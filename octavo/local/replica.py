@@ -12,12 +12,14 @@ from octavo.local.backoff import BackOff
 from octavo.local.child import Child, describe_end, octavo_command
 from octavo.local.home import write_whole
 from octavo.local.launch import engine_environment
+from octavo_engine.protocol.loading import read_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from octavo.local.home import Home
     from octavo.local.launch import Launch, Share
+    from octavo_engine.protocol.loading import LoadProgress
 
 # held: its weights are not there yet. waiting: it ended by itself and is started again soon.
 State = Literal["held", "starting", "loading", "ready", "stalled", "waiting", "leaving", "gone"]
@@ -47,6 +49,7 @@ class Replica:
         self.launch = launch
         self.state: State = "held"
         self.progress = 0.0  # of loading
+        self.loading: LoadProgress | None = None  # the same in bytes
         self.restarts = 0
         self.detail = ""  # why it is not well
         self.port = 0
@@ -85,7 +88,7 @@ class Replica:
             return
         self._started_at = self._clock()
         self.port = _free_port()
-        self.progress = 0.0
+        self.progress, self.loading = 0.0, None
         config = self._home.run / f"{self.id}.toml"
         try:
             write_whole(config, self.launch.config_text(share))
@@ -171,6 +174,7 @@ class Replica:
                 progress = float(body.get("progress", 0.0))
                 if self.state != "loading" or progress != self.progress:
                     self.state, self.progress = "loading", progress
+                    self.loading = read_progress(body.get("loading"))
                     self._wake()
             elif state in ("ready", "saturated"):
                 self.state, self.detail = "ready", ""

@@ -31,6 +31,7 @@ _FLAGS: tuple[tuple[str, str, str], ...] = (
     ("kubeconfig", "", "file to log in with; default: the pod's own identity, then KUBECONFIG"),
     ("context", "", "context of the kubeconfig; default: its current one"),
     ("own-namespace", "", "namespace of the operator's Lease; default: the one it runs in"),
+    ("deployment", "", "the operator's own Deployment, which its Lease is deleted with"),
     ("identity", "", "name of this replica; default: the host's"),
     ("host", "0.0.0.0", "address for health and metrics"),
     ("port", "8090", "port for health and metrics; 0: any free one"),
@@ -42,6 +43,7 @@ _FLAGS: tuple[tuple[str, str, str], ...] = (
     ("cpu-image", "", "image of engines without a GPU"),
     ("cuda-image", "", "image of engines with a GPU"),
     ("pull-policy", "IfNotPresent", "Always, IfNotPresent or Never"),
+    ("image-pull-secrets", "", "Secrets that engine pods pull with, unless their spec names some"),
     ("router-namespace", "octavo-system", "namespace of the routers"),
     ("router-service", "octavo-router", "Service of the routers"),
     ("router-url", "", "base URL that clients use; default: the routers' Service"),
@@ -112,6 +114,7 @@ def read_settings(
             cpu=values["cpu-image"] or images.cpu,
             cuda=values["cuda-image"] or images.cuda,
             pull_policy=_pull_policy(values["pull-policy"]),
+            pull_secrets=_names(values["image-pull-secrets"]),
         ),
         router=Router(
             namespace=values["router-namespace"],
@@ -129,6 +132,7 @@ def read_settings(
     config = load(environment, values["kubeconfig"], values["context"])
     run_settings = RunSettings(
         namespace=values["own-namespace"] or config.namespace,
+        deployment=values["deployment"],
         identity=values["identity"] or socket.gethostname(),
         host=values["host"],
         port=_number(values, "port", 0, 65535),

@@ -3,7 +3,9 @@
 The fence is time, measured on our own monotonic clock from *before* the last renewal was sent:
 when `duration - margin` has passed since, we stop writing, before anybody else may begin. Others
 take the Lease over only after they have seen it unchanged for the whole duration on their own
-clock, so that clocks which disagree do no harm.
+clock, so that clocks which disagree do no harm. So it is with a Lease that has vanished.
+
+The Lease belongs to the operator's Deployment: it goes when that is deleted, however we end.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo_operator import kinds
-from octavo_operator.errors import ClusterError, Conflict
+from octavo_operator.errors import ClusterError, Conflict, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +47,9 @@ class Leader:
         clock: Callable[[], float],
         now_text: Callable[[], str],
         times: LeaseTimes | None = None,
+        deployment: str = "",
     ) -> None:
+        """`deployment`: the operator's own, in the same namespace; empty: there is none."""
         self._cluster = cluster
         self._namespace = namespace
         self._name = name
@@ -53,6 +57,8 @@ class Leader:
         self._clock = clock
         self._now_text = now_text
         self._times = times or LeaseTimes()
+        self._deployment = deployment
+        self._owners: list[Object] | None = None  # None: not asked yet
         self._held_until = float("-inf")
         self._seen: tuple[str, float] = ("", float("-inf"))  # resourceVersion, when it was new
 
@@ -78,10 +84,14 @@ class Leader:
 
     async def try_once(self) -> bool:
         """Take or renew the Lease if it can be ours; whether we lead."""
+        if self._owners is None:
+            self._owners = await self._find_owners()
         began_at = self._clock()
         lease = await self._cluster.get(kinds.LEASE, self._namespace, self._name)
         try:
             if lease is None:
+                if not self._may_create():
+                    return False
                 stored = await self._cluster.create(self._body(0, self._now_text()))
             elif self._may_take(lease):
                 stored = await self._cluster.replace(self._renewed(lease))
@@ -103,15 +113,35 @@ class Leader:
             return
         try:
             lease = await self._cluster.get(kinds.LEASE, self._namespace, self._name)
-            if lease is None or lease["spec"].get("holderIdentity") != self._identity:
+            if lease is None or _spec(lease).get("holderIdentity") != self._identity:
                 return
             lease["spec"]["holderIdentity"] = ""
             await self._cluster.replace(lease)
         except ClusterError as error:  # it will run out by itself
             logger.warning("Could not give back the Lease", extra={"error": str(error)})
 
+    async def _find_owners(self) -> list[Object]:
+        """One owner, or none where it cannot be told: then the Lease outlives us, and no harm."""
+        if not self._deployment:
+            return []
+        try:
+            found = await self._cluster.get(kinds.DEPLOYMENT, self._namespace, self._deployment)
+        except Refused as error:
+            logger.warning("May not read our own Deployment", extra={"error": str(error)})
+            return []
+        if found is None:
+            logger.warning("Found no Deployment of ours", extra={"deployment": self._deployment})
+            return []
+        api_version, kind = kinds.DEPLOYMENT.api_version, kinds.DEPLOYMENT.name
+        reference = {"apiVersion": api_version, "kind": kind, "name": self._deployment}
+        return [{**reference, "uid": kinds.uid_of(found)}]
+
+    def _may_create(self) -> bool:
+        """Somebody deleted it: who held it knows that only when it renews."""
+        return self.is_leading() or self._clock() - self._seen[1] >= self._times.duration_s
+
     def _may_take(self, lease: Object) -> bool:
-        holder = lease["spec"].get("holderIdentity") or ""
+        holder = _spec(lease).get("holderIdentity") or ""
         if holder in ("", self._identity):
             return True
         version = str(lease["metadata"]["resourceVersion"])
@@ -120,26 +150,29 @@ class Leader:
             self._seen = (version, now)
             return False
         duration_s = max(
-            float(lease["spec"].get("leaseDurationSeconds") or 0), self._times.duration_s
+            float(_spec(lease).get("leaseDurationSeconds") or 0), self._times.duration_s
         )
         return now - self._seen[1] >= duration_s
 
     def _renewed(self, lease: Object) -> Object:
-        spec = lease["spec"]
+        spec = _spec(lease)
         is_ours = spec.get("holderIdentity") == self._identity
         transitions = int(spec.get("leaseTransitions") or 0)
         acquired_at = spec.get("acquireTime") if is_ours else None
         body = self._body(
             transitions if is_ours else transitions + 1, acquired_at or self._now_text()
         )
-        body["metadata"] = lease["metadata"]
+        body["metadata"] = {**lease["metadata"], **self._owned()}
         return body
+
+    def _owned(self) -> Object:
+        return {"ownerReferences": self._owners} if self._owners else {}
 
     def _body(self, transitions: int, acquired_at: str) -> Object:
         return {
             "apiVersion": kinds.LEASE.api_version,
             "kind": kinds.LEASE.name,
-            "metadata": {"namespace": self._namespace, "name": self._name},
+            "metadata": {"namespace": self._namespace, "name": self._name, **self._owned()},
             "spec": {
                 "holderIdentity": self._identity,
                 "leaseDurationSeconds": int(self._times.duration_s),
@@ -148,3 +181,9 @@ class Leader:
                 "leaseTransitions": transitions,
             },
         }
+
+
+def _spec(lease: Object) -> Object:
+    """Anybody may have made it, and left it empty."""
+    spec: Object = lease.get("spec") or {}
+    return spec

@@ -12,6 +12,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from octavo_engine.protocol.loading import FETCHING, LoadProgress
 from octavo_operator import kinds
 from octavo_operator.errors import ClusterError, Refused
 from octavo_operator.names import ENGINE_CONTAINER, FETCH_CONTAINER
@@ -29,7 +30,6 @@ EVERY_S = 5.0
 LOG_S = 2.0  # a kubelet that does not answer must not hold a worker
 DENIED_S = 600.0  # after a refusal of the log; a Role may change
 MAX_BYTES = 2**53
-MAX_SECONDS = 2**31 - 1
 
 Phase = Literal["Pending", "Fetching", "Loading", "Ready"]
 _ORDER: tuple[Phase, ...] = ("Pending", "Fetching", "Loading", "Ready")
@@ -69,7 +69,8 @@ class LoadingReader:
         self._cluster = cluster
         self._demand = demand
         self._clock = clock
-        self._told: dict[str, tuple[float, Loading]] = {}  # by UID of the LLMDeployment
+        # by UID of the LLMDeployment: when, of which pod in which phase, what
+        self._told: dict[str, tuple[float, tuple[Phase, str], Loading]] = {}
         self._denied_at = float("-inf")
 
     async def read(self, uid: str, pods: Sequence[Object]) -> Loading | None:
@@ -83,12 +84,12 @@ class LoadingReader:
             self._told.pop(uid, None)
             return Loading(phase=phase, percent=100 if phase == "Ready" else None)
         now = self._clock()
-        asked_at, told = self._told.get(uid, (float("-inf"), None))
-        is_same = told is not None and (told.phase, told.pod) == (phase, kinds.name_of(pod))
-        if told is not None and is_same and now - asked_at < EVERY_S:
-            return told
+        subject = (phase, kinds.name_of(pod))
+        told = self._told.get(uid)
+        if told is not None and told[1] == subject and now - told[0] < EVERY_S:
+            return told[2]
         loading = await self._look(phase, pod)
-        self._told[uid] = (now, loading)
+        self._told[uid] = (now, subject, loading)
         return loading
 
     def forget(self, uid: str) -> None:
@@ -97,7 +98,8 @@ class LoadingReader:
     async def _look(self, phase: Phase, pod: Object) -> Loading:
         name = kinds.name_of(pod)
         if phase == "Loading":
-            return loaded(name, self._demand.loading(kinds.uid_of(pod)))
+            uid = kinds.uid_of(pod)
+            return loaded(name, self._demand.loading(uid), self._demand.progress(uid))
         return fetched_so_far(name, await self._log(pod))
 
     async def _log(self, pod: Object) -> str:
@@ -130,13 +132,28 @@ def most_advanced(
     )
 
 
-def loaded(pod: str, share: float | None) -> Loading:
-    """`share` of the weights, from 0 to 1."""
-    if share is None:
-        return Loading(phase="Loading", pod=pod)
-    percent = int(100 * min(1.0, max(0.0, share)))
-    message = f"{percent} % of the weights are loaded."
-    return Loading(phase="Loading", pod=pod, percent=percent, message=message)
+def loaded(pod: str, share: float | None, told: LoadProgress | None) -> Loading:
+    """`share` of the weights, from 0 to 1; `told` in bytes, by engines that know them."""
+    percent = None if share is None else int(100 * min(1.0, max(0.0, share)))
+    if told is None:
+        message = "" if percent is None else f"Loading weights: {percent} %."
+        return Loading(phase="Loading", pod=pod, percent=percent, message=message)
+    return _of_progress(pod, told, percent)
+
+
+def _of_progress(pod: str, told: LoadProgress, percent: int | None) -> Loading:
+    text = str(told)
+    return Loading(
+        # An engine fetches by itself what no step before it was told to.
+        phase="Fetching" if told.phase == FETCHING else "Loading",
+        pod=pod,
+        percent=percent if told.share is None else int(100 * told.share),
+        bytes_done=told.bytes_done,
+        bytes_total=told.bytes_total or None,
+        bytes_per_s=told.bytes_per_s or None,
+        remaining_s=told.remaining_s,
+        message=f"{text[0].upper()}{text[1:]}.",
+    )
 
 
 def fetched_so_far(pod: str, log: str) -> Loading:
@@ -148,20 +165,8 @@ def fetched_so_far(pod: str, log: str) -> Loading:
     done, total = _count(facts.get("bytes")), _count(facts.get("total"))
     if done is None or not total:
         return Loading(phase="Fetching", pod=pod, bytes_done=done)
-    rate, left_s = _count(facts.get("rate")), _count(facts.get("eta_s"), MAX_SECONDS)
-    text = f"Fetched {_size(done)} of {_size(total)}"
-    text += f" at {_size(rate)}/s" if rate else ""
-    text += f", {left_s} s left" if left_s is not None else ""
-    return Loading(
-        phase="Fetching",
-        pod=pod,
-        percent=min(100, 100 * done // total),
-        bytes_done=done,
-        bytes_total=total,
-        bytes_per_s=rate,
-        remaining_s=left_s,
-        message=f"{text}.",
-    )
+    told = LoadProgress(FETCHING, done, total, _count(facts.get("rate")) or 0)
+    return _of_progress(pod, told, None)
 
 
 def found_model(uri: str, pods: Sequence[Object], previous: Mapping[str, Any]) -> Object:
@@ -216,14 +221,8 @@ def _container(pod: Object, place: str, name: str) -> Object:
     return next((each for each in found if each.get("name") == name), {})
 
 
-def _count(value: object, most: int = MAX_BYTES) -> int | None:
+def _count(value: object) -> int | None:
     """What anybody may have written into a log, as the schema takes it."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e300:
         return None
-    return min(int(value), most)
-
-
-def _size(num_bytes: int) -> str:
-    if num_bytes >= 2**30:
-        return f"{num_bytes / 2**30:.2f} GiB"
-    return f"{num_bytes / 2**20:.1f} MiB"
+    return min(int(value), MAX_BYTES)

@@ -26,7 +26,7 @@ _HEAD = """\
 def rbac_objects() -> list[dict[str, Any]]:
     """For an operator that serves all namespaces, with the routers in its own."""
     metadata = {"name": ACCOUNT, "namespace": NAMESPACE, "labels": LABELS}
-    own = (*rbac.leading(LEASE_NAME), *rbac.ROUTERS)
+    own = (*rbac.leading(LEASE_NAME, ACCOUNT), *rbac.ROUTERS)
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
         rbac.role(ACCOUNT, rbac.SERVED, labels=LABELS),

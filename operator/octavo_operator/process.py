@@ -57,6 +57,7 @@ class RunSettings:
     write_burst: int = 200
     lease: LeaseTimes | None = field(default_factory=LeaseTimes)  # None: there is only one
     lease_name: str = LEASE_NAME
+    deployment: str = ""  # of the operator itself, which the Lease goes with
     poll_routers_s: float = 1.0
 
 
@@ -89,6 +90,7 @@ class Operator:
                 clock=clock,
                 now_text=_now_micro,
                 times=run.lease,
+                deployment=run.deployment,
             )
         )
         bucket = TokenBucket(per_second=run.writes_per_s, burst=run.write_burst, clock=clock)

@@ -37,7 +37,7 @@ class Rule:
 # In each namespace that is served.
 SERVED = (
     Rule(kinds.LLM_DEPLOYMENT, READ, "intake, handlers, reconcile"),
-    Rule(kinds.LLM_DEPLOYMENT, ("patch",), "reconcile", subresource="status"),
+    Rule(kinds.LLM_DEPLOYMENT, ("patch",), "reporting", subresource="status"),
     # Owner references that block deletion need this right where the API server checks it.
     Rule(kinds.LLM_DEPLOYMENT, ("update",), "execute", subresource="finalizers"),
     *(Rule(kind, OWN, "execute") for kind in kinds.OWNED if kind != kinds.VOLUME_CLAIM),
@@ -47,13 +47,15 @@ SERVED = (
     Rule(kinds.POD, ("patch",), "execute", subresource="status"),
     # How far a fetch is. Without it the status tells the phase alone.
     Rule(kinds.POD, ("get",), "loading", subresource="log"),
-    Rule(kinds.EVENT, ("create", "list"), "events, reconcile"),
+    Rule(kinds.EVENT, ("create", "list"), "events, reporting"),
 )
 
 
-def leading(lease_name: str) -> tuple[Rule, ...]:
-    """In the operator's own namespace."""
+def leading(lease_name: str, deployment: str = "") -> tuple[Rule, ...]:
+    """In the operator's own namespace; `deployment` is the operator's."""
+    owner = (Rule(kinds.DEPLOYMENT, ("get",), "leader", names=(deployment,)),)
     return (
+        *(owner if deployment else ()),
         Rule(kinds.LEASE, ("create",), "leader"),  # a name cannot be demanded of what is not there
         Rule(kinds.LEASE, ("get", "update"), "leader", names=(lease_name,)),
     )

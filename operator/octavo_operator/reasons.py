@@ -33,7 +33,6 @@ class Reason(StrEnum):
     OPERATOR_FORBIDDEN = "OperatorForbidden"
     NAMESPACE_TERMINATING = "NamespaceTerminating"
     OBJECT_REFUSED = "ObjectRefused"
-    API_UNAVAILABLE = "APIUnavailable"
     # no place for the pod
     VOLUME_CLASS_MISSING = "StorageClassMissing"
     VOLUME_PENDING = "VolumePending"
@@ -165,10 +164,6 @@ ADVICE: dict[Reason, Advice] = {
     R.OBJECT_REFUSED: Advice(
         "The API server refuses an object.", "Change the field that its message names."
     ),
-    R.API_UNAVAILABLE: Advice(
-        "The API server does not answer as it should.",
-        "Nothing: the operator retries; look at the API server if it lasts.",
-    ),
     R.VOLUME_CLASS_MISSING: Advice(
         "The StorageClass of the cache does not exist.",
         "Correct spec.cache.storageClassName, or create the class.",
@@ -201,7 +196,7 @@ ADVICE: dict[Reason, Advice] = {
     ),
     R.IMAGE_UNAUTHORIZED: Advice(
         "The registry refuses to give the image without credentials.",
-        "Add imagePullSecrets to spec.podTemplate.",
+        "Add imagePullSecrets to spec.podTemplate, or create the Secret that it names.",
     ),
     R.IMAGE_ARCHITECTURE: Advice(
         "The image is not built for the node's processor.",

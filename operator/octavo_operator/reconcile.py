@@ -10,7 +10,6 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from octavo_engine.protocol.kubernetes import REVISION_LABEL
 from octavo_operator import canary, kinds, labels
 from octavo_operator.autoscale import Memory, decide
 from octavo_operator.desired import Traffic, desired_objects, revision_of
@@ -23,21 +22,19 @@ from octavo_operator.errors import (
     SpecInvalid,
 )
 from octavo_operator.execute import execute, set_routable
-from octavo_operator.faults import Fault, find_faults, newest_first, refusal, unexplained
+from octavo_operator.faults import Fault, refusal, unexplained
 from octavo_operator.guard import NotLeader
-from octavo_operator.loading import LoadingReader, found_model
 from octavo_operator.observe import waits_for_gate
 from octavo_operator.plan import HOLD, Wish, plan_capacity, plan_changes
 from octavo_operator.reasons import Reason
+from octavo_operator.reporting import Reporter, Told
 from octavo_operator.spec import LLMDeployment
 from octavo_operator.status import (
-    Facts,
     Scaling,
-    refused,
     rollout_from_status,
     scaling_from_status,
-    summarize,
 )
+from octavo_operator.view import View
 from octavo_operator.work_queue import Outcome
 
 if TYPE_CHECKING:
@@ -49,7 +46,7 @@ if TYPE_CHECKING:
     from octavo_operator.kinds import Kind, Object
     from octavo_operator.loading import Loading
     from octavo_operator.observe import Key, Observed, World
-    from octavo_operator.plan import CapacityPlan, Plan
+    from octavo_operator.plan import Plan
     from octavo_operator.rollout import Replica
     from octavo_operator.routers import Demand
     from octavo_operator.settings import Settings
@@ -59,43 +56,16 @@ logger = logging.getLogger("octavo.operator.reconcile")
 TICK_S = 5.0
 PREDECESSOR_TICK_S = 1.0
 RIVAL_TICK_S = 30.0
-WARNINGS_EVERY_S = 4.0
-# What is normal for a while: how long nothing must have changed until it is a fault.
-PATIENCE_S = {
-    Reason.STARTUP_PROBE_FAILING: 4.0,
-    Reason.NOT_ROUTABLE: 15.0,
-    Reason.READINESS_PROBE_FAILING: 60.0,  # that is how loading looks from outside
-}
-MAX_SUSPECTS = 3  # pods of one LLMDeployment fail alike
-MAX_WARNINGS = 10
 
 
 @dataclass(slots=True)
 class _Memory:
     """What a key's next reconcile had better know. Losing it costs a window or a write, no more."""
 
-    uid: str = ""
+    told: Told
     scale: Memory = field(default_factory=Memory)
     settled: dict[tuple[Kind, str], tuple[str, str]] = field(default_factory=dict)
-    progress: tuple[object, float] = ((), 0.0)  # the last picture of the rollout, and since when
     baseline: tuple[str, int, Sample, Sample] | None = None  # revision, step, stable, canary
-    faults: frozenset[Reason] = frozenset()
-    warnings: dict[str, tuple[float, list[Object]]] = field(default_factory=dict)  # by UID
-    loading: Loading | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _View:
-    """Everything one look has computed."""
-
-    deployment: LLMDeployment
-    revision: str
-    wish: Wish
-    observed: Observed
-    replicas: list[Replica]
-    capacity: CapacityPlan
-    plan: Plan
-    scaling: Scaling | None
 
 
 class Reconciler:
@@ -124,14 +94,14 @@ class Reconciler:
         self._clock = clock
         self._epoch_clock = epoch_clock
         self._now_text = now_text
-        self._loading = LoadingReader(cluster, demand, clock)
+        self._reporter = Reporter(cluster, world, demand, events, clock=clock, now_text=now_text)
         self._memories: dict[Key, _Memory] = {}
 
     async def reconcile(self, key: Key) -> Outcome:
         body = self._world.deployment(key)
         if body is None:  # deleted: owner references clean up
             if (memory := self._memories.pop(key, None)) is not None:
-                self._loading.forget(memory.uid)
+                self._reporter.forget(memory.told)
             self._demand.forget(f"{key.namespace}/{key.name}")
             return Outcome(is_gone=True)
         if body["metadata"].get("deletionTimestamp"):
@@ -160,7 +130,7 @@ class Reconciler:
             if rival := self._world.older_server(key, deployment.model.names):
                 served, name = rival
                 text = f"{served} is served by LLMDeployment {name}, which is older"
-                await self._refuse(body, generation, Reason.SERVED_NAME_CONFLICT, text)
+                await self._reporter.refuse(body, generation, Reason.SERVED_NAME_CONFLICT, text)
                 return Outcome(again_after_s=RIVAL_TICK_S)
             view = self._look(key, body, deployment, memory)
             if not view.plan.is_empty:
@@ -174,16 +144,16 @@ class Reconciler:
                 await self._refresh(key)
                 view = self._look(key, body, deployment, memory)
         except SpecInvalid as error:
-            await self._refuse(body, generation, Reason(error.reason), str(error))
+            await self._reporter.refuse(body, generation, Reason(error.reason), str(error))
             return Outcome()
         except NameConflict as error:
-            await self._refuse(body, generation, Reason.NAME_CONFLICT, str(error))
+            await self._reporter.refuse(body, generation, Reason.NAME_CONFLICT, str(error))
             return Outcome(again_after_s=60.0)
         faults: list[Fault] = []
         # Where the canary stands is stored before it is acted upon: a restart between the two
         # finds the decision, and draws the same conclusions.
         if view.capacity.state != rollout_from_status(previous) or _moved(view, previous):
-            await self._report(body, view, previous, memory, faults)
+            await self._report(body, view, memory.told, faults)
         try:
             report = await execute(
                 self._cluster,
@@ -194,7 +164,7 @@ class Reconciler:
                 pods=view.observed.engine_pods,
             )
         except NameConflict as error:
-            await self._refuse(body, generation, Reason.NAME_CONFLICT, str(error))
+            await self._reporter.refuse(body, generation, Reason.NAME_CONFLICT, str(error))
             return Outcome(again_after_s=60.0)
         memory.settled.update(report.settled)
         is_failed = bool(report.absent)
@@ -208,8 +178,10 @@ class Reconciler:
         if not view.plan.is_empty:
             view = self._look(key, body, view.deployment, memory, is_after=True)
         latest = self._world.deployment(key) or body
-        await self._report(latest, view, latest.get("status") or {}, memory, faults)
-        return Outcome(is_failed=is_failed, again_after_s=self._again_after(view, memory.loading))
+        await self._report(latest, view, memory.told, faults)
+        return Outcome(
+            is_failed=is_failed, again_after_s=self._again_after(view, memory.told.loading)
+        )
 
     def _look(
         self,
@@ -219,7 +191,7 @@ class Reconciler:
         memory: _Memory,
         *,
         is_after: bool = False,
-    ) -> _View:
+    ) -> View:
         """Pure but for the memory of the autoscaler. Raises SpecInvalid, NameConflict."""
         uid = kinds.uid_of(body)
         status = (self._world.deployment(key) or body).get("status") or {}
@@ -251,7 +223,7 @@ class Reconciler:
             replicas=replicas,
             settled=memory.settled,
         )
-        return _View(deployment, revision, wish, observed, replicas, capacity, plan, scaling)
+        return View(deployment, revision, wish, observed, replicas, capacity, plan, scaling)
 
     def _wanted(
         self,
@@ -296,7 +268,7 @@ class Reconciler:
         analysis = deployment.rollout.canary.analysis
         return canary.judge(analysis, stable - known[2], trial - known[3])
 
-    async def _open_gates(self, view: _View) -> None:
+    async def _open_gates(self, view: View) -> None:
         for pod in view.observed.pods:
             if not waits_for_gate(pod):
                 continue
@@ -308,94 +280,11 @@ class Reconciler:
             if stored is not None:
                 self._world.keep(kinds.POD, stored)
 
-    async def _report(
-        self,
-        body: Object,
-        view: _View,
-        previous: Object,
-        memory: _Memory,
-        refusals: list[Fault],
-    ) -> None:
-        warnings = await self._warnings(view, memory)
-        pods = _of_revision(view.observed, view.revision)
-        memory.loading = await self._loading.read(memory.uid, pods)
-        has_routers = self._demand.has_routers
-        stalled_s = self._stalled_s(view, memory)
-        found = find_faults(view.observed, warnings, has_routers=has_routers)
-        faults = refusals + [f for f in found if stalled_s >= PATIENCE_S.get(f.reason, 0.0)]
-        step = view.capacity.step
-        facts = Facts(
-            generation=view.deployment.generation,
-            revision=view.revision,
-            wanted=view.wish.replicas,
-            least_serving=view.wish.limits.least_serving,
-            is_suspended=view.deployment.suspend,
-            is_done=step.is_done and not view.plan.hold,
-            waiting_for=", ".join(view.plan.hold),
-            replicas=view.replicas,
-            faults=faults,
-            loading=memory.loading,
-            model=self._model(view, pods, previous),
-            canary=view.capacity.state,
-            weights=view.capacity.weights,
-            stalled_s=stalled_s,
-            progress_deadline_s=view.deployment.rollout.progress_deadline_s,
-            scaling=view.scaling,
-            selector=labels.selector_text(labels.engines(view.deployment.name)),
-            endpoint=self.settings.router.endpoint,
-        )
-        await self._write_status(body, summarize(facts, previous, self._now_text()), previous)
-        reasons = frozenset(fault.reason for fault in faults)
-        for fault in faults:
-            if fault.reason not in memory.faults:
-                await self._events.tell(body, "Warning", fault.reason, fault.message)
-        memory.faults = reasons
+    async def _report(self, body: Object, view: View, told: Told, refusals: list[Fault]) -> None:
+        endpoint = self.settings.router.endpoint
+        await self._reporter.report(body, view, told, refusals, endpoint=endpoint)
 
-    async def _refuse(self, body: Object, generation: int, reason: Reason, text: str) -> None:
-        previous = body.get("status") or {}
-        status = refused(generation, reason, text, previous, self._now_text())
-        if await self._write_status(body, status, previous):
-            await self._events.tell(body, "Warning", reason, text)
-
-    async def _write_status(self, body: Object, status: Object, previous: Object) -> bool:
-        if status == previous:
-            return False
-        # NOTE: the status subresource ignores a uid, but not a resourceVersion: a resource that was
-        # deleted and created anew, or edited meanwhile, is not told what was found of the old one.
-        names = ("namespace", "name", "uid", "resourceVersion")
-        stored = await self._cluster.apply_status(
-            {
-                "apiVersion": body["apiVersion"],
-                "kind": body["kind"],
-                "metadata": {name: body["metadata"][name] for name in names},
-                "status": status,
-            }
-        )
-        self._world.keep(kinds.LLM_DEPLOYMENT, stored)
-        return True
-
-    def _model(self, view: _View, pods: Sequence[Object], previous: Object) -> Object:
-        """What is known of the model; of another revision's model nothing is known."""
-        known = previous.get("model") if previous.get("revision") == view.revision else None
-        model = found_model(
-            view.deployment.model.uri, pods, known if isinstance(known, dict) else {}
-        )
-        if length := self._demand.max_model_len(view.deployment.pool, view.revision):
-            model["maxModelLen"] = length
-        return model
-
-    def _stalled_s(self, view: _View, memory: _Memory) -> float:
-        picture = (
-            view.revision,
-            view.wish.replicas,
-            tuple((r.id, r.ready, r.routable) for r in view.replicas),
-        )
-        now = self._clock()
-        if memory.progress[0] != picture:
-            memory.progress = (picture, now)
-        return now - memory.progress[1]
-
-    def _again_after(self, view: _View, loading: Loading | None) -> float | None:
+    def _again_after(self, view: View, loading: Loading | None) -> float | None:
         if any("deleted LLMDeployment" in text for text in view.plan.hold):
             return PREDECESSOR_TICK_S
         if not view.plan.is_empty:
@@ -420,24 +309,6 @@ class Reconciler:
         self._world.keep(kinds.LLM_DEPLOYMENT, found)
         return found
 
-    async def _warnings(self, view: _View, memory: _Memory) -> dict[str, list[Object]]:
-        """Events about what nothing else explains. Asked for, not watched: a cluster has many, and
-        ours matter only while something does not come up."""
-        now = self._clock()
-        suspects = {kinds.uid_of(body): body for body in unexplained(view.observed)[:MAX_SUSPECTS]}
-        memory.warnings = {u: found for u, found in memory.warnings.items() if u in suspects}
-        for uid, body in suspects.items():
-            asked_at = memory.warnings.get(uid, (float("-inf"), []))[0]
-            if now - asked_at < WARNINGS_EVERY_S:
-                continue
-            listing = await self._cluster.find(
-                kinds.EVENT,
-                kinds.namespace_of(body),
-                fields=f"involvedObject.uid={uid},type=Warning",
-            )
-            memory.warnings[uid] = (now, newest_first(listing.items)[:MAX_WARNINGS])
-        return {uid: found for uid, (_, found) in memory.warnings.items()}
-
     async def _reread(self, key: Key) -> Outcome:
         try:
             await self._refresh(key)
@@ -456,15 +327,9 @@ class Reconciler:
 
     def _memory(self, key: Key, uid: str) -> _Memory:
         memory = self._memories.get(key)
-        if memory is None or memory.uid != uid:
-            memory = self._memories[key] = _Memory(uid=uid)
+        if memory is None or memory.told.uid != uid:
+            memory = self._memories[key] = _Memory(Told(uid))
         return memory
-
-
-def _of_revision(observed: Observed, revision: str) -> list[Object]:
-    return [
-        pod for pod in observed.engine_pods if kinds.labels_of(pod).get(REVISION_LABEL) == revision
-    ]
 
 
 def _version(body: Object) -> tuple[str, int]:
@@ -475,7 +340,7 @@ def _is_destructive(plan: Plan) -> bool:
     return bool(plan.delete) or any(order.replicas < order.was for order in plan.scale)
 
 
-def _moved(view: _View, previous: Object) -> bool:
+def _moved(view: View, previous: Object) -> bool:
     """A decision about the number of replicas that is not stored yet."""
     return view.scaling is not None and view.scaling != scaling_from_status(previous)
 

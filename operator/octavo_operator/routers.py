@@ -15,7 +15,14 @@ import msgspec
 
 from octavo_engine.protocol.endpoints import ROUTER_PORT, STATE_PATH
 from octavo_engine.protocol.kubernetes import COMPONENT_LABEL, ROUTER_COMPONENT
-from octavo_engine.protocol.state import EndpointState, PoolState, RevisionState, State
+from octavo_engine.protocol.loading import LOADING, LoadProgress
+from octavo_engine.protocol.state import (
+    EndpointState,
+    ModelState,
+    PoolState,
+    RevisionState,
+    State,
+)
 from octavo_operator import kinds
 from octavo_operator.autoscale import Signals
 from octavo_operator.canary import Sample
@@ -149,6 +156,18 @@ class Demand:
         """How much of its weights a pod has loaded, from 0 to 1, as it told a router."""
         told = [e.loading for state in self._fresh() for e in state.endpoints if e.id == pod_uid]
         return max((share for share in told if share is not None), default=None)
+
+    def progress(self, pod_uid: str) -> LoadProgress | None:
+        """The same in bytes, where the engine tells them: the most that any router heard of."""
+        told = [e.progress for state in self._fresh() for e in state.endpoints if e.id == pod_uid]
+        known = [progress for progress in told if progress is not None]
+        # Loading comes after fetching, whatever the numbers.
+        return max(known, key=lambda p: (p.phase == LOADING, p.bytes_done), default=None)
+
+    def model(self, pool: str, revision: str) -> ModelState | None:
+        """What its engines say that they serve; None where none has told."""
+        told = (e.model for e in self._endpoints(pool) if e.revision == revision)
+        return next((model for model in told if model is not None), None)
 
     def max_model_len(self, pool: str, revision: str) -> int:
         """The longest sequence that its engines take; 0 where none has told."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -18,6 +19,9 @@ SCALED_OBJECT = "keda.sh/v1alpha1/ScaledObject"
 OPTIONAL_KINDS = frozenset((POD_MONITOR, SERVICE_MONITOR, SCALED_OBJECT))
 
 
+_SECRET = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
     """What engine pods run where the spec names no image."""
@@ -25,6 +29,12 @@ class Images:
     cpu: str = "octavo/engine-cpu:0.1.0"
     cuda: str = "octavo/engine-cuda:0.1.0"
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    pull_secrets: tuple[str, ...] = ()  # names; of pods whose podTemplate names none
+
+    def __post_init__(self) -> None:
+        for name in self.pull_secrets:
+            if len(name) > 253 or not _SECRET.fullmatch(name):
+                raise SettingsInvalid(f"images.pull_secrets must be names of Secrets; got {name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -222,13 +222,11 @@ def _model_ready(facts: Facts, replicas: Sequence[Replica]) -> Condition:
             return Condition("ModelReady", "False", fault.reason, fault.message)
     phase = facts.loading.phase if facts.loading else "Pending"
     if phase == "Fetching":
-        return Condition(
-            "ModelReady", "False", Reason.FETCHING_MODEL, "The model is being fetched."
-        )
+        text = _how_far(facts) or "The model is being fetched."
+        return Condition("ModelReady", "False", Reason.FETCHING_MODEL, text)
     if phase == "Loading":
-        return Condition(
-            "ModelReady", "False", Reason.LOADING_MODEL, "Engines are loading the model."
-        )
+        text = _how_far(facts) or "Engines are loading the model."
+        return Condition("ModelReady", "False", Reason.LOADING_MODEL, text)
     if facts.wanted == 0:
         return Condition("ModelReady", "Unknown", _zero(facts), _ZERO_TEXT[_zero(facts)])
     return Condition("ModelReady", "False", Reason.STARTING, "No engine has started yet.")
@@ -296,9 +294,14 @@ def _ready(facts: Facts, routable: int) -> Condition:
     reason = {"Fetching": Reason.FETCHING_MODEL, "Loading": Reason.LOADING_MODEL}.get(
         phase, Reason.NO_REPLICA_READY
     )
-    return Condition(
-        "Ready", "False", reason, f"{total}; waiting for {facts.waiting_for or 'pods'}."
-    )
+    far = _how_far(facts)
+    text = f"{far[0].lower()}{far[1:]}" if far else f"waiting for {facts.waiting_for or 'pods'}."
+    return Condition("Ready", "False", reason, f"{total}; {text}")
+
+
+def _how_far(facts: Facts) -> str:
+    """As a sentence; empty where nobody tells."""
+    return facts.loading.message if facts.loading is not None else ""
 
 
 def _zero(facts: Facts) -> Reason:

@@ -132,4 +132,6 @@ def _endpoint(endpoint: Endpoint) -> EndpointState:
         kv_usage=load.kv_usage,
         loading=endpoint.loading,
         max_model_len=endpoint.max_model_len,
+        progress=endpoint.progress,
+        model=endpoint.model,
     )

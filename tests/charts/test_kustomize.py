@@ -88,6 +88,8 @@ def test_air_gapped_names_no_other_registry(built: dict[str, list[Object]]):
         for name in ("operator", "router", "engine-cpu", "engine-cuda")
     ]
     assert operator["imagePullSecrets"] == router["imagePullSecrets"] == [{"name": "registry"}]
+    env = {v["name"]: v.get("value") for v in operator["containers"][0]["env"]}
+    assert env["OCTAVO_OPERATOR_IMAGE_PULL_SECRETS"] == "registry"
     plain = by_key(built["base"])["Deployment", "octavo-operator"]["spec"]["template"]["spec"]
     assert len(args) == len(plain["containers"][0]["args"])
 

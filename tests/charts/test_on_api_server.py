@@ -122,7 +122,7 @@ def needed(served: str) -> Iterator[tuple[str, str, str, str, str]]:
     for rule in rbac.SERVED:
         for verb in rule.verbs:
             yield verb, rule.kind.group, rule.resource, served, ""
-    for rule in (*rbac.leading(LEASE_NAME), *rbac.ROUTERS):
+    for rule in (*rbac.leading(LEASE_NAME, "octavo-operator"), *rbac.ROUTERS):
         for verb in rule.verbs:
             name = rule.names[0] if rule.names else ""
             yield verb, rule.kind.group, rule.resource, "octavo-system", name

@@ -190,6 +190,34 @@ def test_images_are_named_by_registry_tag_and_digest(chart: Chart):
     assert offline["cuda"] == "registry.local:5000/mirror/engine-cuda:1"
 
 
+def test_pull_secrets_reach_engines_as_names(chart: Chart):
+    def args(values: Object) -> list[str]:
+        found: list[str] = container(chart.objects(values), "operator")["args"]
+        return [arg for arg in found if arg.startswith("--image-pull-secrets")]
+
+    assert args({}) == []
+    secrets = [{"name": "one"}, {"name": "two"}]
+    assert args({"global": {"imagePullSecrets": secrets}}) == ["--image-pull-secrets=one,two"]
+
+
+def test_the_operator_knows_the_deployment_that_its_lease_goes_with(chart: Chart):
+    for values in ({}, {"fullnameOverride": "llm"}):
+        objects = chart.objects(values)
+        (name,) = (
+            body["metadata"]["name"] for body in objects
+            if body["kind"] == "Deployment" and body["metadata"]["name"].endswith("-operator")
+        )  # fmt: skip
+        assert f"--deployment={name}" in container(objects, "operator")["args"]
+        rules = [
+            rule for body in objects if body["kind"] == "Role" for rule in body["rules"]
+            if rule["resources"] == ["deployments"]
+        ]  # fmt: skip
+        assert rules == [
+            {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["get"],
+             "resourceNames": [name]}
+        ]  # fmt: skip
+
+
 def test_a_changed_configuration_replaces_the_routers_pods_and_a_new_chart_does_not(chart: Chart):
     def template(values: Object) -> Object:
         return dict(one(chart.objects(values), "Deployment", "octavo-router")["spec"]["template"])

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.pooling import PoolingItem
     from octavo_engine.core.told import Told
     from octavo_engine.errors import RequestError
+    from octavo_engine.protocol.loading import LoadProgress
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.pooling import PoolingParams
     from octavo_engine.state.sampling_params import SamplingParams
@@ -94,6 +95,7 @@ class FakeEngine:
     )
     state: str = "ready"
     progress: float = 1.0
+    loading: LoadProgress | None = None
     max_model_len: int = 256
     tasks: tuple[str, ...] = ("generate",)
     prompts: dict[str, str] = field(default_factory=dict)
@@ -130,6 +132,7 @@ class FakeEngine:
             names=self.config.names, max_model_len=self.max_model_len, vocab_size=VOCAB_SIZE,
             eos_token_ids=(EOS,), num_blocks=100, kv_bytes=0, backend="fake",
             default_params=self.default_params, load_seconds=0.5, cache_key=b"",
+            architecture="FakeForCausalLM", format="safetensors bfloat16",
             tasks=self.tasks, embedding_size=8, dimensions=(4, 8), labels=("even", "odd"),
             prompts=self.prompts, default_prompt=self.default_prompt,
         )  # fmt: skip
@@ -139,7 +142,8 @@ class FakeEngine:
         return self.info
 
     def health(self) -> Health:
-        return Health(self.state, "" if self.state == "ready" else self.state, self.progress)  # type: ignore[arg-type]  # a test's own word
+        reason = "" if self.state == "ready" else self.state
+        return Health(self.state, reason, self.progress, self.loading)  # type: ignore[arg-type]  # a test's own word
 
     async def drain(self, timeout_s: float) -> bool:
         self.state = "draining"

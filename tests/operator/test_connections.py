@@ -10,13 +10,15 @@ import ssl
 import threading
 from typing import TYPE_CHECKING
 
+import aiohttp
 import pytest
 
 from octavo_operator.connections import Session
 from tests.fakes.certificates import make_certificate
+from tests.fakes.facts import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
 HALF_AN_ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf"
@@ -57,32 +59,53 @@ def deaf_server(certificate: Path, *, shakes_hands: bool) -> Iterator[int]:
 
 
 def test_a_request_stopped_within_its_answer_leaves_no_socket(certificate):
-    with deaf_server(certificate, shakes_hands=True) as port:
-        asyncio.run(stop_a_request(certificate, port, after_begin=True))
-        gc.collect()  # an open transport of a loop that has ended is a warning, and a failure
+    """It is cancelled; its connection says farewell to a server that does not listen."""
 
-
-def test_a_request_stopped_while_it_connects_leaves_no_socket(certificate):
-    with deaf_server(certificate, shakes_hands=False) as port:
-        asyncio.run(stop_a_request(certificate, port, after_begin=False))
-        gc.collect()
-
-
-async def stop_a_request(certificate: Path, port: int, *, after_begin: bool) -> None:
-    has_begun = asyncio.Event()
-
-    async def ask() -> None:
-        async with session.http.get(f"https://127.0.0.1:{port}") as answer:
-            has_begun.set()
-            await answer.read()
-
-    async with Session(tls=ssl.create_default_context(cafile=certificate)) as session:
-        asking = asyncio.create_task(ask())
-        if after_begin:
-            await has_begun.wait()
-        else:
-            while not session._sockets:  # noqa: ASYNC110  # nobody tells when it connects
-                await asyncio.sleep(0)
+    async def story(session: Session, port: int) -> list[socket.socket]:
+        has_begun = asyncio.Event()
+        asking = asyncio.create_task(ask(session, port, has_begun))
+        await has_begun.wait()
         asking.cancel()
         await asyncio.wait([asking])
         assert asking.cancelled()
+        return list(session._sockets)
+
+    with deaf_server(certificate, shakes_hands=True) as port:
+        assert asyncio.run(left_open(certificate, port, story)) == []
+        gc.collect()  # an open transport of a loop that has ended is a warning, and a failure
+
+
+def test_a_session_that_ends_while_a_request_connects_leaves_no_socket(certificate):
+    """Nobody cancels it: the server takes the connection and never shakes hands."""
+    asked: list[asyncio.Task[None]] = []
+
+    async def story(session: Session, port: int) -> list[socket.socket]:
+        asked.append(asyncio.create_task(ask(session, port, asyncio.Event())))
+        await until(lambda: len(session._sockets) == 1)
+        return list(session._sockets)
+
+    async def main(port: int) -> None:
+        assert await left_open(certificate, port, story) == []
+        async with asyncio.timeout(5):
+            with pytest.raises(aiohttp.ClientError):  # and it is told, at once
+                await asked[0]
+
+    with deaf_server(certificate, shakes_hands=False) as port:
+        asyncio.run(main(port))
+        gc.collect()
+
+
+async def ask(session: Session, port: int, has_begun: asyncio.Event) -> None:
+    async with session.http.get(f"https://127.0.0.1:{port}") as answer:
+        has_begun.set()
+        await answer.read()
+
+
+async def left_open(
+    certificate: Path, port: int, story: Callable[[Session, int], Awaitable[list[socket.socket]]]
+) -> list[socket.socket]:
+    """Of the sockets that the story saw, those that are open right behind the session."""
+    async with Session(tls=ssl.create_default_context(cafile=certificate)) as session:
+        seen = await story(session, port)
+        assert len(seen) == 1
+    return [each for each in seen if each.fileno() >= 0]

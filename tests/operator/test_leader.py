@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from octavo_operator import kinds
-from octavo_operator.errors import ClusterUnavailable
+from octavo_operator.errors import ClusterUnavailable, Refused
 from octavo_operator.leader import Leader, LeaseTimes
 from tests.fakes.clock import ManualClock
 from tests.fakes.cluster import Call, FakeCluster
@@ -15,7 +15,9 @@ from tests.fakes.cluster import Call, FakeCluster
 TIMES = LeaseTimes(duration_s=15.0, renew_every_s=5.0, margin_s=3.0)
 
 
-def make_leader(cluster: FakeCluster, identity: str, clock: ManualClock) -> Leader:
+def make_leader(
+    cluster: FakeCluster, identity: str, clock: ManualClock, *, deployment: str = ""
+) -> Leader:
     return Leader(
         cluster,
         namespace="ops",
@@ -24,6 +26,7 @@ def make_leader(cluster: FakeCluster, identity: str, clock: ManualClock) -> Lead
         clock=clock,
         now_text=lambda: f"t{clock.now}",
         times=TIMES,
+        deployment=deployment,
     )
 
 
@@ -130,3 +133,89 @@ def test_an_api_server_that_is_away_ends_the_lead_in_time_and_not_before():
     assert one.is_leading()
     clock.advance(7.0)
     assert not one.is_leading()
+
+
+class TestOwner:
+    """The Lease goes with the operator's Deployment: by the cluster's garbage collection."""
+
+    def own(self, cluster: FakeCluster, name: str = "octavo-operator") -> str:
+        body = {"apiVersion": "apps/v1", "kind": "Deployment",
+                "metadata": {"namespace": "ops", "name": name}, "spec": {}}  # fmt: skip
+        cluster.put(body)
+        return kinds.uid_of(cluster.one(kinds.DEPLOYMENT, "ops", name))
+
+    def leader(self, cluster: FakeCluster, clock: ManualClock, identity: str = "one") -> Leader:
+        return make_leader(cluster, identity, clock, deployment="octavo-operator")
+
+    def owners(self, cluster: FakeCluster) -> list[kinds.Object]:
+        lease = cluster.one(kinds.LEASE, "ops", "lease")
+        found: list[kinds.Object] = lease["metadata"].get("ownerReferences", [])
+        return found
+
+    def test_a_new_lease_belongs_to_it(self):
+        cluster, clock = FakeCluster(), ManualClock()
+        uid = self.own(cluster)
+        assert attempt(self.leader(cluster, clock))
+        # Without blockOwnerDeletion, for which some clusters want a right of its own.
+        assert self.owners(cluster) == [
+            {"apiVersion": "apps/v1", "kind": "Deployment", "name": "octavo-operator", "uid": uid}
+        ]
+
+    def test_a_lease_that_was_there_before_is_taken_along(self):
+        cluster, clock = FakeCluster(), ManualClock()
+        old = make_leader(cluster, "old", clock)
+        attempt(old)
+        asyncio.run(old.give_back())
+        assert self.owners(cluster) == []
+        uid = self.own(cluster)
+        assert attempt(self.leader(cluster, clock))
+        assert [owner["uid"] for owner in self.owners(cluster)] == [uid]
+
+    def test_it_is_asked_for_once(self):
+        cluster, clock = FakeCluster(), ManualClock()
+        self.own(cluster)
+        one = self.leader(cluster, clock)
+        for _ in range(3):
+            attempt(one)
+        asked = [call for call in cluster.calls if call.kind == kinds.DEPLOYMENT]
+        assert [call.verb for call in asked] == ["get"]
+
+    @pytest.mark.parametrize("is_refused", [False, True])
+    def test_without_it_or_the_right_to_read_it_the_lead_is_taken_all_the_same(self, is_refused):
+        cluster, clock = FakeCluster(), ManualClock()
+
+        def refuse(call: Call) -> None:
+            if is_refused and call.kind == kinds.DEPLOYMENT:
+                raise Refused("deployments is forbidden", status=403)
+
+        cluster.before = refuse
+        assert attempt(self.leader(cluster, clock))
+        assert self.owners(cluster) == []
+
+
+def test_a_lease_that_vanished_is_not_taken_before_its_holder_must_have_noticed():
+    cluster, clock = FakeCluster(), ManualClock()
+    one, two = make_leader(cluster, "one", clock), make_leader(cluster, "two", clock)
+    attempt(one)
+    assert not attempt(two)
+    cluster.remove(kinds.LEASE, "ops", "lease")
+    clock.advance(4.0)
+    assert one.is_leading()
+    assert not attempt(two)
+    assert attempt(one)  # who holds it makes it anew
+    cluster.remove(kinds.LEASE, "ops", "lease")
+    assert not attempt(two)
+    clock.advance(15.0)
+    assert not one.is_leading()
+    assert attempt(two)
+
+
+def test_a_lease_without_a_spec_is_free():
+    cluster, clock = FakeCluster(), ManualClock()
+    body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"namespace": "ops", "name": "lease"}}  # fmt: skip
+    cluster.put(body)
+    one = make_leader(cluster, "one", clock)
+    assert attempt(one)
+    asyncio.run(one.give_back())
+    assert cluster.one(kinds.LEASE, "ops", "lease")["spec"]["holderIdentity"] == ""

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from octavo.fetch.progress import Progress
-from octavo_engine.protocol.state import EndpointState
+from octavo_engine.protocol.loading import LoadProgress
+from octavo_engine.protocol.state import EndpointState, ModelState
 from octavo_operator import kinds
 from octavo_operator.errors import ClusterUnavailable, Refused
 from octavo_operator.loading import Loading, fetched_so_far, found_model, last_facts, loaded
@@ -43,7 +44,7 @@ class TestWords:
             bytes_total=8 * 2**30,
             bytes_per_s=2**29,
             remaining_s=14,
-            message="Fetched 1.00 GiB of 8.00 GiB at 512.0 MiB/s, 14 s left.",
+            message="Fetching weights: 1.0 of 8.0 GiB at 512.0 MiB/s, 14 s left.",
         )
 
     def test_one_that_waits_for_another_says_so(self):
@@ -67,18 +68,34 @@ class TestWords:
         line = '{"bytes": 1e40, "total": 1e30, "rate": 1e99, "eta_s": 1e12}'
         told = fetched_so_far("p", line).to_status()
         assert (told["percent"], told["bytesDone"], told["remainingSeconds"]) == (
-            100, 2**53, 2**31 - 1,
+            100, 2**53, 0,
         )  # fmt: skip
 
     def test_the_last_whole_line_counts(self):
         assert last_facts('{"bytes": 1}\n{"bytes": 2}\n{"byt') == {"bytes": 2}
 
     def test_a_share_of_the_weights(self):
-        assert loaded("p", 0.426).to_status() == {
+        assert loaded("p", 0.426, None).to_status() == {
             "phase": "Loading", "pod": "p", "percent": 42,
-            "message": "42 % of the weights are loaded.",
+            "message": "Loading weights: 42 %.",
         }  # fmt: skip
-        assert loaded("p", None).to_status() == {"phase": "Loading", "pod": "p"}
+        assert loaded("p", None, None).to_status() == {"phase": "Loading", "pod": "p"}
+
+    def test_weights_in_bytes(self):
+        told = LoadProgress("loading", int(1.2 * 2**30), int(3.9 * 2**30), 400 * 2**20)
+        assert loaded("p", 0.3, told).to_status() == {
+            "phase": "Loading", "pod": "p", "percent": 30,
+            "bytesDone": int(1.2 * 2**30), "bytesTotal": int(3.9 * 2**30),
+            "bytesPerSecond": 400 * 2**20, "remainingSeconds": 7,
+            "message": "Loading weights: 1.2 of 3.9 GiB at 400.0 MiB/s, 7 s left.",
+        }  # fmt: skip
+
+    def test_an_engine_that_fetches_by_itself_is_fetching(self):
+        told = loaded("p", 0.0, LoadProgress("fetching", 5, 0, 0)).to_status()
+        assert told == {
+            "phase": "Fetching", "pod": "p", "percent": 0, "bytesDone": 5,
+            "message": "Fetching weights: 0.0 KiB.",
+        }  # fmt: skip
 
 
 class TestModel:
@@ -135,7 +152,7 @@ class TestStatus:
             "bytesTotal": 2**22,
             "bytesPerSecond": 2**18,
             "remainingSeconds": 12,
-            "message": "Fetched 1.0 MiB of 4.0 MiB at 0.2 MiB/s, 12 s left.",
+            "message": "Fetching weights: 1.0 of 4.0 MiB at 256.0 KiB/s, 12 s left.",
         }
         ended = {"terminated": {"exitCode": 0, "message": json.dumps(COMPLETE)}}
         bench.workloads.set_status(
@@ -147,21 +164,43 @@ class TestStatus:
         )
         bench.demand.expect(["router-0"])
         uid = kinds.uid_of(self.pod(bench))
-        engine = EndpointState(uid, POOL, "", "http://e", "connecting", loading=0.5)
+        told = LoadProgress("loading", 2**20, 2**21, 2**20)
+        engine = EndpointState(uid, POOL, "", "http://e", "connecting", loading=0.5, progress=told)
         bench.demand.learn("router-0", replace(make_state(), endpoints=[engine]))
         assert bench.reconcile().again_after_s == 5.0
-        assert self.status(bench)["loading"]["percent"] == 50
+        assert self.status(bench)["loading"] == {
+            "phase": "Loading", "pod": kinds.name_of(self.pod(bench)), "percent": 50,
+            "bytesDone": 2**20, "bytesTotal": 2**21, "bytesPerSecond": 2**20,
+            "remainingSeconds": 1,
+            "message": "Loading weights: 1.0 of 2.0 MiB at 1.0 MiB/s, 1 s left.",
+        }  # fmt: skip
+        assert bench.conditions()["Ready"] == (
+            "False", "LoadingModel",
+            "0 of 1 replicas serve; loading weights: 1.0 of 2.0 MiB at 1.0 MiB/s, 1 s left.",
+        )  # fmt: skip
+        assert bench.conditions()["ModelReady"][2].startswith("Loading weights: 1.0 of 2.0 MiB")
         assert self.status(bench)["model"] == {
             "uri": URI, "revision": "c0ffee", "digest": DIGEST, "bytes": 4096,
         }  # fmt: skip
         ready = {**LOADING, "ready": True}
         bench.workloads.set_status(self.pod(bench), {"containerStatuses": [ready]})
         revision = self.status(bench)["revision"]
-        engine = EndpointState(uid, POOL, revision, "http://e", "ready", max_model_len=2048)
+        served = ModelState("smollm2", "LlamaForCausalLM", "safetensors bfloat16")
+        engine = EndpointState(
+            uid, POOL, revision, "http://e", "ready", max_model_len=2048, model=served
+        )
         bench.demand.learn("router-0", replace(make_state(), endpoints=[engine]))
         bench.settle()
         assert self.status(bench)["loading"] == {"phase": "Ready", "percent": 100}
-        assert self.status(bench)["model"]["maxModelLen"] == 2048
+        assert self.status(bench)["model"] == {
+            "uri": URI, "revision": "c0ffee", "digest": DIGEST, "bytes": 4096,
+            "maxModelLen": 2048, "id": "smollm2", "architecture": "LlamaForCausalLM",
+            "format": "safetensors bfloat16",
+        }  # fmt: skip
+        bench.demand.expect(())  # what was told stays known when nobody tells any more
+        bench.clock.now += 60.0
+        bench.settle()
+        assert self.status(bench)["model"]["format"] == "safetensors bfloat16"
 
     def test_it_is_told_every_five_seconds_however_often_it_is_looked_at(self):
         bench = self.fetching()

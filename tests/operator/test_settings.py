@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo_operator.errors import SettingsInvalid
-from octavo_operator.settings import Router, Settings
+from octavo_operator.settings import Images, Router, Settings
 
 
 def test_clients_are_sent_to_the_router():
@@ -30,6 +30,12 @@ def test_a_router_has_a_place():
 def test_how_routers_are_asked_must_make_sense(given, problem):
     with pytest.raises(SettingsInvalid, match=problem):
         Router(**given)
+
+
+@pytest.mark.parametrize("name", ["Registry", "a b", "-a", "a" * 254, ""])
+def test_a_pull_secret_has_the_name_of_a_secret(name):
+    with pytest.raises(SettingsInvalid, match=r"images\.pull_secrets must be names of Secrets"):
+        Images(pull_secrets=("fine", name))
 
 
 def test_a_token_is_not_shown():

@@ -278,6 +278,13 @@ class TestFlags:
         assert settings.namespaces == ("a", "b")
         assert run.num_workers == 4
 
+    def test_lists_are_separated_by_commas(self, tmp_path):
+        _, settings, run = self.read(
+            tmp_path, "--image-pull-secrets=one, two", "--deployment=octavo-operator"
+        )
+        assert settings.images.pull_secrets == ("one", "two")
+        assert run.deployment == "octavo-operator"
+
     def test_variables_of_a_service_are_not_ours(self, tmp_path):
         environment = {
             "OCTAVO_OPERATOR_PORT": "tcp://10.0.0.1:8090",
@@ -292,6 +299,7 @@ class TestFlags:
             (["--port=high"], {}, "--port must be a whole number from 0 to 65535; got high"),
             (["--readiness-gate=maybe"], {}, "--readiness-gate must be true or false"),
             (["--pull-policy=Often"], {}, "--pull-policy must be Always, IfNotPresent or Never"),
+            (["--image-pull-secrets=A b"], {}, "must be names of Secrets; got A b"),
             (["--monitor-labels=a"], {}, "--monitor-labels must be key=value"),
             ([], {"OCTAVO_OPERATOR_NAMESPACE": "a"}, "no flag has that name"),
         ],

@@ -13,6 +13,7 @@ from octavo_engine.core.build import load_model_tokenizer, localized, resolve
 from octavo_engine.core.build_core import build_core
 from octavo_engine.core.in_process_client import InProcessClient
 from octavo_engine.core.info import Health, ModelInfo
+from octavo_engine.core.load_meter import LoadMeter
 from octavo_engine.core.output_processor import OutputProcessor, Submission
 from octavo_engine.core.pooling import PoolingDesk, check_items, check_task
 from octavo_engine.core.process_client import ProcessClient
@@ -20,6 +21,7 @@ from octavo_engine.core.residency_feed import ResidencyFeed
 from octavo_engine.core.seeds import Seeds
 from octavo_engine.core.validate import settle_params
 from octavo_engine.errors import EngineDead, InvalidRequest, OctavoError
+from octavo_engine.protocol.loading import FETCHING
 from octavo_engine.state.outputs import EngineStats, ProfileWritten
 from octavo_engine.tokenization.tokenizer import check_vocab
 
@@ -89,7 +91,7 @@ class AsyncEngine:
         self._idle.set()
         self._draining = False
         self._profile: asyncio.Future[ProfileWritten] | None = None  # who waits for it
-        self._download = 0.0  # how much of it, 0 to 1
+        self._download = LoadMeter(FETCHING)
         self._loading = asyncio.create_task(self._load(), name="octavo-load")
 
     @classmethod
@@ -129,10 +131,12 @@ class AsyncEngine:
         if self._start_error is not None:
             return Health("dead", str(self._start_error))
         if self._client is None:
-            return Health("loading", "the model is being fetched", self._download)
+            told = self._download.read()
+            share = (told.share if told else None) or 0.0
+            return Health("loading", "the model is being fetched", share, told)
         health = self._client.health()
         if health.state == "ready" and self._info is None:
-            return Health("loading", "the model is being loaded", health.progress)
+            return Health("loading", "the model is being loaded", health.progress, health.loading)
         if health.state == "ready" and self._draining:
             return Health("draining", "the server is shutting down")
         return health
@@ -297,7 +301,7 @@ class AsyncEngine:
     async def _load(self) -> None:
         """The tokenizer is read here while the core reads the weights."""
         try:
-            files = await asyncio.to_thread(resolve, self.config, self._note_download)
+            files = await asyncio.to_thread(resolve, self.config, self._download.note)
             self._client = self._connect(localized(self.config, files), self)
             tokenizer = await asyncio.to_thread(load_model_tokenizer, self.config, files)
             info = await self._client.ready()
@@ -312,9 +316,6 @@ class AsyncEngine:
         self._tokenizer = tokenizer
         self._processor = OutputProcessor(tokenizer)
         self._info = info
-
-    def _note_download(self, done: int, total: int) -> None:
-        self._download = done / total if total else 0.0
 
     async def _fail_start(self, error: OctavoError) -> None:
         self._start_error = error

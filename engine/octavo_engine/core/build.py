@@ -12,7 +12,7 @@ from octavo_engine.backends.backend import BackendLimits
 from octavo_engine.core.capacity import Capacity, check_context, gib, kv_memory, settle_capacity
 from octavo_engine.core.engine import Engine
 from octavo_engine.core.extension import require_extension
-from octavo_engine.core.identity import identify
+from octavo_engine.core.identity import architecture_of, format_of, identify
 from octavo_engine.core.info import ModelInfo
 from octavo_engine.core.kv_event_publisher import KVEventPublisher
 from octavo_engine.core.kv_events import KVEventRecorder
@@ -123,6 +123,8 @@ def build_engine(
         backend=backend.name,
         default_params=identity.default_params,
         load_seconds=time.monotonic() - started,
+        architecture=architecture_of(files),
+        format=format_of(config, files),
         cache_key=cache_key,
     )
     logger.info(

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.core import wire
+from octavo_engine.core.info import Health
+from octavo_engine.core.load_meter import LoadMeter
+from octavo_engine.protocol.loading import LOADING
 
 if TYPE_CHECKING:
-    from octavo_engine.core.info import Health, ModelInfo
+    from octavo_engine.core.info import ModelInfo
     from octavo_engine.errors import OctavoError, RequestError
     from octavo_engine.state.outputs import StepOutput
 
@@ -46,8 +49,14 @@ class CoreNews:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self.info: ModelInfo | None = None
-        self.progress = 0.0
+        self.meter = LoadMeter(LOADING)
         self.fatal: OctavoError | None = None
+
+    def loading(self) -> Health:
+        """While there is no info yet."""
+        told = self.meter.read()
+        share = (told.share if told else None) or 0.0
+        return Health("loading", "the model is being loaded", share, told)
 
     def receive(self, message: wire.FromCore) -> None:
         match message:
@@ -56,9 +65,9 @@ class CoreNews:
             case wire.Refused():
                 self._listener.on_refused(message.request_id, wire.error_of(message))
             case wire.Progress(done, total):
-                self.progress = done / total if total else 0.0
+                self.meter.note(done, total)
             case wire.Ready(info):
-                self.info, self.progress = info, 1.0
+                self.info = info
             case wire.Fatal():
                 self.fatal = wire.startup_error_of(message)
             case wire.Pong():

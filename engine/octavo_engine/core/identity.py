@@ -82,6 +82,31 @@ def default_params(generation_config: Mapping[str, Any]) -> dict[str, int | floa
     return found
 
 
+def architecture_of(files: ModelFiles | None) -> str:
+    """The class that config.json names; empty for the simulator."""
+    names = files.config.get("architectures") if files is not None else None
+    return str(names[0])[:128] if isinstance(names, list) and names else ""
+
+
+def format_of(config: EngineConfig, files: ModelFiles | None) -> str:
+    """How the weights are stored and, where that differs, kept: safetensors gptq int4."""
+    if files is None:
+        return ""
+    if config.load_format == "dummy":
+        return "dummy"
+    words: list[str] = [files.kind]
+    quantization = files.config.get("quantization_config")
+    if isinstance(quantization, dict):
+        words.append(str(quantization.get("quant_method"))[:32])
+        bits = quantization.get("bits")
+        words += [f"int{bits}"] if isinstance(bits, int) else []
+    elif words == ["safetensors"]:
+        stored = files.config.get("dtype") or files.config.get("torch_dtype")
+        words += [stored[:32]] if isinstance(stored, str) else []
+    kept = config.quantization in ("int8", "int4")
+    return " ".join(words) + (f", {config.quantization} in memory" if kept else "")
+
+
 def _ids(value: object) -> tuple[int, ...]:
     values = value if isinstance(value, list) else [value]
     return tuple(v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0)

@@ -62,7 +62,7 @@ class InProcessClient:
         if self._ended:
             return Health("dead", f"the engine core ended: {self._news.fatal or 'it was stopped'}")
         if self._news.info is None or self._engine is None:
-            return Health("loading", "the model is being loaded", self._news.progress)
+            return self._news.loading()
         pulse = self._engine.heartbeat.pulse()
         if pulse.is_stalled(_PATIENCE_S):
             return Health("stalled", f"a step has taken {pulse.step_age_s:.1f} s so far")

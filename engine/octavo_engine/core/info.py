@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    from octavo_engine.protocol.loading import LoadProgress
 
 HealthState = Literal["loading", "ready", "stalled", "draining", "dead"]
 
@@ -22,6 +25,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     backend: str  # such as "native/avx2"
     default_params: dict[str, int | float]  # of generation_config.json, under SamplingParams' names
     load_seconds: float
+    architecture: str = ""  # the model class that config.json names; empty: the simulator
+    format: str = ""  # of its weights, such as "safetensors bfloat16"; identity.format_of
     tasks: tuple[str, ...] = ("generate",)  # or some of state.pooling.PoolingTask
     embedding_size: int = 0  # of a model that embeds
     dimensions: tuple[int, ...] = ()  # sizes it may be cut to; empty: not made for that
@@ -43,6 +48,7 @@ class Health:
     state: HealthState
     reason: str = ""  # one sentence; empty when all is well
     progress: float = 1.0  # of loading, 0 to 1
+    loading: LoadProgress | None = None  # the same in bytes, once there are some
 
     @property
     def is_live(self) -> bool:

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from octavo_engine.core.capacity import check_context
+from octavo_engine.core.identity import architecture_of, format_of
 from octavo_engine.core.info import ModelInfo
 from octavo_engine.core.pooling_engine import PoolingEngine, PoolingLimits
 
@@ -76,6 +77,8 @@ def build_pooling_engine(
         backend=backend.name,
         default_params={},
         load_seconds=time.monotonic() - started,
+        architecture=architecture_of(files),
+        format=format_of(config, files),
         tasks=pooling.tasks,
         embedding_size=0 if pooling.is_classifier else pooling.num_columns,
         dimensions=pooling.dimensions,

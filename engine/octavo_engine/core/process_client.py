@@ -71,7 +71,7 @@ class ProcessClient:
         if stall:
             return Health("stalled", stall)
         if core.is_loading:
-            return Health("loading", "the model is being loaded", core.news.progress)
+            return core.news.loading()
         return Health("ready")
 
     async def stop(self) -> None:

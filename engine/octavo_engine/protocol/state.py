@@ -10,6 +10,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from octavo_engine.protocol.loading import LoadProgress  # noqa: TC001  # decoders read the types
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """What an engine says that it serves."""
+
+    id: str  # its first name
+    architecture: str = ""
+    format: str = ""  # of the weights, such as "safetensors bfloat16"
+
 
 @dataclass(frozen=True, slots=True)
 class EndpointState:
@@ -27,6 +38,8 @@ class EndpointState:
     kv_usage: float = 0.0
     loading: float | None = None  # share of its weights that is loaded; None: not loading
     max_model_len: int = 0  # tokens; 0: not told yet
+    progress: LoadProgress | None = None  # how far that is, in bytes, where it tells them
+    model: ModelState | None = None  # what it serves, once it told
 
 
 @dataclass(frozen=True, slots=True)

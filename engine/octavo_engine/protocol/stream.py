@@ -44,6 +44,8 @@ class Hello:
     max_num_seqs: int = 0
     version: str = ""
     pod_uid: str = ""
+    architecture: str = ""  # of the model; empty: not told
+    format: str = ""  # of its weights, such as "safetensors bfloat16"; empty: not told
     tokens: bool = True  # understands STREAM_HEADER and RESUME_HEADER
 
 

@@ -275,7 +275,15 @@ class Draining(msgspec.Struct, kw_only=True):
     in_flight: int
 
 
+class Loading(msgspec.Struct, kw_only=True):
+    phase: Literal["fetching", "loading"]
+    bytes_done: int
+    bytes_total: int  # 0: not known yet
+    bytes_per_s: int  # 0: not known yet
+
+
 class Probe(msgspec.Struct, kw_only=True):
     state: Literal["loading", "ready", "saturated", "stalled", "draining", "dead"]
     reason: str | None = None
     progress: float | None = None  # of loading, from 0 to 1
+    loading: Loading | None = None

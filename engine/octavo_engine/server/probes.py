@@ -56,6 +56,8 @@ async def _answer(exchange: Exchange, service: Service, good: frozenset[str]) ->
         body["reason"] = health.reason
     if state == "loading":
         body["progress"] = round(health.progress, 4)
+        if health.loading is not None:
+            body["loading"] = health.loading
     headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
     if state not in good:
         headers.append((b"retry-after", b"1"))

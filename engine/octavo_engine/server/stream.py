@@ -176,6 +176,8 @@ class Hub:
             max_model_len=info.max_model_len,
             max_num_seqs=engine.config.scheduler.max_num_seqs,
             version=__version__,
+            architecture=info.architecture,
+            format=info.format,
             pod_uid=self._service.settings.pod_uid,
         )
         subscriber.put(frame(HELLO, hello))

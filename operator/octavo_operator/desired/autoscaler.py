@@ -130,4 +130,11 @@ def _target(deployment: LLMDeployment) -> dict[str, str]:
 
 def _quantity(value: float) -> str:
     """As the API server would write it, so that what is stored equals what was applied."""
-    return str(int(value)) if float(value).is_integer() else f"{round(value * 1000)}m"
+    if not float(value).is_integer():
+        return f"{round(value * 1000)}m"
+    whole, suffix = int(value), ""
+    for larger in "kMG":
+        if whole % 1000:
+            break
+        whole, suffix = whole // 1000, larger
+    return f"{whole}{suffix}"

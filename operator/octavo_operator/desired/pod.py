@@ -33,6 +33,9 @@ def pod_template(deployment: LLMDeployment, settings: Settings, revision: str) -
     template = overlay(_base(deployment, settings, revision), deployment.pod_template)
     if "serviceAccountName" not in template["spec"]:
         template["spec"]["serviceAccountName"] = names.service_account(deployment.name)
+    if settings.images.pull_secrets and "imagePullSecrets" not in template["spec"]:
+        secrets = [{"name": name} for name in settings.images.pull_secrets]
+        template["spec"]["imagePullSecrets"] = secrets
     return template
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from octavo_engine.protocol.stream import Load
+
+if TYPE_CHECKING:
+    from octavo_engine.protocol.loading import LoadProgress
+    from octavo_engine.protocol.state import ModelState
 
 State = Literal["connecting", "ready", "draining", "ejected", "down"]
 Kind = Literal["octavo", "openai"]  # pushes its load and prefixes, or is a plain server
@@ -66,6 +70,8 @@ class Endpoint:
     load: Load = UNKNOWN_LOAD
     load_at: float | None = None  # monotonic; None: never
     loading: float | None = None  # share of its weights, while it loads them
+    progress: LoadProgress | None = None  # the same in bytes, where it tells them
+    model: ModelState | None = None  # what it serves, in its own words
 
     # kept by this router: work placed there and not finished
     in_flight: int = 0  # requests

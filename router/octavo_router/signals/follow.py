@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo_engine.protocol.state import ModelState
 from octavo_engine.protocol.stream import Delta, Draining, Hello, Snapshot
 from octavo_router.errors import Unreachable
 
@@ -109,6 +110,7 @@ class Follower:
         endpoint.adapters = frozenset(hello.adapters)
         endpoint.max_model_len = hello.max_model_len
         endpoint.max_num_seqs = hello.max_num_seqs
+        endpoint.model = ModelState(hello.model, hello.architecture, hello.format)
         if _profile(endpoint) != before:
             self._on_changed(endpoint)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from octavo_engine.protocol.endpoints import STREAM_PATH
+from octavo_engine.protocol.loading import read_progress
 from octavo_engine.protocol.stream import CONTENT_TYPE
 from octavo_router.errors import Unreachable
 from octavo_router.http.fetch import Connection
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
+    from octavo_engine.protocol.loading import LoadProgress
     from octavo_router.endpoints.endpoint import Endpoint, State
     from octavo_router.http.fetch import Response
     from octavo_router.metrics import SignalCounts
@@ -49,6 +51,7 @@ class _NotYet(msgspec.Struct):
 
     state: str = ""
     progress: float | None = None
+    loading: Any = None
 
 
 class Subscription:
@@ -132,11 +135,11 @@ class Subscription:
             connection = await Connection.open(target, timeout_s=self._settings.connect_s)
         except Unreachable as error:
             self._counts.connects.add("refused" if error.is_refused else "failed")
-            self.endpoint.loading = None
+            self.endpoint.loading = self.endpoint.progress = None
             raise
         async with connection:
             response = await self._open_stream(connection)
-            self.endpoint.loading = _share_loaded(response)
+            self.endpoint.loading, self.endpoint.progress = _loaded(response)
             if response.is_stream:
                 await self._listen(connection)
                 raise Unreachable("the engine closed the stream")
@@ -264,14 +267,14 @@ class Subscription:
         }
 
 
-def _share_loaded(response: Response) -> float | None:
-    """What an engine that still loads tells of itself; None from all others."""
+def _loaded(response: Response) -> tuple[float | None, LoadProgress | None]:
+    """What an engine that still loads tells of itself; nothing from all others."""
     if response.status != 503:
-        return None
+        return None, None
     try:
         told = msgspec.json.decode(response.body, type=_NotYet)
     except msgspec.MsgspecError:
-        return None
+        return None, None
     if told.state != "loading" or told.progress is None or not 0.0 <= told.progress <= 1.0:
-        return None
-    return told.progress
+        return None, None
+    return told.progress, read_progress(told.loading)

@@ -21,6 +21,7 @@ from octavo_engine.errors import (
     InvalidRequest,
     QueueFull,
 )
+from octavo_engine.protocol.loading import LoadProgress
 from octavo_engine.state.sampling_params import SamplingParams
 from tests.fakes.backend import FakeBackend
 from tests.fakes.requests import make_prompt
@@ -447,6 +448,7 @@ def test_while_loading_the_engine_says_so_and_takes_nothing():
         connect = partial(InProcessClient, build=build)
         engine = await AsyncEngine.start(make_config(), connect=connect)
         await until(lambda: engine.health().progress == 0.25)
+        assert engine.health().loading == LoadProgress("loading", 25, 100)
         assert engine.health().state == "loading" and engine.health().is_live
         with pytest.raises(EngineDead) as caught:
             await collect(engine, [1])

@@ -6,7 +6,7 @@ import pytest
 
 from octavo_engine.config import EngineConfig, SimConfig
 from octavo_engine.core.build import build_engine, load_model_tokenizer, localized, resolve
-from octavo_engine.core.identity import default_params, identify
+from octavo_engine.core.identity import architecture_of, default_params, format_of, identify
 from octavo_engine.errors import ConfigError
 from octavo_engine.weights.source import ModelFiles
 
@@ -85,3 +85,35 @@ def test_one_line_says_the_sum(caplog):
     assert info.num_blocks == 16 and info.kv_bytes == 0
     (line,) = [r.getMessage() for r in caplog.records if "Loaded" in r.getMessage()]
     assert "16 KV blocks of 16 tokens, sequences of up to 256 tokens (cut from" in line
+
+
+class TestFormat:
+    """What the engine says of its weights."""
+
+    def files(self, tmp_path, **config):
+        kind = config.pop("kind", "safetensors")
+        return ModelFiles("m", tmp_path, kind, config, {})
+
+    @pytest.mark.parametrize(
+        ("stored", "settings", "told"),
+        [
+            ({"dtype": "bfloat16"}, {}, "safetensors bfloat16"),
+            ({"torch_dtype": "float16"}, {}, "safetensors float16"),
+            ({}, {}, "safetensors"),
+            ({"torch_dtype": 7}, {"quantization": "int4"}, "safetensors, int4 in memory"),
+            ({"kind": "gguf"}, {}, "gguf"),
+            ({"quantization_config": {"quant_method": "gptq", "bits": 4}, "dtype": "float16"}, {},
+             "safetensors gptq int4"),
+            ({"quantization_config": {"quant_method": "compressed-tensors"}}, {},
+             "safetensors compressed-tensors"),
+            ({"dtype": "bfloat16"}, {"load_format": "dummy"}, "dummy"),
+        ],
+    )  # fmt: skip
+    def test_it_names_how_weights_are_stored_and_kept(self, tmp_path, stored, settings, told):
+        config = EngineConfig(model="m", **settings)
+        assert format_of(config, self.files(tmp_path, **stored)) == told
+
+    def test_the_architecture_is_the_class_that_the_config_names(self, tmp_path):
+        assert architecture_of(self.files(tmp_path, architectures=["A", "B"])) == "A"
+        assert architecture_of(self.files(tmp_path, architectures=[])) == ""
+        assert architecture_of(None) == format_of(EngineConfig(model="m", device="sim"), None) == ""

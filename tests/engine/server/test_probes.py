@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo_engine.config import EngineConfig, SchedulerConfig
+from octavo_engine.protocol.loading import LoadProgress, read_progress
 from tests.fakes.engine import FakeEngine
 from tests.fakes.server import running
 
@@ -34,6 +35,18 @@ def test_each_state_answers_each_probe(state):
     assert (health.text == "") == (health.status_code == 200)
     assert ("retry-after" in ready.headers) == (ready.status_code == 503)
     assert ready.json().get("progress") == (0.25 if state == "loading" else None)
+
+
+def test_an_engine_that_loads_tells_how_many_bytes_it_has():
+    told = LoadProgress("loading", 1000, 4000, 500)
+    engine = FakeEngine(state="loading", progress=0.25, loading=told)
+    with running(engine) as server, server.client() as client:
+        bodies = [client.get(path).json() for path in ("/ready", "/octavo/v1/stream")]
+    assert bodies[0] == bodies[1]
+    assert bodies[0]["loading"] == {
+        "phase": "loading", "bytes_done": 1000, "bytes_total": 4000, "bytes_per_s": 500,
+    }  # fmt: skip
+    assert read_progress(bodies[0]["loading"]) == told
 
 
 @pytest.mark.parametrize(

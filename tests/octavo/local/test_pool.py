@@ -16,6 +16,7 @@ from octavo.local.router import NAME
 from octavo.local.routing import router_config, upstreams
 from octavo.local.screen import PlainScreen, render
 from octavo.local.snapshot import Snapshot
+from octavo_engine.protocol.loading import LoadProgress
 from octavo_engine.protocol.state import EndpointState, PoolState, RevisionState, State
 from octavo_operator.routers import Demand
 from octavo_operator.spec import LLMDeployment
@@ -33,7 +34,7 @@ class FakeReplica:
 
     def __init__(self, id_: str, launch: Launch, **_: Any) -> None:
         self.id, self.launch = id_, launch
-        self.state, self.detail, self.progress = "held", "", 0.0
+        self.state, self.detail, self.progress, self.loading = "held", "", 0.0, None
         self.port, self.pid, self.restarts, self.log = 0, 1, 0, id_
         self.url = f"http://{id_}"
 
@@ -241,3 +242,17 @@ def test_people_see_it(tmp_path, capsys):
     screen.show(snapshot)
     screen.show(snapshot)
     assert capsys.readouterr().err == "Octavo serves at http://x/v1 · Ctrl-C or octavo down ends\n"
+
+
+def test_a_replica_that_loads_says_how_far_it_is(tmp_path):
+    rig = Rig(tmp_path, replicas=1)
+    rig.look()
+    (replica,) = rig.pool.replicas
+    replica.state, replica.progress = "loading", 0.31
+    replica.loading = LoadProgress("loading", int(1.2 * 2**30), int(3.9 * 2**30), 400 * 2**20)
+    (row,) = rig.pool.row().replicas
+    assert row.state == "loading 31%"
+    assert row.detail == "loading weights: 1.2 of 3.9 GiB at 400.0 MiB/s, 7 s left"
+    replica.loading = None
+    (row,) = rig.pool.row().replicas
+    assert (row.state, row.detail) == ("loading 31%", "")

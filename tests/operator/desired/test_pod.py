@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from octavo_operator.desired.pod import GRACE_S, pod_template
+from octavo_operator.desired.pod import GRACE_S, pod_template, revision_of
 from octavo_operator.settings import Images, Settings
 from tests.fakes.deployments import make_deployment
 
@@ -67,6 +67,23 @@ def test_images_follow_the_device():
     assert engine(gpu, settings)["image"] == "cuda:1"
     assert engine({"engine": {"image": "mine:2"}}, settings)["image"] == "mine:2"
     assert engine(None, settings)["imagePullPolicy"] == "Never"
+
+
+def test_pull_secrets_of_the_operator_are_for_those_who_name_none():
+    settings = Settings(images=Images(pull_secrets=("registry", "mirror")))
+    own = {"podTemplate": {"spec": {"imagePullSecrets": [{"name": "mine"}]}}}
+    none: dict[str, Any] = {"podTemplate": {"spec": {"imagePullSecrets": []}}}
+    assert pod(None, settings)["imagePullSecrets"] == [{"name": "registry"}, {"name": "mirror"}]
+    assert pod(own, settings)["imagePullSecrets"] == [{"name": "mine"}]
+    assert pod(none, settings)["imagePullSecrets"] == []
+    assert "imagePullSecrets" not in pod()
+
+
+def test_other_pull_secrets_are_another_revision():
+    plain, secret = Settings(), Settings(images=Images(pull_secrets=("registry",)))
+    own = {"podTemplate": {"spec": {"imagePullSecrets": [{"name": "mine"}]}}}
+    assert revision_of(make_deployment(None), plain) != revision_of(make_deployment(None), secret)
+    assert revision_of(make_deployment(own), plain) == revision_of(make_deployment(own), secret)
 
 
 def test_who_asks_for_nothing_asks_for_one_core():

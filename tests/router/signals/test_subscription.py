@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from octavo_engine.protocol.loading import LoadProgress
 from octavo_engine.protocol.stream import Draining, Hello, Load, Snapshot
 from tests.fakes.engine_stream import EngineStream, pack_evicted, pack_frame, pack_stored
 from tests.fakes.facts import run, until
@@ -184,10 +185,20 @@ def test_an_engine_that_loads_is_asked_again_until_it_has_a_stream():
             assert endpoint.loading is None
             engine.refusal = b'{"state": "loading", "progress": 0.42}'
             await until(lambda: endpoint.loading == 0.42)
+            assert endpoint.progress is None
+            engine.refusal = (
+                b'{"state": "loading", "progress": 0.5, "loading":'
+                b' {"phase": "fetching", "bytes_done": 7, "bytes_total": 14, "more": 1}}'
+            )
+            await until(lambda: endpoint.progress == LoadProgress("fetching", 7, 14))
+            engine.refusal = b'{"state": "loading", "progress": 0.6, "loading": ["much"]}'
+            await until(lambda: endpoint.loading == 0.6)
+            assert endpoint.progress is None
             engine.refusal = b'{"state": "loading", "progress": "much"}'
             await until(lambda: endpoint.loading is None)
             engine.status = 200
             await until(lambda: endpoint.state == "ready")
+            assert (endpoint.loading, endpoint.progress) == (None, None)
 
     run(story())
 

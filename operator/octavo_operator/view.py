@@ -1,0 +1,27 @@
+"""What one look at an LLMDeployment has come to: how it should be, how it is, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo_operator.observe import Observed
+    from octavo_operator.plan import CapacityPlan, Plan, Wish
+    from octavo_operator.rollout import Replica
+    from octavo_operator.spec import LLMDeployment
+    from octavo_operator.status import Scaling
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything one look has computed."""
+
+    deployment: LLMDeployment
+    revision: str
+    wish: Wish
+    observed: Observed
+    replicas: list[Replica]
+    capacity: CapacityPlan
+    plan: Plan
+    scaling: Scaling | None
