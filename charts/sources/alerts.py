@@ -64,9 +64,9 @@ _SLO_LOOK = (
     "`kubectl get llmd -A`: a rollout, or a fault with its reason?",
 )
 _TTFT_LOOK = (
-    "Dashboard *Octavo / Overview*: is it the queue (*Time in the queue*) or the engine "
-    "(*Engine prefill*)?",
-    "Dashboard *Octavo / Engine internals*: KV cache, preemptions, prefix hits.",
+    "Dashboard *Octavo / Overview*: is it the routers' queue (*Time in the queue*)?",
+    "Dashboard *Octavo / Engine internals*: or the engines (*Engine: time to first token*)? KV "
+    "cache, preemptions, prefix hits.",
 )
 _TTFT_DO = (
     "More replicas: `kubectl scale llmd/NAME --replicas=N`, or a lower target in "

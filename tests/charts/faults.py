@@ -105,15 +105,31 @@ async def more_than_one_engine_serves(stack: LiveStack) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def more_sequences_than_memory(stack: LiveStack) -> AsyncIterator[None]:
-    """Before, all went well for so long that the scheduler lets in whoever comes."""
-    port = int(stack.engines["crowded"].url.rpartition(":")[2])
+async def more_than_all_engines_take(stack: LiveStack) -> AsyncIterator[None]:
+    """One engine refuses for want of memory, and so does the next one that is tried."""
 
     async def ask(number: int) -> None:
-        await post(port, {"model": "crowded", "prompt": f"Number {number}", "max_tokens": 500})
+        await stack.ask("full", f"Number {number}", max_tokens=90)
+        await asyncio.sleep(0.1)
 
-    await post(port, {"model": "crowded", "prompt": "Alone", "max_tokens": 620})
-    async with load(160, ask):
+    async with load(12, ask):
+        yield
+
+
+@asynccontextmanager
+async def more_sequences_than_memory(stack: LiveStack) -> AsyncIterator[None]:
+    """Again and again all goes well for so long that the scheduler lets in whoever comes, and then
+    many come at once."""
+    port = int(stack.engines["crowded"].url.rpartition(":")[2])
+
+    async def ask(text: str, max_tokens: int) -> None:
+        await post(port, {"model": "crowded", "prompt": text, "max_tokens": max_tokens})
+
+    async def calm_and_crowd(turn: int) -> None:
+        await ask("Alone", 620)
+        await asyncio.gather(*(ask(f"Number {turn} {n}", 500) for n in range(160)))
+
+    async with load(1, calm_and_crowd):
         yield
 
 
@@ -286,8 +302,8 @@ BESIDE_EACH_OTHER = (
            "OctavoErrorBudgetBurnsSlowly": 'model="broken"',
            "OctavoEnginesEjected": 'pool="broken"'}, damaged_weights),
     Fault({"OctavoEngineStalled": 'pod="core"',
-           "OctavoSignalsStale": 'pool="frail"',
-           "OctavoRequestsLost": 'pool="frail"'}, hanging_engines),
+           "OctavoSignalsStale": 'pool="frail"'}, hanging_engines),
+    Fault({"OctavoRequestsLost": 'pool="full"'}, more_than_all_engines_take),
     Fault({"OctavoQueueSlow": 'pool="slow"',
            "OctavoTTFTBudgetBurnsFast": 'pool="slow"',
            "OctavoTTFTBudgetBurnsSlowly": 'pool="slow"'}, more_than_one_engine_serves),

@@ -66,6 +66,9 @@ ENGINES = {
     "process": (MODEL, *NATIVE, "--served-model-name", "frail"),
     # serves four at once, each for a second
     "slow": ("slow", *SIM, "25", "--max-num-seqs", "4"),
+    # have memory for two sequences each, and let one wait
+    "full-1": ("full", *SIM, "20", "--sim-kv-blocks", "16", "--max-queue", "1"),
+    "full-2": ("full", *SIM, "20", "--sim-kv-blocks", "16", "--max-queue", "1"),
     # has memory for a part of the sequences that it lets in
     "crowded": ("crowded", *SIM, "10", "--sim-kv-blocks", "768", "--max-num-seqs", "256"),
 }
@@ -182,6 +185,7 @@ def _router_config(engines: dict[str, ServeProcess]) -> dict[str, Any]:
     urls = [
         ("steady", engines["steady"].url), ("frail", engines["core"].url),
         ("frail", engines["process"].url), ("slow", engines["slow"].url),
+        ("full", engines["full-1"].url), ("full", engines["full-2"].url),
         ("broken", engines["broken"].url),
         ("broken", engines["broken"].url.replace("127.0.0.1", "localhost")),
         ("none", "http://127.0.0.1:9"),

@@ -24,6 +24,9 @@ PALETTE = (
 )  # fmt: skip
 CAPTION = "Drawn from the dashboard's own queries, answered by Prometheus; not by Grafana."
 MAX_LEGENDS = 8
+NARROW_IN = 3.0
+TICKS_S = (5, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 86400)
+MAX_TICKS = 5
 
 
 def draw(
@@ -117,7 +120,8 @@ class _Box:
 
 def _panel(box: _Box, panel: Mapping[str, Any], series: Sequence[Series], span: Span) -> None:
     box.card()
-    box.text(0.1, box.height - 0.16, panel["title"], size=10, weight="bold")
+    size = 10 if box.width > NARROW_IN else 8.5
+    box.text(0.1, box.height - 0.16, panel["title"], size=size, weight="bold")
     defaults = panel["fieldConfig"]["defaults"]
     if not series:
         box.text(box.width / 2, box.height / 2, "No data", size=11, colour=DIM, ha="center")
@@ -161,7 +165,7 @@ def _graph(box: _Box, defaults: Mapping[str, Any], series: Sequence[Series], spa
         axes.set_ylim(0, 1)
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: formatted(v, defaults["unit"])))
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.set_xticks(_ticks(span))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: _clock(at)))
     axes.tick_params(labelsize=8, colors=DIM, length=0)
     axes.grid(color=EDGE, linewidth=0.6)
@@ -211,6 +215,14 @@ def _runs(one: Series, gap_s: float) -> list[tuple[list[float], list[float]]]:
 
 def _colours() -> list[str]:
     return [PALETTE[number % len(PALETTE)] for number in range(1000)]
+
+
+def _ticks(span: Span) -> list[float]:
+    """At whole minutes, or whatever is round for this time."""
+    lasts_s = span.end - span.start
+    step_s = next((s for s in TICKS_S if lasts_s / s <= MAX_TICKS), TICKS_S[-1])
+    first = math.ceil(span.start / step_s)
+    return [float(n * step_s) for n in range(first, math.floor(span.end / step_s) + 1)]
 
 
 def _clock(at: float) -> str:
