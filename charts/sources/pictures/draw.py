@@ -221,7 +221,7 @@ def _ticks(span: Span) -> list[float]:
     """At whole minutes, or whatever is round for this time."""
     lasts_s = span.end - span.start
     step_s = next((s for s in TICKS_S if lasts_s / s <= MAX_TICKS), TICKS_S[-1])
-    first = math.ceil(span.start / step_s)
+    first = math.ceil((span.start + lasts_s / 20) / step_s)  # room for the other axis
     return [float(n * step_s) for n in range(first, math.floor(span.end / step_s) + 1)]
 
 
