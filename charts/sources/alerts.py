@@ -64,9 +64,9 @@ _SLO_LOOK = (
     "`kubectl get llmd -A`: a rollout, or a fault with its reason?",
 )
 _TTFT_LOOK = (
-    "Dashboard *Octavo / Overview*: is it the queue (*Time in the queue*) or the engine "
-    "(*Engine prefill*)?",
-    "Dashboard *Octavo / Engines*: KV cache, preemptions, prefix hits.",
+    "Dashboard *Octavo / Overview*: is it the routers' queue (*Time in the queue*)?",
+    "Dashboard *Octavo / Engine internals*: or the engines (*Engine: time to first token*)? KV "
+    "cache, preemptions, prefix hits.",
 )
 _TTFT_DO = (
     "More replicas: `kubectl scale llmd/NAME --replicas=N`, or a lower target in "
@@ -199,7 +199,7 @@ ALERTS: tuple[Alert, ...] = (
             "Dashboard *Octavo / Router*: predicted against reported hits. Apart: routers know "
             "too little of what engines hold (age of signals). Together and low: the prompts or "
             "the cache have changed.",
-            "Dashboard *Octavo / Engines*: KV cache full, preemptions?",
+            "Dashboard *Octavo / Engine internals*: KV cache full, preemptions?",
         ),
         do=(
             "A client that puts the time or an id at the start of its system prompt: ask it to "
@@ -252,7 +252,10 @@ ALERTS: tuple[Alert, ...] = (
         summary="{{ $labels.namespace }}/{{ $labels.pod }} sets sequences back for want of KV "
         "blocks",
         means="Sequences lose what was computed for them and start over: work is done twice.",
-        look=("Dashboard *Octavo / Engines*: lengths of prompts and answers, running sequences.",),
+        look=(
+            "Dashboard *Octavo / Engine internals*: lengths of prompts and answers, running "
+            "sequences.",
+        ),
         do=(
             "More memory for the KV cache, or more replicas.",
             "Or a lower `engine.maxNumSeqs`: fewer at once that are not set back are faster.",

@@ -65,7 +65,7 @@ def scraped(program: str, folder: Path) -> Iterator[Prometheus]:
             "engine-1": first.url, "engine-2": second.url, "router": router.url,
             "operator": operator,
         }  # fmt: skip
-        prometheus = stack.enter_context(_prometheus(program, folder, targets))
+        prometheus = stack.enter_context(booted(program, folder, targets))
         prometheus.until("sum(up) == 4")
         _drive(router, first.process, config)
         # Rates need two scrapes of a series: one of what was just driven, and another one.
@@ -166,16 +166,27 @@ def _serving_metrics(metrics: Metrics) -> Iterator[str]:
 
 
 @contextmanager
-def _prometheus(program: str, folder: Path, targets: dict[str, str]) -> Iterator[Prometheus]:
-    interval = f"{round(SCRAPE_S * 1000)}ms"
+def booted(
+    program: str,
+    folder: Path,
+    targets: dict[str, str],
+    *,
+    scrape_s: float = SCRAPE_S,
+    rules: dict[str, Any] | None = None,
+) -> Iterator[Prometheus]:
+    """It scrapes `targets`, URLs by the pod's name, and evaluates `rules`."""
+    interval = f"{round(scrape_s * 1000)}ms"
     jobs = [
         {"targets": [url.removeprefix("http://")], "labels": {**LABELS, "pod": pod}}
         for pod, url in targets.items()
     ]
-    config = {
+    config: dict[str, Any] = {
         "global": {"scrape_interval": interval, "scrape_timeout": interval},
         "scrape_configs": [{"job_name": "octavo", "static_configs": jobs}],
     }
+    if rules is not None:
+        (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
+        config["rule_files"] = ["rules.yaml"]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     port = _free_port()
     command = [

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from charts.sources.alerts import ALERTS
+from charts.sources.dashboards import DASHBOARDS
 from tests.fakes.chart import Chart, one
 from tests.tools import prometheus as tools
 
@@ -185,6 +186,19 @@ def test_links_lead_to_a_chapter_of_the_runbook(chart: Chart):
     assert links == {f"docs/runbook.md#{alert.anchor}" for alert in ALERTS}
     assert {link.partition("#")[2] for link in links} <= chapters
     assert set(re.findall(r"\]\(#(\w+)\)", page)) <= chapters
+
+
+def test_dashboards_and_panels_that_the_runbook_names_are_there():
+    titles = {f"Octavo / {dashboard.title}" for dashboard in DASHBOARDS}
+    titles |= {panel.title for dashboard in DASHBOARDS for panel in dashboard.panels()}
+    named = {
+        name
+        for alert in ALERTS
+        for text in (*alert.look, *alert.do)
+        for name in re.findall(r"\*([^*]+)\*", text)
+    }
+    assert named - titles == set()
+    assert "Octavo / Overview" in named
 
 
 def test_objectives_and_labels_are_those_of_the_values(chart: Chart):

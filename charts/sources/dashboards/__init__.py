@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from charts.sources.dashboards import grafana
+from charts.sources.dashboards.cost import COST
 from charts.sources.dashboards.engines import ENGINES
+from charts.sources.dashboards.model import MODEL
 from charts.sources.dashboards.operator import OPERATOR
 from charts.sources.dashboards.overview import OVERVIEW
 from charts.sources.dashboards.router import ROUTER
-from charts.sources.dashboards.tenants import TENANTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DASHBOARDS = (OVERVIEW, ENGINES, ROUTER, OPERATOR, TENANTS)
+DASHBOARDS = (OVERVIEW, MODEL, ROUTER, ENGINES, OPERATOR, COST)
 
 
 def render() -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ def _rate(metric: str) -> Query:
 
 ENGINES = Dashboard(
     name="engines",
-    title="Engines",
+    title="Engine internals",
     description="Inside the engines: what they compute, and what limits them.",
     variables=(Variable("model", "model_name", n.NUM_REQUESTS_RUNNING),),
     rows=(

@@ -13,6 +13,7 @@ _COLUMNS = 24
 _HEIGHT = 8
 _STAT_HEIGHT = 4
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_ALL = {"allValue": ".*", "current": {"text": "All", "value": "$__all"}}
 _RANGE = "$__rate_interval"  # Grafana's: at least four scrapes
 
 
@@ -52,6 +53,16 @@ class Variable:
     name: str
     label: str
     metric: str
+    is_single: bool = False  # one at a time, the first to begin with; else any, or all
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A number on top of the dashboard that people type in."""
+
+    name: str
+    title: str
+    value: str  # to begin with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +70,7 @@ class Dashboard:
     name: str  # of its file, and of its address
     title: str
     description: str
-    variables: tuple[Variable, ...]
+    variables: tuple[Variable | Field, ...]
     rows: tuple[Row, ...]
 
     def panels(self) -> Iterator[Panel]:
@@ -160,7 +171,17 @@ def _datasource() -> dict[str, Any]:
     }
 
 
-def _variable(variable: Variable) -> dict[str, Any]:
+def _variable(variable: Variable | Field) -> dict[str, Any]:
+    if isinstance(variable, Field):
+        value = {"text": variable.value, "value": variable.value}
+        return {
+            "name": variable.name,
+            "label": variable.title,
+            "type": "textbox",
+            "query": variable.value,
+            "current": value,
+            "options": [{**value, "selected": True}],
+        }
     query = f"label_values({variable.metric}, {variable.label})"
     return {
         "name": variable.name,
@@ -170,9 +191,8 @@ def _variable(variable: Variable) -> dict[str, Any]:
         "definition": query,
         "query": {"query": query, "refId": "variable"},
         "refresh": 2,
-        "includeAll": True,
-        "multi": True,
-        "allValue": ".*",
-        "current": {"text": "All", "value": "$__all"},
+        "includeAll": not variable.is_single,
+        "multi": not variable.is_single,
+        **({} if variable.is_single else _ALL),
         "sort": 1,
     }

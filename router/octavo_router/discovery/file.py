@@ -72,6 +72,7 @@ class UpstreamsFile:
         try:
             signature, text = await asyncio.to_thread(self._read)
             if text is None:
+                self._note_unchanged()
                 return
             self._seen = signature
             self._upstreams.replace(self._parse(text.decode()))
@@ -80,7 +81,15 @@ class UpstreamsFile:
             return
         self.problem = ""
         self._has_read = True
+        self._note_unchanged()
         logger.info("Read upstreams", extra={"path": str(self._path)})
+
+    def _note_unchanged(self) -> None:
+        """What is wrong stays wrong until somebody corrects it: an alert must not end before."""
+        if self.problem:
+            self._counts.errors += 1
+        elif not self._upstreams.has_names:  # else it is DNS that is heard, or not
+            self._counts.heard_at = asyncio.get_running_loop().time()
 
     def _read(self) -> tuple[Signature, bytes | None]:
         """In a thread: a file may lie on a network. No text when nothing has changed."""

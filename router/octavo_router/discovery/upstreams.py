@@ -68,6 +68,11 @@ class Upstreams:
         self._changed = asyncio.Event()
         self._upstreams = _parse(upstreams)
 
+    @property
+    def has_names(self) -> bool:
+        """Whether DNS is asked for any of them."""
+        return any(upstream.needs_lookup for upstream in self._upstreams)
+
     def replace(self, upstreams: Sequence[UpstreamConfig]) -> None:
         """Raises ConfigInvalid, and then nothing has changed."""
         self._upstreams = _parse(upstreams)

@@ -203,6 +203,51 @@ def test_a_file_is_followed_and_a_bad_one_changes_nothing(tmp_path):
     run(story())
 
 
+def test_a_file_that_stays_wrong_is_an_error_at_each_look_and_unheard_meanwhile(tmp_path):
+    """What is counted once is forgotten by an alert while the fault lasts."""
+
+    async def story() -> None:
+        path, counts = tmp_path / "upstreams.yaml", DiscoveryCounts()
+        path.write_text("upstreams: [http://10.0.0.1:1]")
+        source = UpstreamsFile(str(path), parse, FakeResolver(), counts=counts, look_s=0.001)
+        async with running(source):
+            await until(lambda: counts.heard_at is not None)
+            heard_at = counts.heard_at
+            await until(lambda: counts.heard_at != heard_at)  # though nothing has changed
+            assert counts.errors == 0
+            path.write_text("upstreams: 7")
+            await until(lambda: counts.errors > 3)
+            heard_at = counts.heard_at
+            errors = counts.errors
+            await until(lambda: counts.errors > errors + 3)
+            assert counts.heard_at == heard_at
+            path.write_text("upstreams: [http://10.0.0.2:2]")
+            await until(lambda: counts.heard_at != heard_at)
+            errors = counts.errors
+            heard_at = counts.heard_at
+            await until(lambda: counts.heard_at != heard_at)
+            assert counts.errors == errors
+
+    run(story())
+
+
+def test_a_file_of_names_is_heard_when_dns_is(tmp_path):
+    async def story() -> None:
+        path, counts = tmp_path / "upstreams.yaml", DiscoveryCounts()
+        path.write_text("upstreams: [http://engines.example:1]")
+        resolver = FakeResolver()
+        source = UpstreamsFile(
+            str(path), parse, resolver, counts=counts, interval_s=0.001, look_s=0.001
+        )
+        async with running(source):
+            await until(lambda: counts.errors > 3)
+            assert counts.heard_at is None
+            resolver.names["engines.example"] = ["10.0.0.1"]
+            await until(lambda: counts.heard_at is not None)
+
+    run(story())
+
+
 def says(source: UpstreamsFile, problem: str) -> bool:
     return problem in source.problem
 

@@ -1,0 +1,1 @@
+"""Pictures of the dashboards, drawn from their own JSON and what a Prometheus answers to it."""
