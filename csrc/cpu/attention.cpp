@@ -14,6 +14,7 @@
 namespace octavo::cpu::OCTAVO_ISA {
 namespace {
 
+constexpr int64_t kCacheLine = 64;
 constexpr int64_t kBlocksPerTile = kSoftmaxTokens / kBlockTokens;
 
 void scale_row(float* values, float factor, int64_t count) {
@@ -38,6 +39,8 @@ class Attend {
         std::fill_n(state.maximum, num_rows_, -INFINITY);
         std::fill_n(state.sum, num_rows_, 0.0F);
         const int64_t end = std::min((index + 1) * kPartitionTokens, seen(num_rows_ - 1).end);
+        // Another thread may compute the next partition of a context that is split.
+        fetch_end_ = tile_.partials == nullptr ? seen(num_rows_ - 1).end : end;
         for (start_ = index * kPartitionTokens; start_ < end; start_ += kSoftmaxTokens) {
             if (seen(0).begin < start_ + kSoftmaxTokens) {
                 compute_tile(state);
@@ -48,6 +51,21 @@ class Attend {
   private:
     static constexpr bool kIsScaled = requires { Weights::kUnit; };
     static constexpr int64_t kStepsPerBlock = kBlockTokens / Weights::kColumns;
+
+    // Blocks lie anywhere, so the hardware cannot guess the next one: while a tile is computed, the
+    // blocks of the next are fetched, keys beside keys and values beside values.
+    void fetch_ahead(int64_t index_in_tile, bool is_value) const {
+        const int64_t block_in_table = start_ / kBlockTokens + kBlocksPerTile + index_in_tile;
+        if (block_in_table * kBlockTokens >= fetch_end_) {
+            return;
+        }
+        const int64_t panels = args_.kv.panels_bytes();
+        const std::byte* from = args_.kv.keys(tile_.block_table[block_in_table], tile_.kv_head) +
+                                (is_value ? panels : 0);
+        for (int64_t i = 0; i < panels; i += kCacheLine) {
+            prefetch(from + i);
+        }
+    }
 
     // Positions that row r sees.
     Range seen(int64_t r) const {
@@ -120,6 +138,9 @@ class Attend {
             const std::byte* panels[kMaxPanels];
             for (int i = 0; i < width; ++i) {
                 panels[i] = keys(b + i);
+                if (first == 0) {
+                    fetch_ahead(b + i, false);
+                }
             }
             alignas(64) float out[kTileFloats] = {};
             kDots.get(rows, width)(x, panels, 1, dim_ / Weights::kColumns, out);
@@ -201,6 +222,9 @@ class Attend {
     }
 
     void add_blocks(int64_t first, int64_t end, Range blocks, const State& state) {
+        for (int64_t b = blocks.begin; b < blocks.end && first == 0; ++b) {
+            fetch_ahead(b, true);
+        }
         const int64_t rows = end - first;
         const void* x[kTileRows];
         for (int64_t i = 0; i < rows; ++i) {
@@ -258,8 +282,9 @@ class Attend {
     const int64_t dim_;
     const int64_t group_;
     const int64_t num_rows_;
-    float* const scores_;  // [rows, kSoftmaxTokens]
-    int64_t start_ = 0;    // position where the tile under way starts
+    float* const scores_;    // [rows, kSoftmaxTokens]
+    int64_t start_ = 0;      // position where the tile under way starts
+    int64_t fetch_end_ = 0;  // blocks that start before it are wanted by this thread
 };
 
 template <class Weights>

@@ -38,7 +38,8 @@ struct Fp8 {
         const uint32_t rounded = (magnitude + (1U << (kDropped - 1)) - 1 + odd) >> kDropped;
         int32_t code = static_cast<int32_t>(rounded) - ((127 - kBias) << kMantissaBits);
         if (code < kSmallest) {
-            code = code < 0 ? 0 : kSmallest;  // below 0: less than half the smallest
+            code =
+                magnitude < static_cast<uint32_t>(127 - kBias) << 23 ? 0 : kSmallest;  // its half
         }
         const uint32_t sign = bits >> 24 & 0x80U;
         return static_cast<uint8_t>(sign | static_cast<uint32_t>(code));

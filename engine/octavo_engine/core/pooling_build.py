@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.core.capacity import check_context
 from octavo_engine.core.info import ModelInfo
 from octavo_engine.core.pooling_engine import PoolingEngine, PoolingLimits
+from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,6 +101,11 @@ def _backend(
     max_model_len: int,
     progress: Callable[[int, int], None] | None,
 ) -> PoolingBackend:
+    if config.kv_cache_dtype != "auto":
+        raise ConfigError(
+            "--kv-cache-dtype has no effect on a model for embeddings and scores, which keeps no "
+            "KV cache; leave it out"
+        )
     if files is None:
         from octavo_engine.backends.sim.pooling import SimPoolingBackend
 
