@@ -25,7 +25,8 @@ def stored(rows: np.ndarray, kv_dtype: str, isa: str = "") -> np.ndarray:
     run = PagedAttention(case, [qkv], _native.Team(1, isa))
     run.step([(0, len(rows))])
     read = [run.kv.read(0, int(block)) for block in run.block_tables[0] if block >= 0]
-    keys, values = (np.concatenate([pair[i][0] for pair in read])[: len(rows)] for i in (0, 1))
+    keys: np.ndarray = np.concatenate([k[0] for k, _ in read])[: len(rows)]
+    values = np.concatenate([v[0] for _, v in read])[: len(rows)]
     np.testing.assert_array_equal(keys, values)
     return keys
 
@@ -38,7 +39,8 @@ def nearest(rows: np.ndarray, kv_dtype: str) -> np.ndarray:
     scale = ((bits + 0xFFFF) & 0xFFFF0000).astype(np.uint32).view(np.float32)  # to bf16, upwards
     scaled = rows * (np.float32(1) / scale)
     if kv_dtype == "int8":
-        return np.rint(scaled) * scale
+        whole: np.ndarray = np.rint(scaled) * scale
+        return whole
     dtype, smallest = {
         "fp8_e4m3": (torch.float8_e4m3fn, 2.0**-6),
         "fp8_e5m2": (torch.float8_e5m2, 2.0**-14),
