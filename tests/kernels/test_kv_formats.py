@@ -47,7 +47,8 @@ def nearest(rows: np.ndarray, kv_dtype: str) -> np.ndarray:
     }[kv_dtype]
     rounded = torch.from_numpy(scaled).to(dtype).to(torch.float32).numpy()
     tiny = np.where(np.abs(scaled) < smallest / 2, 0, np.copysign(smallest, scaled))
-    return np.where(np.abs(scaled) < smallest, tiny, rounded) * scale
+    narrowed: np.ndarray = np.where(np.abs(scaled) < smallest, tiny, rounded) * scale
+    return narrowed
 
 
 @pytest.mark.parametrize("isa", ISAS)
