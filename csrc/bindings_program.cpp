@@ -103,7 +103,7 @@ void bind_kv_cache(nb::module_& module) {
             [](KVCache* self, int64_t num_layers, int64_t num_blocks, int64_t num_kv_heads,
                int64_t head_dim, const std::string& dtype) {
                 new (self)
-                    KVCache(num_layers, num_blocks, num_kv_heads, head_dim, parse_dtype(dtype));
+                    KVCache(num_layers, num_blocks, num_kv_heads, head_dim, parse_kv_format(dtype));
             },
             arg("num_layers"), arg("num_blocks"), arg("num_kv_heads"), arg("head_dim"),
             arg("dtype"))

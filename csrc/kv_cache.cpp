@@ -1,51 +1,62 @@
 #include "kv_cache.h"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "common/check.h"
+#include "cpu/fp8.h"
 
 namespace octavo {
 
 using cpu::kBlockTokens;
-using cpu::kPanelRows;
+using cpu::KVFormat;
 
 namespace {
 
 constexpr int64_t kMaxBytes = int64_t{1} << 46;
 
-// Where element `d` of a token's key and value lie within their panels, counted in elements.
-int64_t key_index(Dtype dtype, int64_t token, int64_t d) {
-    return dtype == Dtype::F32 ? d * kBlockTokens + token
-                               : (d / 2 * kBlockTokens + token) * 2 + d % 2;
-}
-
-int64_t value_index(Dtype dtype, int64_t token, int64_t d) {
-    const int64_t panel = d / kPanelRows * kPanelRows * kBlockTokens;
-    const int64_t lane = d % kPanelRows;
-    return panel + (dtype == Dtype::F32 ? token * kPanelRows + lane
-                                        : (token / 2 * kPanelRows + lane) * 2 + token % 2);
-}
-
-void copy_element(std::byte* to, const std::byte* from, int64_t index, Dtype dtype) {
-    const auto size = static_cast<size_t>(size_of(dtype));
-    const auto offset = static_cast<size_t>(index) * size;
-    std::memcpy(to + offset, from + offset, size);
-}
-
-float read_element(const std::byte* from, int64_t index, Dtype dtype) {
-    return dtype == Dtype::F32 ? reinterpret_cast<const float*>(from)[index]
-                               : bf16_to_float(reinterpret_cast<const uint16_t*>(from)[index]);
+float widen(KVFormat format, const std::byte* panels, int64_t index, uint16_t scale) {
+    const auto byte = std::to_integer<uint8_t>(panels[index]);
+    switch (format) {
+        case KVFormat::F32:
+            return reinterpret_cast<const float*>(panels)[index];
+        case KVFormat::BF16:
+            return bf16_to_float(reinterpret_cast<const uint16_t*>(panels)[index]);
+        case KVFormat::Int8:
+            return static_cast<float>(static_cast<int8_t>(byte)) * bf16_to_float(scale);
+        case KVFormat::E4M3:
+            return cpu::E4M3::widen(byte) * bf16_to_float(scale);
+        case KVFormat::E5M2:
+            return cpu::E5M2::widen(byte) * bf16_to_float(scale);
+    }
+    return 0.0F;
 }
 
 }  // namespace
 
+KVFormat parse_kv_format(const std::string& name) {
+    constexpr std::array<std::pair<const char*, KVFormat>, 5> known{{{"f32", KVFormat::F32},
+                                                                     {"bf16", KVFormat::BF16},
+                                                                     {"int8", KVFormat::Int8},
+                                                                     {"fp8_e4m3", KVFormat::E4M3},
+                                                                     {"fp8_e5m2", KVFormat::E5M2}}};
+    for (const auto& [known_name, format] : known) {
+        if (name == known_name) {
+            return format;
+        }
+    }
+    fail("KVCache: dtype '", name, "' is not known; there are: f32, bf16, int8, fp8_e4m3, ",
+         "fp8_e5m2");
+}
+
 KVCache::KVCache(int64_t num_layers, int64_t num_blocks, int64_t num_kv_heads, int64_t head_dim,
-                 Dtype dtype)
+                 KVFormat format)
     : num_layers_(num_layers),
       num_blocks_(num_blocks),
       num_kv_heads_(num_kv_heads),
       head_dim_(head_dim),
-      dtype_(dtype) {
+      format_(format) {
     constexpr int64_t kMax = int64_t{1} << 27;  // a slot, block * 16 + offset, is an int32
     check(num_layers >= 1 && num_layers < 65536, "KVCache: num_layers is ", num_layers);
     check(num_blocks >= 1 && num_blocks < kMax, "KVCache: num_blocks is ", num_blocks,
@@ -60,7 +71,7 @@ KVCache::KVCache(int64_t num_layers, int64_t num_blocks, int64_t num_kv_heads, i
 }
 
 cpu::KVLayer KVCache::layer(int64_t index) const {
-    cpu::KVLayer layer{nullptr, num_kv_heads_, head_dim_, dtype_};
+    cpu::KVLayer layer{nullptr, num_kv_heads_, head_dim_, format_};
     layer.data = memory_.data() + index * num_blocks_ * layer.block_bytes();
     return layer;
 }
@@ -85,14 +96,23 @@ void KVCache::copy(int64_t source, int64_t target, int64_t num_tokens) {
                         static_cast<size_t>(kv.block_bytes()));
             continue;
         }
+        const int64_t size = kv.element_bytes();
+        const auto copy_element = [size](std::byte* to, const std::byte* from, int64_t index) {
+            std::memcpy(to + index * size, from + index * size, static_cast<size_t>(size));
+        };
         for (int64_t head = 0; head < num_kv_heads_; ++head) {
             for (int64_t d = 0; d < head_dim_; ++d) {
                 for (int64_t t = 0; t < num_tokens; ++t) {
                     copy_element(kv.keys(target, head), kv.keys(source, head),
-                                 key_index(dtype_, t, d), dtype_);
+                                 cpu::key_index(size, t, d));
                     copy_element(kv.values(target, head), kv.values(source, head),
-                                 value_index(dtype_, t, d), dtype_);
+                                 cpu::value_index(size, t, d));
                 }
+            }
+            if (kv.is_scaled()) {
+                std::copy_n(kv.key_scales(source, head), num_tokens, kv.key_scales(target, head));
+                std::copy_n(kv.value_scales(source, head), num_tokens,
+                            kv.value_scales(target, head));
             }
         }
     }
@@ -101,7 +121,7 @@ void KVCache::copy(int64_t source, int64_t target, int64_t num_tokens) {
 void KVCache::poison(int64_t block) {
     check_block("poison", block);
     for (int64_t l = 0; l < num_layers_; ++l) {
-        const cpu::KVLayer kv = layer(l);  // all ones are a NaN in f32 and in bf16
+        const cpu::KVLayer kv = layer(l);  // all ones are a NaN in f32, bf16 and scales
         std::memset(kv.keys(block, 0), 0xff, static_cast<size_t>(kv.block_bytes()));
     }
 }
@@ -111,13 +131,18 @@ void KVCache::read(int64_t layer_index, int64_t block, float* keys, float* value
           num_layers_);
     check_block("read", block);
     const cpu::KVLayer kv = layer(layer_index);
+    const int64_t size = kv.element_bytes();
     for (int64_t head = 0; head < num_kv_heads_; ++head) {
         for (int64_t t = 0; t < kBlockTokens; ++t) {
+            const bool is_scaled = kv.is_scaled();
+            const uint16_t key_scale = is_scaled ? kv.key_scales(block, head)[t] : uint16_t{0};
+            const uint16_t value_scale = is_scaled ? kv.value_scales(block, head)[t] : uint16_t{0};
             for (int64_t d = 0; d < head_dim_; ++d) {
                 const int64_t at = (head * kBlockTokens + t) * head_dim_ + d;
-                keys[at] = read_element(kv.keys(block, head), key_index(dtype_, t, d), dtype_);
-                values[at] =
-                    read_element(kv.values(block, head), value_index(dtype_, t, d), dtype_);
+                keys[at] =
+                    widen(format_, kv.keys(block, head), cpu::key_index(size, t, d), key_scale);
+                values[at] = widen(format_, kv.values(block, head), cpu::value_index(size, t, d),
+                                   value_scale);
             }
         }
     }

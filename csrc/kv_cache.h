@@ -2,17 +2,20 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
+#include <string>
 
 #include "common/memory.h"
-#include "cpu/kernels.h"
+#include "cpu/kv_layer.h"
 
 namespace octavo {
+
+// Throws ValueError on a name that is not known.
+cpu::KVFormat parse_kv_format(const std::string& name);
 
 class KVCache {
   public:
     KVCache(int64_t num_layers, int64_t num_blocks, int64_t num_kv_heads, int64_t head_dim,
-            Dtype dtype);
+            cpu::KVFormat format);
 
     int64_t num_layers() const { return num_layers_; }
     int64_t num_blocks() const { return num_blocks_; }
@@ -36,7 +39,7 @@ class KVCache {
     int64_t num_blocks_;
     int64_t num_kv_heads_;
     int64_t head_dim_;
-    Dtype dtype_;
+    cpu::KVFormat format_;
     Memory memory_;
 };
 

@@ -58,6 +58,7 @@ ENGINE_FLAGS = (
     Flag("device", "where to compute; sim models the time and invents the tokens"),
     Flag("dtype", "of KV cache and plain weights; auto: what the model and the device do best"),
     Flag("quantization", "weights as integers; auto: 8- and 4-bit ones stay as the file has them"),
+    Flag("kv_cache_dtype", "of the KV cache; 8 bits halve it; auto: as dtype; fp8: fp8_e4m3"),
     Flag("load_format", "dummy: random weights of the right shapes"),
     Flag("max_model_len", "tokens in one sequence, prompt and answer; default: what fits"),
     Flag("kv_cache_memory_bytes", "size of the KV cache, e.g. 2GiB; default: see next"),

@@ -14,8 +14,8 @@
 namespace octavo::cpu::OCTAVO_ISA {
 namespace {
 
+constexpr int64_t kCacheLine = 64;
 constexpr int64_t kBlocksPerTile = kSoftmaxTokens / kBlockTokens;
-constexpr int64_t kPairsPerBlock = kBlockTokens / 2;
 
 void scale_row(float* values, float factor, int64_t count) {
     for (int64_t i = 0; i < count; i += kLanes) {
@@ -39,6 +39,8 @@ class Attend {
         std::fill_n(state.maximum, num_rows_, -INFINITY);
         std::fill_n(state.sum, num_rows_, 0.0F);
         const int64_t end = std::min((index + 1) * kPartitionTokens, seen(num_rows_ - 1).end);
+        // Another thread may compute the next partition of a context that is split.
+        fetch_end_ = tile_.partials == nullptr ? seen(num_rows_ - 1).end : end;
         for (start_ = index * kPartitionTokens; start_ < end; start_ += kSoftmaxTokens) {
             if (seen(0).begin < start_ + kSoftmaxTokens) {
                 compute_tile(state);
@@ -47,6 +49,24 @@ class Attend {
     }
 
   private:
+    static constexpr bool kIsScaled = requires { Weights::kUnit; };
+    static constexpr int64_t kStepsPerBlock = kBlockTokens / Weights::kColumns;
+
+    // Blocks lie anywhere, so the hardware cannot guess the next one: while a tile is computed, the
+    // blocks of the next are fetched, keys beside keys and values beside values.
+    void fetch_ahead(int64_t index_in_tile, bool is_value) const {
+        const int64_t block_in_table = start_ / kBlockTokens + kBlocksPerTile + index_in_tile;
+        if (block_in_table * kBlockTokens >= fetch_end_) {
+            return;
+        }
+        const int64_t panels = args_.kv.panels_bytes();
+        const std::byte* from = args_.kv.keys(tile_.block_table[block_in_table], tile_.kv_head) +
+                                (is_value ? panels : 0);
+        for (int64_t i = 0; i < panels; i += kCacheLine) {
+            prefetch(from + i);
+        }
+    }
+
     // Positions that row r sees.
     Range seen(int64_t r) const {
         const int64_t behind = tile_.first_position + r / group_ + 1;
@@ -73,13 +93,17 @@ class Attend {
     }
     const std::byte* values(int64_t index_in_tile, int64_t column) const {
         return args_.kv.values(block(index_in_tile), tile_.kv_head) +
-               column * kBlockTokens * size_of(args_.kv.dtype);
+               column * kBlockTokens * args_.kv.element_bytes();
     }
     const float* query(int64_t r) const {
         const int64_t token = tile_.first_token + r / group_;
         const int64_t head = tile_.kv_head * group_ + r % group_;
         return args_.q + (token * args_.num_heads + head) * dim_;
     }
+    // Of a block's tokens. They go into scores and weights, once for each token, not for each
+    // column.
+    static Vec scales(const uint16_t* from) { return load_bf16(from) * broadcast(Weights::kUnit); }
+
     float* scores(int64_t r) const { return scores_ + r * kSoftmaxTokens; }
 
     void compute_tile(const State& state) {
@@ -114,16 +138,25 @@ class Attend {
             const std::byte* panels[kMaxPanels];
             for (int i = 0; i < width; ++i) {
                 panels[i] = keys(b + i);
+                if (first == 0) {
+                    fetch_ahead(b + i, false);
+                }
             }
             alignas(64) float out[kTileFloats] = {};
-            kDots.get(rows, width)(x, panels, 1, dim_ / 2, out);
+            kDots.get(rows, width)(x, panels, 1, dim_ / Weights::kColumns, out);
             for (int64_t i = 0; i < rows * width; ++i) {
-                store(scores(first + i / width) + (b + i % width) * kLanes, load(out + i * kLanes));
+                const int64_t at = b + i % width;
+                Vec score = load(out + i * kLanes);
+                if constexpr (kIsScaled) {
+                    score = score * scales(args_.kv.key_scales(block(at), tile_.kv_head));
+                }
+                store(scores(first + i / width) + at * kLanes, score);
             }
         }
     }
 
-    // Turns a row's scores into weights and brings its state to the new maximum.
+    // Turns a row's scores into weights, times the scales of V, and brings its state to the new
+    // maximum.
     void softmax(int64_t r, const State& state) const {
         const Range here = seen_here(r);
         if (here.begin >= here.end) {
@@ -151,7 +184,12 @@ class Attend {
             const Vec weight = exp(load(s + i) - broadcast(now));
             const Vec kept = select(lanes_between(here.begin - i, here.end - i), weight, zero);
             sum = sum + kept;
-            store(s + i, kept);
+            if constexpr (kIsScaled) {
+                const int64_t at = block(i / kBlockTokens);
+                store(s + i, kept * scales(args_.kv.value_scales(at, tile_.kv_head)));
+            } else {
+                store(s + i, kept);
+            }
         }
         state.maximum[r] = now;
         if (state.sum[r] == 0.0F) {
@@ -184,6 +222,9 @@ class Attend {
     }
 
     void add_blocks(int64_t first, int64_t end, Range blocks, const State& state) {
+        for (int64_t b = blocks.begin; b < blocks.end && first == 0; ++b) {
+            fetch_ahead(b, true);
+        }
         const int64_t rows = end - first;
         const void* x[kTileRows];
         for (int64_t i = 0; i < rows; ++i) {
@@ -205,7 +246,7 @@ class Attend {
             for (int64_t i = 0; i < rows * width; ++i) {
                 store(out + i * kLanes, load(value_at(state, first, c, i, width)));
             }
-            kDots.get(rows, width)(x, panels, blocks.end - blocks.begin, kPairsPerBlock, out);
+            kDots.get(rows, width)(x, panels, blocks.end - blocks.begin, kStepsPerBlock, out);
             for (int64_t i = 0; i < rows * width; ++i) {
                 store(value_at(state, first, c, i, width), load(out + i * kLanes));
             }
@@ -230,8 +271,8 @@ class Attend {
     }
 
     static Vec token_values(const std::byte* panel, int64_t token) {
-        return Weights::column(panel + token / 2 * Weights::kPairBytes,
-                               static_cast<int>(token % 2));
+        return Weights::column(panel + token / Weights::kColumns * Weights::kStepBytes,
+                               static_cast<int>(token % Weights::kColumns));
     }
 
     static constexpr DotTable<Weights> kDots{};
@@ -241,8 +282,9 @@ class Attend {
     const int64_t dim_;
     const int64_t group_;
     const int64_t num_rows_;
-    float* const scores_;  // [rows, kSoftmaxTokens]
-    int64_t start_ = 0;    // position where the tile under way starts
+    float* const scores_;    // [rows, kSoftmaxTokens]
+    int64_t start_ = 0;      // position where the tile under way starts
+    int64_t fetch_end_ = 0;  // blocks that start before it are wanted by this thread
 };
 
 template <class Weights>
@@ -278,10 +320,17 @@ int64_t attend_scratch_bytes(int64_t group, int64_t head_dim) {
 void attend(const AttentionArgs& args, const QueryTile& tile, int64_t partition,
             std::byte* scratch) {
     auto* floats = reinterpret_cast<float*>(scratch);
-    if (args.kv.dtype == Dtype::F32) {
-        attend_with<F32Weights>(args, tile, partition, floats);
-    } else {
-        attend_with<Bf16Weights>(args, tile, partition, floats);
+    switch (args.kv.format) {
+        case KVFormat::F32:
+            return attend_with<F32Weights>(args, tile, partition, floats);
+        case KVFormat::BF16:
+            return attend_with<Bf16Weights>(args, tile, partition, floats);
+        case KVFormat::Int8:
+            return attend_with<Int8Weights>(args, tile, partition, floats);
+        case KVFormat::E4M3:
+            return attend_with<Fp8Weights<E4M3>>(args, tile, partition, floats);
+        case KVFormat::E5M2:
+            return attend_with<Fp8Weights<E5M2>>(args, tile, partition, floats);
     }
 }
 

@@ -8,6 +8,7 @@
 #include <array>
 #include <utility>
 
+#include "cpu/fp8.h"
 #include "cpu/kernels.h"
 #include "cpu/simd.h"
 
@@ -24,14 +25,15 @@ namespace {
 // out[r][p][lane] += sum over k of x[r][k] * panels[p][k][lane]; the sum continues from what out
 // holds. A panel may come in segments: segment s of panel p is panels[s * NumPanels + p].
 using Dot = void (*)(const void* const* x, const std::byte* const* panels, int64_t num_segments,
-                     int64_t pairs, float* out);
+                     int64_t steps, float* out);
 
-// A step takes one pair of columns: the first for all rows, then the second, panel by panel, so
-// that besides the sums only one panel's 16 weights are held in registers.
+// A step takes a few columns, those that share words of 4 bytes (of float32 two): the first for all
+// rows, then the second, panel by panel, so that besides the sums only one panel's 16 weights are
+// held in registers.
 struct F32Weights {
     using X = float;
-    static constexpr int64_t kPairBytes = 2 * kLanes * 4;
-    static constexpr int64_t kColumns = 2;  // per pair, each with its own x
+    static constexpr int64_t kStepBytes = 2 * kLanes * 4;
+    static constexpr int64_t kColumns = 2;  // per step, each with its own x
     static OCTAVO_INLINE Vec column(const std::byte* pair, int index) {
         return load(reinterpret_cast<const float*>(pair) + index * kLanes);
     }
@@ -40,10 +42,34 @@ struct F32Weights {
 
 struct Bf16Weights {
     using X = float;
-    static constexpr int64_t kPairBytes = 2 * kLanes * 2;
+    static constexpr int64_t kStepBytes = 2 * kLanes * 2;
     static constexpr int64_t kColumns = 2;
     static OCTAVO_INLINE Vec column(const std::byte* pair, int index) {
         return index == 0 ? load_first(pair) : load_second(pair);
+    }
+    static OCTAVO_INLINE Vec add(Vec acc, X x, Vec w) { return fma(broadcast(x), w, acc); }
+};
+
+// What a KV cache of 8 bits holds, without its scales.
+struct Int8Weights {
+    using X = float;
+    static constexpr int64_t kStepBytes = 4 * kLanes;
+    static constexpr int64_t kColumns = 4;
+    static constexpr float kUnit = 0x1.0p-24F;  // columns are so many times too large
+    static OCTAVO_INLINE Vec column(const std::byte* words, int index) {
+        return load_int8(words, index);
+    }
+    static OCTAVO_INLINE Vec add(Vec acc, X x, Vec w) { return fma(broadcast(x), w, acc); }
+};
+
+template <class Format>
+struct Fp8Weights {
+    using X = float;
+    static constexpr int64_t kStepBytes = 4 * kLanes;
+    static constexpr int64_t kColumns = 4;
+    static constexpr float kUnit = 1.0F;
+    static OCTAVO_INLINE Vec column(const std::byte* words, int index) {
+        return load_fp8<Format>(words, index);
     }
     static OCTAVO_INLINE Vec add(Vec acc, X x, Vec w) { return fma(broadcast(x), w, acc); }
 };
@@ -53,7 +79,7 @@ struct Bf16Weights {
 // same. Not run when written: see simd_avx512.h.
 struct Bf16Pairs {
     using X = uint32_t;
-    static constexpr int64_t kPairBytes = 2 * kLanes * 2;
+    static constexpr int64_t kStepBytes = 2 * kLanes * 2;
     static constexpr int64_t kColumns = 1;  // the pair at once
     static OCTAVO_INLINE Vec column(const std::byte* pair, int) {
         return load(reinterpret_cast<const float*>(pair));  // bits as they are
@@ -66,7 +92,7 @@ struct Bf16Pairs {
 constexpr int64_t kPrefetchBytes = 1024;
 
 template <class Weights, int R, int P>
-void dot(const void* const* x, const std::byte* const* panels, int64_t num_segments, int64_t pairs,
+void dot(const void* const* x, const std::byte* const* panels, int64_t num_segments, int64_t steps,
          float* out) {
     using X = typename Weights::X;
     Vec acc[R][P];
@@ -85,7 +111,7 @@ void dot(const void* const* x, const std::byte* const* panels, int64_t num_segme
         for (int p = 0; p < P; ++p) {
             w[p] = panels[segment * P + p];
         }
-        for (int64_t j = 0; j < pairs; ++j) {
+        for (int64_t j = 0; j < steps; ++j) {
             if constexpr (R <= 2) {  // with few rows, memory is the limit
                 OCTAVO_UNROLL
                 for (int p = 0; p < P; ++p) {
@@ -109,7 +135,7 @@ void dot(const void* const* x, const std::byte* const* panels, int64_t num_segme
             }
             OCTAVO_UNROLL
             for (int p = 0; p < P; ++p) {
-                w[p] += Weights::kPairBytes;
+                w[p] += Weights::kStepBytes;
             }
         }
     }

@@ -1,5 +1,8 @@
 #include "cpu/heads.h"
 
+#include <bit>
+
+#include "cpu/fp8.h"
 #include "cpu/norm.h"
 
 namespace octavo::cpu::OCTAVO_ISA {
@@ -33,36 +36,91 @@ void norm_and_rotate(const AttentionArgs& args, const float* from, const float* 
     }
 }
 
-void write_key(const KVLayer& kv, int64_t slot, int64_t head, const float* key) {
-    std::byte* panel = kv.keys(slot / kBlockTokens, head);
-    const int64_t token = slot % kBlockTokens;
-    if (kv.dtype == Dtype::F32) {
-        auto* values = reinterpret_cast<float*>(panel);
-        for (int64_t d = 0; d < kv.head_dim; ++d) {
-            values[d * kBlockTokens + token] = key[d];
-        }
-        return;
+struct Keys {
+    static std::byte* panels(const KVLayer& kv, int64_t block, int64_t head) {
+        return kv.keys(block, head);
     }
-    auto* values = reinterpret_cast<uint16_t*>(panel);
+    static uint16_t* scales(const KVLayer& kv, int64_t block, int64_t head) {
+        return kv.key_scales(block, head);
+    }
+    static int64_t index(int64_t element_bytes, int64_t token, int64_t d) {
+        return key_index(element_bytes, token, d);
+    }
+};
+
+struct Values {
+    static std::byte* panels(const KVLayer& kv, int64_t block, int64_t head) {
+        return kv.values(block, head);
+    }
+    static uint16_t* scales(const KVLayer& kv, int64_t block, int64_t head) {
+        return kv.value_scales(block, head);
+    }
+    static int64_t index(int64_t element_bytes, int64_t token, int64_t d) {
+        return value_index(element_bytes, token, d);
+    }
+};
+
+template <class Part, class T, class Narrow>
+void write_elements(const KVLayer& kv, int64_t slot, int64_t head, const float* row,
+                    Narrow narrow) {
+    auto* to = reinterpret_cast<T*>(Part::panels(kv, slot / kBlockTokens, head));
     for (int64_t d = 0; d < kv.head_dim; ++d) {
-        values[(d / 2 * kBlockTokens + token) * 2 + d % 2] = float_to_bf16(key[d]);
+        to[Part::index(sizeof(T), slot % kBlockTokens, d)] = narrow(row[d]);
     }
 }
 
-void write_value(const KVLayer& kv, int64_t slot, int64_t head, const float* value) {
-    std::byte* panels = kv.values(slot / kBlockTokens, head);
-    const int64_t token = slot % kBlockTokens;
-    for (int64_t c = 0; c < kv.head_dim; c += kPanelRows) {
-        if (kv.dtype == Dtype::F32) {
-            auto* row = reinterpret_cast<float*>(panels) + c * kBlockTokens + token * kPanelRows;
-            store(row, load(value + c));
-            continue;
-        }
-        auto* pairs = reinterpret_cast<uint16_t*>(panels) + c * kBlockTokens +
-                      token / 2 * kPanelRows * 2 + token % 2;
-        for (int64_t i = 0; i < kPanelRows; ++i) {
-            pairs[i * 2] = float_to_bf16(value[c + i]);
-        }
+// Rounded up, so that no number is above the format's largest. A NaN or an infinity in the row
+// makes it NaN; rows of next to nothing become zeros.
+float scale_of(const float* row, int64_t dim, float largest) {
+    Vec magnitude = broadcast(0.0F);
+    Vec nothing = broadcast(0.0F);
+    for (int64_t i = 0; i < dim; i += kLanes) {
+        magnitude = max(abs(load(row + i)), magnitude);
+        nothing = nothing + load(row + i) * broadcast(0.0F);
+    }
+    const float scale = reduce_max(magnitude) / largest + reduce_add(nothing);
+    if (scale < 0x1.0p-100F) {
+        return 0.0F;
+    }
+    const uint32_t bits = std::bit_cast<uint32_t>(scale);
+    return scale == scale ? std::bit_cast<float>((bits + 0xffffU) & 0xffff0000U) : scale;
+}
+
+template <class Part, class Narrow>
+void write_scaled(const KVLayer& kv, int64_t slot, int64_t head, const float* row, float largest,
+                  Narrow narrow) {
+    const float scale = scale_of(row, kv.head_dim, largest);
+    const float factor = scale == 0.0F ? 0.0F : 1.0F / scale;
+    Part::scales(kv, slot / kBlockTokens, head)[slot % kBlockTokens] = float_to_bf16(scale);
+    write_elements<Part, uint8_t>(kv, slot, head, row,
+                                  [&](float value) { return narrow(value * factor); });
+}
+
+template <class Part>
+void write(const KVLayer& kv, int64_t slot, int64_t head, const float* row) {
+    switch (kv.format) {
+        case KVFormat::F32:
+            write_elements<Part, float>(kv, slot, head, row, [](float value) { return value; });
+            break;
+        case KVFormat::BF16:
+            write_elements<Part, uint16_t>(kv, slot, head, row,
+                                           [](float value) { return float_to_bf16(value); });
+            break;
+        case KVFormat::Int8:
+            write_scaled<Part>(
+                kv, slot, head, row, 127.0F,
+                [](float value) {  // the addition rounds to the nearest whole number, ties to even
+                    return static_cast<uint8_t>(std::bit_cast<uint32_t>(value + 0x1.8p23F));
+                });
+            break;
+        case KVFormat::E4M3:
+            write_scaled<Part>(kv, slot, head, row, E4M3::kLargest,
+                               [](float value) { return E4M3::narrow(value); });
+            break;
+        case KVFormat::E5M2:
+            write_scaled<Part>(kv, slot, head, row, E5M2::kLargest,
+                               [](float value) { return E5M2::narrow(value); });
+            break;
     }
 }
 
@@ -86,8 +144,8 @@ void prepare_heads(const AttentionArgs& args, int64_t begin, int64_t end) {
         const float* v = k + args.kv.num_kv_heads * dim;
         float rotated[kMaxHeadDim];
         norm_and_rotate(args, k, args.k_norm, position, rotated);
-        write_key(args.kv, args.slots[token], head, rotated);
-        write_value(args.kv, args.slots[token], head, v);
+        write<Keys>(args.kv, args.slots[token], head, rotated);
+        write<Values>(args.kv, args.slots[token], head, v);
     }
 }
 

@@ -9,12 +9,11 @@
 #include <cstdint>
 
 #include "common/dtype.h"
+#include "cpu/kv_layer.h"
 
 namespace octavo::cpu {
 
 constexpr int64_t kPanelRows = 16;  // also the tokens of a KV block
-constexpr int64_t kBlockTokens = 16;
-constexpr int64_t kMaxHeadDim = 1024;
 
 enum class Activation : uint8_t { None, Silu, Gelu, GeluTanh, Relu, Tanh };
 
@@ -110,25 +109,6 @@ struct PoolArgs {
     Matrix src = {};  // a row for each token
     PoolKind kind = PoolKind::Mean;
     const int32_t* seq_starts = nullptr;
-};
-
-// One layer of the KV cache. A block is, for each KV head, a K panel (16 tokens are its rows) and
-// head_dim / 16 V panels (16 columns of V are the rows, 16 tokens the columns).
-struct KVLayer {
-    std::byte* data = nullptr;
-    int64_t num_kv_heads = 0;
-    int64_t head_dim = 0;
-    Dtype dtype = Dtype::F32;
-
-    int64_t panels_bytes() const { return head_dim * kBlockTokens * size_of(dtype); }  // K, or V
-    int64_t head_bytes() const { return 2 * panels_bytes(); }
-    int64_t block_bytes() const { return num_kv_heads * head_bytes(); }
-    std::byte* keys(int64_t block, int64_t head) const {
-        return data + block * block_bytes() + head * head_bytes();
-    }
-    std::byte* values(int64_t block, int64_t head) const {
-        return keys(block, head) + panels_bytes();
-    }
 };
 
 struct AttentionArgs {

@@ -66,6 +66,44 @@ OCTAVO_INLINE Vec load_second(const void* from) {
             _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(bits + 1), upper))};
 }
 
+// Byte `index` of 8 words of 4 bytes, with zeros below: an integer, times 2^24.
+OCTAVO_INLINE __m256 widen_int8(__m256i words, int index) {
+    const __m256i top = _mm256_set1_epi32(static_cast<int>(0xff000000U));
+    switch (index) {
+        case 0:
+            return _mm256_cvtepi32_ps(_mm256_slli_epi32(words, 24));
+        case 1:
+            return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_slli_epi32(words, 16), top));
+        case 2:
+            return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_slli_epi32(words, 8), top));
+        default:
+            return _mm256_cvtepi32_ps(_mm256_and_si256(words, top));
+    }
+}
+OCTAVO_INLINE Vec load_int8(const void* from, int index) {
+    const auto* words = static_cast<const __m256i*>(from);
+    return {widen_int8(_mm256_loadu_si256(words), index),
+            widen_int8(_mm256_loadu_si256(words + 1), index)};
+}
+
+// The same of 8-bit floats: of bytes 0 and 2, or 1 and 3, at once bf16s, then one half of those.
+template <class Format>
+OCTAVO_INLINE __m256 widen_fp8(__m256i words, int index) {
+    const __m256i tops = index % 2 == 0 ? _mm256_slli_epi16(words, 8) : words;
+    const __m256i moved = _mm256_srai_epi16(tops, Format::kShift);
+    const __m256i pairs =
+        _mm256_and_si256(moved, _mm256_set1_epi16(static_cast<int16_t>(Format::kMask)));
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000U));
+    const __m256i bits = index < 2 ? _mm256_slli_epi32(pairs, 16) : _mm256_and_si256(pairs, upper);
+    return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(Format::kFactor));
+}
+template <class Format>
+OCTAVO_INLINE Vec load_fp8(const void* from, int index) {
+    const auto* words = static_cast<const __m256i*>(from);
+    return {widen_fp8<Format>(_mm256_loadu_si256(words), index),
+            widen_fp8<Format>(_mm256_loadu_si256(words + 1), index)};
+}
+
 OCTAVO_INLINE Vec operator+(Vec a, Vec b) {
     return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
 }

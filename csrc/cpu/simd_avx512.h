@@ -51,6 +51,35 @@ OCTAVO_INLINE Vec load_second(const void* from) {
     return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(from), upper))};
 }
 
+// Byte `index` of 16 words of 4 bytes: an integer, times 2^24.
+OCTAVO_INLINE Vec load_int8(const void* from, int index) {
+    const __m512i words = _mm512_loadu_si512(from);
+    const __m512i top = _mm512_set1_epi32(static_cast<int>(0xff000000U));
+    switch (index) {
+        case 0:
+            return {_mm512_cvtepi32_ps(_mm512_slli_epi32(words, 24))};
+        case 1:
+            return {_mm512_cvtepi32_ps(_mm512_and_si512(_mm512_slli_epi32(words, 16), top))};
+        case 2:
+            return {_mm512_cvtepi32_ps(_mm512_and_si512(_mm512_slli_epi32(words, 8), top))};
+        default:
+            return {_mm512_cvtepi32_ps(_mm512_and_si512(words, top))};
+    }
+}
+
+// The same of 8-bit floats: of bytes 0 and 2, or 1 and 3, at once bf16s, then one half of those.
+template <class Format>
+OCTAVO_INLINE Vec load_fp8(const void* from, int index) {
+    const __m512i words = _mm512_loadu_si512(from);
+    const __m512i tops = index % 2 == 0 ? _mm512_slli_epi16(words, 8) : words;
+    const __m512i moved = _mm512_srai_epi16(tops, Format::kShift);
+    const __m512i pairs =
+        _mm512_and_si512(moved, _mm512_set1_epi16(static_cast<int16_t>(Format::kMask)));
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
+    const __m512i bits = index < 2 ? _mm512_slli_epi32(pairs, 16) : _mm512_and_si512(pairs, upper);
+    return {_mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(Format::kFactor))};
+}
+
 OCTAVO_INLINE Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.all, b.all)}; }
 OCTAVO_INLINE Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.all, b.all)}; }
 OCTAVO_INLINE Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.all, b.all)}; }

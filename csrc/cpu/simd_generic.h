@@ -59,6 +59,21 @@ OCTAVO_INLINE Vec load_second(const void* from) {
     return each([&](int i) { return bf16_to_float(pairs[2 * i + 1]); });
 }
 
+// Byte `index` of 16 words of 4 bytes: an integer, times 2^24.
+OCTAVO_INLINE Vec load_int8(const void* from, int index) {
+    const auto* words = static_cast<const uint32_t*>(from);
+    return each([&](int i) {
+        const uint32_t top = words[i] << (24 - 8 * index) & 0xff000000U;
+        return static_cast<float>(static_cast<int32_t>(top));
+    });
+}
+// The same of 8-bit floats.
+template <class Format>
+OCTAVO_INLINE Vec load_fp8(const void* from, int index) {
+    const auto* words = static_cast<const uint32_t*>(from);
+    return each([&](int i) { return Format::widen(words[i] >> 8 * index & 0xffU); });
+}
+
 OCTAVO_INLINE Vec operator+(const Vec& a, const Vec& b) {
     return each([&](int i) { return a.lane[i] + b.lane[i]; });
 }

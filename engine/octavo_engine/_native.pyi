@@ -68,7 +68,8 @@ def dequantize(data: NDArray[np.uint8], source_dtype: str, num_values: int) -> N
     """Stored values as float32; source dtypes as in Packed.pack."""
 
 class KVCache:
-    """K and V of all layers in blocks of 16 tokens; dtype "bf16" or "f32"."""
+    """K and V of all layers in blocks of 16 tokens; dtype "f32", "bf16", "int8", "fp8_e4m3" or
+    "fp8_e5m2". In 8 bits each token and head has a scale, in bf16."""
 
     def __init__(
         self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: str

@@ -21,6 +21,7 @@ SimTask = Literal["generate", "embed"]
 Policy = Literal["fcfs", "priority"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["auto", "none", "int8", "int4"]
+KVCacheDType = Literal["auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,7 @@ class EngineConfig:
     device: Device = "auto"
     dtype: DType = "auto"
     quantization: Quantization = "auto"  # of weights; auto: as the file has them
+    kv_cache_dtype: KVCacheDType = "auto"  # auto: as dtype; fp8 is fp8_e4m3
     load_format: LoadFormat = "auto"  # dummy: random weights of the right shapes
     max_model_len: int | None = None  # default: the model's own, cut to what the KV pool holds
     kv_cache_memory_bytes: int | None = (
@@ -124,6 +126,7 @@ class EngineConfig:
         _check_choice("--device", self.device, Device)
         _check_choice("--dtype", self.dtype, DType)
         _check_choice("--quantization", self.quantization, Quantization)
+        _check_choice("--kv-cache-dtype", self.kv_cache_dtype, KVCacheDType)
         _check_choice("--sim-task", self.sim.task, SimTask)
         _check_choice("--load-format", self.load_format, LoadFormat)
         _check_choice("--scheduling-policy", s.policy, Policy)

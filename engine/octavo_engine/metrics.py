@@ -125,6 +125,7 @@ class Snapshot:
     state: str = "loading"
     load_s: float = 0.0
     block_size: int = 16
+    kv_cache_dtype: str = "auto"
     is_sleeping: bool = False
 
 
@@ -322,7 +323,11 @@ class EngineMetrics:
         blocks = str(snapshot.stats.kv_blocks_total)
         family.add_metric(
             list(self._labels.values()),
-            {"block_size": str(snapshot.block_size), "num_gpu_blocks": blocks},
+            {
+                "block_size": str(snapshot.block_size),
+                "cache_dtype": snapshot.kv_cache_dtype,
+                "num_gpu_blocks": blocks,
+            },
         )
         return family
 

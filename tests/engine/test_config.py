@@ -11,6 +11,12 @@ from octavo_engine.errors import ConfigError
     [
         ("device", "gpu", "--device must be one of auto, cpu, cuda, torch, sim; got gpu"),
         ("dtype", "int3", "--dtype must be one of auto, bfloat16, float16, float32; got int3"),
+        (
+            "kv_cache_dtype",
+            "float16",
+            "--kv-cache-dtype must be one of auto, bfloat16, float32, int8, fp8, fp8_e4m3, "
+            "fp8_e5m2; got float16",
+        ),
         ("load_format", "pt", "--load-format must be one of auto, dummy; got pt"),
         ("max_model_len", 0, "--max-model-len must be at least 1; got 0"),
         ("num_threads", 0, "--num-threads must be from 1 to 1024; got 0"),

@@ -55,8 +55,15 @@ def rotate(x: Doubles, rotary_dim: int) -> Doubles:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
 
 
-def attention(case: AttentionCase, qkv: NDArray[np.float32]) -> Doubles:
-    """Dense causal attention of one sequence: [tokens, num_heads * head_dim]."""
+def attention(
+    case: AttentionCase,
+    qkv: NDArray[np.float32],
+    stored: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
+) -> Doubles:
+    """Dense causal attention of one sequence: [tokens, num_heads * head_dim].
+
+    `stored` are keys, rotated, and values [tokens, num_kv_heads, head_dim] to take instead.
+    """
     heads, kv_heads, dim = case.num_heads, case.num_kv_heads, case.head_dim
     x = qkv.astype(np.float64).reshape(len(qkv), heads + 2 * kv_heads, dim)
     q, k, v = x[:, :heads], x[:, heads : heads + kv_heads], x[:, heads + kv_heads :]
@@ -65,6 +72,8 @@ def attention(case: AttentionCase, qkv: NDArray[np.float32]) -> Doubles:
     if case.k_norm is not None:
         k = rms_norm(k, case.k_norm, 1e-6)
     q, k = rotate(q, case.rotary_dim), rotate(k, case.rotary_dim)
+    if stored is not None:
+        k, v = (part.astype(np.float64) for part in stored)
     k, v = (np.repeat(part, heads // kv_heads, axis=1) for part in (k, v))
     scores = np.einsum("qhd,khd->hqk", q, k) * case.scale
     if case.soft_cap:

@@ -11,6 +11,8 @@ from tests.kernels import reference
 from tests.kernels.harness import ISAS, AttentionCase, PagedAttention
 
 RNG = np.random.default_rng(7)
+# What a result may be off by, its inputs being of order 1: the format's own rounding.
+TOLERANCES = {"f32": 5e-6, "bf16": 2e-2, "int8": 4e-2, "fp8_e4m3": 1e-1, "fp8_e5m2": 2e-1}
 NORM = RNG.uniform(0.5, 1.5, 32).astype(np.float32)
 
 
@@ -60,14 +62,13 @@ def test_attention_is_dense_causal_attention(isa: str, name: str) -> None:
         np.testing.assert_allclose(got, reference.attention(case, rows), atol=3e-6, rtol=3e-5)
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("kv_dtype", TOLERANCES)
 @pytest.mark.parametrize("window", [0, 600])
 def test_contexts_beyond_a_partition(kv_dtype: str, window: int) -> None:
     case = AttentionCase(num_heads=2, num_kv_heads=1, window=window, kv_dtype=kv_dtype)
     (rows,) = random_qkv(case, 1100)
     expected = reference.attention(case, rows)
-    tolerance = 5e-6 if kv_dtype == "f32" else 2e-2
-    np.testing.assert_allclose(whole(case, [rows])[0], expected, atol=tolerance, rtol=0)
+    np.testing.assert_allclose(whole(case, [rows])[0], expected, atol=TOLERANCES[kv_dtype], rtol=0)
 
 
 def test_result_is_rounded_to_bf16() -> None:
@@ -79,7 +80,7 @@ def test_result_is_rounded_to_bf16() -> None:
 
 
 @pytest.mark.parametrize("name", ["grouped", "window", "all", "multi_head"])
-@pytest.mark.parametrize("kv_dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("kv_dtype", TOLERANCES)
 def test_instruction_sets_agree_to_the_bit(name: str, kv_dtype: str) -> None:
     case = AttentionCase(**{**CASES[name].__dict__, "kv_dtype": kv_dtype})
     qkv = random_qkv(case, 150)
@@ -88,7 +89,7 @@ def test_instruction_sets_agree_to_the_bit(name: str, kv_dtype: str) -> None:
         assert same_bits(whole(case, qkv, isa)[0], expected), isa
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("kv_dtype", TOLERANCES)
 @pytest.mark.parametrize("window", [0, 70, 700])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_bits_do_not_depend_on_chunks(kv_dtype: str, window: int, threads: int) -> None:
@@ -103,9 +104,11 @@ def test_bits_do_not_depend_on_chunks(kv_dtype: str, window: int, threads: int) 
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("threads", [1, 3])
-def test_bits_do_not_depend_on_the_batch(isa: str, threads: int) -> None:
-    case = AttentionCase(kv_dtype="bf16", window=60)
+@pytest.mark.parametrize(
+    ("threads", "kv_dtype"), [(1, "bf16"), (3, "bf16"), (3, "int8"), (3, "fp8_e4m3")]
+)
+def test_bits_do_not_depend_on_the_batch(isa: str, threads: int, kv_dtype: str) -> None:
+    case = AttentionCase(kv_dtype=kv_dtype, window=60)
     qkv = random_qkv(case, 40, 1, 130, 77)
     expected = whole(case, qkv, isa)
     run = PagedAttention(case, qkv, _native.Team(threads, isa))
@@ -121,8 +124,9 @@ def test_bits_do_not_depend_on_the_batch(isa: str, threads: int) -> None:
         assert same_bits(got, wanted)
 
 
-def test_many_threads_split_one_long_context() -> None:
-    case = AttentionCase(num_heads=2, num_kv_heads=1, kv_dtype="bf16")
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8", "fp8_e4m3"])
+def test_many_threads_split_one_long_context(kv_dtype: str) -> None:
+    case = AttentionCase(num_heads=2, num_kv_heads=1, kv_dtype=kv_dtype)
     (rows,) = random_qkv(case, 2300)
     (expected,) = whole(case, [rows])
     run = PagedAttention(case, [rows], _native.Team(4))
@@ -149,8 +153,9 @@ def test_keys_and_values_land_in_their_slots() -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_a_later_nan_does_not_reach_earlier_tokens(isa: str) -> None:
-    case = AttentionCase(kv_dtype="bf16")
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8", "fp8_e4m3", "fp8_e5m2"])
+def test_a_later_nan_does_not_reach_earlier_tokens(isa: str, kv_dtype: str) -> None:
+    case = AttentionCase(kv_dtype=kv_dtype)
     (rows,) = random_qkv(case, 90)
     (expected,) = whole(case, [rows], isa)
     rows[70:] = np.nan

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 
 from octavo_engine import _native
+from octavo_engine.backends.native.kv_format import FormatName, settle_kv_format
+from octavo_engine.config import KVCacheDType
 from tests.kernels.harness import AttentionCase, PagedAttention
+
+FORMATS = get_args(FormatName)
 
 
 def written_cache(kv_dtype: str) -> tuple[_native.KVCache, int]:
@@ -18,13 +24,23 @@ def written_cache(kv_dtype: str) -> tuple[_native.KVCache, int]:
     return run.kv, int(run.block_tables[0, 0])
 
 
-@pytest.mark.parametrize(("dtype", "size"), [("f32", 4), ("bf16", 2)])
-def test_bytes_per_block(dtype: str, size: int) -> None:
-    assert _native.KVCache(3, 5, 2, 48, dtype).bytes_per_block == 3 * 2 * 2 * 48 * 16 * size
+@pytest.mark.parametrize("kv_cache_dtype", get_args(KVCacheDType))
+def test_bytes_per_block_are_what_python_says(kv_cache_dtype: KVCacheDType) -> None:
+    kv_format = settle_kv_format(kv_cache_dtype, "bf16")
+    kv = _native.KVCache(3, 5, 2, 48, kv_format.name)
+    assert kv.bytes_per_block == kv_format.bytes_per_block(3, 2, 48)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("count", [0, 1, 2, 7, 15, 16])
+def test_bytes_of_one_token() -> None:
+    """48 numbers each of K and V for two heads, in 8 bits with a scale of two bytes for each."""
+    sizes = {name: _native.KVCache(1, 1, 2, 48, name).bytes_per_block / 16 for name in FORMATS}
+    assert sizes == {
+        "f32": 768, "bf16": 384, "int8": 200, "fp8_e4m3": 200, "fp8_e5m2": 200,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("count", [0, 1, 6, 15, 16])
 def test_copy_of_the_first_tokens(dtype: str, count: int) -> None:
     kv, source = written_cache(dtype)
     target = (source + 1) % 4
@@ -46,8 +62,9 @@ def test_copies_run_in_order_and_in_all_layers() -> None:
             np.testing.assert_array_equal(part[:, 4:], 0)
 
 
-def test_poison_leaves_other_blocks_alone() -> None:
-    kv, source = written_cache("bf16")
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+def test_poison_leaves_other_blocks_alone(dtype: str) -> None:
+    kv, source = written_cache(dtype)
     kv.poison([b for b in range(4) if b != source])
     assert np.isfinite(kv.read(0, source)[0]).all()
 
@@ -79,5 +96,7 @@ def test_bad_copies_are_refused(copies: list[list[int]], message: str) -> None:
 def test_bad_shapes_are_refused(shape: tuple[int, int, int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _native.KVCache(*shape, "f32")
+    with pytest.raises(ValueError, match="there are: f32, bf16, int8, fp8_e4m3, fp8_e5m2"):
+        _native.KVCache(1, 1, 1, 16, "fp4")
     with pytest.raises(ValueError, match="block 7 of a cache of 3"):
         _native.KVCache(1, 3, 1, 16, "f32").poison([7])

@@ -27,6 +27,7 @@ def build_backend(
 
     `progress(bytes_done, bytes_total)` follows it. Raises ModelError and ConfigError.
     """
+    _check_kv_cache_dtype(config)
     if config.device == "sim":
         from octavo_engine.backends.sim.backend import SimBackend
 
@@ -45,6 +46,15 @@ def build_backend(
     if config.device == "cuda":
         return _build_cuda(config, model, files, max_model_len=max_model_len, progress=progress)
     return _build_native(config, model, files, max_model_len=max_model_len, progress=progress)
+
+
+def _check_kv_cache_dtype(config: EngineConfig) -> None:
+    asked, device = config.kv_cache_dtype, config.device
+    if asked not in ("auto", config.dtype) and device not in ("auto", "cpu"):
+        raise ConfigError(
+            f"--kv-cache-dtype {asked} is computed by --device cpu only; --device {device} takes "
+            "auto, or what --dtype names"
+        )
 
 
 def _build_native(
@@ -67,6 +77,7 @@ def _build_native(
         max_model_len=max_model_len,
         dtype="f32" if config.dtype == "float32" else "bf16",
         quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
         num_threads=config.num_threads,
         progress=progress,
     )

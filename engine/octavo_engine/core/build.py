@@ -130,9 +130,16 @@ def build_engine(
     logger.info(
         "Loaded %s on %s in %.1f s: %s, %s",
         info.names[0], info.backend, info.load_seconds, capacity.note,
-        f"{gib(kv_bytes)} of memory" if kv_bytes else "no memory",
+        _memory_note(kv_bytes, config),
     )  # fmt: skip
     return engine, info
+
+
+def _memory_note(kv_bytes: int, config: EngineConfig) -> str:
+    if not kv_bytes:
+        return "no memory"
+    is_plain = config.kv_cache_dtype == "auto"
+    return f"{gib(kv_bytes)} of memory" + ("" if is_plain else f" in {config.kv_cache_dtype}")
 
 
 def _capacity(config: EngineConfig, backend: Backend, own_max_model_len: int) -> Capacity:

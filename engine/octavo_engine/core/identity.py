@@ -53,6 +53,7 @@ def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
         "tokenizer": config.tokenizer,
         "dtype": config.dtype,
         "quantization": config.quantization,
+        "kv_cache_dtype": config.kv_cache_dtype,
         "device": config.device,
         "load_format": config.load_format,
         "seed": config.seed if config.load_format == "dummy" else None,

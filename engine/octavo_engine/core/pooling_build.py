@@ -12,6 +12,7 @@ from octavo_engine.core.capacity import check_context
 from octavo_engine.core.identity import architecture_of, format_of
 from octavo_engine.core.info import ModelInfo
 from octavo_engine.core.pooling_engine import PoolingEngine, PoolingLimits
+from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,6 +104,11 @@ def _backend(
     max_model_len: int,
     progress: Callable[[int, int], None] | None,
 ) -> PoolingBackend:
+    if config.kv_cache_dtype != "auto":
+        raise ConfigError(
+            "--kv-cache-dtype has no effect on a model for embeddings and scores, which keeps no "
+            "KV cache; leave it out"
+        )
     if files is None:
         from octavo_engine.backends.sim.pooling import SimPoolingBackend
 

@@ -237,7 +237,7 @@ class Service:
             load_s = info.load_seconds if info is not None else 0.0
         return Snapshot(
             stats=stats, state=state, load_s=load_s, block_size=BLOCK_SIZE,
-            is_sleeping=self.sleep.is_on,
+            kv_cache_dtype=self.engine.config.kv_cache_dtype, is_sleeping=self.sleep.is_on,
         )  # fmt: skip
 
 

@@ -136,3 +136,36 @@ def test_the_simulator_needs_no_files() -> None:
     backend.prepare(LIMITS, NUM_BLOCKS)
     assert backend.vocab_size == EngineConfig().sim.vocab_size
     backend.close()
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("device", ["torch", "cuda", "sim"])
+def test_devices_that_hold_no_8_bit_kv_say_so(device: Any, kv_cache_dtype: Any) -> None:
+    config = EngineConfig(device=device, kv_cache_dtype=kv_cache_dtype)
+    message = (
+        f"--kv-cache-dtype {kv_cache_dtype} is computed by --device cpu only; --device {device}"
+    )
+    with pytest.raises(ConfigError, match=message):
+        build_backend(config, files(tiny_model("llama").config))
+
+
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "row_bytes"),
+    [("auto", 64), ("bfloat16", 64), ("float32", 128), ("int8", 34), ("fp8", 34)],
+)
+def test_the_kv_cache_has_the_format_that_was_asked_for(
+    tmp_path: Path, kv_cache_dtype: Any, row_bytes: int
+) -> None:
+    model = tiny_model("gemma3")
+    save_file(model.tensors, tmp_path / "model.safetensors")
+    config = EngineConfig(num_threads=1, max_model_len=128, kv_cache_dtype=kv_cache_dtype)
+    backend = build_backend(config, files(model.config, tmp_path))
+    assert backend.kv_bytes_per_block == 3 * 2 * 16 * 2 * row_bytes
+    Driver(backend)  # type: ignore[arg-type]  # as above: its cache is as large as it says
+
+
+def test_a_device_takes_the_dtype_it_computes_in_as_that_of_its_kv(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    save_file(model.tensors, tmp_path / "model.safetensors")
+    config = EngineConfig(device="torch", dtype="bfloat16", kv_cache_dtype="bfloat16")
+    assert build_backend(config, files(model.config, tmp_path)).name.startswith("torch/")

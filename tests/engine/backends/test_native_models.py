@@ -21,6 +21,7 @@ from tests.engine.backends.tolerance import (
     FLOAT32,
     INT4_AGAINST_FLOAT32,
     INT8_AGAINST_FLOAT32,
+    KV_AGAINST_FLOAT32,
     error,
 )
 from tests.engine.models.tiny import FAMILIES, TinyModel, tiny_model
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.backends.native.graph import Dtype
-    from octavo_engine.config import Quantization
+    from octavo_engine.config import KVCacheDType, Quantization
 
 MAX_MODEL_LEN = 160
 
@@ -39,6 +40,7 @@ def native(
     dtype: Dtype = "bf16",
     quantization: Quantization = "auto",
     *,
+    kv_cache_dtype: KVCacheDType = "auto",
     is_fused: bool = True,
     num_threads: int = 2,
 ) -> NativeBackend:
@@ -48,6 +50,7 @@ def native(
         max_model_len=MAX_MODEL_LEN,
         dtype=dtype,
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         num_threads=num_threads,
         is_fused=is_fused,
     )
@@ -83,17 +86,21 @@ def test_bf16_is_as_near_as_bf16_can_be(name: str) -> None:
     assert error(logits, rounded) < BF16_AGAINST_ROUNDED_REFERENCE
 
 
-EACH_FAMILY_AND_PACKING = [(name, "none") for name in FAMILIES] + [
-    (name, quantization)
+EACH_FAMILY_AND_PACKING = [(name, "none", "auto") for name in FAMILIES] + [
+    (name, quantization, kv_cache_dtype)
     for name in ("llama-tied-biased", "gemma3", "qwen3")
-    for quantization in ("int8", "int4")
-]
+    for quantization, kv_cache_dtype in (
+        ("int8", "auto"), ("int4", "auto"), ("none", "int8"), ("int4", "fp8"), ("none", "fp8_e5m2")
+    )
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "quantization"), EACH_FAMILY_AND_PACKING)
-def test_bits_depend_on_nothing_but_the_tokens(name: str, quantization: Quantization) -> None:
+@pytest.mark.parametrize(("name", "quantization", "kv_cache_dtype"), EACH_FAMILY_AND_PACKING)
+def test_bits_depend_on_nothing_but_the_tokens(
+    name: str, quantization: Quantization, kv_cache_dtype: KVCacheDType
+) -> None:
     """Alone and whole, or in company, in chunks of any size, and on top of another's prefix."""
-    backend = native(tiny_model(name), quantization=quantization)
+    backend = native(tiny_model(name), quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     prompts = [random_tokens(count, seed=count) for count in (90, 61, 130)]
     prompts.append(prompts[2][:100] + random_tokens(12, seed=9))
     alone = [run_alone(backend, prompt) for prompt in prompts]
@@ -138,6 +145,26 @@ def test_a_gated_width_of_no_whole_panels_runs_unfused() -> None:
     logits = run_alone(native(model, "f32"), token_ids)
     np.testing.assert_allclose(logits, model.logits(token_ids), **FLOAT32)
     assert error(run_alone(native(model), token_ids), logits) < BF16_AGAINST_FLOAT32
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_keys_and_values_in_8_bits_are_as_near_as_they_can_be(name: str) -> None:
+    model = tiny_model(name)
+    token_ids = random_tokens(100, seed=5)
+    truth = reference_logits(model, token_ids)
+    for kv_cache_dtype, tolerance in KV_AGAINST_FLOAT32.items():
+        logits = run_alone(native(model, "f32", kv_cache_dtype=kv_cache_dtype), token_ids)
+        assert 0 < error(logits, truth) < tolerance, kv_cache_dtype
+
+
+def test_fp8_is_e4m3() -> None:
+    model = tiny_model("qwen3")
+    token_ids = random_tokens(60, seed=5)
+    logits = run_alone(native(model, kv_cache_dtype="fp8"), token_ids)
+    same = run_alone(native(model, kv_cache_dtype="fp8_e4m3"), token_ids)
+    other = run_alone(native(model, kv_cache_dtype="fp8_e5m2"), token_ids)
+    assert np.array_equal(logits, same)
+    assert not np.array_equal(logits, other)
 
 
 @pytest.mark.parametrize("isa", _native.available_isas())

@@ -42,10 +42,11 @@ def test_the_digest_covers_files_shape_and_settings_that_change_numbers(tmp_path
         identify(config, make_files(tmp_path, rms_norm_eps=1e-6)).digest,
         identify(config.replace(dtype="float32"), files).digest,
         identify(config.replace(load_format="dummy"), files).digest,
+        identify(config.replace(kv_cache_dtype="int8"), files).digest,
     ]
     (tmp_path / "model.safetensors").write_bytes(b"x" * 11)
     digests.append(identify(config, files).digest)
-    assert len(set(digests)) == 5
+    assert len(set(digests)) == 6
     again = identify(config.replace(seed=5, max_model_len=50), files)
     assert again.digest == digests[-1]
 

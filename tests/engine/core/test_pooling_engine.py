@@ -11,8 +11,15 @@ from octavo_engine.backends.sim.clock import VirtualClock
 from octavo_engine.backends.sim.pooling import SimPoolingBackend, sim_pooling_config
 from octavo_engine.config import EngineConfig, SimConfig
 from octavo_engine.core.pooling import as_array
+from octavo_engine.core.pooling_build import build_pooling_engine
 from octavo_engine.core.pooling_engine import MAX_FAILED_STEPS, PoolingEngine, PoolingLimits
-from octavo_engine.errors import DeadlineExceeded, InvalidRequest, OctavoError, QueueFull
+from octavo_engine.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InvalidRequest,
+    OctavoError,
+    QueueFull,
+)
 from octavo_engine.state.pooling import PoolingParams, PoolingRequest
 from octavo_engine.state.request import EngineRequest
 from octavo_engine.state.sampling_params import SamplingParams
@@ -221,3 +228,9 @@ def test_warming_up_leaves_no_trace():
     stats = rig.engine.report([]).stats
     assert stats is not None and (stats.steps, stats.prompt_tokens) == (0, 0)
     assert rig.backend.steps == [[16]]
+
+
+def test_an_encoder_has_no_kv_cache_to_choose_a_format_for():
+    config = CONFIG.replace(kv_cache_dtype="int8")
+    with pytest.raises(ConfigError, match="--kv-cache-dtype has no effect on a model for embed"):
+        build_pooling_engine(config, sim_pooling_config(config), None)

@@ -8,7 +8,7 @@ so the tokens themselves are compared.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
 import pytest
@@ -55,24 +55,44 @@ def at_once(client: httpx.Client, many: list[dict[str, Any]]) -> list[list[list[
         return list(pool.map(lambda asked: answers(client, asked), many))
 
 
+# Of one token's KV, by --kv-cache-dtype: 64 numbers each, in 8 bits with a scale of two bytes.
+TOKEN_BYTES = {"auto": 30 * 2 * 3 * 64 * 2, "int8": 30 * 2 * 3 * (64 + 2)}
+
+
+class Alone(NamedTuple):
+    kv_cache_dtype: str
+    answers: list[list[list[int]]]
+
+
 @pytest.fixture(scope="module")
-def alone() -> Iterator[list[list[list[int]]]]:
-    with serving(*MODEL, "--kv-cache-memory-bytes", "64MiB") as server, patient(server) as client:
-        yield [answers(client, asked) for asked in ASKED]
+def alone(request: pytest.FixtureRequest) -> Iterator[Alone]:
+    flags = ("--kv-cache-memory-bytes", "64MiB", "--kv-cache-dtype", request.param)
+    with serving(*MODEL, *flags) as server, patient(server) as client:
+        yield Alone(request.param, [answers(client, asked) for asked in ASKED])
 
 
-@pytest.mark.parametrize("caching", ["--enable-prefix-caching", "--no-enable-prefix-caching"])
+@pytest.mark.parametrize(
+    ("alone", "caching"),
+    [
+        ("auto", "--enable-prefix-caching"),
+        ("auto", "--no-enable-prefix-caching"),
+        ("int8", "--enable-prefix-caching"),
+    ],
+    indirect=["alone"],
+)
 def test_answers_are_the_same_in_company_in_chunks_and_after_preemption(alone, caching):
-    # 23,040 bytes a token in bf16: room for 10 blocks, or 160 tokens, where 500 want to live.
-    little = ("--kv-cache-memory-bytes", "3686400", "--max-model-len", "128")
+    # Room for 10 blocks, or 160 tokens, where 500 want to live.
+    room = str(160 * TOKEN_BYTES[alone.kv_cache_dtype])
+    little = ("--kv-cache-memory-bytes", room, "--max-model-len", "128")
+    flags = ("--max-num-batched-tokens", "33", "--kv-cache-dtype", alone.kv_cache_dtype, caching)
     with (
-        serving(*MODEL, *little, "--max-num-batched-tokens", "33", caching) as server,
+        serving(*MODEL, *little, *flags) as server,
         patient(server) as client,
     ):
         # Who meets whom depends on the machine's speed: crowd it until somebody had to give way.
         for _ in range(MAX_ROUNDS):
             crowded = at_once(client, [*ASKED, *STRANGERS])[: len(ASKED)]
-            assert crowded == alone
+            assert crowded == alone.answers
             samples = read(client.get("/metrics").text)
             assert samples["octavo_kv_cache_usage_perc"] == 0.0
             if samples["octavo_num_preemptions_total"] > 0:

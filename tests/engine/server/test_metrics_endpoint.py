@@ -99,7 +99,8 @@ def test_vllm_s_names_come_on_request_with_equal_values():
 
     assert samples["vllm:prompt_tokens_total"] == samples["octavo_prompt_tokens_total"] == 3
     assert samples["vllm:kv_cache_usage_perc"] == 0.0
-    assert 'vllm:cache_config_info{"block_size": "16", "num_gpu_blocks": "100"}' in samples
+    geometry = '{"block_size": "16", "cache_dtype": "auto", "num_gpu_blocks": "100"}'
+    assert f"vllm:cache_config_info{geometry}" in samples
     ours = {name for name in samples if name.startswith("octavo_")}
     assert {name.replace("octavo_", "vllm:", 1) for name in ours} <= set(samples)
     assert "vllm:" not in read_without_vllm()

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine import _native
 from octavo_engine.backends.native.compiled import compile_forward
+from octavo_engine.backends.native.kv_format import settle_kv_format
 from octavo_engine.backends.native.loader import NativeLoader
 from octavo_engine.backends.sampled import sample_rows
-from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.registry import build_model
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import BackendLimits, Step
     from octavo_engine.backends.native.emit import Compiled
     from octavo_engine.backends.native.graph import Dtype
-    from octavo_engine.config import Quantization
+    from octavo_engine.config import KVCacheDType, Quantization
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
     from octavo_engine.profile import Laps
@@ -49,6 +49,7 @@ class NativeBackend:
         max_model_len: int,
         dtype: Dtype = "bf16",
         quantization: Quantization = "auto",
+        kv_cache_dtype: KVCacheDType = "auto",
         num_threads: int | None = None,
         isa: str = "",
         is_fused: bool = True,
@@ -61,6 +62,7 @@ class NativeBackend:
             )
         self.config = config
         self.dtype = dtype
+        self.kv_format = settle_kv_format(kv_cache_dtype, dtype)
         self._is_fused = is_fused  # tests compare both
         team = _native.Team(num_threads or _native.available_cores(), isa)
         self.isa = team.isa
@@ -82,8 +84,8 @@ class NativeBackend:
 
     @property
     def kv_bytes_per_block(self) -> int:
-        values = 2 * BLOCK_SIZE * self.config.num_kv_heads * self.config.head_dim
-        return self.config.num_layers * values * (4 if self.dtype == "f32" else 2)
+        c = self.config
+        return self.kv_format.bytes_per_block(c.num_layers, c.num_kv_heads, c.head_dim)
 
     def kv_memory(self, limits: BackendLimits, fraction: float) -> int | None:
         return None
@@ -153,6 +155,8 @@ class NativeBackend:
 
     def _make_kv(self, num_blocks: int) -> _native.KVCache:
         c = self.config
-        kv = _native.KVCache(c.num_layers, num_blocks, c.num_kv_heads, c.head_dim, self.dtype)
+        kv = _native.KVCache(
+            c.num_layers, num_blocks, c.num_kv_heads, c.head_dim, self.kv_format.name
+        )
         assert kv.bytes_per_block == self.kv_bytes_per_block
         return kv

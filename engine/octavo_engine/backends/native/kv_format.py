@@ -1,0 +1,42 @@
+"""What `--kv-cache-dtype` means here: a format of the extension's KV cache, and its bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from octavo_engine.config import BLOCK_SIZE
+
+if TYPE_CHECKING:
+    from octavo_engine.backends.native.graph import Dtype
+    from octavo_engine.config import KVCacheDType
+
+FormatName = Literal["f32", "bf16", "int8", "fp8_e4m3", "fp8_e5m2"]
+
+
+class KVFormat(NamedTuple):
+    """How a key or value is held: its numbers, and a scale for each token and head, or none."""
+
+    name: FormatName
+    element_bytes: int
+    scale_bytes: int = 0
+
+    def bytes_per_block(self, num_layers: int, num_kv_heads: int, head_dim: int) -> int:
+        row = head_dim * self.element_bytes + self.scale_bytes
+        return num_layers * 2 * BLOCK_SIZE * num_kv_heads * row
+
+
+_FORMATS: dict[KVCacheDType, KVFormat] = {
+    "float32": KVFormat("f32", 4),
+    "bfloat16": KVFormat("bf16", 2),
+    "int8": KVFormat("int8", 1, 2),
+    "fp8": KVFormat("fp8_e4m3", 1, 2),
+    "fp8_e4m3": KVFormat("fp8_e4m3", 1, 2),
+    "fp8_e5m2": KVFormat("fp8_e5m2", 1, 2),
+}
+
+
+def settle_kv_format(asked: KVCacheDType, dtype: Dtype) -> KVFormat:
+    """What was asked for; else the format that the model computes in."""
+    if asked == "auto":
+        asked = "float32" if dtype == "f32" else "bfloat16"
+    return _FORMATS[asked]
