@@ -138,13 +138,13 @@ def test_log_probabilities_go_to_those_who_asked() -> None:
     assert sorted(result.logprobs) == [1, 2] and result.prompt_logprobs == {}
     logits = by_hand.backend.logits([3, 4, 5]).astype(np.float64)
     exact = logits - np.log(np.exp(logits).sum())
-    found = result.logprobs[1]
+    (found,) = result.logprobs[1]
     order = np.argsort(-logits)
     assert found.token_id == by_hand.backend.truth([3, 4, 5]) == found.top_ids[0]
     assert found.rank == 1 and found.top_ids == order[:2].tolist()
     assert found.top_logprobs == pytest.approx(exact[order[:2]], abs=1e-5)
     assert found.logprob == pytest.approx(exact.max(), abs=1e-5)
-    assert result.logprobs[2].top_ids == []
+    assert result.logprobs[2][0].top_ids == []
     assert sorted(by_hand.step((plain, 1), (two, 1)).logprobs) == [1]
 
 
