@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from octavo_engine.state.sequence import Sequence
 
 
+LEAST_PRICE = 0.1  # of a row, in times that a token takes: a guess must be right that often
 TRY = 4  # while a row's price is unknown, a step is made longer by a quarter at most to learn it
 
 
@@ -77,12 +78,13 @@ class Speculation:
     ) -> None:
         """All entries of the batch are one token behind."""
         num_decodes = len(batch.sequences)
+        step_s = step_time.decode_s(num_decodes)
         bargain = Bargain(
-            step_s=step_time.decode_s(num_decodes),
+            step_s=step_s,
             num_tokens=num_decodes,
-            row_s=step_time.row_s(),
+            row_s=max(step_time.row_s(), LEAST_PRICE * step_s / num_decodes),
         )
-        if bargain.step_s > 0.0 and not step_time.knows_rows:
+        if step_s > 0.0 and not step_time.knows_rows:
             max_tokens = min(max_tokens, max(1, num_decodes // TRY))
         # Hot path: once per sequence that decodes.
         for index, sequence in enumerate(batch.sequences):

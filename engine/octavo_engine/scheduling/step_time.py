@@ -44,16 +44,13 @@ class StepTimeModel:
         return base + slope * num_decodes
 
     def row_s(self) -> float:
-        """One sequence more that decodes, or one token guessed ahead; 0 while nothing is known.
-
-        Never less than a prompt token: as long as batches are all of one size, the line is flat.
-        """
-        return max(self.decode_s(2) - self.decode_s(1), self.prefill_s(1))
+        """One sequence more that decodes, or one token guessed ahead; 0 while nothing is known."""
+        return self.decode_s(2) - self.decode_s(1)
 
     @property
     def knows_rows(self) -> bool:
         """Whether steps were of sizes so different, lately, that `row_s` can be relied on."""
-        return self._spread > 1e-4 * self._xx * self._w
+        return self._spread > 3e-4 * self._xx * self._w
 
     def prefill_s(self, num_tokens: int) -> float:
         """So many prompt tokens, alone; 0 while nothing is known."""
