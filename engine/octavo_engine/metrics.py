@@ -107,11 +107,15 @@ class MonotonicStats:
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
         self._total: dict[str, int] = {}
+        self.num_positions = 0  # at which guesses were right
 
     def update(self, stats: EngineStats) -> None:
         for _, _, name in COUNTERS:
             self._update(name, int(getattr(stats, name)))
-        for place, value in enumerate(stats.spec_accepted_per_pos):
+        per_pos = stats.spec_accepted_per_pos
+        self.num_positions = max(self.num_positions, len(per_pos))
+        for place in range(self.num_positions):
+            value = per_pos[place] if place < len(per_pos) else 0
             self._update(f"spec_accepted_{place}", value)
 
     def _update(self, name: str, value: int) -> None:
@@ -242,7 +246,7 @@ class EngineMetrics:
             "Tokens guessed right, by their place behind the last one known.",
             {
                 (str(place),): self._totals[f"spec_accepted_{place}"]
-                for place in range(len(stats.spec_accepted_per_pos))
+                for place in range(self._totals.num_positions)
             },
             "position",
         )
