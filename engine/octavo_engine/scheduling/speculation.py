@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 LEAST_PRICE = 0.1  # of a row, in times that a token takes: a guess must be right that often
+REST = 4  # steps between looks at a sequence whose guesses would not pay
 TRY = 4  # while a row's price is unknown, a step is made longer by a quarter at most to learn it
 
 
@@ -26,7 +27,8 @@ class Guesser(Protocol):
     rate: float  # of guesses that are right, given that those before them were
 
     def guess(self, tokens: list[int], /) -> list[int]:
-        """What could follow all tokens that there are. Called at most once a step."""
+        """What could follow all tokens that there are. Called at most once a step; between calls
+        there may be several tokens."""
 
 
 class Bargain:
@@ -84,6 +86,7 @@ class Speculation:
             num_tokens=num_decodes,
             row_s=max(step_time.row_s(), LEAST_PRICE * step_s / num_decodes),
         )
+        least_rate = bargain.row_s * num_decodes / step_s if step_s > 0.0 else 0.0
         if step_s > 0.0 and not step_time.knows_rows:
             max_tokens = min(max_tokens, max(1, num_decodes // TRY))
         # Hot path: once per sequence that decodes.
@@ -91,6 +94,10 @@ class Speculation:
             guesser = sequence.guesser
             if guesser is None:
                 guesser = sequence.guesser = self._make_guesser(sequence)
+            # Guesses that would not pay are still compared with what comes, but a few at a time:
+            # that tells as much of a sequence whose guesses begin to be right.
+            if guesser.rate <= least_rate and len(sequence.token_ids) % REST:
+                continue
             guess = guesser.guess(sequence.token_ids)
             if not guess:
                 continue
