@@ -239,17 +239,19 @@ def test_wrong_guesses_never_enter_the_prefix_cache() -> None:
 
 
 def test_nobody_is_preempted_for_a_guess() -> None:
-    """Six blocks for two sequences that need three each: guesses find no room and do without."""
-    loop = make_loop(num_blocks=6, honesty=0.5, most=40)
-    for first in (0, 1):
-        loop.scheduler.add(make_request(make_prompt(20, first=first), max_tokens=28))
+    """One block is free, which the second sequence needs in a moment: guesses do without."""
+    loop = make_loop(num_blocks=5, honesty=0.01, least=40, most=40)
+    loop.scheduler._admission.ratio = 0.0
+    for length, max_tokens in ((20, 28), (31, 6)):
+        loop.scheduler.add(make_request(make_prompt(length, first=length), max_tokens=max_tokens))
     loop.run()
+    assert loop.scheduler.stats().spec_draft_tokens > 20
     assert loop.scheduler.stats().preemptions == 0
 
 
 def test_prompts_advance_beside_guesses() -> None:
     """Twelve tokens a step, and four sequences that would use a hundred."""
-    loop = make_loop(max_num_seqs=5, num_blocks=100, honesty=0.0, most=40,
+    loop = make_loop(max_num_seqs=5, num_blocks=100, honesty=0.01, least=40, most=40,
                      max_num_batched_tokens=12)  # fmt: skip
     for first in range(4):
         loop.scheduler.add(make_request(make_prompt(3, first=first), max_tokens=200))
