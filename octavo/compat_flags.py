@@ -13,6 +13,7 @@ RENAMED = {
     "--max-num-queued-reqs": "--max-queue",
     "--otlp-traces-endpoint": "--otlp-endpoint",
     "--uvicorn-log-level": "--log-level",
+    "-sc": "--speculative-config",
 }
 REPLACED = {
     "--disable-fastapi-docs": ("--no-docs",),

@@ -67,6 +67,7 @@ ENGINE_FLAGS = (
     Flag("seed", "of requests that give none; 0: a new one for each"),
     Flag("chat_template", "file or text that replaces the model's chat template"),
     Flag("kv_events_config", "KV events in vLLM's format: JSON with vLLM's fields"),
+    Flag("speculative_config", 'guess tokens ahead where it pays: {"method": "ngram", …}'),
     Flag("scheduler.max_num_seqs", "sequences computed at once"),
     Flag("scheduler.max_num_batched_tokens", "tokens in one step"),
     Flag("scheduler.policy", "who runs first", "scheduling-policy"),

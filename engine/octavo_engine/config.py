@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from octavo_engine.errors import ConfigError
 
@@ -14,6 +14,7 @@ from octavo_engine.errors import ConfigError
 BLOCK_SIZE = 16
 
 MAX_THREADS = 1024  # the extension's own bound
+MAX_SPECULATION = 64  # tokens guessed ahead: what a step has rows of logits for beside its own
 
 Device = Literal["auto", "cpu", "cuda", "torch", "sim"]
 LoadFormat = Literal["auto", "dummy"]
@@ -70,12 +71,7 @@ class KVEventsConfig:
     def parse(cls, text: str) -> KVEventsConfig:
         """From JSON. Raises ConfigError that names the field."""
         flag = "--kv-events-config"
-        try:
-            given = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"{flag} is not valid JSON: {error}") from None
-        if not isinstance(given, dict):
-            raise ConfigError(f"{flag} must be a JSON object; got {text:.60}")
+        given = _json_object(flag, text)
         known = [field.name for field in dataclasses.fields(cls)]
         for name, value in given.items():
             if name not in known:
@@ -94,6 +90,45 @@ class KVEventsConfig:
     @property
     def is_on(self) -> bool:
         return self.enable_kv_cache_events and self.publisher == "zmq"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """How tokens are guessed ahead, under vLLM's names."""
+
+    num_speculative_tokens: int = 4  # the most that are guessed for a sequence in a step
+    prompt_lookup_min: int = 5  # tokens that must have come before for what followed to be guessed
+    prompt_lookup_max: int = 5  # tokens looked for first; the longest that was there counts
+
+    @classmethod
+    def parse(cls, text: str) -> SpeculationConfig:
+        """From JSON. Raises ConfigError that names the field."""
+        flag = "--speculative-config"
+        given = _json_object(flag, text)
+        method = given.pop("method", None)
+        if method != "ngram":
+            raise ConfigError(
+                f'{flag}: method must be "ngram", the only one supported; got {method!r:.60}'
+            )
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name, value in given.items():
+            if name not in known:
+                raise ConfigError(
+                    f"{flag} has a field {name}, which the method ngram does not take; "
+                    f"known: method, {', '.join(known)}"
+                )
+            if type(value) is not int:
+                raise ConfigError(f"{flag}: {name} must be a whole number; got {value!r:.60}")
+            _check(1 <= value <= MAX_SPECULATION,
+                   f"{flag}: {name} must be from 1 to {MAX_SPECULATION}", value)  # fmt: skip
+        lookups = [given[name] for name in known[1:] if name in given]
+        if len(lookups) == 1:  # one of the two is both, as vLLM has it
+            given |= dict.fromkeys(known[1:], lookups[0])
+        config = cls(**given)
+        _check(config.prompt_lookup_min <= config.prompt_lookup_max,
+               f"{flag}: prompt_lookup_min must not be above prompt_lookup_max",
+               f"{config.prompt_lookup_min} and {config.prompt_lookup_max}")  # fmt: skip
+        return config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +153,7 @@ class EngineConfig:
     seed: int = 0  # of requests that give none
     chat_template: str | None = None  # file or template text that replaces the model's own
     kv_events_config: str | None = None  # JSON with the fields of KVEventsConfig
+    speculative_config: str | None = None  # JSON with the fields of SpeculationConfig and a method
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     sim: SimConfig = field(default_factory=SimConfig)
 
@@ -146,6 +182,7 @@ class EngineConfig:
         if self.kv_events.is_on:
             _check(s.enable_prefix_caching,
                    "--kv-events-config needs --enable-prefix-caching", False)  # fmt: skip
+        _ = self.speculation  # refused at start, not with the first request
 
     def replace(self, **changes: object) -> EngineConfig:
         """The same settings with some fields changed."""
@@ -157,9 +194,25 @@ class EngineConfig:
         return KVEventsConfig() if text is None else KVEventsConfig.parse(text)
 
     @property
+    def speculation(self) -> SpeculationConfig | None:
+        """None: nothing is guessed."""
+        text = self.speculative_config
+        return None if text is None else SpeculationConfig.parse(text)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names this model answers to; the first one is reported."""
         return self.served_model_names or (self.model,)
+
+
+def _json_object(flag: str, text: str) -> dict[str, Any]:
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag} is not valid JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ConfigError(f"{flag} must be a JSON object; got {text:.60}")
+    return given
 
 
 def _check_choice(flag: str, value: object, choices: object) -> None:

@@ -58,6 +58,9 @@ COUNTERS = (
     (names.CORRUPTED_REQUESTS, "Requests failed by logits that were NaN.", "nan_failures"),
     (names.GRAMMAR_CACHE_HITS, "Requests whose grammar was compiled before.", "grammar_cache_hits"),
     (names.GRAMMAR_FAILURES, "Grammars that did not compile, or not in time.", "grammar_failures"),
+    (names.SPEC_DECODE_NUM_DRAFTS, "Times that tokens were guessed ahead.", "spec_drafts"),
+    (names.SPEC_DECODE_NUM_DRAFT_TOKENS, "Tokens guessed ahead.", "spec_draft_tokens"),
+    (names.SPEC_DECODE_NUM_ACCEPTED_TOKENS, "Of those, right.", "spec_accepted_tokens"),
 )
 
 
@@ -104,14 +107,22 @@ class MonotonicStats:
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
         self._total: dict[str, int] = {}
+        self.num_positions = 0  # at which guesses were right
 
     def update(self, stats: EngineStats) -> None:
         for _, _, name in COUNTERS:
-            value = int(getattr(stats, name))
-            last = self._last.get(name, 0)
-            grown = value - last if value >= last else value
-            self._total[name] = self._total.get(name, 0) + grown
-            self._last[name] = value
+            self._update(name, int(getattr(stats, name)))
+        per_pos = stats.spec_accepted_per_pos
+        self.num_positions = max(self.num_positions, len(per_pos))
+        for place in range(self.num_positions):
+            value = per_pos[place] if place < len(per_pos) else 0
+            self._update(f"spec_accepted_{place}", value)
+
+    def _update(self, name: str, value: int) -> None:
+        last = self._last.get(name, 0)
+        grown = value - last if value >= last else value
+        self._total[name] = self._total.get(name, 0) + grown
+        self._last[name] = value
 
     def __getitem__(self, name: str) -> int:
         return self._total.get(name, 0)
@@ -230,6 +241,15 @@ class EngineMetrics:
                 ("local_cache_hit",): cached,
             },
             "source",
+        )
+        yield self._counter(
+            names.SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS,
+            "Tokens guessed right, by their place behind the last one known.",
+            {
+                (str(place),): self._totals[f"spec_accepted_{place}"]
+                for place in range(self._totals.num_positions)
+            },
+            "position",
         )
         yield self._counter(
             names.REQUEST_SUCCESS,

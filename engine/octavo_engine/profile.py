@@ -92,7 +92,7 @@ class StepProfile:
         scheduled_ns = phases[0][2] if phases else self._step_ns  # some came in line just before
         for sequence in batch.admitted:
             self._enter(sequence.request_id, "prefill", scheduled_ns)
-        num_decodes = batch.counts.count(1)
+        num_decodes = batch.num_decodes
         self._end_step(
             stats,
             sequences=len(batch.sequences),

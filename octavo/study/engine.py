@@ -81,7 +81,7 @@ class SimulatedEngine:
             assert not self.scheduler.has_work, "the scheduler is stuck"
             self._is_busy = False
             return
-        num_decodes = batch.counts.count(1)
+        num_decodes = batch.num_decodes
         num_tokens = batch.num_tokens
         step_s = self._model.step_s(
             num_decodes=num_decodes, num_prefill_tokens=num_tokens - num_decodes

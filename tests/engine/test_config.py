@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo_engine.config import EngineConfig, SchedulerConfig
+from octavo_engine.config import EngineConfig, SchedulerConfig, SpeculationConfig
 from octavo_engine.errors import ConfigError
 
 
@@ -49,3 +49,42 @@ def test_so_is_one_of_the_scheduler(field, value, message):
 def test_the_model_answers_to_its_reference_unless_named():
     assert EngineConfig(model="org/name").names == ("org/name",)
     assert EngineConfig(served_model_names=("a", "b")).names == ("a", "b")
+
+
+def speculation(text: str) -> SpeculationConfig | None:
+    return EngineConfig(speculative_config=text).speculation
+
+
+def test_speculation_reads_as_vllms() -> None:
+    assert EngineConfig().speculation is None
+    assert speculation('{"method": "ngram"}') == SpeculationConfig(
+        num_speculative_tokens=4, prompt_lookup_min=5, prompt_lookup_max=5
+    )
+    given = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_%s": 2}'
+    for name in ("min", "max"):  # one of the two is both
+        assert speculation(given % name) == SpeculationConfig(
+            num_speculative_tokens=3, prompt_lookup_min=2, prompt_lookup_max=2
+        )
+    both = '{"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}'
+    assert speculation(both) == SpeculationConfig(prompt_lookup_min=2, prompt_lookup_max=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ngram", "--speculative-config is not valid JSON"),
+        ("[]", "--speculative-config must be a JSON object"),
+        ("{}", 'method must be "ngram", the only one supported; got None'),
+        ('{"method": "eagle3"}', 'method must be "ngram", the only one supported; got \'eagle3\''),
+        ('{"method": "ngram", "model": "m"}', "a field model, which the method ngram does not"),
+        ('{"method": "ngram", "num_speculative_tokens": "4"}', "must be a whole number; got '4'"),
+        ('{"method": "ngram", "num_speculative_tokens": true}', "a whole number; got True"),
+        ('{"method": "ngram", "num_speculative_tokens": 65}', "must be from 1 to 64; got 65"),
+        ('{"method": "ngram", "prompt_lookup_max": 0}', "prompt_lookup_max must be from 1 to 64"),
+        ('{"method": "ngram", "prompt_lookup_min": 3, "prompt_lookup_max": 2}',
+         "prompt_lookup_min must not be above prompt_lookup_max; got 3 and 2"),
+    ],
+)  # fmt: skip
+def test_speculation_that_cannot_be_is_refused_at_start(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(speculative_config=text)

@@ -71,12 +71,22 @@ class KVMachine:
         for index, row in enumerate(batch.rows):
             start, count = batch.starts[index], batch.counts[index]
             tokens, table = self.tokens[row], self.tables[row]
+            drafts = batch.drafts.get(index, [])
+            tokens += drafts
             for position in range(start, start + count):
                 self._compute(tokens, table, position)
             end = start + count
             token = -1
             if batch.samples[index]:
                 assert end == len(tokens)
+                assert batch.num_logits[index] > len(drafts)
+                if drafts:
+                    end -= len(drafts)
+                    del tokens[end:]
+                    while drafts and self._read(table, end - 1) % VOCABULARY == drafts[0]:
+                        tokens.append(drafts[0])
+                        drafts, end = drafts[1:], end + 1
+                    result.accepted[index] = tokens[start + 1 :]
                 token = self._read(table, end - 1) % VOCABULARY
                 if self.fails(tokens):
                     token = -1
@@ -84,7 +94,7 @@ class KVMachine:
                 tokens.append(token)
             result.tokens.append(token)
             num_scored = batch.num_logits[index] - batch.samples[index]
-            if num_scored:
+            if num_scored and index not in batch.drafts:
                 last = end - batch.samples[index]
                 scored = tokens[last - num_scored + 1 : last + 1]
                 scores = [TokenLogprobs(t, 0.0, 1, [], []) for t in scored]
@@ -168,12 +178,14 @@ class Loop:
         assert batch.num_tokens <= scheduler.config.max_num_batched_tokens
         assert sum(batch.num_logits) <= scheduler.max_num_logits
         assert len(set(map(id, batch.sequences))) == len(batch.sequences)
-        for sequence, row, start, count in zip(
-            batch.sequences, batch.rows, batch.starts, batch.counts, strict=True
-        ):
+        entries = zip(batch.sequences, batch.rows, batch.starts, batch.counts, strict=True)
+        for index, (sequence, row, start, count) in enumerate(entries):
+            num_drafts = len(batch.drafts.get(index, ()))
             assert sequence.row == row >= 0
             assert count > 0
             assert start == sequence.num_computed_tokens
-            assert start + count <= sequence.num_tokens
+            assert start + count - num_drafts <= sequence.num_tokens
+            assert start + count < sequence.max_num_tokens
+            assert start + count <= len(sequence.block_table) * BLOCK_SIZE
         grown = {growth.row for growth in batch.grown}
         assert not grown & {sequence.row for sequence in batch.admitted}

@@ -20,6 +20,7 @@ from octavo.compat_flags import translate
         (["--disable-access-log-for-endpoints", "/health", "m"], ["m"]),
         (["--disable-access-log-for-endpoints=/health", "m"], ["m"]),
         (["--disable-log-requests"], ["--no-enable-log-requests"]),
+        (["-sc", '{"method": "ngram"}'], ["--speculative-config", '{"method": "ngram"}']),
         (["--otlp-traces-endpoint=http://c"], ["--otlp-endpoint=http://c"]),
         (["--collect-detailed-traces", "all", "m"], ["m"]),
         (["--unknown", "--port", "1"], ["--unknown", "--port", "1"]),

@@ -175,7 +175,13 @@ def _assemble(
     executor = UniExecutor(
         backend, scheduler_config=settings, limits=limits, num_blocks=capacity.num_blocks
     )
-    scheduler = Scheduler(settings, num_blocks=capacity.num_blocks, cache_key=cache_key, now=now)
+    scheduler = Scheduler(
+        settings,
+        num_blocks=capacity.num_blocks,
+        cache_key=cache_key,
+        speculation=config.speculation,
+        now=now,
+    )
     engine = Engine(scheduler, executor, now=now)
     engine.use_grammars(
         lambda: make_grammars(

@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 MAX_FAILED_STEPS = 3  # in a row; then something is broken that no request is to blame for
 _COUNTERS = (
     "steps", "prompt_tokens", "prompt_tokens_cached", "generation_tokens", "prefix_queries",
-    "prefix_hits", "preemptions", "nan_failures",
+    "prefix_hits", "preemptions", "nan_failures", "spec_drafts", "spec_draft_tokens",
+    "spec_accepted_tokens",
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import operator
 import signal
@@ -93,6 +94,7 @@ class LLM(PoolingMethods):
         num_threads: int | None = None,
         seed: int = 0,
         chat_template: str | None = None,
+        speculative_config: Mapping[str, Any] | None = None,
         sim: SimConfig | None = None,
     ) -> None:
         """Names as in vLLM. Raises ConfigError or ModelError."""
@@ -116,6 +118,9 @@ class LLM(PoolingMethods):
             num_threads=num_threads,
             seed=seed,
             chat_template=chat_template,
+            speculative_config=(
+                None if speculative_config is None else json.dumps(dict(speculative_config))
+            ),
             scheduler=scheduler,
             sim=sim or SimConfig(),
         )

@@ -82,9 +82,9 @@ def _work(queue: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 class StepMasks:
-    """The masks of one step: `rows[i]` of its logits belongs to `runs[i]`."""
+    """The masks of one step: `rows[i]` of its logits belong to `runs[i]`, one behind each draft."""
 
-    def __init__(self, runs: Sequence[GrammarRun], rows: Sequence[int], num_rows: int) -> None:
+    def __init__(self, runs: Sequence[GrammarRun], rows: Sequence[range], num_rows: int) -> None:
         workers = runs[0].workers
         self.late: list[int] = []  # indices into `runs` whose masks did not come in time
         self._runs = runs
@@ -103,12 +103,13 @@ class StepMasks:
         self._done.wait(self._patience_s)
         places = np.full(self._num_rows, -1, np.int32)
         masks: list[NDArray[np.uint32]] = []
-        for index, (run, row) in enumerate(zip(self._runs, self._rows, strict=True)):
+        for index, (run, rows) in enumerate(zip(self._runs, self._rows, strict=True)):
             if not run.is_ready or run.mask is None:
                 self.late.append(index)
                 continue
-            places[row] = len(masks)
-            masks.append(run.mask)
+            for row, mask in zip(rows, (run.mask, *run.masks_ahead), strict=False):
+                places[row] = len(masks)
+                masks.append(mask)
         width = len(masks[0]) if masks else 0
         bits = np.stack(masks) if masks else np.zeros((0, width), np.uint32)
         return MaskRows(places, bits)

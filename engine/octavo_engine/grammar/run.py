@@ -10,7 +10,7 @@ import numpy as np
 from octavo_engine.grammar.panics import is_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from llguidance import LLMatcher
     from numpy.typing import NDArray
@@ -43,6 +43,7 @@ class GrammarRun:
         "_matcher",
         "_state",
         "_vocabulary",
+        "drafts",
         "error",
         "forced",
         "is_complete",
@@ -50,6 +51,7 @@ class GrammarRun:
         "is_slow",
         "is_started",
         "mask",
+        "masks_ahead",
         "workers",
     )
 
@@ -79,6 +81,8 @@ class GrammarRun:
         self._later: Mask | None = None  # what may follow them
         self.mask: Mask | None = None  # what may come next; once it is ready
         self.forced: list[int] = []  # what must follow the next token
+        self.drafts: list[int] = []  # guesses of the next tokens, for `prepare` to look past
+        self.masks_ahead: list[Mask] = []  # what may come behind each, as far as they are possible
         self.is_started = False  # `prepare` was asked for
         self.is_ready = False
         self.is_slow = False
@@ -100,14 +104,14 @@ class GrammarRun:
                 raise
             self._fail(f"{type(error).__name__}: {error}")
         if self.error is not None:
-            self.mask, self.forced = self._vocabulary.row(), []
-        self.is_slow = time.perf_counter() - started > SLOW_S
+            self.mask, self.forced, self.masks_ahead = self._vocabulary.row(), [], []
+        self.is_slow = time.perf_counter() - started > SLOW_S * (1 + len(self.masks_ahead))
         self.is_ready = True
 
     def accept(self, token: int) -> None:
         """The answer goes on with this token."""
         self.is_started = self.is_ready = False
-        self.mask, self.forced = None, []
+        self.mask, self.forced, self.drafts, self.masks_ahead = None, [], [], []
         if self.error is not None:
             return
         if self._ahead:
@@ -119,8 +123,25 @@ class GrammarRun:
                 self._settle()
         elif self._consume(token):
             self._settle()
+
+    def begin_early(self) -> None:
+        """A mask that will be slow is begun once all tokens of a step are accepted. Its sequence is
+        not scheduled before it is ready."""
         if self.is_slow and not self.is_started and not self.is_complete:
-            self.workers.start([self])  # it will not be scheduled before it is ready
+            self.workers.start([self])
+
+    def possible(self, drafts: list[int]) -> list[int]:
+        """As many of these next tokens as could come. While no mask is being made."""
+        if self.error is not None:
+            return []
+        if self._before is not None:
+            return drafts
+        try:
+            return drafts[: self._matcher.validate_tokens(drafts)]
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            return []  # `prepare` will say what is wrong
 
     def replay(self, tokens: Iterable[int]) -> None:
         """Take tokens of an answer that was begun elsewhere."""
@@ -141,6 +162,9 @@ class GrammarRun:
 
     def _prepare(self) -> None:
         self.mask = self._next_mask()
+        if self.drafts:
+            self.masks_ahead = self._masks_behind(self.drafts)
+            return
         if not self._is_jumping or self._before is not None:
             return
         ahead: list[int] = []
@@ -154,13 +178,52 @@ class GrammarRun:
         if ahead:
             self._ahead, self.forced, self._later = ahead, ahead[1:], mask
 
+    def _masks_behind(self, drafts: list[int]) -> list[Mask]:
+        """One a draft, up to a draft that cannot come, or that ends or begins what is bound."""
+        masks: list[Mask] = []
+        try:
+            following = self._before_behind if self._before is not None else self._bound_behind
+            masks.extend(following(drafts))
+        except BaseException as error:
+            if not is_failure(error):
+                raise  # else: drafts beyond are not verified; the answer itself may never go there
+        return masks
+
+    def _before_behind(self, drafts: list[int]) -> Iterator[Mask]:
+        before, state = self._before, self._state
+        assert before is not None
+        for token in drafts:
+            if not _has(before.mask(state), token):
+                return
+            state = before.follow(state, token)
+            if state == len(before.after):
+                return
+            yield before.mask(state)
+
+    def _bound_behind(self, drafts: list[int]) -> Iterator[Mask]:
+        matcher, mask, ends = self._matcher.deep_copy(), self.mask, self._vocabulary.ends
+        for token in drafts:
+            assert mask is not None
+            if not _has(mask, token) or _has(ends, token):
+                return
+            if not matcher.consume_token(token) or matcher.is_stopped():
+                return
+            mask = self._mask_of(matcher)
+            if matcher.is_error():
+                return
+            yield mask
+
     def _next_mask(self) -> Mask:
         if self._before is not None:
             return self._before.mask(self._state)
-        mask = self._vocabulary.row()
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        mask = self._mask_of(self._matcher)
         if self._matcher.is_error():
             self._fail(self._matcher.get_error())
+        return mask
+
+    def _mask_of(self, matcher: LLMatcher) -> Mask:
+        mask = self._vocabulary.row()
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._extra_ends is not None and self._vocabulary.may_end(mask):
             mask |= self._extra_ends
         if self._ignores_eos:
@@ -199,3 +262,7 @@ class GrammarRun:
 
     def _fail(self, reason: str) -> None:
         self.error = " ".join(reason.split())[:300] or "the grammar does not allow this token"
+
+
+def _has(mask: Mask, token: int) -> bool:
+    return token >> 5 < len(mask) and bool(int(mask[token >> 5]) >> (token & 31) & 1)

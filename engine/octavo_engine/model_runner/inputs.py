@@ -32,13 +32,14 @@ Ints: TypeAlias = NDArray[np.int32]
 class BuiltStep:
     """A step, and where in its logits each sequence of the batch finds its own.
 
-    Entry i has the rows of logits [logit_starts[i], logit_starts[i + 1]); all but a last one that
-    samples are scored against tokens already known.
+    Entry i has the rows of logits [logit_starts[i], logit_starts[i + 1]). If it has drafts, all of
+    them sample; otherwise all but a last one that samples are scored against tokens already known.
     """
 
     step: Step
     sampling: SamplingBatch
     logit_starts: Ints  # [B + 1]
+    last_rows: Ints  # [B]  row of logits in which each entry that samples has its token
     is_decode: bool  # each entry is one token that samples
 
 
@@ -69,6 +70,9 @@ class StepInputs:
             self._admit(sequence)
         for row, place, block_id in batch.grown:
             self.block_tables[row, place] = block_id
+        for index, drafts in batch.drafts.items():
+            end = batch.starts[index] + batch.counts[index]
+            self.token_ids[batch.rows[index], end - len(drafts) : end] = drafts
         rows = np.array(batch.rows, np.int32)
         starts = np.array(batch.starts, np.int32)
         is_decode = (
@@ -118,7 +122,7 @@ class StepInputs:
             targets=self._no_targets[:num_seqs],
             history=self.token_ids,
         )
-        return BuiltStep(step, sampling, ramp, is_decode=True)
+        return BuiltStep(step, sampling, ramp, ramp[:num_seqs], is_decode=True)
 
     def _mixed_step(self, batch: ScheduledBatch, rows: Ints, starts: Ints) -> BuiltStep:
         counts = np.array(batch.counts, np.int32)
@@ -133,6 +137,8 @@ class StepInputs:
         targets = np.full(len(logit_rows), -1, np.int32)
         is_scored = np.ones(len(logit_rows), bool)
         is_scored[logit_starts[1:][samples] - 1] = False
+        for index in batch.drafts:
+            is_scored[logit_starts[index] : logit_starts[index + 1]] = False
         targets[is_scored] = self.token_ids[logit_owners[is_scored], after[is_scored]]
         blocks, offsets = np.divmod(positions, BLOCK_SIZE)
         step = Step(
@@ -153,7 +159,7 @@ class StepInputs:
             targets=targets,
             history=self.token_ids,
         )
-        return BuiltStep(step, sampling, logit_starts, is_decode=False)
+        return BuiltStep(step, sampling, logit_starts, logit_starts[1:] - 1, is_decode=False)
 
     def _add_wishes(self, batch: ScheduledBatch, built: BuiltStep) -> None:
         """Adjustments, processors and log-probabilities, of the rows that want them."""
@@ -171,18 +177,18 @@ class StepInputs:
         wishes, sampling = self.wishes, built.sampling
         adjusted: list[AdjustedRow] = []
         processed: list[ProcessedRow] = []
-        last_rows = built.logit_starts[1:].tolist()
+        ends = built.logit_starts[1:].tolist()
         for i, row in enumerate(batch.rows):
             adjustments, processors = wishes.adjustments.get(row), wishes.processors.get(row)
             if not batch.samples[i] or (adjustments is None and processors is None):
                 continue
-            index = last_rows[i] - 1
-            tokens = self.token_ids[row, : int(sampling.positions[index])]
-            if adjustments is not None:
-                num_prompt_tokens = int(self.table["num_prompt_tokens"][row])
-                adjusted.append(AdjustedRow(index, adjustments, tokens[num_prompt_tokens:]))
-            if processors is not None:
-                processed.append(ProcessedRow(index, processors, tokens))
+            for index in range(ends[i] - 1 - len(batch.drafts.get(i, ())), ends[i]):
+                tokens = self.token_ids[row, : int(sampling.positions[index])]
+                if adjustments is not None:
+                    num_prompt_tokens = int(self.table["num_prompt_tokens"][row])
+                    adjusted.append(AdjustedRow(index, adjustments, tokens[num_prompt_tokens:]))
+                if processors is not None:
+                    processed.append(ProcessedRow(index, processors, tokens))
         sampling.bias, sampling.allowed = build_lists(adjusted, len(sampling.rows))
         sampling.processed = processed
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from octavo_engine.grammar.masks import StepMasks
 from octavo_engine.model_runner.inputs import StepInputs
+from octavo_engine.model_runner.verify import accept_drafts
 from octavo_engine.profile import Lapped
 from octavo_engine.sampling.batch import SAMPLED_OK
 from octavo_engine.state.outputs import StepResult, TokenLogprobs
@@ -29,6 +30,14 @@ class Guided(NamedTuple):
     masks: StepMasks
     runs: list[GrammarRun]
     entries: list[int]  # of the batch
+
+    def num_masked(self) -> dict[int, int]:
+        """How many of its rows each entry has masks for."""
+        return {
+            entry: 1 + len(run.masks_ahead)
+            for run, entry in zip(self.runs, self.entries, strict=True)
+            if run.is_ready
+        }
 
 
 class ModelRunner:
@@ -63,9 +72,11 @@ class ModelRunner:
             self.inputs.store(built.step.rows, built.sampling.positions, sampled.tokens)
             result = StepResult(tokens=sampled.tokens.tolist())
         else:
-            result = StepResult(tokens=self._take_tokens(batch, built, sampled))
+            num_masked = {} if guided is None else guided.num_masked()
+            accepted = accept_drafts(batch, built, sampled, num_masked) if batch.drafts else {}
+            result = StepResult(self._take_tokens(batch, built, sampled), accepted=accepted)
         if np.count_nonzero(sampled.status):
-            self._take_failures(built, sampled, result)
+            self._take_failures(batch, built, sampled, result)
         if guided is not None:
             self._take_guided(batch, built, guided, result)
         if sampled.logprobs is not None:
@@ -75,10 +86,11 @@ class ModelRunner:
     def _guide(self, batch: ScheduledBatch, built: BuiltStep) -> Guided | None:
         """Have the masks made while the forward pass runs."""
         runs, rows, entries = [], [], []
+        ends = built.logit_starts[1:].tolist()
         for i, sequence in enumerate(batch.sequences):
             if sequence.grammar is not None and batch.samples[i]:
                 runs.append(sequence.grammar)
-                rows.append(int(built.logit_starts[i + 1]) - 1)
+                rows.append(range(ends[i] - 1 - len(batch.drafts.get(i, ())), ends[i]))
                 entries.append(i)
         if not runs:
             return None
@@ -96,25 +108,30 @@ class ModelRunner:
                 if entry not in result.failed:
                     result.deferred.append(entry)
                     result.tokens[entry] = -1
+                    result.accepted.pop(entry, None)
             elif run.forced and result.tokens[entry] >= 0:
                 result.forced[entry] = run.forced
                 row = batch.rows[entry]
-                position = int(built.sampling.positions[built.logit_starts[entry + 1] - 1]) + 1
+                position = int(built.sampling.positions[built.last_rows[entry]]) + 1
                 room = self.inputs.token_ids[row, position : position + len(run.forced)]
                 room[:] = run.forced[: len(room)]
 
     def _take_tokens(self, batch: ScheduledBatch, built: BuiltStep, sampled: Sampled) -> list[int]:
         entries = np.flatnonzero(batch.samples)
-        last = built.logit_starts[entries + 1] - 1
+        last = built.last_rows[entries]
         tokens = np.full(len(batch.sequences), -1, np.int32)
         tokens[entries] = sampled.tokens[last]
         self.inputs.store(built.step.rows[entries], built.sampling.positions[last], tokens[entries])
         result: list[int] = tokens.tolist()
         return result
 
-    def _take_failures(self, built: BuiltStep, sampled: Sampled, result: StepResult) -> None:
+    def _take_failures(
+        self, batch: ScheduledBatch, built: BuiltStep, sampled: Sampled, result: StepResult
+    ) -> None:
         bad_rows = np.flatnonzero(sampled.status != SAMPLED_OK)
         entries = np.searchsorted(built.logit_starts, bad_rows, side="right") - 1
+        if batch.drafts:  # a row behind a draft that did not come true may be what it likes
+            entries = entries[bad_rows <= built.last_rows[entries]]
         result.failed = sorted(set(entries.tolist()))
         for i in result.failed:
             result.tokens[i] = -1
@@ -130,7 +147,11 @@ class ModelRunner:
                 continue
             wanted = wishes.logprobs.get(row)
             if wanted is not None and batch.samples[i]:
-                result.logprobs[i] = _logprobs(sampled, starts[i + 1] - 1, wanted)
+                last = int(built.last_rows[i])
+                rows = range(last - len(result.accepted.get(i, ())), last + 1)
+                result.logprobs[i] = [_logprobs(sampled, s, wanted) for s in rows]
+            if i in batch.drafts:
+                continue
             wanted = wishes.prompt_logprobs.get(row)
             scored = range(starts[i], starts[i + 1] - batch.samples[i])
             if wanted is not None and scored:

@@ -32,6 +32,10 @@ REQUEST_SUCCESS = "octavo_request_success"
 HTTP_REQUESTS = "octavo_http_requests"
 GRAMMAR_CACHE_HITS = "octavo_grammar_cache_hits"
 GRAMMAR_FAILURES = "octavo_grammar_failures"
+SPEC_DECODE_NUM_DRAFTS = "octavo_spec_decode_num_drafts"
+SPEC_DECODE_NUM_DRAFT_TOKENS = "octavo_spec_decode_num_draft_tokens"
+SPEC_DECODE_NUM_ACCEPTED_TOKENS = "octavo_spec_decode_num_accepted_tokens"
+SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS = "octavo_spec_decode_num_accepted_tokens_per_pos"
 
 # histograms
 TIME_TO_FIRST_TOKEN_SECONDS = "octavo_time_to_first_token_seconds"

@@ -16,7 +16,9 @@ from octavo_engine.scheduling.admission import AdmissionControl
 from octavo_engine.scheduling.chunks import demand, is_long, schedule_chunks
 from octavo_engine.scheduling.deadlines import Deadlines
 from octavo_engine.scheduling.invariants import check_invariants
+from octavo_engine.scheduling.ngrams import NgramGuesser
 from octavo_engine.scheduling.policy import WaitingQueue, by_order, place_in_line
+from octavo_engine.scheduling.speculation import Speculation
 from octavo_engine.scheduling.step_time import StepTimeModel
 from octavo_engine.state.batch import BlockGrowth, ScheduledBatch
 from octavo_engine.state.outputs import EngineStats, SequenceOutput
@@ -25,7 +27,7 @@ from octavo_engine.state.sequence import Sequence
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from octavo_engine.config import SchedulerConfig
+    from octavo_engine.config import SchedulerConfig, SpeculationConfig
     from octavo_engine.grammar.run import GrammarRun
     from octavo_engine.kv.manager import PrefixMatch
     from octavo_engine.state.outputs import FinishReason, StepResult
@@ -44,7 +46,8 @@ class Scheduler:
     There is one rule and no phases: `num_computed_tokens` chases `num_tokens`, and a sequence
     samples in the step in which it catches up. A new prompt, the rest of a long one, a prefix found
     in the cache, a resume, recomputation after preemption and plain decoding differ only in how far
-    behind they are.
+    behind they are. Tokens that are guessed ahead stand behind a sequence's own in the batch, and
+    become its own as far as they come true.
 
     A step serves the running sequences first, then admits waiting ones. Sequences one token behind
     all take part; those further behind share what is left of the token budget and of the time
@@ -62,6 +65,7 @@ class Scheduler:
         *,
         num_blocks: int,
         cache_key: bytes = b"",
+        speculation: SpeculationConfig | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -79,6 +83,9 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._admission = AdmissionControl()
         self._step_time = StepTimeModel()
+        self._speculation: Speculation | None = None
+        if speculation is not None:
+            self._speculation = Speculation(lambda _: NgramGuesser(speculation))
         self._stats = EngineStats(kv_blocks_total=num_blocks)
 
     # -- requests come and go --------------------------------------------------------------------
@@ -172,11 +179,19 @@ class Scheduler:
         batch.samples = [True] * num_decodes
 
         has_room = self.waiting and self.free_rows and num_preemptions == self._stats.preemptions
+        spare_logits = self.max_num_logits - self.config.max_num_seqs
+        num_drafts = 0
+        if self._speculation is not None and num_decodes:
+            room = budget // 2 if behind or has_room else budget
+            self._speculation.add_drafts(
+                batch, self.kv, self._step_time, max_tokens=min(room, spare_logits)
+            )
+            num_drafts = batch.num_tokens - num_decodes
         if behind or has_room:
-            budget = self._prefill_budget(budget, num_decodes)
+            budget = self._prefill_budget(budget - num_drafts, num_decodes + num_drafts)
             if has_room:
                 self._admit(batch, behind, budget, now)
-            spare_logits = self.max_num_logits - len(self.running)
+            spare_logits = self.max_num_logits - len(self.running) - num_drafts
             schedule_chunks(batch, behind, budget, spare_logits=spare_logits)
         self._behind = behind
         return batch
@@ -187,7 +202,7 @@ class Scheduler:
         """Take in what a step computed. Returns the news of each sequence that has any."""
         self.kv.end_step()
         outputs: list[SequenceOutput] = []
-        failed, deferred = set(result.failed), set(result.deferred)
+        failed, deferred, drafts = set(result.failed), set(result.deferred), batch.drafts
         num_generated = 0
         entries = zip(
             batch.sequences, batch.starts, batch.counts, batch.samples, result.tokens, strict=True
@@ -202,6 +217,11 @@ class Scheduler:
             if index in deferred:
                 samples = False
                 count -= 1  # its last token is computed again, once it may be followed by another
+            if index in drafts:
+                accepted = result.accepted.get(index, [])
+                count -= len(drafts[index]) - len(accepted)
+                num_generated += len(accepted)
+                self._take_accepted(sequence, accepted)
             computed = sequence.num_computed_tokens = start + count
             was_behind = computed <= sequence.num_admitted_tokens
             if was_behind or computed % BLOCK_SIZE < count:
@@ -218,9 +238,9 @@ class Scheduler:
                     output.queued_s = sequence.queued_s
                 num_generated += 1
                 sequence.token_ids.append(token)
-                output.token_ids = [token]
+                output.token_ids = [*accepted, token] if index in drafts else [token]
                 if index in result.logprobs:
-                    output.logprobs = [result.logprobs[index]]
+                    output.logprobs = result.logprobs[index]
                 if sequence.grammar is not None:
                     num_generated += self._follow(sequence, output, result.forced.get(index, ()))
                 elif (
@@ -231,16 +251,36 @@ class Scheduler:
                 continue
             outputs.append(output)
         self._admission.after_step()
-        num_decodes, num_tokens = batch.counts.count(1), batch.num_tokens
+        num_decodes, num_tokens = batch.num_decodes, batch.num_tokens
         if step_s > 0.0:
             self._step_time.observe(num_decodes, num_tokens - num_decodes, step_s)
         stats = self._stats
+        if drafts:
+            self._count_drafts(batch, result)
         stats.steps += 1
         stats.generation_tokens += num_generated
         stats.step_ms = step_s * 1e3
         stats.step_tokens = num_tokens
         stats.last_step_at = self._now()
         return outputs
+
+    def _take_accepted(self, sequence: Sequence, accepted: list[int]) -> None:
+        """What came true of its drafts is its own. None of it is an end."""
+        sequence.token_ids += accepted
+        if sequence.grammar is not None:
+            for token in accepted:
+                sequence.grammar.accept(token)
+
+    def _count_drafts(self, batch: ScheduledBatch, result: StepResult) -> None:
+        stats = self._stats
+        stats.spec_drafts += len(batch.drafts)
+        stats.spec_draft_tokens += sum(map(len, batch.drafts.values()))
+        per_pos = stats.spec_accepted_per_pos
+        for accepted in result.accepted.values():
+            stats.spec_accepted_tokens += len(accepted)
+            per_pos += [0] * (len(accepted) - len(per_pos))
+            for place in range(len(accepted)):
+                per_pos[place] += 1
 
     def _follow(self, sequence: Sequence, output: SequenceOutput, forced: Iterable[int]) -> int:
         """Take the new token through the grammar, and append what must follow it. Returns how many
@@ -256,7 +296,8 @@ class Scheduler:
                 grammar.accept(tokens[-1])
             self._end_if_due(sequence, output)
             if output.finish_reason is not None:
-                break
+                return len(tokens) - num_before
+        grammar.begin_early()
         return len(tokens) - num_before
 
     # -- memory for those that run ---------------------------------------------------------------
@@ -431,7 +472,9 @@ class Scheduler:
         token_s = self._step_time.prefill_s(1)
         stats.prefill_tokens_per_s = 1.0 / token_s if token_s else 0.0
         stats.kv_blocks_used = stats.kv_blocks_total - self.kv.pool.num_free
-        return copy(stats)
+        told = copy(stats)
+        told.spec_accepted_per_pos = list(stats.spec_accepted_per_pos)
+        return told
 
     def check_invariants(self) -> None:
         """Raises AssertionError if the books do not balance. For tests: it looks at every block."""

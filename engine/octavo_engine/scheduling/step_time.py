@@ -11,6 +11,8 @@ FIRST_CHUNK = 128  # prefill tokens beside decoding sequences, before a prefill 
 class StepTimeModel:
     """Seconds = base + decode · (sequences that decode) + prefill · (prompt tokens).
 
+    A token guessed ahead counts as one more sequence that decodes.
+
     The first two are a line through the steps without prefill, with the past fading; prefill is the
     ratio of what the other steps took beyond that line to the tokens they computed.
     """
@@ -34,12 +36,21 @@ class StepTimeModel:
         """A step in which so many sequences decode and nothing else happens."""
         if self._w == 0.0 or num_decodes == 0:
             return 0.0
-        spread = self._xx * self._w - self._x * self._x
+        spread = self._spread
         if spread <= 1e-6 * self._xx * self._w:  # one batch size so far: take all of it as base
             return self._y / self._w
         slope = max(0.0, (self._xy * self._w - self._x * self._y) / spread)
         base = max(0.0, (self._y - slope * self._x) / self._w)
         return base + slope * num_decodes
+
+    def row_s(self) -> float:
+        """One sequence more that decodes, or one token guessed ahead; 0 while nothing is known."""
+        return self.decode_s(2) - self.decode_s(1)
+
+    @property
+    def knows_rows(self) -> bool:
+        """Whether steps were of sizes so different, lately, that `row_s` can be relied on."""
+        return self._spread > 3e-4 * self._xx * self._w
 
     def prefill_s(self, num_tokens: int) -> float:
         """So many prompt tokens, alone; 0 while nothing is known."""
@@ -53,6 +64,11 @@ class StepTimeModel:
         if one_s == 0.0:
             return FIRST_CHUNK
         return max(0, int((step_s - self.decode_s(num_decodes)) / one_s))
+
+    @property
+    def _spread(self) -> float:
+        """The variance of sizes of steps without prefill, times the square of all weights."""
+        return self._xx * self._w - self._x * self._x
 
     @property
     def tokens_per_s(self) -> float:

@@ -37,6 +37,10 @@ class ScheduledBatch:
     1 when it is caught up after this step and so samples a token, more when prompt
     log-probabilities were asked for. `samples[i]` is true if the last of them yields the next
     token.
+
+    With *drafts* an entry computes tokens that its sequence does not have: `counts[i]` and
+    `num_logits[i]` include them. A token is sampled at each of their positions as it would be
+    without them, and counts as far as the drafts before it are what was sampled there.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -50,6 +54,7 @@ class ScheduledBatch:
     )  # rows to write afresh, block table included
     grown: list[BlockGrowth] = field(default_factory=list)  # blocks added to rows admitted earlier
     copies: list[BlockCopy] = field(default_factory=list)
+    drafts: dict[int, list[int]] = field(default_factory=dict)  # by entry, of those that have any
 
     @property
     def is_empty(self) -> bool:
@@ -58,3 +63,8 @@ class ScheduledBatch:
     @property
     def num_tokens(self) -> int:
         return sum(self.counts)
+
+    @property
+    def num_decodes(self) -> int:
+        """Tokens of entries that were one token behind, drafts included."""
+        return self.counts.count(1) + sum(self.counts[index] for index in self.drafts)

@@ -29,8 +29,9 @@ class StepResult:
 
     tokens: list[int]  # the sampled token, or -1 where none was sampled
     failed: list[int] = field(default_factory=list)  # entries whose logits were not finite
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by entry, where asked
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # by entry, where asked
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # this chunk's
+    accepted: dict[int, list[int]] = field(default_factory=dict)  # by entry: drafts that came true
     forced: dict[int, list[int]] = field(default_factory=dict)  # what must follow the sampled token
     deferred: list[int] = field(default_factory=list)  # entries whose mask was late: not sampled
 
@@ -71,6 +72,10 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_waiting_grammar: int = 0  # of `num_waiting`, those whose grammar is being compiled
     step_ms: float = 0.0  # of the last step
     step_tokens: int = 0  # computed in it
+    spec_drafts: int = 0  # sequences times steps with tokens that were guessed
+    spec_draft_tokens: int = 0
+    spec_accepted_tokens: int = 0
+    spec_accepted_per_pos: list[int] = []  # of the first guess, of the second, …
     grammar_cache_hits: int = 0
     grammar_failures: int = 0  # grammars that did not compile, or not in time
     grammar_compile_counts: list[int] = []  # by grammar.buckets

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from octavo_engine.grammar.run import GrammarRun
+    from octavo_engine.scheduling.speculation import Guesser
     from octavo_engine.state.outputs import FinishReason
     from octavo_engine.state.request import EngineRequest
 
@@ -30,6 +31,7 @@ class Sequence:
         "digests",
         "finish_reason",
         "grammar",
+        "guesser",
         "max_num_tokens",
         "min_num_tokens",
         "num_admitted_tokens",
@@ -72,6 +74,8 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
 
         self.grammar: GrammarRun | None = None  # that it must keep to; set before it is scheduled
+
+        self.guesser: Guesser | None = None  # where tokens are guessed ahead
 
         # When it ends.
         self.max_num_tokens = max_num_tokens

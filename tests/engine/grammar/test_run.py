@@ -174,7 +174,7 @@ def test_a_mask_that_is_late_leaves_its_row_out() -> None:
     ready = GrammarRun(matcher(choice_spec(["xy"])), vocabulary(), workers)
     ready.prepare()
     run.is_started = ready.is_started = True  # somebody else is at it
-    masks = StepMasks([run, ready], [1, 0], 3)
+    masks = StepMasks([run, ready], [range(1, 2), range(1)], 3)
     rows, bits = masks.take()
     assert masks.late == [0] and rows.tolist() == [0, -1, -1] and len(bits) == 1
     workers.close()
@@ -188,6 +188,8 @@ def test_a_slow_mask_is_begun_before_its_sequence_is_scheduled(monkeypatch) -> N
     run.prepare()
     assert run.is_slow
     run.accept(ord('"'))
+    assert not run.is_started, "more tokens may follow, and nobody else may touch it meanwhile"
+    run.begin_early()
     assert run.is_started, "nobody had to ask"
     workers.close()  # waits for it
     assert run.is_ready and run.mask is not None

@@ -76,9 +76,14 @@ class HandScheduler:
         self.free_blocks += sequence.block_table
         self.free_rows.append(sequence.row)
 
-    def step(self, *work: tuple[Sequence, int], num_logits: int | None = None) -> StepResult:
-        """Compute so many tokens of each; whoever is caught up samples."""
-        batch = ScheduledBatch(admitted=self.admitted)
+    def step(
+        self,
+        *work: tuple[Sequence, int],
+        num_logits: int | None = None,
+        drafts: dict[int, list[int]] | None = None,
+    ) -> StepResult:
+        """Compute so many tokens of each, and the drafts; whoever is caught up samples."""
+        batch = ScheduledBatch(admitted=self.admitted, drafts=drafts or {})
         self.admitted = []
         for sequence, count in work:
             start = sequence.num_computed_tokens
@@ -96,6 +101,9 @@ class HandScheduler:
             batch.counts.append(count)
             batch.samples.append(samples)
             batch.num_logits.append(int(samples) if num_logits is None else num_logits)
+        for i, tokens in batch.drafts.items():
+            batch.counts[i] += len(tokens)
+            batch.num_logits[i] += len(tokens)
         result = self.runner.execute(batch)
         for i, sequence in enumerate(batch.sequences):
             sequence.num_computed_tokens += batch.counts[i]

@@ -138,13 +138,13 @@ def test_log_probabilities_go_to_those_who_asked() -> None:
     assert sorted(result.logprobs) == [1, 2] and result.prompt_logprobs == {}
     logits = by_hand.backend.logits([3, 4, 5]).astype(np.float64)
     exact = logits - np.log(np.exp(logits).sum())
-    found = result.logprobs[1]
+    (found,) = result.logprobs[1]
     order = np.argsort(-logits)
     assert found.token_id == by_hand.backend.truth([3, 4, 5]) == found.top_ids[0]
     assert found.rank == 1 and found.top_ids == order[:2].tolist()
     assert found.top_logprobs == pytest.approx(exact[order[:2]], abs=1e-5)
     assert found.logprob == pytest.approx(exact.max(), abs=1e-5)
-    assert result.logprobs[2].top_ids == []
+    assert result.logprobs[2][0].top_ids == []
     assert sorted(by_hand.step((plain, 1), (two, 1)).logprobs) == [1]
 
 
@@ -239,3 +239,40 @@ def test_a_processor_that_fails_fails_its_request_only(
     free = by_hand.admit(make_request([1, 2]))
     result = by_hand.step((sick, 2), (free, 2))
     assert result.failed == [0] and result.tokens == [-1, by_hand.backend.truth([1, 2])]
+
+
+def after_three(token_ids: NDArray[np.int32], logits: NDArray[np.float32]) -> None:
+    logits[int(token_ids[-1]) + 1 if len(token_ids) > 3 else 42] += 1000
+
+
+def test_drafts_are_in_the_history_of_those_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor sees each position's own tokens, and so do a ban and the end's minimum."""
+    monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.name])
+    processors = ProcessorRegistry([EntryPoint("after_three", f"{__name__}:after_three", GROUP)])
+    by_hand = HandScheduler(processors=processors)
+    sequence = by_hand.admit(make_request([1, 2], logits_processors=("after_three",)))
+    other = by_hand.admit(
+        make_request([7, 8], temperature=0.0, bad_words_token_ids=((44, 45),), logprobs=0,
+                     logit_bias={44: 100.0, 45: 200.0})
+    )  # fmt: skip
+    free = by_hand.admit(make_request([5, 6]))
+    assert by_hand.step((sequence, 2), (other, 2)).tokens == [42, 45]
+    result = by_hand.step(
+        (sequence, 1), (other, 1), (free, 2), drafts={0: [42, 43, 44, 9], 1: [45, 45, 44, 44]}
+    )
+    assert result.accepted == {0: [42, 43, 44], 1: [45, 45]}
+    assert result.tokens == [45, 45, by_hand.backend.truth([5, 6])]
+    assert [entry.token_id for entry in result.logprobs[1]] == [45, 45, 45]
+
+
+def test_a_row_that_fails_ends_what_is_accepted_before_it() -> None:
+    for bad_at, accepted in ((0, []), (1, []), (2, [0]), (4, [0, 1, 2])):
+        by_hand = HandScheduler()
+        sequence = by_hand.admit(make_request([1, 2]))
+        first = by_hand.step((sequence, 2)).tokens[0]
+        truth = by_hand.backend.continuation([1, 2, first], 4)
+        by_hand.backend.fail_after([1, 2, first, *truth[:bad_at]])
+        result = by_hand.step((sequence, 1), drafts={0: truth})
+        assert result.accepted == {0: [truth[place] for place in accepted]}
+        assert result.failed == ([0] if bad_at == 0 else [])
+        assert result.tokens == [-1 if bad_at == 0 else truth[len(accepted)]]

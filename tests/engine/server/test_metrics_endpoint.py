@@ -141,6 +141,28 @@ def test_counters_go_on_when_the_core_starts_again_from_zero():
     assert totals["generation_tokens"] == 9 + 4
 
 
+def test_guesses_are_told_by_their_place_and_go_on_over_a_restart():
+    stats = EngineStats()
+    engine_metrics = EngineMetrics("m", lambda: Snapshot(stats=stats), vllm_names=True)
+    engine_metrics.render()
+    for drafts, accepted in ((3, [2, 1]), (7, [6, 4, 1]), (1, [1])):
+        stats = EngineStats(
+            spec_drafts=drafts, spec_draft_tokens=4 * drafts, spec_accepted_tokens=sum(accepted),
+            spec_accepted_per_pos=accepted,
+        )  # fmt: skip
+        samples = read(engine_metrics.render()[0].decode())
+    for prefix in ("octavo_", "vllm:"):
+        name = prefix + "spec_decode_num_"
+        assert samples[name + "drafts_total"] == 7 + 1
+        assert samples[name + "draft_tokens_total"] == 4 * 8
+        assert samples[name + "accepted_tokens_total"] == 11 + 1
+        per_pos = [
+            samples[f'{name}accepted_tokens_per_pos_total{{"position": "{place}"}}']
+            for place in range(3)
+        ]
+        assert per_pos == [6 + 1, 4, 1]
+
+
 def test_a_value_on_a_bound_falls_into_its_bucket():
     histogram = Histogram((1, 2))
     for value in (0.5, 1, 1.5, 2, 3):

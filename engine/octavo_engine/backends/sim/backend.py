@@ -68,7 +68,7 @@ class SimBackend:
         assert len(step.logit_rows) <= limits.max_logit_rows
         started_at = self._clock.now()
         counts = np.diff(step.seq_starts)
-        num_decodes = int(np.count_nonzero(counts == 1))
+        num_decodes = int(counts[counts == 1].sum()) + _num_verified(step, sampling, counts)
         duration_s = step_seconds(
             self._sim, num_decodes=num_decodes, num_prefill_tokens=int(counts.sum()) - num_decodes
         )
@@ -116,6 +116,15 @@ def step_seconds(sim: SimConfig, *, num_decodes: int, num_prefill_tokens: int) -
         + sim.prefill_token_ms * num_prefill_tokens
     )
     return milliseconds * 1e-3 * sim.time_scale
+
+
+def _num_verified(step: Step, sampling: SamplingBatch, counts: NDArray[np.int32]) -> int:
+    """Tokens of sequences that sample at each of several: guesses that are verified."""
+    if len(step.logit_rows) <= len(counts):
+        return 0
+    owners = np.repeat(np.arange(len(counts)), counts)[step.logit_rows[sampling.targets < 0]]
+    num_sampled = np.bincount(owners, minlength=len(counts))
+    return int(counts[(num_sampled == counts) & (counts > 1)].sum())
 
 
 def _keep_to_allowed(tokens: NDArray[np.int32], allowed: Ragged) -> None:

@@ -1,0 +1,147 @@
+"""Which sequences have tokens guessed ahead in a step, and how many: as many as are worth it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.state.batch import BlockGrowth
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from octavo_engine.kv.manager import KVManager
+    from octavo_engine.scheduling.step_time import StepTimeModel
+    from octavo_engine.state.batch import ScheduledBatch
+    from octavo_engine.state.sequence import Sequence
+
+
+LEAST_PRICE = 0.1  # of a row, in times that a token takes: a guess must be right that often
+REST = 4  # steps between looks at a sequence whose guesses would not pay
+TRY = 4  # while a row's price is unknown, a step is made longer by a quarter at most to learn it
+
+
+class Guesser(Protocol):
+    """Says how one sequence may go on. A sequence keeps it for life."""
+
+    rate: float  # of guesses that are right, given that those before them were
+
+    def guess(self, tokens: list[int], /) -> list[int]:
+        """What could follow all tokens that there are. Called at most once a step; between calls
+        there may be several tokens."""
+
+
+class Bargain:
+    """A step as it is planned so far: the seconds it takes, the tokens it is expected to yield.
+
+    One more guess adds a row's seconds, and its chance of being right to the tokens. It is worth
+    that if tokens come faster with it than without.
+    """
+
+    __slots__ = ("num_tokens", "row_s", "step_s")
+
+    def __init__(self, *, step_s: float, num_tokens: float, row_s: float) -> None:
+        self.step_s = step_s
+        self.num_tokens = num_tokens
+        self.row_s = row_s
+
+    def take(self, rate: float, limit: int) -> int:
+        """How many guesses to verify for a sequence whose guesses are right so often. While no
+        step's time is known: all."""
+        if self.step_s == 0.0:
+            return limit
+        chance = rate  # that this guess and all before it are right
+        for count in range(limit):
+            if chance * self.step_s <= self.row_s * self.num_tokens:
+                return count
+            self.step_s += self.row_s
+            self.num_tokens += chance
+            chance *= rate
+        return limit
+
+
+class Speculation:
+    """Adds guesses to the sequences of a batch that decode. One for each scheduler.
+
+    It takes only what nobody needs: rows of logits that are spare, half the tokens of a step if
+    prompts wait for them, and blocks that are left once every sequence could have one.
+    """
+
+    def __init__(self, make_guesser: Callable[[Sequence], Guesser]) -> None:
+        self._make_guesser = make_guesser
+
+    def add_drafts(
+        self,
+        batch: ScheduledBatch,
+        kv: KVManager,
+        step_time: StepTimeModel,
+        *,
+        max_tokens: int,
+    ) -> None:
+        """All entries of the batch are one token behind."""
+        num_decodes = len(batch.sequences)
+        step_s = step_time.decode_s(num_decodes)
+        bargain = Bargain(
+            step_s=step_s,
+            num_tokens=num_decodes,
+            row_s=max(step_time.row_s(), LEAST_PRICE * step_s / num_decodes),
+        )
+        least_rate = bargain.row_s * num_decodes / step_s if step_s > 0.0 else 0.0
+        if step_s > 0.0 and not step_time.knows_rows:
+            max_tokens = min(max_tokens, max(1, num_decodes // TRY))
+        # Hot path: once per sequence that decodes.
+        for index, sequence in enumerate(batch.sequences):
+            guesser = sequence.guesser
+            if guesser is None:
+                guesser = sequence.guesser = self._make_guesser(sequence)
+            # Guesses that would not pay are still compared with what comes, but a few at a time:
+            # that tells as much of a sequence whose guesses begin to be right.
+            if guesser.rate <= least_rate and len(sequence.token_ids) % REST:
+                continue
+            guess = guesser.guess(sequence.token_ids)
+            if not guess:
+                continue
+            most = min(_most(sequence), max_tokens)
+            drafts = guess[: bargain.take(guesser.rate, min(len(guess), most))] if most > 0 else []
+            if not drafts:
+                continue
+            drafts = _without_ends(sequence, drafts)
+            drafts = _with_room(sequence, drafts, batch, kv, num_decodes)
+            if drafts:
+                if sequence.grammar is not None:
+                    sequence.grammar.drafts = drafts
+                batch.drafts[index] = drafts
+                batch.counts[index] += len(drafts)
+                batch.num_logits[index] += len(drafts)
+                max_tokens -= len(drafts)
+
+
+def _most(sequence: Sequence) -> int:
+    """Guesses that could be of use. None to a sequence that has just caught up, whose first token
+    tells more than tokens; and what follows a sequence's last token is never wanted."""
+    if sequence.num_computed_tokens < sequence.num_admitted_tokens:
+        return 0
+    grammar = sequence.grammar
+    if grammar is not None and (grammar.is_started or grammar.is_slow):
+        return 0  # its mask is made already, and no masks for guesses beside it
+    return sequence.max_num_tokens - len(sequence.token_ids) - 1
+
+
+def _without_ends(sequence: Sequence, drafts: list[int]) -> list[int]:
+    """Nothing is guessed that ends a sequence: no token behind it could count."""
+    if not sequence.stop_ids.isdisjoint(drafts):
+        drafts = drafts[: next(i for i, token in enumerate(drafts) if token in sequence.stop_ids)]
+    return drafts if sequence.grammar is None else sequence.grammar.possible(drafts)
+
+
+def _with_room(
+    sequence: Sequence, drafts: list[int], batch: ScheduledBatch, kv: KVManager, num_decodes: int
+) -> list[int]:
+    """Blocks for the drafts, or fewer drafts. Nobody is preempted for a guess."""
+    length = len(sequence.token_ids)
+    while len(sequence.block_table) * BLOCK_SIZE < length + len(drafts):
+        block_id = kv.grow(sequence) if kv.pool.num_free > num_decodes else None
+        if block_id is None:
+            return drafts[: len(sequence.block_table) * BLOCK_SIZE - length]
+        batch.grown.append(BlockGrowth(sequence.row, len(sequence.block_table) - 1, block_id))
+    return drafts
