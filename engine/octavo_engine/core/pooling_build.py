@@ -104,11 +104,13 @@ def _backend(
     max_model_len: int,
     progress: Callable[[int, int], None] | None,
 ) -> PoolingBackend:
-    if config.kv_cache_dtype != "auto":
-        raise ConfigError(
-            "--kv-cache-dtype has no effect on a model for embeddings and scores, which keeps no "
-            "KV cache; leave it out"
-        )
+    for flag, is_set, why in (
+        ("--kv-cache-dtype", config.kv_cache_dtype != "auto", "keeps no KV cache"),
+        ("--speculative-config", config.speculation is not None, "generates no tokens"),
+    ):
+        if is_set:
+            model = "a model for embeddings and scores"
+            raise ConfigError(f"{flag} has no effect on {model}, which {why}; leave it out")
     if files is None:
         from octavo_engine.backends.sim.pooling import SimPoolingBackend
 

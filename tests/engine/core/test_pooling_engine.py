@@ -230,7 +230,14 @@ def test_warming_up_leaves_no_trace():
     assert rig.backend.steps == [[16]]
 
 
-def test_an_encoder_has_no_kv_cache_to_choose_a_format_for():
-    config = CONFIG.replace(kv_cache_dtype="int8")
-    with pytest.raises(ConfigError, match="--kv-cache-dtype has no effect on a model for embed"):
+@pytest.mark.parametrize(
+    ("flag", "setting"),
+    [
+        ("--kv-cache-dtype", {"kv_cache_dtype": "int8"}),
+        ("--speculative-config", {"speculative_config": '{"method": "ngram"}'}),
+    ],
+)
+def test_what_only_generation_has_is_refused(flag, setting):
+    config = CONFIG.replace(**setting)
+    with pytest.raises(ConfigError, match=f"{flag} has no effect on a model for embeddings"):
         build_pooling_engine(config, sim_pooling_config(config), None)

@@ -72,21 +72,21 @@ def alone(request: pytest.FixtureRequest) -> Iterator[Alone]:
 
 
 @pytest.mark.parametrize(
-    ("alone", "caching"),
+    ("alone", "different"),
     [
-        ("auto", "--enable-prefix-caching"),
-        ("auto", "--no-enable-prefix-caching"),
-        ("int8", "--enable-prefix-caching"),
+        ("auto", ["--enable-prefix-caching"]),
+        ("auto", ["--no-enable-prefix-caching", "--speculative-config", '{"method": "ngram"}']),
+        ("int8", ["--enable-prefix-caching"]),
     ],
     indirect=["alone"],
 )
-def test_answers_are_the_same_in_company_in_chunks_and_after_preemption(alone, caching):
+def test_answers_are_the_same_in_company_in_chunks_and_after_preemption(alone, different):
     # Room for 10 blocks, or 160 tokens, where 500 want to live.
     room = str(160 * TOKEN_BYTES[alone.kv_cache_dtype])
     little = ("--kv-cache-memory-bytes", room, "--max-model-len", "128")
-    flags = ("--max-num-batched-tokens", "33", "--kv-cache-dtype", alone.kv_cache_dtype, caching)
+    flags = ("--max-num-batched-tokens", "33", "--kv-cache-dtype", alone.kv_cache_dtype)
     with (
-        serving(*MODEL, *little, *flags) as server,
+        serving(*MODEL, *little, *flags, *different) as server,
         patient(server) as client,
     ):
         # Who meets whom depends on the machine's speed: crowd it until somebody had to give way.
