@@ -18,7 +18,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test test-emulated test-arm64 test-asan check format bench bench-router fuzz docs e2e images sbom cluster clean
+.PHONY: demo test test-emulated test-arm64 check format bench bench-router fuzz docs e2e images sbom cluster clean
 
 # --- what people run ---------------------------------------------------------------------------------
 
@@ -56,15 +56,6 @@ test-arm64:  ## Kernels for 64-bit Arm, on an emulated processor; needs g++-aarc
 	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
 	cmake --build build/arm64 --target compare_sets --parallel $(WORKERS)
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/arm64/compare_sets
-
-# The sanitizer's library must come first, and the one of C++ before an exception is thrown.
-test-asan: $(VENV)/.test  ## Compiled modules watched for bad accesses and undefined behaviour
-	$(BUILD_FOR_TESTS) -B build/asan -DOCTAVO_SANITIZE=ON
-	$(BIN)/cmake --build build/asan
-	OCTAVO_BUILD=build/asan ASAN_OPTIONS=detect_leaks=0 \
-	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
-	$(TEST_A_BUILD) $(PYTEST_ARGS) tests/kernels tests/engine/backends tests/engine/kv \
-	  tests/router/residency
 
 check: $(VENV)/.dev  ## What a change must pass besides the tests
 	$(BIN)/ruff format --check .

@@ -1,7 +1,7 @@
 """Puts another build's modules in place: `OCTAVO_BUILD=FOLDER pytest -p tests.other_build`.
 
-For builds that are for tests alone, as of `make test-emulated` and `make test-asan`: what is
-installed stays as it is, and processes that a test starts use it.
+For builds that are for tests alone, as of `make test-emulated`: what is installed stays as it is,
+and processes that a test starts use it.
 """
 
 from __future__ import annotations
