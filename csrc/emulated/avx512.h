@@ -52,6 +52,14 @@ inline __m256 half_of(__m512 v, int index) {
                       : __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
 }
 
+// Both products of each pair of 16 bits: SIMDe's loops take GCC minutes to unroll.
+inline __m512i dot_words(__m512i sum, __m512i a, __m512i b) {
+    const auto x = (Words)a;
+    const auto y = (Words)b;
+    const Words first = ((x << 16) >> 16) * ((y << 16) >> 16);
+    return (__m512i)((Words)sum + (first + (x >> 16) * (y >> 16)));
+}
+
 // The second of each pair first, each product added with one rounding.
 inline __m512 dot_bf16(__m512 sum, __m512bh a, __m512bh b) {
     const auto x = (Words)a;
@@ -77,6 +85,8 @@ inline __m512 dot_bf16(__m512 sum, __m512bh a, __m512bh b) {
 #define _mm512_cvtss_f32(v) ((v)[0])
 #define _mm512_extractf32x8_ps(v, index) octavo::emulated::half_of(v, index)
 #undef _mm512_madd_epi16  // SIMDe's has four arguments
-#define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
+#define _mm512_madd_epi16(a, b) octavo::emulated::dot_words(_mm512_setzero_si512(), a, b)
+#undef _mm512_dpwssd_epi32
+#define _mm512_dpwssd_epi32(sum, a, b) octavo::emulated::dot_words(sum, a, b)
 #undef _mm512_dpbf16_ps
 #define _mm512_dpbf16_ps(sum, a, b) octavo::emulated::dot_bf16(sum, a, b)
