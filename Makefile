@@ -20,7 +20,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test check format bench bench-router fuzz docs e2e images sbom cluster clean
+.PHONY: demo test test-emulated test-arm64 check format bench bench-router fuzz docs e2e images sbom cluster clean
 
 # --- what people run ---------------------------------------------------------------------------------
 
@@ -43,6 +43,21 @@ demo: $(VENV)/.installed  ## A streamed answer through two engines and a router 
 
 test: $(VENV)/.test  ## Unit and integration tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# Builds for tests alone, each in its folder; tests.other_build puts it in place of what is installed.
+BUILD_FOR_TESTS = $(BIN)/cmake -S csrc -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python)
+TEST_A_BUILD    = $(BIN)/python -m pytest -p tests.other_build -n $(WORKERS) --dist worksteal
+
+test-emulated: $(VENV)/.test  ## Kernels for AVX-512, AMX and NEON on any x86-64; needs SIMDe
+	$(BUILD_FOR_TESTS) -B build/emulated -DOCTAVO_EMULATE=ON
+	$(BIN)/cmake --build build/emulated --target _native
+	OCTAVO_BUILD=build/emulated $(TEST_A_BUILD) $(PYTEST_ARGS) tests/kernels tests/engine/backends
+
+test-arm64:  ## Kernels for 64-bit Arm, on an emulated processor; needs g++-aarch64-linux-gnu, qemu-user
+	cmake -S csrc -B build/arm64 -DOCTAVO_KERNELS_ONLY=ON -DCMAKE_SYSTEM_NAME=Linux \
+	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
+	cmake --build build/arm64 --target compare_sets --parallel $(WORKERS)
+	qemu-aarch64 -L /usr/aarch64-linux-gnu build/arm64/compare_sets
 
 check: $(VENV)/.dev  ## What a change must pass besides the tests
 	$(BIN)/ruff format --check .

@@ -52,7 +52,8 @@ void bind_machine(nb::module_& module) {
         }
         return names;
     });
-    module.def("available_cores", &available_cores);
+    module.def("available_cores", &available_cores, nb::arg("cgroups") = "/sys/fs/cgroup",
+               nb::arg("membership") = "/proc/self/cgroup");
     nb::class_<Team>(module, "Team", nb::is_weak_referenceable())
         .def(nb::init<int, const std::string&>(), nb::arg("num_threads"), nb::arg("isa") = "")
         .def_prop_ro("num_threads", &Team::num_threads)

@@ -15,6 +15,8 @@
 #endif
 #ifdef __linux__
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace octavo {
@@ -44,6 +46,20 @@ uint64_t saved_state(const Registers& leaf1) {
     return static_cast<uint64_t>(high) << 32 | low;
 }
 
+// Tiles are large: Linux saves them only for processes that have asked for it.
+bool may_use_tiles(uint64_t saved) {
+    if ((saved & 0x60000) != 0x60000) {
+        return false;
+    }
+#ifdef __linux__
+    constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+    constexpr long kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    return true;
+#endif
+}
+
 }  // namespace
 
 std::vector<Feature> cpu_features() {
@@ -53,7 +69,7 @@ std::vector<Feature> cpu_features() {
     const uint64_t saved = saved_state(l1);
     const bool ymm = (saved & 0x6) == 0x6;
     const bool zmm = (saved & 0xe6) == 0xe6;
-    const bool tiles = (saved & 0x60000) == 0x60000;
+    const bool tiles = may_use_tiles(saved);
     const auto bit = [](uint32_t value, int index) { return (value >> index & 1) != 0; };
     return {
         {"avx2", ymm && bit(l7.b, 5)},         {"fma", ymm && bit(l1.c, 12)},
@@ -106,9 +122,9 @@ int affinity_cores() {
     return static_cast<int>(std::thread::hardware_concurrency());
 }
 
-// The path of this process's cgroup for `controller` ("" for version 2), as /proc names it.
-std::string cgroup_path(const std::string& controller) {
-    std::ifstream file("/proc/self/cgroup");
+// The path of a process's cgroup for `controller` ("" for version 2), as /proc names it.
+std::string cgroup_path(const std::string& membership, const std::string& controller) {
+    std::ifstream file(membership);
     for (std::string line; std::getline(file, line);) {
         const size_t first = line.find(':');
         const size_t second = line.find(':', first + 1);
@@ -156,9 +172,9 @@ double tightest(const std::string& root, std::string path, double (*quota)(const
 
 }  // namespace
 
-int available_cores() {
-    double quota = tightest("/sys/fs/cgroup", cgroup_path(""), quota_v2);
-    quota = std::min(quota, tightest("/sys/fs/cgroup/cpu", cgroup_path("cpu"), quota_v1));
+int available_cores(const std::string& cgroups, const std::string& membership) {
+    double quota = tightest(cgroups, cgroup_path(membership, ""), quota_v2);
+    quota = std::min(quota, tightest(cgroups + "/cpu", cgroup_path(membership, "cpu"), quota_v1));
     const double cores = std::min(static_cast<double>(affinity_cores()), std::ceil(quota));
     return std::max(1, static_cast<int>(cores));
 }

@@ -16,7 +16,9 @@ std::vector<Feature> cpu_features();
 
 bool has_feature(const std::string& name);
 
-// Affinity and cgroup quota (rounded up) respected; at least 1.
-int available_cores();
+// Affinity and cgroup quota (rounded up) respected; at least 1. `cgroups` is where the quotas of
+// version 2 are, with version 1 below; `membership` says which ones are this process's.
+int available_cores(const std::string& cgroups = "/sys/fs/cgroup",
+                    const std::string& membership = "/proc/self/cgroup");
 
 }  // namespace octavo

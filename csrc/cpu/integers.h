@@ -25,7 +25,9 @@ OCTAVO_INLINE int32_t load_word(const std::byte* from) {
 
 }  // namespace octavo::cpu::OCTAVO_ISA
 
-#if defined(__AVX512F__)
+#if defined(OCTAVO_NEON)  // not __ARM_NEON: the generic set must stay without it
+#include "cpu/integers_neon.h"
+#elif defined(__AVX512F__)
 #include "cpu/integers_avx512.h"
 #elif defined(__AVX2__)
 #include "cpu/integers_avx2.h"

@@ -46,7 +46,9 @@ OCTAVO_INLINE Integers multiply_add(Integers sum, Pairs w, const std::byte* x) {
 #else
     sum.all = _mm512_add_epi32(sum.all, _mm512_madd_epi16(w.all, pair));
 #endif
+#ifndef OCTAVO_EMULATE                 // no register of this processor holds it
     asm volatile("" : "+v"(sum.all));  // as in integers_avx2.h
+#endif
     return sum;
 }
 

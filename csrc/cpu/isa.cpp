@@ -8,10 +8,10 @@
 
 namespace octavo::cpu {
 
+// Declared whether compiled in or not; OCTAVO_HAS_… says what is.
 namespace generic {
 const Kernels& kernels();
 }
-#ifdef OCTAVO_X86_ISAS
 namespace avx2 {
 const Kernels& kernels();
 }
@@ -21,29 +21,59 @@ const Kernels& kernels();
 namespace avx512bf16 {
 const Kernels& kernels();
 }
-#endif
+namespace amx {
+const Kernels& kernels();
+}
+namespace neon {
+const Kernels& kernels();
+}
 
 namespace {
 
-[[maybe_unused]] bool has_all(std::initializer_list<const char*> features) {
+#ifdef OCTAVO_EMULATE
+constexpr bool kIsEmulated = true;  // what AVX2 has not is made of AVX2
+#else
+constexpr bool kIsEmulated = false;
+#endif
+
+bool has_all(std::initializer_list<const char*> features) {
     return std::all_of(features.begin(), features.end(), has_feature);
 }
 
 }  // namespace
 
 std::vector<const Kernels*> available_kernels() {
-    std::vector<const Kernels*> tables;
-#ifdef OCTAVO_X86_ISAS
     const bool avx2 = has_all({"avx2", "fma", "f16c"});
-    const bool avx512 = avx2 && has_all({"avx512f", "avx512bw", "avx512vl", "avx512dq"});
-    if (avx512 && has_all({"avx512_bf16", "avx512_vnni"})) {
+    [[maybe_unused]] const bool avx512 =
+        avx2 && (kIsEmulated || has_all({"avx512f", "avx512bw", "avx512vl", "avx512dq"}));
+    [[maybe_unused]] const bool bf16 =
+        avx512 && (kIsEmulated || has_all({"avx512_bf16", "avx512_vnni"}));
+    [[maybe_unused]] const bool tiles = bf16 && (kIsEmulated || has_all({"amx_tile", "amx_bf16"}));
+    [[maybe_unused]] const bool neon = kIsEmulated ? avx2 : has_feature("neon");
+    std::vector<const Kernels*> tables;
+#ifdef OCTAVO_HAS_AMX
+    if (tiles) {
+        tables.push_back(&amx::kernels());
+    }
+#endif
+#ifdef OCTAVO_HAS_AVX512BF16
+    if (bf16) {
         tables.push_back(&avx512bf16::kernels());
     }
+#endif
+#ifdef OCTAVO_HAS_AVX512
     if (avx512) {
         tables.push_back(&avx512::kernels());
     }
+#endif
+#ifdef OCTAVO_HAS_AVX2
     if (avx2) {
         tables.push_back(&avx2::kernels());
+    }
+#endif
+#ifdef OCTAVO_HAS_NEON
+    if (neon) {
+        tables.push_back(&neon::kernels());
     }
 #endif
     tables.push_back(&generic::kernels());

@@ -5,6 +5,9 @@
 #include "cpu/dot.h"
 #include "cpu/linear_finish.h"
 #include "cpu/linear_quantized.h"
+#ifdef __AMX_BF16__
+#include "cpu/linear_amx.h"
+#endif
 
 namespace octavo::cpu::OCTAVO_ISA {
 namespace {
@@ -50,7 +53,7 @@ struct FloatRows {
     }
 };
 
-#ifdef __AVX512BF16__
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 // Rows as pairs of bf16.
 struct PairRows {
     static constexpr int64_t kBytesPerPair = 4;
@@ -143,7 +146,12 @@ int64_t linear_scratch_bytes(const Panels& weight) {
     if (weight.is_quantized()) {
         return quantized_scratch_bytes(weight);
     }
-    return block_rows(weight) * weight.pairs() * FloatRows::kBytesPerPair;
+    const int64_t row_bytes = weight.pairs() * FloatRows::kBytesPerPair;
+#ifdef __AMX_BF16__
+    return block_rows(weight) * std::max(row_bytes, AmxLinear::row_bytes(weight));
+#else
+    return block_rows(weight) * row_bytes;
+#endif
 }
 
 void linear(const LinearArgs& args, int64_t begin, int64_t end, std::byte* scratch) {
@@ -158,7 +166,9 @@ void linear(const LinearArgs& args, int64_t begin, int64_t end, std::byte* scrat
         Linear<F32Weights, FloatRows>(args, scratch).run(begin, end);
         return;
     }
-#ifdef __AVX512BF16__
+#if defined(__AMX_BF16__)
+    AmxLinear(args, scratch).run(begin, end, block_rows(args.weight));
+#elif defined(__AVX512BF16__)
     Linear<Bf16Pairs, PairRows>(args, scratch).run(begin, end);
 #else
     Linear<Bf16Weights, FloatRows>(args, scratch).run(begin, end);

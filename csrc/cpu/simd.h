@@ -11,7 +11,9 @@
 #error "OCTAVO_ISA names the instruction set that this source is compiled for"
 #endif
 
-#if defined(__AVX512F__)
+#if defined(OCTAVO_NEON)  // not __ARM_NEON: the generic set must stay without it
+#include "cpu/simd_neon.h"
+#elif defined(__AVX512F__)
 #include "cpu/simd_avx512.h"
 #elif defined(__AVX2__)
 #include "cpu/simd_avx2.h"

@@ -20,7 +20,7 @@ def available_isas() -> list[str]:
     """Instruction sets that were compiled in and can run here, best first: e.g. ["avx2",
     "generic"]."""
 
-def available_cores() -> int:
+def available_cores(cgroups: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgroup") -> int:
     """Cores this process may use: affinity and cgroup quota respected."""
 
 class Team:

@@ -27,6 +27,24 @@ def fma_chain(x: NDArray[np.float32], w: NDArray[np.float32]) -> NDArray[np.floa
     return total
 
 
+def pair_chain(x: NDArray[np.float32], w: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The same as x86's VDPBF16PS makes it: of each pair of columns the second one first."""
+    order = np.arange(x.shape[1]).reshape(-1, 2)[:, ::-1].reshape(-1)
+    return fma_chain(x[:, order], w[:, order])
+
+
+def tile_chain(x: NDArray[np.float32], w: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The same as AMX's TDPBF16PS makes it, from 32 columns at a time.
+
+    Their even and odd ones are two chains from zero; both together are added to the sum.
+    """
+    total = np.zeros((len(x), len(w)), np.float32)
+    for k in range(0, x.shape[1], 32):
+        even, odd = (fma_chain(x[:, k + i : k + 32 : 2], w[:, k + i : k + 32 : 2]) for i in (0, 1))
+        total = total + (even + odd)
+    return total
+
+
 def activate(name: str, values: NDArray[np.floating]) -> Doubles:
     x: Any = values.astype(np.float64)
     if name == "silu":

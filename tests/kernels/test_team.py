@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import subprocess
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from octavo_engine import _native
 from tests.kernels.harness import pack
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def num_threads_here() -> int:
@@ -35,6 +40,70 @@ def test_features_and_isas_agree() -> None:
 
 def test_cores_are_within_the_affinity() -> None:
     assert 1 <= _native.available_cores() <= len(os.sched_getaffinity(0))
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
+        "from octavo_engine import _native; print(_native.available_cores())"
+    )
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "1\n"
+
+
+def write_files(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+POD = "0::/kubepods/pod1/engine\n"
+POD_V1 = "5:memory:/kubepods/pod1\n4:cpu,cpuacct:/kubepods/pod1/engine\n1:name=systemd:/else\n"
+QUOTAS: dict[str, tuple[str, dict[str, str], float]] = {
+    "no limit": (POD, {"kubepods/pod1/engine/cpu.max": "max 100000"}, math.inf),
+    "one core": (POD, {"kubepods/pod1/engine/cpu.max": "100000 100000"}, 1),
+    "half a core": (POD, {"kubepods/pod1/engine/cpu.max": "50000 100000"}, 1),
+    "a core and a half": (POD, {"kubepods/pod1/engine/cpu.max": "75000 50000"}, 2),
+    "of the pod": (
+        POD,
+        {
+            "kubepods/pod1/cpu.max": "100000 100000",
+            "kubepods/pod1/engine/cpu.max": "6400000 100000",
+            "kubepods/cpu.max": "max 100000",
+        },
+        1,
+    ),
+    "of a neighbour": (POD, {"kubepods/pod2/engine/cpu.max": "100000 100000"}, math.inf),
+    "within a container": ("0::/\n", {"cpu.max": "100000 100000"}, 1),
+    "from outside of the container": (POD, {"cpu.max": "100000 100000"}, 1),
+    "unreadable": (POD, {"kubepods/pod1/engine/cpu.max": "many"}, math.inf),
+    "version 1": (
+        POD_V1,
+        {
+            "cpu/kubepods/pod1/engine/cpu.cfs_quota_us": "80000",
+            "cpu/kubepods/pod1/engine/cpu.cfs_period_us": "100000",
+        },
+        1,
+    ),
+    "version 1 without limit": (
+        POD_V1,
+        {
+            "cpu/kubepods/pod1/engine/cpu.cfs_quota_us": "-1",
+            "cpu/kubepods/pod1/engine/cpu.cfs_period_us": "100000",
+        },
+        math.inf,
+    ),
+    "version 1 within a container": (
+        POD_V1,
+        {"cpu/cpu.cfs_quota_us": "20000", "cpu/cpu.cfs_period_us": "100000"},
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUOTAS)
+def test_cores_are_within_the_quota(name: str, tmp_path: Path) -> None:
+    membership, files, quota = QUOTAS[name]
+    write_files(tmp_path, {"membership": membership, **files})
+    cores = _native.available_cores(str(tmp_path), str(tmp_path / "membership"))
+    assert cores == min(quota, len(os.sched_getaffinity(0)))
 
 
 def test_environment_names_the_instruction_set() -> None:

@@ -1,0 +1,283 @@
+// Compares the kernel sets that can run here with the generic one, bit by bit, without Python: for
+// processors that are emulated as a whole. The rest of what is promised, tests/kernels asks.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cpu/groups.h"
+#include "cpu/isa.h"
+
+namespace octavo::cpu {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+using Run = std::function<Bytes(const Kernels&)>;
+
+std::mt19937 rng(1);
+
+std::vector<float> random_floats(int64_t count) {
+    std::normal_distribution<float> normal;
+    std::vector<float> values(static_cast<size_t>(count));
+    for (float& value : values) {
+        value = normal(rng);
+    }
+    return values;
+}
+
+Bytes bytes_of(const std::vector<float>& values, Dtype dtype) {
+    Bytes bytes(values.size() * static_cast<size_t>(size_of(dtype)));
+    for (size_t i = 0; i < values.size(); ++i) {
+        const uint16_t rounded = float_to_bf16(values[i]);
+        dtype == Dtype::F32 ? std::memcpy(bytes.data() + i * 4, &values[i], 4)
+                            : std::memcpy(bytes.data() + i * 2, &rounded, 2);
+    }
+    return bytes;
+}
+
+// Panels hold numbers in an order that does not matter here; groups of integers have their scales.
+Bytes random_panels(const Panels& shape) {
+    const int64_t size = shape.count() * shape.panel_bytes();
+    if (!shape.is_quantized()) {
+        const Dtype dtype = shape.packing == Packing::F32 ? Dtype::F32 : Dtype::BF16;
+        return bytes_of(random_floats(size / size_of(dtype)), dtype);
+    }
+    Bytes bytes(static_cast<size_t>(size));
+    for (std::byte& byte : bytes) {
+        byte = static_cast<std::byte>(rng());
+    }
+    for (int64_t at = 0; at < size; at += shape.group_bytes()) {
+        for (int64_t i = scales_offset(shape.packing); i < shape.group_bytes(); i += 2) {
+            const uint16_t scale = float_to_half(random_floats(1)[0]);
+            std::memcpy(bytes.data() + at + i, &scale, 2);
+        }
+    }
+    return bytes;
+}
+
+int compare(const std::string& what, const Run& run) {
+    int num_different = 0;
+    const Bytes expected = run(select_kernels("generic"));
+    for (const Kernels* kernels : available_kernels()) {
+        if (run(*kernels) != expected) {
+            std::printf("%s: %s differs from generic\n", what.c_str(), kernels->isa);
+            num_different += 1;
+        }
+    }
+    return num_different;
+}
+
+Bytes run_linear(const Kernels& kernels, LinearArgs args) {
+    Bytes y(static_cast<size_t>(args.num_rows * args.dst.cols * 4));
+    Bytes scratch(static_cast<size_t>(kernels.linear_scratch_bytes(args.weight)) + 64);
+    args.dst.data = y.data();
+    kernels.linear(args, 0, args.units(), scratch.data());
+    return y;
+}
+
+// Products of bf16 have an order of their own on some sets: near the generic one, and for a row the
+// same in any company.
+int check_own_order(const std::string& what, const Kernels& kernels, const LinearArgs& args) {
+    const Bytes together = run_linear(kernels, args);
+    Bytes alone;
+    for (int64_t row = 0; row < args.num_rows; ++row) {
+        LinearArgs one = args;
+        one.src.data = args.src.row(row);
+        one.num_rows = 1;
+        const Bytes y = run_linear(kernels, one);
+        alone.insert(alone.end(), y.begin(), y.end());
+    }
+    const Bytes expected = run_linear(select_kernels("generic"), args);
+    float largest = 0.0F;
+    for (size_t i = 0; i < expected.size(); i += 4) {
+        float a = 0;
+        float b = 0;
+        std::memcpy(&a, together.data() + i, 4);
+        std::memcpy(&b, expected.data() + i, 4);
+        largest = std::max(largest, std::fabs(a - b) / (1.0F + std::fabs(b)));
+    }
+    if (together != alone || !(largest < 1e-4F)) {
+        std::printf("%s: %s is off by %g%s\n", what.c_str(), kernels.isa,
+                    static_cast<double>(largest),
+                    together == alone ? "" : ", and rows depend on their company");
+        return 1;
+    }
+    return 0;
+}
+
+int compare_linear(Packing packing, LinearMode mode, int64_t num_rows, int64_t cols) {
+    const Dtype dtype = packing == Packing::BF16 ? Dtype::BF16 : Dtype::F32;
+    Panels weight{nullptr, 96, cols, packing};
+    const Bytes panels = random_panels(weight);
+    weight.data = panels.data();
+    Bytes x = bytes_of(random_floats(num_rows * cols), dtype);
+    const std::vector<float> bias = random_floats(96);
+    LinearArgs args;
+    args.src = {x.data(), cols, dtype};
+    args.dst = {nullptr, mode == LinearMode::Glu ? 48 : 96, Dtype::F32};
+    args.num_rows = num_rows;
+    args.weight = weight;
+    args.bias = bias.data();
+    args.mode = mode;
+    args.activation = mode == LinearMode::Glu ? Activation::GeluTanh : Activation::None;
+    const std::string what = "linear, packing " + std::to_string(static_cast<int>(packing)) +
+                             ", mode " + std::to_string(static_cast<int>(mode)) + ", " +
+                             std::to_string(num_rows) + " x " + std::to_string(cols);
+    if (packing != Packing::BF16) {
+        return compare(what, [&](const Kernels& kernels) { return run_linear(kernels, args); });
+    }
+    int num_different = 0;
+    for (const Kernels* kernels : available_kernels()) {
+        const std::string isa = kernels->isa;
+        if (isa == "avx512bf16" || isa == "amx") {
+            num_different += check_own_order(what, *kernels, args);
+        } else if (run_linear(*kernels, args) != run_linear(select_kernels("generic"), args)) {
+            std::printf("%s: %s differs from generic\n", what.c_str(), kernels->isa);
+            num_different += 1;
+        }
+    }
+    return num_different;
+}
+
+int compare_activation(Activation activation, Dtype dtype) {
+    std::vector<float> values = random_floats(7 * 53);
+    for (size_t i = 0; i < values.size(); i += 3) {
+        values[i] *= 40.0F;
+    }
+    values[5] = INFINITY;
+    values[6] = -0.0F;
+    values[8] = 1e-40F;
+    Bytes x = bytes_of(values, Dtype::F32);
+    return compare("activation " + std::to_string(static_cast<int>(activation)),
+                   [&](const Kernels& kernels) {
+                       Bytes y(static_cast<size_t>(7 * 53 * size_of(dtype)));
+                       RowOpArgs args;
+                       args.op = RowOp::Activation;
+                       args.src = {x.data(), 53, Dtype::F32};
+                       args.dst = {y.data(), 53, dtype};
+                       args.activation = activation;
+                       kernels.row_op(args, 0, 7);
+                       return y;
+                   });
+}
+
+int compare_norm(bool is_layer_norm, int64_t cols) {
+    Bytes x = bytes_of(random_floats(5 * cols), Dtype::F32);
+    const std::vector<float> weight = random_floats(cols + 16);
+    return compare(is_layer_norm ? "layer_norm" : "rms_norm", [&](const Kernels& kernels) {
+        Bytes y(static_cast<size_t>(5 * cols * 4));
+        NormArgs args;
+        args.src = {x.data(), cols, Dtype::F32};
+        args.dst = {y.data(), cols, Dtype::F32};
+        args.weight = weight.data();
+        args.eps = 1e-5F;
+        (is_layer_norm ? kernels.layer_norm : kernels.rms_norm)(args, 0, 5);
+        return y;
+    });
+}
+
+// One sequence of 70 tokens; `window` hides the first ones.
+int compare_attention(Dtype kv_dtype, int64_t window) {
+    constexpr int64_t kTokens = 70, kHeads = 4, kKVHeads = 2, kDim = 32;
+    const std::vector<float> q = random_floats(kTokens * kHeads * kDim);
+    const std::vector<float> cache = random_floats(5 * kKVHeads * 2 * kDim * kBlockTokens);
+    const int32_t blocks[] = {3, 0, 4, 1, 2};
+    return compare("attention", [&](const Kernels& kernels) {
+        Bytes kv = bytes_of(cache, kv_dtype);
+        std::vector<float> queries = q;
+        Bytes y(static_cast<size_t>(kTokens * kHeads * kDim * 4));
+        AttentionArgs args;
+        args.dst = {y.data(), kHeads * kDim, Dtype::F32};
+        args.q = queries.data();
+        args.kv = {kv.data(), kKVHeads, kDim, kv_dtype};
+        args.num_heads = kHeads;
+        args.window = window;
+        args.scale = 0.2F;
+        args.soft_cap = 20.0F;
+        Bytes scratch(static_cast<size_t>(kernels.attend_scratch_bytes(args.group(), kDim)) + 64);
+        const int64_t step = query_tile_tokens(args.group());
+        for (int32_t head = 0; head < kKVHeads; ++head) {
+            for (int64_t first = 0; first < kTokens; first += step) {
+                QueryTile tile{};
+                tile.block_table = blocks;
+                tile.first_token = static_cast<int32_t>(first);
+                tile.num_tokens = static_cast<int32_t>(std::min(step, kTokens - first));
+                tile.first_position = tile.first_token;
+                tile.end_position = kTokens;
+                tile.kv_head = head;
+                tile.end_partition = 1;
+                kernels.attend(args, tile, 0, scratch.data());
+            }
+        }
+        return y;
+    });
+}
+
+int compare_logits(int64_t count) {
+    const std::vector<float> x = random_floats(count);
+    return compare("masses", [&](const Kernels& kernels) {
+        const auto blocks = static_cast<size_t>((count + kLogitBlock - 1) / kLogitBlock);
+        std::vector<float> maxima(blocks);
+        std::vector<uint64_t> masses(blocks + 1);
+        const RowScan scan = kernels.scan_row(x.data(), count, maxima.data());
+        masses[blocks] = kernels.sum_masses(x.data(), count, scan.max, 0.7F, masses.data());
+        Bytes result(blocks * 4 + masses.size() * 8);
+        std::memcpy(result.data(), maxima.data(), blocks * 4);
+        std::memcpy(result.data() + blocks * 4, masses.data(), masses.size() * 8);
+        return result;
+    });
+}
+
+int compare_quantising(Packing packing) {
+    const std::vector<float> values = random_floats(kGroupColumns);
+    return compare("quantize_group", [&](const Kernels& kernels) {
+        const GroupRow row = kernels.quantize_group(packing, values.data());
+        Bytes result(sizeof row);
+        std::memcpy(result.data(), &row, sizeof row);
+        return result;
+    });
+}
+
+int compare_all() {
+    int num_different = 0;
+    for (const Packing packing : {Packing::F32, Packing::BF16, Packing::Q8, Packing::Q4}) {
+        for (const LinearMode mode : {LinearMode::Store, LinearMode::Add, LinearMode::Glu}) {
+            for (const auto& [rows, cols] :
+                 {std::pair<int64_t, int64_t>{1, 64}, {2, 33}, {7, 130}, {37, 96}, {100, 70}}) {
+                num_different += compare_linear(packing, mode, rows, cols);
+            }
+        }
+    }
+    for (const Activation activation : {Activation::Silu, Activation::Gelu, Activation::GeluTanh,
+                                        Activation::Relu, Activation::Tanh, Activation::None}) {
+        num_different += compare_activation(activation, Dtype::F32);
+        num_different += compare_activation(activation, Dtype::BF16);
+    }
+    for (const int64_t cols : {16, 48, 77}) {
+        num_different += compare_norm(false, cols) + compare_norm(true, cols);
+    }
+    for (const Dtype dtype : {Dtype::F32, Dtype::BF16}) {
+        num_different += compare_attention(dtype, 0) + compare_attention(dtype, 20);
+    }
+    for (const int64_t count : {1, 64, 1000}) {
+        num_different += compare_logits(count);
+    }
+    return num_different + compare_quantising(Packing::Q8) + compare_quantising(Packing::Q4);
+}
+
+}  // namespace
+}  // namespace octavo::cpu
+
+int main() {
+    std::printf("sets:");
+    for (const octavo::cpu::Kernels* kernels : octavo::cpu::available_kernels()) {
+        std::printf(" %s", kernels->isa);
+    }
+    const int num_different = octavo::cpu::compare_all();
+    std::printf("\n%d differences\n", num_different);
+    return num_different == 0 ? 0 : 1;
+}
