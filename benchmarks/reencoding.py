@@ -37,14 +37,14 @@ def round_to(kind: str, matrix: Floats) -> Floats:
     else:
         of_gguf = GGMLQuantizationType[kind]
         values = np.asarray(dequantize(quantize(padded, of_gguf), of_gguf), np.float32)
-    return values.reshape(rows, -1)[:, :columns]
+    return np.asarray(values.reshape(rows, -1)[:, :columns], np.float32)
 
 
 def _affine(blocks: Floats, *, subs: int, steps: int, small: int) -> Floats:
     """Codes 0 … steps, with a scale and a minimum for each sub-block, each one of 0 … small."""
     x = blocks.reshape(len(blocks), subs, -1)
     low, high = np.minimum(x.min(-1), 0), np.maximum(x.max(-1), 0)
-    scale = _small((high - low) / steps, small)[..., None]
+    scale = _small((high - low) / np.float32(steps), small)[..., None]
     minimum = _small(-low, small)[..., None]
     codes = np.rint(_divided(x + minimum, scale)).clip(0, steps)
     return (codes * scale - minimum).astype(np.float32)
@@ -53,7 +53,7 @@ def _affine(blocks: Floats, *, subs: int, steps: int, small: int) -> Floats:
 def _centred(blocks: Floats, *, subs: int, half: int, small: int) -> Floats:
     """Codes -half … half - 1, with a scale for each sub-block, which is one of -small … small."""
     x = blocks.reshape(len(blocks), subs, -1)
-    scale = _small(_furthest(x) / -half, small)[..., None]
+    scale = _small(_furthest(x) / np.float32(-half), small)[..., None]
     codes = np.rint(_divided(x, scale)).clip(-half, half - 1)
     return (codes * scale).astype(np.float32)
 

@@ -41,38 +41,54 @@ class Unpacked {
     const UnpackedGroup& group_;
 };
 
-// out[r][lane] goes on by one group. The floats stay in memory, and the registers hold the integers
-// of a group.
-template <int R, class Group>
-OCTAVO_INLINE void add_group(const Group& weights, const std::byte* x, int64_t x_stride,
+// Two panels make a step: their groups lie in turns, and so do the floats of a row. Either may also
+// go alone.
+constexpr int kIntegerPanels = 2;
+constexpr int64_t kOutStride = kIntegerPanels * kLanes;
+
+// out[r][p][lane] goes on by one group of each of P panels. The floats stay in memory, and the
+// registers hold the integers of a group.
+template <int R, int P, class Group>
+OCTAVO_INLINE void add_group(const Group (&weights)[P], const std::byte* x, int64_t x_stride,
                              float* out) {
-    Integers sums[R] = {};
+    Integers sums[R][P] = {};
     OCTAVO_UNROLL_PAIRS
     for (int i = 0; i < kGroupPairs; ++i) {
-        const Pairs w = weights.pair(i);
+        Pairs w[P];
+        OCTAVO_UNROLL
+        for (int p = 0; p < P; ++p) {
+            w[p] = weights[p].pair(i);
+        }
         OCTAVO_UNROLL
         for (int r = 0; r < R; ++r) {
-            sums[r] = multiply_add(sums[r], w, x + i * 4 + r * x_stride);
+            OCTAVO_UNROLL
+            for (int p = 0; p < P; ++p) {
+                sums[r][p] = multiply_add(sums[r][p], w[p], x + i * 4 + r * x_stride);
+            }
         }
     }
     asm volatile("" ::: "memory");  // the floats' registers are those of the integers
-    const Vec scale = weights.scale();
-    Vec minima[2];
     OCTAVO_UNROLL
-    for (int sub = 0; sub < Group::kMinima; ++sub) {
-        minima[sub] = weights.minimum(sub);
-    }
-    OCTAVO_UNROLL
-    for (int r = 0; r < R; ++r) {
-        const auto* group = reinterpret_cast<const ActivationGroup*>(x + r * x_stride);
-        Vec sum = fma(to_floats(sums[r]), scale * broadcast(group->scale), load(out + r * kLanes));
-        if constexpr (Group::kMinima == 1) {
-            sum = fma(minima[0], broadcast(group->sum), sum);
-        } else if constexpr (Group::kMinima == 2) {
-            sum = fma(minima[0], broadcast(group->half_sums[0]), sum);
-            sum = fma(minima[1], broadcast(group->half_sums[1]), sum);
+    for (int p = 0; p < P; ++p) {
+        const Vec scale = weights[p].scale();
+        Vec minima[2];
+        OCTAVO_UNROLL
+        for (int sub = 0; sub < Group::kMinima; ++sub) {
+            minima[sub] = weights[p].minimum(sub);
         }
-        store(out + r * kLanes, sum);
+        OCTAVO_UNROLL
+        for (int r = 0; r < R; ++r) {
+            const auto* group = reinterpret_cast<const ActivationGroup*>(x + r * x_stride);
+            float* to = out + r * kOutStride + p * kLanes;
+            Vec sum = fma(to_floats(sums[r][p]), scale * broadcast(group->scale), load(to));
+            if constexpr (Group::kMinima == 1) {
+                sum = fma(minima[0], broadcast(group->sum), sum);
+            } else if constexpr (Group::kMinima == 2) {
+                sum = fma(minima[0], broadcast(group->half_sums[0]), sum);
+                sum = fma(minima[1], broadcast(group->half_sums[1]), sum);
+            }
+            store(to, sum);
+        }
     }
 }
 
@@ -87,7 +103,8 @@ void dot_packed(const std::byte* panel, int64_t num_groups, const std::byte* x, 
             for (int64_t line = 0; line < kFormat.group_bytes(); line += 64) {
                 prefetch(group + line + kAheadBytes);  // with few rows, memory is the limit
             }
-            add_group<R>(PackedGroup<kPacking>(panel, group), x, x_stride, out);
+            const PackedGroup<kPacking> weights[] = {{panel, group}};
+            add_group<R, 1>(weights, x, x_stride, out);
             group += kFormat.group_bytes();
             x += kGroupStride;
         }
@@ -98,7 +115,7 @@ void dot_packed(const std::byte* panel, int64_t num_groups, const std::byte* x, 
 template <Packing kPacking>
 void unpack(const std::byte* panel, int64_t first_group, int64_t num_groups, UnpackedGroup* to) {
     constexpr Format kFormat = format_of(kPacking);
-    for (int64_t g = first_group; g < first_group + num_groups; ++g, ++to) {
+    for (int64_t g = first_group; g < first_group + num_groups; ++g, to += kIntegerPanels) {
         const std::byte* block = panel + g / kFormat.block_groups() * kFormat.block_bytes();
         const PackedGroup<kPacking> group(
             block,
@@ -114,11 +131,19 @@ void unpack(const std::byte* panel, int64_t first_group, int64_t num_groups, Unp
     }
 }
 
-template <int Minima, int R>
+// Groups of P panels: [group][panel].
+template <int Minima, int R, int P>
 void dot_unpacked(const UnpackedGroup* groups, int64_t num_groups, const std::byte* x,
                   int64_t x_stride, float* out) {
-    for (int64_t g = 0; g < num_groups; ++g) {
-        add_group<R>(Unpacked<Minima>(groups[g]), x, x_stride, out);
+    for (int64_t g = 0; g < num_groups; ++g, groups += kIntegerPanels) {
+        if constexpr (P == 1) {
+            const Unpacked<Minima> weights[] = {Unpacked<Minima>(groups[0])};
+            add_group<R, P>(weights, x, x_stride, out);
+        } else {
+            const Unpacked<Minima> weights[] = {Unpacked<Minima>(groups[0]),
+                                                Unpacked<Minima>(groups[1])};
+            add_group<R, P>(weights, x, x_stride, out);
+        }
         x += kGroupStride;
     }
 }
@@ -126,19 +151,24 @@ void dot_unpacked(const UnpackedGroup* groups, int64_t num_groups, const std::by
 using DotPacked = void (*)(const std::byte*, int64_t, const std::byte*, int64_t, float*);
 using DotUnpacked = void (*)(const UnpackedGroup*, int64_t, const std::byte*, int64_t, float*);
 
+constexpr int integer_rows(int panels) { return kIntegerRows / panels; }
+using DotsUnpacked = std::array<std::array<DotUnpacked, kIntegerRows>, kIntegerPanels>;
+
 // What is needed to multiply by panels of one packing.
 struct IntegerKernels {
     std::array<DotPacked, kFewRows> dot_packed;  // by rows - 1
     void (*unpack)(const std::byte*, int64_t, int64_t, UnpackedGroup*);
-    const std::array<DotUnpacked, kIntegerRows>* dot_unpacked;  // by rows - 1
+    const DotsUnpacked* dot_unpacked;  // by panels - 1, rows - 1
 };
 
-template <int Minima, int... Row>
-constexpr std::array<DotUnpacked, sizeof...(Row)> dots_of(std::integer_sequence<int, Row...>) {
-    return {dot_unpacked<Minima, Row + 1>...};
+template <int Minima, int P, int... Row>
+constexpr std::array<DotUnpacked, kIntegerRows> dots_of(std::integer_sequence<int, Row...>) {
+    return {dot_unpacked<Minima, Row + 1, P>...};
 }
 template <int Minima>
-constexpr auto kDotsUnpacked = dots_of<Minima>(std::make_integer_sequence<int, kIntegerRows>());
+constexpr DotsUnpacked kDotsUnpacked = {
+    dots_of<Minima, 1>(std::make_integer_sequence<int, integer_rows(1)>()),
+    dots_of<Minima, 2>(std::make_integer_sequence<int, integer_rows(2)>())};
 
 template <Packing kPacking>
 constexpr IntegerKernels kernels_of() {

@@ -6,7 +6,7 @@ namespace octavo::cpu::OCTAVO_ISA {
 // Fields of words are taken by shifts that are known when compiled.
 #define OCTAVO_UNROLL_PAIRS OCTAVO_UNROLL
 
-constexpr int kIntegerRows = 6;  // rows of activations at a time: 12 of the 16 registers are sums
+constexpr int kIntegerRows = 6;  // rows times panels at a time: 12 of the 16 registers are sums
 
 struct Integers {
     __m256i low, high;

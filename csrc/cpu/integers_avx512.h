@@ -7,7 +7,7 @@ namespace octavo::cpu::OCTAVO_ISA {
 // Fields of words are taken by shifts that are known when compiled.
 #define OCTAVO_UNROLL_PAIRS OCTAVO_UNROLL
 
-constexpr int kIntegerRows = 12;  // rows of activations at a time
+constexpr int kIntegerRows = 24;  // rows times panels at a time
 
 struct Integers {
     __m512i all;

@@ -5,7 +5,7 @@ namespace octavo::cpu::OCTAVO_ISA {
 
 #define OCTAVO_UNROLL_PAIRS
 
-constexpr int kIntegerRows = 4;  // rows of activations at a time
+constexpr int kIntegerRows = 4;  // rows times panels at a time
 
 struct Integers {
     int32_t lane[kLanes];

@@ -20,8 +20,8 @@ constexpr int64_t kUnpackedGroups = 8;
 
 // Of one worker, before its quantised rows.
 struct alignas(64) Workspace {
-    UnpackedGroup groups[kUnpackedGroups];
-    float y[2][kMaxBlockRows * kLanes];
+    UnpackedGroup groups[kUnpackedGroups * kIntegerPanels];
+    float y[kMaxBlockRows * kOutStride];  // [row][panel][lane]
 };
 
 int64_t block_rows(int64_t num_groups) {
@@ -56,49 +56,95 @@ class QuantizedLinear {
 
     void run(int64_t begin, int64_t end) {
         const int64_t step = block_rows(num_groups_);
-        const bool is_glu = args_.mode == LinearMode::Glu;
         for (first_row_ = 0; first_row_ < args_.num_rows; first_row_ += step) {
             num_rows_ = std::min(step, args_.num_rows - first_row_);
             for (int64_t r = 0; r < num_rows_; ++r) {
                 prepare_row(reinterpret_cast<const float*>(args_.src.row(first_row_ + r)),
                             args_.src.cols, reinterpret_cast<ActivationGroup*>(x_ + r * stride_));
             }
-            for (int64_t unit = begin; unit < end; ++unit) {
-                multiply(unit, work_.y[0]);
-                if (is_glu) {
-                    multiply(args_.units() + unit, work_.y[1]);
+            if (args_.mode == LinearMode::Glu) {
+                for (int64_t unit = begin; unit < end; ++unit) {
+                    multiply(args_.weight.panel(unit), args_.weight.panel(args_.units() + unit));
+                    for (int64_t r = 0; r < num_rows_; ++r) {
+                        finish(args_, first_row_ + r, unit, y(r, 0), y(r, 1));
+                    }
                 }
+                continue;
+            }
+            for (int64_t unit = begin; unit < end; unit += kIntegerPanels) {
+                const int64_t count = std::min<int64_t>(kIntegerPanels, end - unit);
+                count == 2 ? multiply(args_.weight.panel(unit), args_.weight.panel(unit + 1))
+                           : multiply(args_.weight.panel(unit));
                 for (int64_t r = 0; r < num_rows_; ++r) {
-                    finish(args_, first_row_ + r, unit, work_.y[0] + r * kLanes,
-                           work_.y[1] + r * kLanes);
+                    for (int64_t i = 0; i < count; ++i) {
+                        finish(args_, first_row_ + r, unit + i, y(r, i), nullptr);
+                    }
                 }
             }
         }
     }
 
   private:
-    // y[r] = all rows of the block times one panel.
-    void multiply(int64_t index, float* y) {
-        const Panel panel = args_.weight.panel(index);
-        const IntegerKernels& kernels = kIntegerKernels[static_cast<size_t>(panel.packing)];
-        std::fill_n(y, num_rows_ * kLanes, 0.0F);
-        if (num_rows_ <= kFewRows) {
-            kernels.dot_packed[static_cast<size_t>(num_rows_ - 1)](panel.data, num_groups_, x_,
-                                                                   stride_, y);
+    const float* y(int64_t row, int64_t panel) const {
+        return work_.y + row * kOutStride + panel * kLanes;
+    }
+
+    // y[r][p] = all rows of the block times the panels.
+    void multiply(Panel left, Panel right) {
+        const IntegerKernels& of_left = kernels_of(left);
+        const IntegerKernels& of_right = kernels_of(right);
+        const bool alike = of_left.dot_unpacked == of_right.dot_unpacked;
+        if (num_rows_ <= kFewRows || !alike) {
+            multiply(left);
+            multiply(right, 1);
             return;
         }
-        // Tiles as even in height as may be.
-        const int64_t num_tiles = (num_rows_ + kIntegerRows - 1) / kIntegerRows;
+        clear(0, kIntegerPanels);
         for (int64_t group = 0; group < num_groups_; group += kUnpackedGroups) {
             const int64_t count = std::min(kUnpackedGroups, num_groups_ - group);
-            kernels.unpack(panel.data, group, count, work_.groups);
-            for (int64_t tile = 0, row = 0; tile < num_tiles; ++tile) {
-                const int64_t end = num_rows_ * (tile + 1) / num_tiles;
-                (*kernels.dot_unpacked)[static_cast<size_t>(end - row - 1)](
-                    work_.groups, count, x_ + row * stride_ + group * kGroupStride, stride_,
-                    y + row * kLanes);
-                row = end;
-            }
+            of_left.unpack(left.data, group, count, work_.groups);
+            of_right.unpack(right.data, group, count, work_.groups + 1);
+            sweep(of_left, group, count, 0, 2);
+        }
+    }
+
+    void multiply(Panel panel, int index = 0) {
+        const IntegerKernels& kernels = kernels_of(panel);
+        clear(index, 1);
+        if (num_rows_ <= kFewRows) {
+            kernels.dot_packed[static_cast<size_t>(num_rows_ - 1)](
+                panel.data, num_groups_, x_, stride_, work_.y + index * kLanes);
+            return;
+        }
+        for (int64_t group = 0; group < num_groups_; group += kUnpackedGroups) {
+            const int64_t count = std::min(kUnpackedGroups, num_groups_ - group);
+            kernels.unpack(panel.data, group, count, work_.groups + index);
+            sweep(kernels, group, count, index, 1);
+        }
+    }
+
+    static const IntegerKernels& kernels_of(Panel panel) {
+        return kIntegerKernels[static_cast<size_t>(panel.packing)];
+    }
+
+    void clear(int panel, int num_panels) {
+        for (int64_t r = 0; r < num_rows_; ++r) {
+            std::fill_n(work_.y + r * kOutStride + panel * kLanes, num_panels * kLanes, 0.0F);
+        }
+    }
+
+    // All rows go on by the groups that are unpacked, in tiles as even in height as may be.
+    void sweep(const IntegerKernels& kernels, int64_t group, int64_t count, int panel,
+               int num_panels) {
+        const auto& dots = (*kernels.dot_unpacked)[static_cast<size_t>(num_panels - 1)];
+        const int64_t height = integer_rows(num_panels);
+        const int64_t num_tiles = (num_rows_ + height - 1) / height;
+        for (int64_t tile = 0, row = 0; tile < num_tiles; ++tile) {
+            const int64_t end = num_rows_ * (tile + 1) / num_tiles;
+            dots[static_cast<size_t>(end - row - 1)](
+                work_.groups + panel, count, x_ + row * stride_ + group * kGroupStride, stride_,
+                work_.y + row * kOutStride + panel * kLanes);
+            row = end;
         }
     }
 

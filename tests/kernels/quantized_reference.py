@@ -107,7 +107,8 @@ class Blocks:
 
 
 def block_values(packing: str) -> int:
-    return GGML_QUANT_SIZES[GGMLQuantizationType[FORMS[packing].stored_type]][0]
+    values, _ = GGML_QUANT_SIZES[GGMLQuantizationType[FORMS[packing].stored_type]]
+    return int(values)
 
 
 def set_scales(packing: str, data: Bytes, scale: NDArray[np.float16] | np.float16,
