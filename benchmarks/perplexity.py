@@ -1,23 +1,36 @@
 """What fewer bits cost in quality, of weights and of the KV cache: a model's perplexity on a fixed
 text, form by form.
 
-    python -m benchmarks.perplexity [--model MODEL] [--text FILE]
+    python -m benchmarks.perplexity [--model MODEL] [--text FILE] [--types]
 
 Each form is computed from the model's own file. Of a GGUF file whose weights are 4-bit already,
 `auto` and `int4` keep them and `none` is the same weights without rounding of activations; how much
 was lost on the way to 4 bits shows only where the model is a bf16 checkpoint.
+
+--types takes a GGUF file's weights for the truth and rounds all matrices but embedding and head to
+each GGUF type in turn (see benchmarks/reencoding.py); they are computed in float32, so that the
+type alone makes the difference.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from gguf import GGUFReader, GGUFWriter
+from gguf.quants import dequantize
+
+from benchmarks.reencoding import TYPES, round_to
 from octavo import LLM, SamplingParams
+from octavo_engine.weights.source import locate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from octavo_engine.config import DType, KVCacheDType, Quantization
 
 FORMS: tuple[tuple[str, DType, Quantization, KVCacheDType], ...] = (
@@ -40,14 +53,50 @@ def main() -> None:
     )
     parser.add_argument("--model", default="demo://smollm2")
     parser.add_argument("--text", type=Path, default=Path(__file__).with_suffix(".txt"))
+    parser.add_argument("--types", action="store_true", help="round the weights to GGUF's types")
     args = parser.parse_args()
     text = args.text.read_text(encoding="utf-8")
     print(f"{'weights':<16}{'perplexity':>12}{'to the first':>14}{'tokens':>8}")
     first = math.nan
-    for name, dtype, quantization, kv_cache_dtype in FORMS:
-        value, count = perplexity(args.model, text, dtype, quantization, kv_cache_dtype)
+    measured = of_types(args.model, text) if args.types else of_forms(args.model, text)
+    for name, value, count in measured:
         first = value if math.isnan(first) else first
-        print(f"{name:<16}{value:>12.3f}{value / first - 1:>+14.2%}{count:>8}")
+        print(f"{name:<16}{value:>12.3f}{value / first - 1:>+14.2%}{count:>8}", flush=True)
+
+
+def of_forms(model: str, text: str) -> Iterator[tuple[str, float, int]]:
+    for name, dtype, quantization, kv_cache_dtype in FORMS:
+        yield name, *perplexity(model, text, dtype, quantization, kv_cache_dtype)
+
+
+def of_types(model: str, text: str) -> Iterator[tuple[str, float, int]]:
+    source = locate(model)
+    for kind in (None, *TYPES):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.gguf"
+            write_rounded(source, kind, path)
+            yield kind or "the file's own", *perplexity(str(path), text, "float32", "none", "auto")
+
+
+def write_rounded(source: Path, kind: str | None, path: Path) -> None:
+    """A copy of the GGUF file whose matrices, but embedding and head, went through this type."""
+    reader = GGUFReader(source)
+    writer = GGUFWriter(path, str(reader.fields["general.architecture"].contents()))
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            sub_type = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type)
+    for tensor in reader.tensors:
+        if len(tensor.shape) != 2 or tensor.name.startswith(("token_embd", "output")):
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+            continue
+        values = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
+        rounded = values if kind is None else round_to(kind, values)
+        writer.add_tensor(tensor.name, np.ascontiguousarray(rounded))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def perplexity(

@@ -65,12 +65,24 @@ void bind_packed(nb::module_& module) {
         .def(
             "__init__",
             [](Packed* self, int64_t rows, int64_t cols, const std::string& dtype) {
-                new (self) Packed(rows, cols, parse_packing(dtype));
+                const Packed::Part all{rows, parse_packing(dtype)};
+                new (self) Packed({&all, 1}, cols);
             },
             nb::arg("rows"), nb::arg("cols"), nb::arg("dtype"))
+        .def(
+            "__init__",
+            [](Packed* self, const std::vector<std::pair<int64_t, std::string>>& parts,
+               int64_t cols) {
+                std::vector<Packed::Part> parsed;
+                for (const auto& [rows, dtype] : parts) {
+                    parsed.push_back({rows, parse_packing(dtype)});
+                }
+                new (self) Packed(parsed, cols);
+            },
+            nb::arg("parts"), nb::arg("cols"))
         .def_prop_ro("rows", &Packed::rows)
         .def_prop_ro("cols", &Packed::cols)
-        .def_prop_ro("dtype", [](const Packed& self) { return name_of(self.packing()); })
+        .def_prop_ro("dtype", &Packed::name)
         .def_prop_ro("nbytes", &Packed::num_bytes)
         .def(
             "pack",

@@ -1,13 +1,13 @@
 // A weight matrix in panels of 16 rows, as the kernels want it.
 //
 // Panel p holds rows 16 p … 16 p + 15. f32: for each column its 16 rows' values. bf16: for each
-// pair of columns (2 j, 2 j + 1) its 16 rows' two values side by side. q8, q4: groups of 32 columns
-// of integers with their scales, see cpu/groups.h. Padded with zeros to 16 rows, and 2 columns or
-// whole groups.
+// pair of columns (2 j, 2 j + 1) its 16 rows' two values side by side. Integers: see cpu/formats.h.
+// Padded with zeros to 16 rows, and 2 columns or whole groups.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "common/memory.h"
@@ -17,24 +17,30 @@
 
 namespace octavo {
 
-// Throws ValueError on any other name than "f32", "bf16", "q8" and "q4".
+// Throws ValueError on a name that no format has.
 cpu::Packing parse_packing(std::string_view name);
-const char* name_of(cpu::Packing packing);
 
 class Packed {
   public:
-    Packed(int64_t rows, int64_t cols, cpu::Packing packing);
+    struct Part {
+        int64_t rows;
+        cpu::Packing packing;
+    };
 
-    int64_t rows() const { return rows_; }
-    int64_t cols() const { return cols_; }
-    cpu::Packing packing() const { return packing_; }
+    // Parts one below the other. A part that is packed in another way than the one before it starts
+    // with a panel, and both hold integers.
+    Packed(std::span<const Part> parts, int64_t cols);
+
+    int64_t rows() const { return layout_.rows; }
+    int64_t cols() const { return layout_.cols; }
+    std::string name() const;  // of its packings
     int64_t num_bytes() const { return memory_.size(); }
-    cpu::Panels panels() const { return {memory_.data(), rows_, cols_, packing_}; }
+    const cpu::Panels& panels() const { return layout_; }
 
     // Packs `num_rows` stored rows, in `data` one behind the other, as rows first_row …; row i of
-    // them is stored row row_map[i], if there is a map. The integers and scales of Q8_0 go into q8,
-    // and those of Q4_0 and Q4_1 into q4, as they are; others are quantised. Throws ValueError when
-    // sizes do not agree.
+    // them is stored row row_map[i], if there is a map. The codes and scales of a type go into its
+    // packing as they are; f32, bf16, q8 and q4 take all other types too, and round or quantise
+    // them. Throws ValueError when sizes or types do not agree.
     void pack(Team& team, int64_t first_row, std::span<const std::byte> data, StoredType type,
               int64_t num_rows, std::span<const int32_t> row_map);
 
@@ -42,9 +48,7 @@ class Packed {
     void unpack(float* to) const;
 
   private:
-    int64_t rows_;
-    int64_t cols_;
-    cpu::Packing packing_;
+    cpu::Panels layout_;
     Memory memory_;
 };
 

@@ -120,7 +120,7 @@ void Program::linear(int dst, int src, const Packed& weight, std::span<const flo
                      cpu::LinearMode mode, cpu::Activation activation, float scale) {
     const Buffer& to = at("linear", dst);
     const Buffer& from = at("linear", src);
-    const bool takes_bf16 = weight.packing() == cpu::Packing::BF16;
+    const bool takes_bf16 = weight.panels().packing() == cpu::Packing::BF16;
     check_dtype("linear", "src", from.matrix.dtype, takes_bf16 ? Dtype::BF16 : Dtype::F32);
     check_cols("linear", "src", from.matrix.cols, weight.cols());
     check_rows("linear", to.rows, from.rows);

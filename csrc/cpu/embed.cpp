@@ -7,13 +7,13 @@
 namespace octavo::cpu::OCTAVO_ISA {
 namespace {
 
-void embed_quantized(const Panels& table, const std::byte* panel, int64_t lane, float scale,
-                     float* to) {
-    for (int64_t g = 0; g < table.groups(); ++g) {
-        float values[kGroupColumns];
-        expand(take(table.packing, panel + g * table.group_bytes(), lane), values);
-        const int64_t first = g * kGroupColumns;
-        const int64_t count = std::min(kGroupColumns, table.cols - first);
+void embed_integers(Panel panel, int64_t cols, int64_t lane, float scale, float* to) {
+    const Format& format = format_of(panel.packing);
+    for (int64_t first = 0; first < cols; first += format.block_columns()) {
+        float values[8 * kGroupColumns];
+        expand(format, take(format, panel.data, lane), values);
+        panel.data += format.block_bytes();
+        const int64_t count = std::min(format.block_columns(), cols - first);
         for (int64_t i = 0; i < count; ++i) {
             to[first + i] = values[i] * scale;
         }
@@ -28,17 +28,17 @@ void embed(const EmbedArgs& args, int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
         const int64_t id = (args.ids == nullptr ? 0 : args.ids[r]) + args.offset;
         const int64_t lane = id % kPanelRows;
-        const std::byte* panel = table.data + id / kPanelRows * table.panel_bytes();
+        const Panel panel = table.panel(id / kPanelRows);
         auto* to = reinterpret_cast<float*>(args.dst.row(r));
         if (table.is_quantized()) {
-            embed_quantized(table, panel, lane, args.scale, to);
-        } else if (table.packing == Packing::F32) {
-            const auto* values = reinterpret_cast<const float*>(panel);
+            embed_integers(panel, table.cols, lane, args.scale, to);
+        } else if (panel.packing == Packing::F32) {
+            const auto* values = reinterpret_cast<const float*>(panel.data);
             for (int64_t c = 0; c < table.cols; ++c) {
                 to[c] = values[c * kPanelRows + lane] * args.scale;
             }
         } else {
-            const auto* values = reinterpret_cast<const uint16_t*>(panel);
+            const auto* values = reinterpret_cast<const uint16_t*>(panel.data);
             for (int64_t c = 0; c < table.cols; ++c) {
                 const int64_t at = (c / 2 * kPanelRows + lane) * 2 + c % 2;
                 to[c] = bf16_to_float(values[at]) * args.scale;

@@ -1,21 +1,28 @@
 // Dot products of integers: 16 rows of a group of weights with one row of activations.
 //
-// Weights are unpacked to 16 bits, two columns at a time; activations have 16 bits too. Integers
-// have no order: all instruction sets get the same sums. Each header defines
+// Weights are unpacked to 16 bits, two columns at a time, with their small scales already in them;
+// activations have 15 bits. Integers have no order: all instruction sets get the same sums. Each
+// header defines
 //   Integers           16 of 32 bits
 //   Pairs              16 pairs of 16 bits
-//   byte_pairs(chunk, i)  pair i of 2 of a quad of 8-bit weights
-//   half_pairs(chunk, i)  pair i of 4 of two quads of 4-bit weights, one after the other
-//   multiply_add(sum, pairs, x)  sum + both products of each pair with the pair of activations at x
-//   to_floats, load_half
+//   bit_fields<Bits>(chunk, i, to)  pair i of a plane's chunk, moved up to bit `to`
+//   signed_bytes(chunk, i)          the same of 8 bits with a sign
+//   looked_up(chunk, i, table)      the same of 4 bits, which choose entries of the table
+//   small_scales, small_minima      16 rows' bytes as pairs of equals, and as floats
+//   multiply_add(sum, pairs, x)     sum + both products of each pair with the pair at x
+//   store_rounded(biased, to)       numbers that kRounder was added to, as 16-bit integers; their
+//   sum to_floats, load_half, load_words, store_words
 #pragma once
 
 #include <cstring>
 
+#include "common/half.h"
 #include "cpu/groups.h"
 #include "cpu/simd.h"
 
 namespace octavo::cpu::OCTAVO_ISA {
+
+constexpr float kRounder = 0x1.8p23F;  // added to a number: the low bits are its nearest integer
 
 OCTAVO_INLINE int32_t load_word(const std::byte* from) {
     int32_t word;
@@ -37,23 +44,85 @@ OCTAVO_INLINE int32_t load_word(const std::byte* from) {
 
 namespace octavo::cpu::OCTAVO_ISA {
 
-// How the kernel walks through a group of each packing.
-struct Q8Weights {
-    static constexpr Packing kPacking = Packing::Q8;
-    static constexpr int kChunks = 8;  // of 64 bytes, a quad of columns each
-    static constexpr int kPairs = 2;   // of a chunk
-    static OCTAVO_INLINE Pairs pairs(const std::byte* chunk, int index) {
-        return byte_pairs(chunk, index);
-    }
-};
+template <int Bits>
+OCTAVO_INLINE Pairs plane_pairs(const std::byte* plane, int64_t pair, int to) {
+    constexpr int kFields = 16 / Bits;
+    return bit_fields<Bits>(plane + pair / kFields * kChunkBytes, static_cast<int>(pair % kFields),
+                            to);
+}
 
-struct Q4Weights {
-    static constexpr Packing kPacking = Packing::Q4;
-    static constexpr int kChunks = 4;  // two quads each
-    static constexpr int kPairs = 4;
-    static OCTAVO_INLINE Pairs pairs(const std::byte* chunk, int index) {
-        return half_pairs(chunk, index);
+// A group of 16 rows as it is packed.
+template <Packing kPacking>
+class PackedGroup {
+  public:
+    static constexpr Format kFormat = format_of(kPacking);
+    static constexpr int kMinima = kFormat.has_minima ? kFormat.subs : 0;
+
+    OCTAVO_INLINE PackedGroup(const std::byte* block, const std::byte* group)
+        : block_(block), group_(group) {
+        if constexpr (kFormat.has_small()) {
+            constexpr int kMask = kFormat.scales == Scales::Nibbles ? 15 : 255;
+            for (int sub = 0; sub < kFormat.subs; ++sub) {
+                small_[sub] =
+                    small_scales(group + kFormat.scales_offset() + sub * kPanelRows, kMask);
+            }
+        }
     }
+
+    // 16 rows' two columns, with their small scales.
+    OCTAVO_INLINE Pairs pair(int64_t index) const {
+        if constexpr (kFormat.has_small()) {
+            return integers(index) * small_[index * kFormat.subs / kGroupPairs];
+        } else {
+            return integers(index);
+        }
+    }
+
+    OCTAVO_INLINE Vec scale() const {
+        if constexpr (kFormat.scales == Scales::Power) {
+            float scales[kLanes];
+            for (int i = 0; i < kLanes; ++i) {
+                scales[i] = power_scale(static_cast<uint8_t>(group_[kFormat.scales_offset() + i]));
+            }
+            return load(scales);
+        } else {
+            return load_half(kFormat.has_small() ? block_ : group_ + kFormat.scales_offset());
+        }
+    }
+
+    OCTAVO_INLINE Vec minimum(int sub) const {
+        if constexpr (kFormat.has_small()) {
+            constexpr int kShift = kFormat.scales == Scales::Nibbles ? 4 : 0;
+            return load_half(block_ + kHalvesBytes) *
+                   small_minima(group_ + kFormat.minima_offset() + sub * kPanelRows, kShift);
+        } else {
+            return load_half(group_ + kFormat.minima_offset());
+        }
+    }
+
+  private:
+    OCTAVO_INLINE Pairs integers(int64_t index) const {
+        if constexpr (kFormat.codes == Codes::Signed) {
+            return signed_bytes(group_ + index / 2 * kChunkBytes, static_cast<int>(index % 2));
+        } else if constexpr (kFormat.codes >= Codes::Nonlinear) {
+            const int8_t* table = kFormat.codes == Codes::Nonlinear ? kNonlinear : kFloat4;
+            return looked_up(group_ + index / 4 * kChunkBytes, static_cast<int>(index % 4), table);
+        } else {
+            Pairs codes = plane_pairs<kFormat.low_bits()>(group_, index, 0);
+            if constexpr (kFormat.high_bits() != 0) {
+                codes = codes | plane_pairs<kFormat.high_bits()>(group_ + kFormat.high_plane(),
+                                                                 index, kFormat.low_bits());
+            }
+            if constexpr (kFormat.codes == Codes::Centred) {
+                codes = less_constant(codes, 1 << (kFormat.bits - 1));
+            }
+            return codes;
+        }
+    }
+
+    const std::byte* const block_;
+    const std::byte* const group_;
+    Pairs small_[2];
 };
 
 }  // namespace octavo::cpu::OCTAVO_ISA

@@ -4,7 +4,10 @@
 
 namespace octavo::cpu::OCTAVO_ISA {
 
-constexpr int kIntegerRows = 12;  // rows of activations at a time
+// Fields of words are taken by shifts that are known when compiled.
+#define OCTAVO_UNROLL_PAIRS OCTAVO_UNROLL
+
+constexpr int kIntegerRows = 24;  // rows times panels at a time
 
 struct Integers {
     __m512i all;
@@ -15,28 +18,60 @@ OCTAVO_INLINE Vec to_floats(Integers v) { return {_mm512_cvtepi32_ps(v.all)}; }
 OCTAVO_INLINE Vec load_half(const std::byte* from) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))};
 }
+OCTAVO_INLINE Integers load_words(const std::byte* from) { return {_mm512_loadu_si512(from)}; }
+OCTAVO_INLINE void store_words(std::byte* to, Integers v) { _mm512_storeu_si512(to, v.all); }
 
-OCTAVO_INLINE Pairs byte_pairs(const std::byte* chunk, int index) {
-    __m512i quad = _mm512_loadu_si512(chunk);
-    if (index == 0) {
-        quad = _mm512_slli_epi16(quad, 8);
+template <int Bits>
+OCTAVO_INLINE Pairs bit_fields(const std::byte* chunk, int index, int to) {
+    constexpr int kMask = (1 << Bits) - 1;
+    const int from = index * Bits;
+    const __m512i words = _mm512_loadu_si512(chunk);
+    const __m512i moved = from >= to ? _mm512_srli_epi16(words, static_cast<unsigned>(from - to))
+                                     : _mm512_slli_epi16(words, static_cast<unsigned>(to - from));
+    if (from + Bits == 16 && to == 0) {
+        return {moved};  // the shift has cleared the rest
     }
-    return {_mm512_srai_epi16(quad, 8)};
+    return {_mm512_and_si512(moved, _mm512_set1_epi16(static_cast<int16_t>(kMask << to)))};
 }
 
-OCTAVO_INLINE Pairs half_pairs(const std::byte* chunk, int index) {
-    const __m512i quads = _mm512_loadu_si512(chunk);
-    const __m512i mask = _mm512_set1_epi16(15);
-    switch (index) {
-        case 0:
-            return {_mm512_and_si512(quads, mask)};
-        case 1:
-            return {_mm512_and_si512(_mm512_srli_epi16(quads, 8), mask)};
-        case 2:
-            return {_mm512_and_si512(_mm512_srli_epi16(quads, 4), mask)};
-        default:
-            return {_mm512_srli_epi16(quads, 12)};
+OCTAVO_INLINE Pairs signed_bytes(Integers words, int index) {
+    if (index == 0) {
+        words = {_mm512_slli_epi16(words.all, 8)};
     }
+    return {_mm512_srai_epi16(words.all, 8)};
+}
+OCTAVO_INLINE Pairs signed_bytes(const std::byte* chunk, int index) {
+    return signed_bytes(load_words(chunk), index);
+}
+
+OCTAVO_INLINE Pairs looked_up(const std::byte* chunk, int index, const int8_t* table) {
+    const __m512i entries =
+        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+    __m512i words = _mm512_loadu_si512(chunk);
+    if (index % 2 == 1) {
+        words = _mm512_srli_epi16(words, 4);
+    }
+    const __m512i codes = _mm512_and_si512(words, _mm512_set1_epi8(15));
+    return signed_bytes(Integers{_mm512_shuffle_epi8(entries, codes)}, index / 2);
+}
+
+OCTAVO_INLINE Pairs operator|(Pairs a, Pairs b) { return {_mm512_or_si512(a.all, b.all)}; }
+OCTAVO_INLINE Pairs operator*(Pairs a, Pairs b) { return {_mm512_mullo_epi16(a.all, b.all)}; }
+OCTAVO_INLINE Pairs less_constant(Pairs a, int b) {
+    return {_mm512_sub_epi16(a.all, _mm512_set1_epi16(static_cast<int16_t>(b)))};
+}
+
+OCTAVO_INLINE Pairs small_scales(const std::byte* from, int mask) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    const __m512i wide =
+        _mm512_cvtepi8_epi32(_mm_and_si128(bytes, _mm_set1_epi8(static_cast<int8_t>(mask))));
+    return {_mm512_or_si512(_mm512_and_si512(wide, _mm512_set1_epi32(0xffff)),
+                            _mm512_slli_epi32(wide, 16))};
+}
+OCTAVO_INLINE Vec small_minima(const std::byte* from, int shift) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return {_mm512_cvtepi32_ps(
+        _mm512_srli_epi32(_mm512_cvtepu8_epi32(bytes), static_cast<unsigned>(shift)))};
 }
 
 OCTAVO_INLINE Integers multiply_add(Integers sum, Pairs w, const std::byte* x) {
@@ -50,6 +85,15 @@ OCTAVO_INLINE Integers multiply_add(Integers sum, Pairs w, const std::byte* x) {
     asm volatile("" : "+v"(sum.all));  // as in integers_avx2.h
 #endif
     return sum;
+}
+
+OCTAVO_INLINE int32_t store_rounded(Vec biased, int16_t* to) {
+    const __m512i bias = _mm512_castps_si512(_mm512_set1_ps(kRounder));
+    const __m512i integers = _mm512_sub_epi32(_mm512_castps_si512(biased.all), bias);
+    const __m256i packed = _mm512_cvtsepi32_epi16(integers);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), packed);
+    const __m256i pairs = _mm256_madd_epi16(packed, _mm256_set1_epi16(1));
+    return _mm512_reduce_add_epi32(_mm512_zextsi256_si512(pairs));
 }
 
 }  // namespace octavo::cpu::OCTAVO_ISA

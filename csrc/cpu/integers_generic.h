@@ -3,7 +3,9 @@
 
 namespace octavo::cpu::OCTAVO_ISA {
 
-constexpr int kIntegerRows = 4;  // rows of activations at a time
+#define OCTAVO_UNROLL_PAIRS
+
+constexpr int kIntegerRows = 4;  // rows times panels at a time
 
 struct Integers {
     int32_t lane[kLanes];
@@ -11,6 +13,17 @@ struct Integers {
 struct Pairs {
     int16_t lane[kLanes][2];
 };
+
+template <class F>
+OCTAVO_INLINE Pairs each_half(F f) {
+    Pairs pairs;
+    for (int i = 0; i < kLanes; ++i) {
+        for (int j = 0; j < 2; ++j) {
+            pairs.lane[i][j] = static_cast<int16_t>(f(i, j));
+        }
+    }
+    return pairs;
+}
 
 OCTAVO_INLINE Vec to_floats(const Integers& v) {
     return each([&](int i) { return static_cast<float>(v.lane[i]); });
@@ -20,25 +33,48 @@ OCTAVO_INLINE Vec load_half(const std::byte* from) {
     std::memcpy(bits, from, sizeof bits);
     return each([&](int i) { return half_to_float(bits[i]); });
 }
-
-OCTAVO_INLINE Pairs byte_pairs(const std::byte* chunk, int index) {
-    Pairs pairs;
-    for (int i = 0; i < kLanes; ++i) {
-        for (int j = 0; j < 2; ++j) {
-            pairs.lane[i][j] = static_cast<int8_t>(chunk[4 * i + 2 * j + index]);
-        }
-    }
-    return pairs;
+OCTAVO_INLINE Pairs load_words(const std::byte* from) {
+    Pairs words;
+    std::memcpy(&words, from, sizeof words);
+    return words;
 }
-OCTAVO_INLINE Pairs half_pairs(const std::byte* chunk, int index) {
-    Pairs pairs;
-    for (int i = 0; i < kLanes; ++i) {
-        for (int j = 0; j < 2; ++j) {
-            const auto both = static_cast<uint8_t>(chunk[4 * i + 2 * j + index % 2]);
-            pairs.lane[i][j] = static_cast<int16_t>(index < 2 ? both & 15 : both >> 4);
-        }
-    }
-    return pairs;
+OCTAVO_INLINE void store_words(std::byte* to, const Pairs& v) { std::memcpy(to, &v, sizeof v); }
+
+template <int Bits>
+OCTAVO_INLINE Pairs bit_fields(const std::byte* chunk, int index, int to) {
+    const Pairs words = load_words(chunk);
+    return each_half([&](int i, int j) {
+        return (static_cast<uint16_t>(words.lane[i][j]) >> (index * Bits) & ((1 << Bits) - 1))
+               << to;
+    });
+}
+
+OCTAVO_INLINE Pairs signed_bytes(const std::byte* chunk, int index) {
+    return each_half(
+        [&](int i, int j) { return static_cast<int8_t>(chunk[4 * i + 2 * j + index]); });
+}
+
+OCTAVO_INLINE Pairs looked_up(const std::byte* chunk, int index, const int8_t* table) {
+    const Pairs codes = bit_fields<4>(chunk, index, 0);
+    return each_half([&](int i, int j) { return table[codes.lane[i][j]]; });
+}
+
+OCTAVO_INLINE Pairs operator|(const Pairs& a, const Pairs& b) {
+    return each_half([&](int i, int j) { return a.lane[i][j] | b.lane[i][j]; });
+}
+OCTAVO_INLINE Pairs operator*(const Pairs& a, const Pairs& b) {
+    return each_half([&](int i, int j) { return a.lane[i][j] * b.lane[i][j]; });
+}
+OCTAVO_INLINE Pairs less_constant(const Pairs& a, int b) {
+    return each_half([&](int i, int j) { return a.lane[i][j] - b; });
+}
+
+OCTAVO_INLINE Pairs small_scales(const std::byte* from, int mask) {
+    return each_half(
+        [&](int i, int) { return static_cast<int8_t>(static_cast<int>(from[i]) & mask); });
+}
+OCTAVO_INLINE Vec small_minima(const std::byte* from, int shift) {
+    return each([&](int i) { return static_cast<float>(static_cast<int>(from[i]) >> shift); });
 }
 
 OCTAVO_INLINE Integers multiply_add(Integers sum, const Pairs& w, const std::byte* x) {
@@ -46,6 +82,17 @@ OCTAVO_INLINE Integers multiply_add(Integers sum, const Pairs& w, const std::byt
     std::memcpy(pair, x, sizeof pair);
     for (int i = 0; i < kLanes; ++i) {
         sum.lane[i] += w.lane[i][0] * pair[0] + w.lane[i][1] * pair[1];
+    }
+    return sum;
+}
+
+OCTAVO_INLINE int32_t store_rounded(const Vec& biased, int16_t* to) {
+    int32_t sum = 0;
+    for (int i = 0; i < kLanes; ++i) {
+        // The difference is 15 bits, or anything where a number was not finite.
+        to[i] = static_cast<int16_t>(std::bit_cast<uint32_t>(biased.lane[i]) -
+                                     std::bit_cast<uint32_t>(kRounder));
+        sum += to[i];
     }
     return sum;
 }

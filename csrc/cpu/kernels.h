@@ -5,15 +5,15 @@
 // of it.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
 #include "common/dtype.h"
+#include "cpu/formats.h"
 #include "cpu/kv_layer.h"
 
 namespace octavo::cpu {
-
-constexpr int64_t kPanelRows = 16;  // also the tokens of a KV block
 
 enum class Activation : uint8_t { None, Silu, Gelu, GeluTanh, Relu, Tanh };
 
@@ -26,28 +26,47 @@ struct Matrix {
     std::byte* row(int64_t index) const { return data + index * cols * size_of(dtype); }
 };
 
-// How a panel holds its weights: as numbers, or as 8- or 4-bit integers with scales (groups.h).
-enum class Packing : uint8_t { F32, BF16, Q8, Q4 };
+// A panel of weights: 16 rows, or two such halves of a gated layer.
+struct Panel {
+    const std::byte* data;
+    Packing packing;
+};
 
-constexpr int64_t kGroupColumns = 32;  // of integers that share a scale
-constexpr int64_t kQ8GroupBytes = kGroupColumns * kPanelRows + 2 * kPanelRows;
-constexpr int64_t kQ4GroupBytes = kGroupColumns * kPanelRows / 2 + 4 * kPanelRows;
+// Neighbouring panels that are packed alike.
+struct PanelRun {
+    int64_t first_panel = 0;
+    int64_t offset = 0;  // of its bytes
+    Packing packing = Packing::F32;
+};
 
-// Weights in panels of 16 rows; see packed.h.
+constexpr int kMaxRuns = 4;
+
+// Weights in panels of 16 rows; see packed.h. Matrices that were stored in different forms and are
+// computed as one make runs of panels, all of them integers.
 struct Panels {
     const std::byte* data = nullptr;
     int64_t rows = 0;
     int64_t cols = 0;
-    Packing packing = Packing::F32;
+    std::array<PanelRun, kMaxRuns> runs = {};
+    int num_runs = 1;
 
     int64_t count() const { return (rows + kPanelRows - 1) / kPanelRows; }
     int64_t pairs() const { return (cols + 1) / 2; }
     int64_t groups() const { return (cols + kGroupColumns - 1) / kGroupColumns; }
-    bool is_quantized() const { return packing == Packing::Q8 || packing == Packing::Q4; }
-    int64_t group_bytes() const { return packing == Packing::Q8 ? kQ8GroupBytes : kQ4GroupBytes; }
-    int64_t panel_bytes() const {
-        return is_quantized() ? groups() * group_bytes()
-                              : pairs() * 2 * kPanelRows * (packing == Packing::F32 ? 4 : 2);
+    Packing packing() const { return runs[0].packing; }
+    bool is_quantized() const { return format_of(packing()).is_integer(); }
+    int64_t panel_bytes(Packing packing) const {
+        const Format& format = format_of(packing);
+        return format.is_integer() ? groups() / format.block_groups() * format.block_bytes()
+                                   : pairs() * 2 * kPanelRows * (packing == Packing::F32 ? 4 : 2);
+    }
+    Panel panel(int64_t index) const {
+        int run = num_runs - 1;
+        while (runs[static_cast<size_t>(run)].first_panel > index) {
+            --run;
+        }
+        const PanelRun& of = runs[static_cast<size_t>(run)];
+        return {data + of.offset + (index - of.first_panel) * panel_bytes(of.packing), of.packing};
     }
 };
 
@@ -177,11 +196,11 @@ struct RowScan {
     bool usable;  // no NaN, no +inf
 };
 
-struct GroupRow;
+struct IntegerBlock;
 
 struct Kernels {
     const char* isa;
-    GroupRow (*quantize_group)(Packing packing, const float* values);
+    IntegerBlock (*quantize_group)(Packing packing, const float* values);
     int64_t (*linear_scratch_bytes)(const Panels& weight);
     void (*linear)(const LinearArgs&, int64_t begin, int64_t end, std::byte* scratch);
     void (*rms_norm)(const NormArgs&, int64_t begin, int64_t end);

@@ -126,9 +126,7 @@ class Linear {
         }
     }
 
-    const std::byte* panel(int64_t index) const {
-        return args_.weight.data + index * args_.weight.panel_bytes();
-    }
+    const std::byte* panel(int64_t index) const { return args_.weight.panel(index).data; }
 
     static constexpr DotTable<Weights> kDots{};
 
@@ -162,7 +160,7 @@ void linear(const LinearArgs& args, int64_t begin, int64_t end, std::byte* scrat
         linear_quantized(args, begin, end, scratch);
         return;
     }
-    if (args.weight.packing == Packing::F32) {
+    if (args.weight.packing() == Packing::F32) {
         Linear<F32Weights, FloatRows>(args, scratch).run(begin, end);
         return;
     }

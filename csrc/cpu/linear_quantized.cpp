@@ -1,14 +1,10 @@
 #include "cpu/linear_quantized.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
-#include <utility>
 
-#include "cpu/dot.h"
-#include "cpu/integers.h"
+#include "cpu/integer_dot.h"
 #include "cpu/linear_finish.h"
-#include "cpu/quantize.h"
 
 namespace octavo::cpu::OCTAVO_ISA {
 namespace {
@@ -19,10 +15,14 @@ constexpr int64_t kMaxBlockRows = 96;
 constexpr int64_t kMinBlockRows = 24;
 static_assert(kMaxBlockRows % kIntegerRows == 0 && kMinBlockRows % kIntegerRows == 0);
 
-// Ahead in the panels, which follow each other in memory.
-constexpr int64_t kAheadBytes = 2048;
+// Unpacked at a time: they stay in the first cache. Whole blocks of every format.
+constexpr int64_t kUnpackedGroups = 8;
 
-constexpr auto kGroupStride = static_cast<int64_t>(sizeof(ActivationGroup));
+// Of one worker, before its quantised rows.
+struct alignas(64) Workspace {
+    UnpackedGroup groups[kUnpackedGroups * kIntegerPanels];
+    float y[kMaxBlockRows * kOutStride];  // [row][panel][lane]
+};
 
 int64_t block_rows(int64_t num_groups) {
     const int64_t fitting = kBlockBytes / (num_groups * kGroupStride);
@@ -45,66 +45,14 @@ void prepare_row(const float* from, int64_t cols, ActivationGroup* to) {
     }
 }
 
-// out[r][lane] = the dot products of R rows with one panel. The floats stay in memory, and the
-// registers hold the integers of a group.
-template <class Weights, int R>
-void dot_groups(const std::byte* x, int64_t x_stride, const std::byte* panel, int64_t num_groups,
-                float* out) {
-    constexpr bool has_minimum = Weights::kPacking == Packing::Q4;
-    constexpr int64_t kBytes = has_minimum ? kQ4GroupBytes : kQ8GroupBytes;
-    for (int r = 0; r < R; ++r) {
-        store(out + r * kLanes, broadcast(0.0F));
-    }
-    for (int64_t g = 0; g < num_groups; ++g) {
-        Integers sums[R] = {};
-        for (int chunk = 0; chunk < Weights::kChunks; ++chunk) {
-            if constexpr (R <= 2) {  // with few rows, memory is the limit
-                prefetch(panel + chunk * kQuadBytes + kAheadBytes);
-            }
-            OCTAVO_UNROLL
-            for (int i = 0; i < Weights::kPairs; ++i) {
-                const Pairs w = Weights::pairs(panel + chunk * kQuadBytes, i);
-                const std::byte* pair = x + (chunk * Weights::kPairs + i) * 4;
-                OCTAVO_UNROLL
-                for (int r = 0; r < R; ++r) {
-                    sums[r] = multiply_add(sums[r], w, pair + r * x_stride);
-                }
-            }
-        }
-        asm volatile("" ::: "memory");  // the floats' registers are those of the integers
-        const Vec scale = load_half(panel + scales_offset(Weights::kPacking));
-        const Vec minimum =
-            has_minimum ? load_half(panel + minima_offset(Weights::kPacking)) : broadcast(0.0F);
-        OCTAVO_UNROLL
-        for (int r = 0; r < R; ++r) {
-            const auto* group = reinterpret_cast<const ActivationGroup*>(x + r * x_stride);
-            Vec sum =
-                fma(to_floats(sums[r]), scale * broadcast(group->scale), load(out + r * kLanes));
-            if constexpr (has_minimum) {
-                sum = fma(minimum, broadcast(group->sum), sum);
-            }
-            store(out + r * kLanes, sum);
-        }
-        x += kGroupStride;
-        panel += kBytes;
-    }
-}
-
-using DotGroups = void (*)(const std::byte*, int64_t, const std::byte*, int64_t, float*);
-
-template <class Weights, int... Row>
-constexpr std::array<DotGroups, sizeof...(Row)> dots_of(std::integer_sequence<int, Row...>) {
-    return {dot_groups<Weights, Row + 1>...};
-}
-
-template <class Weights>
 class QuantizedLinear {
   public:
     QuantizedLinear(const LinearArgs& args, std::byte* scratch)
         : args_(args),
           num_groups_(args.weight.groups()),
           stride_(num_groups_ * kGroupStride),
-          scratch_(scratch) {}
+          work_(*reinterpret_cast<Workspace*>(scratch)),
+          x_(scratch + sizeof(Workspace)) {}
 
     void run(int64_t begin, int64_t end) {
         const int64_t step = block_rows(num_groups_);
@@ -112,62 +60,112 @@ class QuantizedLinear {
             num_rows_ = std::min(step, args_.num_rows - first_row_);
             for (int64_t r = 0; r < num_rows_; ++r) {
                 prepare_row(reinterpret_cast<const float*>(args_.src.row(first_row_ + r)),
-                            args_.src.cols,
-                            reinterpret_cast<ActivationGroup*>(scratch_ + r * stride_));
+                            args_.src.cols, reinterpret_cast<ActivationGroup*>(x_ + r * stride_));
             }
-            for (int64_t unit = begin; unit < end; ++unit) {
-                sweep(unit);
+            if (args_.mode == LinearMode::Glu) {
+                for (int64_t unit = begin; unit < end; ++unit) {
+                    multiply(args_.weight.panel(unit), args_.weight.panel(args_.units() + unit));
+                    for (int64_t r = 0; r < num_rows_; ++r) {
+                        finish(args_, first_row_ + r, unit, y(r, 0), y(r, 1));
+                    }
+                }
+                continue;
+            }
+            for (int64_t unit = begin; unit < end; unit += kIntegerPanels) {
+                const int64_t count = std::min<int64_t>(kIntegerPanels, end - unit);
+                count == 2 ? multiply(args_.weight.panel(unit), args_.weight.panel(unit + 1))
+                           : multiply(args_.weight.panel(unit));
+                for (int64_t r = 0; r < num_rows_; ++r) {
+                    for (int64_t i = 0; i < count; ++i) {
+                        finish(args_, first_row_ + r, unit + i, y(r, i), nullptr);
+                    }
+                }
             }
         }
     }
 
   private:
-    // All rows of the block times one unit.
-    void sweep(int64_t unit) {
-        const bool is_glu = args_.mode == LinearMode::Glu;
-        const int64_t num_tiles = (num_rows_ + kIntegerRows - 1) / kIntegerRows;
-        const int64_t tile_rows = (num_rows_ + num_tiles - 1) / num_tiles;
-        for (int64_t r = 0; r < num_rows_; r += tile_rows) {
-            const int64_t rows = std::min(tile_rows, num_rows_ - r);
-            alignas(64) float y[2][kIntegerRows * kLanes];
-            multiply(r, rows, unit, y[0]);
-            if (is_glu) {
-                multiply(r, rows, args_.units() + unit, y[1]);
-            }
-            for (int64_t i = 0; i < rows; ++i) {
-                finish(args_, first_row_ + r + i, unit, y[0] + i * kLanes, y[1] + i * kLanes);
-            }
+    const float* y(int64_t row, int64_t panel) const {
+        return work_.y + row * kOutStride + panel * kLanes;
+    }
+
+    // y[r][p] = all rows of the block times the panels.
+    void multiply(Panel left, Panel right) {
+        const IntegerKernels& of_left = kernels_of(left);
+        const IntegerKernels& of_right = kernels_of(right);
+        const bool alike = of_left.dot_unpacked == of_right.dot_unpacked;
+        if (num_rows_ <= kFewRows || !alike) {
+            multiply(left);
+            multiply(right, 1);
+            return;
+        }
+        clear(0, kIntegerPanels);
+        for (int64_t group = 0; group < num_groups_; group += kUnpackedGroups) {
+            const int64_t count = std::min(kUnpackedGroups, num_groups_ - group);
+            of_left.unpack(left.data, group, count, work_.groups);
+            of_right.unpack(right.data, group, count, work_.groups + 1);
+            sweep(of_left, group, count, 0, 2);
         }
     }
 
-    void multiply(int64_t row, int64_t num_rows, int64_t panel, float* y) const {
-        kDots[static_cast<size_t>(num_rows - 1)](
-            scratch_ + row * stride_, stride_,
-            args_.weight.data + panel * args_.weight.panel_bytes(), num_groups_, y);
+    void multiply(Panel panel, int index = 0) {
+        const IntegerKernels& kernels = kernels_of(panel);
+        clear(index, 1);
+        if (num_rows_ <= kFewRows) {
+            kernels.dot_packed[static_cast<size_t>(num_rows_ - 1)](
+                panel.data, num_groups_, x_, stride_, work_.y + index * kLanes);
+            return;
+        }
+        for (int64_t group = 0; group < num_groups_; group += kUnpackedGroups) {
+            const int64_t count = std::min(kUnpackedGroups, num_groups_ - group);
+            kernels.unpack(panel.data, group, count, work_.groups + index);
+            sweep(kernels, group, count, index, 1);
+        }
     }
 
-    static constexpr auto kDots = dots_of<Weights>(std::make_integer_sequence<int, kIntegerRows>());
+    static const IntegerKernels& kernels_of(Panel panel) {
+        return kIntegerKernels[static_cast<size_t>(panel.packing)];
+    }
+
+    void clear(int panel, int num_panels) {
+        for (int64_t r = 0; r < num_rows_; ++r) {
+            std::fill_n(work_.y + r * kOutStride + panel * kLanes, num_panels * kLanes, 0.0F);
+        }
+    }
+
+    // All rows go on by the groups that are unpacked, in tiles as even in height as may be.
+    void sweep(const IntegerKernels& kernels, int64_t group, int64_t count, int panel,
+               int num_panels) {
+        const auto& dots = (*kernels.dot_unpacked)[static_cast<size_t>(num_panels - 1)];
+        const int64_t height = integer_rows(num_panels);
+        const int64_t num_tiles = (num_rows_ + height - 1) / height;
+        for (int64_t tile = 0, row = 0; tile < num_tiles; ++tile) {
+            const int64_t end = num_rows_ * (tile + 1) / num_tiles;
+            dots[static_cast<size_t>(end - row - 1)](
+                work_.groups + panel, count, x_ + row * stride_ + group * kGroupStride, stride_,
+                work_.y + row * kOutStride + panel * kLanes);
+            row = end;
+        }
+    }
 
     const LinearArgs& args_;
     const int64_t num_groups_;
     const int64_t stride_;  // of a quantised row
-    std::byte* const scratch_;
-    int64_t first_row_ = 0;  // of the block under way
+    Workspace& work_;
+    std::byte* const x_;     // the quantised rows of the block under way
+    int64_t first_row_ = 0;  // of the block
     int64_t num_rows_ = 0;
 };
 
 }  // namespace
 
 int64_t quantized_scratch_bytes(const Panels& weight) {
-    return block_rows(weight.groups()) * weight.groups() * kGroupStride;
+    return static_cast<int64_t>(sizeof(Workspace)) +
+           block_rows(weight.groups()) * weight.groups() * kGroupStride;
 }
 
 void linear_quantized(const LinearArgs& args, int64_t begin, int64_t end, std::byte* scratch) {
-    if (args.weight.packing == Packing::Q8) {
-        QuantizedLinear<Q8Weights>(args, scratch).run(begin, end);
-    } else {
-        QuantizedLinear<Q4Weights>(args, scratch).run(begin, end);
-    }
+    QuantizedLinear(args, scratch).run(begin, end);
 }
 
 }  // namespace octavo::cpu::OCTAVO_ISA

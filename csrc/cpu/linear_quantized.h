@@ -1,9 +1,10 @@
-// Linear layers whose weights are 8- or 4-bit integers; part of linear.
+// Linear layers whose weights are integers with scales, in any of the formats; part of linear.
 //
 // A row of activations is quantised once, by groups of 32 columns as the weights are. Then an
 // output element is a chain over ascending groups: fma(integer dot product, product of the two
-// scales, sum), and for Q4 a second one for the minimum. The integers are exact and each row has
-// scales of its own, so a row does not depend on its company, and all instruction sets agree.
+// scales, sum), and for formats with minima one more for each of the group's minima. The integers
+// are exact and each row has scales of its own, so a row does not depend on its company, and all
+// instruction sets agree.
 #pragma once
 
 #include "cpu/kernels.h"

@@ -1,5 +1,9 @@
 #include "cpu/quantize.h"
 
+#include <cstring>
+
+#include "common/half.h"
+
 namespace octavo::cpu::OCTAVO_ISA {
 namespace {
 
@@ -21,25 +25,27 @@ OCTAVO_INLINE float dot(Pair a, Pair b) {
     return reduce_add(fma(a.first, b.first, a.second * b.second));
 }
 
-void store_integers(Pair v, int8_t* to) {
+void store_integers(Pair v, uint8_t* to) {
     float values[kGroupColumns];
     store(values, v.first);
     store(values + kLanes, v.second);
     for (int64_t i = 0; i < kGroupColumns; ++i) {
-        to[i] = static_cast<int8_t>(values[i]);
+        to[i] =
+            static_cast<uint8_t>(static_cast<int>(values[i]));  // negative ones: two's complement
     }
 }
 
-GroupRow quantize_q8(Pair x) {
+IntegerBlock quantize_q8(Pair x) {
     const float largest = reduce_max(max(abs(x.first), abs(x.second)));
-    GroupRow row;
+    IntegerBlock row;
+    std::memset(row.codes, 0, kGroupColumns);
     row.scale = float_to_half(largest / 127.0F);
     const float scale = half_to_float(row.scale);
     if (scale > 0.0F) {
         const Vec divisor = broadcast(scale);  // rounded down it makes the largest 128
         store_integers({clamped(rounded(x.first / divisor), -127.0F, 127.0F),
                         clamped(rounded(x.second / divisor), -127.0F, 127.0F)},
-                       row.q);
+                       row.codes);
     }
     return row;
 }
@@ -65,7 +71,7 @@ OCTAVO_INLINE Q4Guess guess(Pair x, float scale, float minimum) {
 
 // Ends drawn in a little cost the outermost values some precision and give it to all the others;
 // then scale and minimum that fit those integers best.
-GroupRow quantize_q4(Pair x) {
+IntegerBlock quantize_q4(Pair x) {
     constexpr int kTries = 8;
     constexpr float kStep = 0.4F;  // of 15 steps
     const Vec negated_first = broadcast(0.0F) - x.first;
@@ -94,16 +100,16 @@ GroupRow quantize_q4(Pair x) {
             best = tried;
         }
     }
-    GroupRow row;
+    IntegerBlock row;
     row.scale = float_to_half(best.scale);
     row.minimum = float_to_half(best.minimum);
-    store_integers(best.q, row.q);
+    store_integers(best.q, row.codes);
     return row;
 }
 
 }  // namespace
 
-GroupRow quantize_group(Packing packing, const float* values) {
+IntegerBlock quantize_group(Packing packing, const float* values) {
     const Pair x{load(values), load(values + kLanes)};
     return packing == Packing::Q8 ? quantize_q8(x) : quantize_q4(x);
 }

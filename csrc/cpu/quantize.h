@@ -1,21 +1,22 @@
 // From numbers to small integers with a scale: activations as they come, weights at load.
 #pragma once
 
-#include "cpu/groups.h"
-#include "cpu/simd.h"
+#include "cpu/integers.h"
 
 namespace octavo::cpu::OCTAVO_ISA {
 
-// 32 activations as integers from -32767 to 32767, so fine that what is lost is less than bf16
-// loses: value = q * scale.
+// 32 activations as integers from -16383 to 16383, so fine that what is lost is less than bf16
+// loses: value = q * scale. One bit less than there is room for, so that sums of products with the
+// largest integers of any format (formats.h) fit 32 bits.
 struct ActivationGroup {
     int16_t q[kGroupColumns];
     float scale;
-    float sum;  // of the values as they are now
+    float sum;           // of the values as they are now
+    float half_sums[2];  // of the first and the last 16
 };
 
-constexpr float kRounder = 0x1.8p23F;  // added to a number: the low bits are its nearest integer
-constexpr float kHighest = 32767.0F;
+constexpr float kHighest = 16383.0F;
+static_assert(kGroupColumns * kLargestInteger * 16383 < int64_t{1} << 31);
 constexpr float kNegligible = 1e-30F;  // activations below are zero: kHighest over it is finite
 
 // Sixteen activations each. Numbers that are not finite give any integers.
@@ -24,22 +25,17 @@ OCTAVO_INLINE void quantize_activations(Vec first, Vec second, ActivationGroup* 
     const bool is_zero = largest < kNegligible;
     const float scale = is_zero ? 0.0F : largest / kHighest;
     const Vec factor = broadcast(is_zero ? 0.0F : kHighest / largest);
-    uint32_t bits[kGroupColumns];
-    store(reinterpret_cast<float*>(bits), fma(first, factor, broadcast(kRounder)));
-    store(reinterpret_cast<float*>(bits) + kLanes, fma(second, factor, broadcast(kRounder)));
-    int32_t sum = 0;
-    for (int64_t i = 0; i < kGroupColumns; ++i) {
-        to->q[i] = static_cast<int16_t>(bits[i]);
-    }
-    for (int64_t i = 0; i < kGroupColumns; ++i) {
-        sum += to->q[i];
-    }
+    const Vec rounder = broadcast(kRounder);
+    const int32_t first_sum = store_rounded(fma(first, factor, rounder), to->q);
+    const int32_t second_sum = store_rounded(fma(second, factor, rounder), to->q + kLanes);
     to->scale = scale;
-    to->sum = scale * static_cast<float>(sum);
+    to->sum = scale * static_cast<float>(first_sum + second_sum);
+    to->half_sums[0] = scale * static_cast<float>(first_sum);
+    to->half_sums[1] = scale * static_cast<float>(second_sum);
 }
 
 // 32 weights, as Q8: the largest one is 127; or as Q4: the scale and minimum, of some that are
 // tried, with the least squared error. Scales are rounded to half precision first.
-GroupRow quantize_group(Packing packing, const float* values);
+IntegerBlock quantize_group(Packing packing, const float* values);
 
 }  // namespace octavo::cpu::OCTAVO_ISA

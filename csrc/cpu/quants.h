@@ -9,13 +9,15 @@
 namespace octavo {
 
 namespace cpu {
-struct GroupRow;
-}
+enum class Packing : uint8_t;
+struct IntegerBlock;
+}  // namespace cpu
 
 enum class StoredType {
     F32,
     F16,
     BF16,
+    F8_E4M3,
     Q8_0,
     Q4_0,
     Q4_1,
@@ -25,11 +27,16 @@ enum class StoredType {
     Q3_K,
     Q4_K,
     Q5_K,
-    Q6_K
+    Q6_K,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4
 };
 
 // The type of that name, if there is one.
 std::optional<StoredType> stored_type(std::string_view name);
+
+const char* name_of(StoredType type);
 
 // Values in one block (1 for plain dtypes) and bytes that a block takes.
 int64_t block_values(StoredType type);
@@ -38,7 +45,10 @@ int64_t block_bytes(StoredType type);
 // Turns `count` stored values (a multiple of block_values) at `src` (any alignment) into floats.
 void dequantize(StoredType type, const std::byte* src, int64_t count, float* dst);
 
-// The integers and scales of a block of Q8_0, Q4_0 or Q4_1 as they are.
-cpu::GroupRow read_group(StoredType type, const std::byte* block);
+// The packing that holds the type's own codes and scales; none for plain dtypes.
+std::optional<cpu::Packing> packing_of(StoredType type);
+
+// Those of one block.
+void read_block(StoredType type, const std::byte* block, cpu::IntegerBlock* to);
 
 }  // namespace octavo

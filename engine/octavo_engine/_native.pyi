@@ -2,12 +2,14 @@
 
 Matrices [rows = out features, cols = in features] are *packed* into panels of 16 rows: panel p
 holds, for each pair of columns (2j, 2j + 1), its 16 rows' two values side by side (bf16), or for
-each column its 16 rows' values (f32), or 8- or 4-bit integers with scales by groups of 32 columns
-(q8, q4). Rows are padded to 16 and columns to 2, or to whole groups, with zeros. The KV cache uses
-the same panels: 16 tokens of a block are 16 rows of K, and 16 columns of V are 16 rows.
+each column its 16 rows' values (f32), or groups of 32 columns of integers with scales (q8, q4, and
+GGUF's types under their own names: q4_0, q5_0, q5_1, q2_k … q6_k, iq4_nl, iq4_xs, mxfp4). Rows are
+padded to 16 and columns to 2, or to whole groups, with zeros. The KV cache uses the same panels: 16
+tokens of a block are 16 rows of K, and 16 columns of V are 16 rows.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,15 +36,20 @@ class Team:
     def isa(self) -> str: ...
 
 class Packed:
-    """A weight matrix in panels. dtype "f32", "bf16", "q8" or "q4"."""
+    """A weight matrix in panels, of one dtype; or of parts one below the other, (rows, dtype) each,
+    which may be different integers if they start at multiples of 16 rows. ValueError else."""
 
+    @overload
     def __init__(self, rows: int, cols: int, dtype: str) -> None: ...
+    @overload
+    def __init__(self, parts: Sequence[tuple[int, str]], cols: int) -> None: ...
     @property
     def rows(self) -> int: ...
     @property
     def cols(self) -> int: ...
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """Different parts' are joined by a plus."""
     @property
     def nbytes(self) -> int: ...
     def pack(
@@ -57,9 +64,10 @@ class Packed:
         """Pack `num_rows` stored rows behind one another, from `data`, as rows first_row ….
 
         `source_dtype` is F32, F16, BF16 or a GGUF type (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K …
-        Q6_K); source rows are dequantised on the way. But q8 takes over the integers and scales of
-        Q8_0, and q4 those of Q4_0 and Q4_1; all others they quantise. `row_map[i]` names the stored
-        row that becomes row i. Raises ValueError when sizes do not agree.
+        Q6_K, IQ4_NL, IQ4_XS, MXFP4). A GGUF type's own packing (q8 for Q8_0, q4 for Q4_1) takes
+        over its codes and scales; f32 and bf16 take the values of any type, q8 and q4 quantise
+        them. `row_map[i]` names the stored row that becomes row i. Raises ValueError when sizes do
+        not agree, or the packing holds no such type.
         """
     def unpack(self) -> NDArray[np.float32]:
         """The matrix [rows, cols]; for tests."""
@@ -135,7 +143,7 @@ class Program:
         """mode "store": dst = y, or activation(y); "add": dst += scale * y; "glu": dst =
         activation(y left) * y right, where left and right are the two halves of weight's rows.
         y = src · weightᵀ + bias.
-        src has the dtype of the weight, or is f32 for q8 and q4, which bring it to 16-bit integers;
+        src has the dtype of the weight, or is f32 for integers, which bring it to 15-bit ones;
         dst is f32, or with an activation f32 | bf16."""
     def attention(
         self,

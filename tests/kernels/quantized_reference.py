@@ -1,51 +1,139 @@
-"""8- and 4-bit linear layers, slowly: exact integers, then floats in the promised order."""
+"""Linear layers of integers, slowly: exact integers, then floats in the promised order.
+
+What a stored block's integers are, the gguf package tells: its values where the block's scale is
+one and its minimum zero, and the other way round.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float32]
+    Bytes = NDArray[np.uint8]
 
 GROUP = 32
+HIGHEST = np.float32(16383)
+ONE_AS_EXPONENT = 128  # of MXFP4, whose integers are doubled
 
 
-class Blocks(NamedTuple):
-    """A matrix as GGUF stores it: integers [rows, groups, 32], a scale and a minimum a group."""
+class Form(NamedTuple):
+    """A packing and the stored type it holds: where a block's scale and minimum lie."""
 
-    q: NDArray[np.int64]
-    scale: Floats
-    minimum: Floats
+    stored_type: str
+    scale_at: int
+    minimum_at: int | None = None
+    minima: int = 0  # of a group
+    sign: int = 1  # of what the minimum is multiplied by
+
+
+FORMS = {
+    "q8": Form("Q8_0", 0),
+    "q4": Form("Q4_1", 0, 2, 1),
+    "q4_0": Form("Q4_0", 0),
+    "q5_0": Form("Q5_0", 0),
+    "q5_1": Form("Q5_1", 0, 2, 1),
+    "q2_k": Form("Q2_K", 80, 82, 2, -1),
+    "q3_k": Form("Q3_K", 108),
+    "q4_k": Form("Q4_K", 0, 2, 1, -1),
+    "q5_k": Form("Q5_K", 0, 2, 1, -1),
+    "q6_k": Form("Q6_K", 208),
+    "iq4_nl": Form("IQ4_NL", 0),
+    "iq4_xs": Form("IQ4_XS", 0),
+    "mxfp4": Form("MXFP4", 0),
+}
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A matrix as a file has it: bytes [rows, blocks, bytes of a block]."""
+
+    packing: str
+    data: Bytes
+
+    @property
+    def form(self) -> Form:
+        return FORMS[self.packing]
+
+    @property
+    def rows(self) -> int:
+        return len(self.data)
+
+    @property
+    def columns(self) -> int:
+        return self.data.shape[1] * block_values(self.packing)
 
     def values(self) -> Floats:
         """[rows, columns]"""
-        values = self.q.astype(np.float32) * self.scale[..., None] + self.minimum[..., None]
-        return values.reshape(len(self.q), -1)
+        return self._dequantized(self.data)
+
+    def integers(self) -> NDArray[np.int64]:
+        """With their small scales: [rows, groups, 32]."""
+        return self._with(1, 0).astype(np.int64).reshape(self.rows, -1, GROUP)
+
+    def scales(self) -> Floats:
+        """[rows, groups]"""
+        if self.packing == "mxfp4":
+            return np.ldexp(np.float32(1), self.data[..., 0].astype(np.int32) - ONE_AS_EXPONENT)
+        return self._halves(self.form.scale_at)
+
+    def minima(self) -> Floats:
+        """[rows, groups, minima of a group]"""
+        form = self.form
+        assert form.minimum_at is not None
+        small = self._with(0, form.sign).reshape(self.rows, -1, form.minima, GROUP // form.minima)
+        halves = self._halves(form.minimum_at)[..., None] * np.float32(form.sign)
+        return np.asarray(halves * small[..., 0], np.float32)
+
+    def _halves(self, at: int) -> Floats:
+        halves = np.ascontiguousarray(self.data[..., at : at + 2]).view(np.float16)[..., 0]
+        return halves.astype(np.float32).repeat(block_values(self.packing) // GROUP, axis=1)
+
+    def _with(self, scale: int, minimum: int) -> Floats:
+        data = self.data.copy()
+        set_scales(self.packing, data, np.float16(scale), np.float16(minimum))
+        return self._dequantized(data)
+
+    def _dequantized(self, data: Bytes) -> Floats:
+        values = dequantize(data.reshape(-1), GGMLQuantizationType[self.form.stored_type])
+        return np.asarray(values, np.float32).reshape(self.rows, -1)
 
 
-def random_blocks(dtype: str, rows: int, groups: int, seed: int) -> Blocks:
+def block_values(packing: str) -> int:
+    values, _ = GGML_QUANT_SIZES[GGMLQuantizationType[FORMS[packing].stored_type]]
+    return int(values)
+
+
+def set_scales(packing: str, data: Bytes, scale: NDArray[np.float16] | np.float16,
+               minimum: NDArray[np.float16] | np.float16) -> None:  # fmt: skip
+    """Of all blocks."""
+    form = FORMS[packing]
+    if packing == "mxfp4":
+        data[..., 0] = ONE_AS_EXPONENT
+        return
+    for at, value in ((form.scale_at, scale), (form.minimum_at, minimum)):
+        if at is not None:
+            halves = np.broadcast_to(value, data.shape[:-1]).astype(np.float16)
+            data[..., at : at + 2] = halves[..., None].view(np.uint8)
+
+
+def random_blocks(packing: str, rows: int, blocks: int, seed: int) -> Blocks:
+    """Every bit of the integers and small scales at random; blocks of very different sizes."""
+    num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[FORMS[packing].stored_type]][1]
     rng = np.random.default_rng(seed)
-    low, high = (-128, 128) if dtype == "q8" else (0, 16)
-    scale = rng.uniform(-0.1, 0.1, (rows, groups)).astype(np.float16).astype(np.float32)
-    minimum = rng.uniform(-0.5, 0.5, (rows, groups)).astype(np.float16).astype(np.float32)
-    q = rng.integers(low, high, (rows, groups, GROUP))
-    return Blocks(q, scale, minimum if dtype == "q4" else np.zeros_like(scale))
-
-
-def stored(dtype: str, blocks: Blocks) -> tuple[NDArray[np.uint8], str]:
-    """The blocks' bytes as Q8_0 or Q4_1, and that type's name."""
-    scale = blocks.scale.astype(np.float16)[..., None].view(np.uint8)
-    if dtype == "q8":
-        parts, name = [scale, blocks.q.astype(np.int8).view(np.uint8)], "Q8_0"
-    else:
-        minimum = blocks.minimum.astype(np.float16)[..., None].view(np.uint8)
-        nibbles = (blocks.q[..., :16] | blocks.q[..., 16:] << 4).astype(np.uint8)
-        parts, name = [scale, minimum, nibbles], "Q4_1"
-    return np.ascontiguousarray(np.concatenate(parts, axis=-1)).reshape(-1), name
+    data = rng.integers(0, 256, (rows, blocks, num_bytes), dtype=np.uint8)
+    scale, minimum = (rng.uniform(-0.1, 0.1, (rows, blocks)).astype(np.float16) for _ in range(2))
+    set_scales(packing, data, scale, minimum)
+    if packing == "mxfp4":
+        data[..., 0] = rng.integers(120, 132, (rows, blocks))
+    return Blocks(packing, data)
 
 
 def fma(a: Floats, b: Floats, c: Floats) -> Floats:
@@ -58,6 +146,14 @@ class Activations(NamedTuple):
     q: NDArray[np.int64]  # [rows, groups, 32]
     scale: Floats
 
+    def values(self) -> Floats:
+        return (self.q * self.scale[..., None]).astype(np.float32).reshape(len(self.q), -1)
+
+    def sums(self, parts: int) -> Floats:
+        """Of each part of each group: [rows, groups, parts]."""
+        integers = self.q.reshape(*self.q.shape[:2], parts, -1).sum(-1).astype(np.float32)
+        return np.asarray(self.scale[..., None] * integers, np.float32)
+
 
 def quantize(x: Floats) -> Activations:
     """Each group of 32 columns by its largest value."""
@@ -65,8 +161,8 @@ def quantize(x: Floats) -> Activations:
     largest = np.abs(padded).max(-1)
     is_zero = largest < np.float32(1e-30)
     safe = np.where(is_zero, np.float32(1), largest)
-    scale = np.where(is_zero, np.float32(0), largest / np.float32(32767))
-    factor = np.where(is_zero, np.float32(0), np.float32(32767) / safe)
+    scale = np.where(is_zero, np.float32(0), largest / HIGHEST)
+    factor = np.where(is_zero, np.float32(0), HIGHEST / safe)
     # Products of floats are exact as doubles, and so they are rounded once, ties to even.
     exact = padded.astype(np.float64) * factor[..., None].astype(np.float64)
     return Activations(np.rint(exact).astype(np.int64), scale)
@@ -75,13 +171,16 @@ def quantize(x: Floats) -> Activations:
 def linear(x: Floats, weight: Blocks) -> Floats:
     """x · wᵀ: a chain over ascending groups, of exact integer dot products times both scales."""
     a = quantize(x)
-    total = np.zeros((len(x), len(weight.q)), np.float32)
-    for g in range(weight.q.shape[1]):
-        dot = (a.q[:, g] @ weight.q[:, g].T).astype(np.float32)
-        total = fma(dot, weight.scale[:, g] * a.scale[:, g, None], total)
-        if weight.minimum.any():
-            group_sum = a.scale[:, g] * a.q[:, g].sum(-1).astype(np.float32)
-            total = fma(
-                np.broadcast_to(weight.minimum[:, g], total.shape), group_sum[:, None], total
-            )
+    q, scales = weight.integers(), weight.scales()
+    total = np.zeros((len(x), weight.rows), np.float32)
+    num_minima = weight.form.minima
+    minima, sums = (weight.minima(), a.sums(num_minima)) if num_minima else (None, None)
+    for g in range(q.shape[1]):
+        dot = (a.q[:, g] @ q[:, g].T).astype(np.float32)
+        total = fma(dot, scales[:, g] * a.scale[:, g, None], total)
+        for part in range(num_minima):
+            assert minima is not None
+            assert sums is not None
+            minimum = np.broadcast_to(minima[:, g, part], total.shape)
+            total = fma(minimum, sums[:, g, part, None], total)
     return total

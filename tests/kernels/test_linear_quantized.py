@@ -6,21 +6,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from octavo_engine import _native
 from tests.kernels import quantized_reference as reference
-from tests.kernels.harness import ISAS, Recorder, bf16, pack, raw, run_rows
+from tests.kernels.harness import ISAS, Recorder, StepArrays, bf16, pack, raw, run_rows
 
-DTYPES = ["q8", "q4"]
-# Rows, groups of columns, outputs.
+FORMS = list(reference.FORMS)  # every integer packing
+DTYPES = ["q8", "q4"]  # those that numbers can be quantised to
+# Rows, groups of columns at least, outputs.
 SHAPES = [(1, 1, 1), (1, 3, 17), (2, 5, 33), (6, 2, 48), (7, 9, 100), (13, 18, 96), (25, 1, 5)]
 
 
-def pack_blocks(team: _native.Team, dtype: str, blocks: reference.Blocks) -> _native.Packed:
-    rows, groups, size = blocks.q.shape
-    packed = _native.Packed(rows, groups * size, dtype)
-    data, name = reference.stored(dtype, blocks)
-    packed.pack(team, 0, data, name, rows)
+def random_blocks(dtype: str, out: int, groups: int, seed: int) -> reference.Blocks:
+    blocks = -(-groups * 32 // reference.block_values(dtype))
+    return reference.random_blocks(dtype, out, blocks, seed)
+
+
+def pack_blocks(team: _native.Team, blocks: reference.Blocks) -> _native.Packed:
+    packed = _native.Packed(blocks.rows, blocks.columns, blocks.packing)
+    packed.pack(team, 0, blocks.data.reshape(-1), blocks.form.stored_type, blocks.rows)
     return packed
 
 
@@ -40,7 +46,7 @@ def linear(
     weight: reference.Blocks | np.ndarray,
     bias: np.ndarray | None = None,
     *,
-    dtype: str,
+    dtype: str = "q8",
     isa: str = "",
     threads: int = 1,
     mode: str = "store",
@@ -53,7 +59,7 @@ def linear(
     if isinstance(weight, np.ndarray):
         packed = pack(team, weight, dtype)
     else:
-        packed = pack_blocks(team, dtype, weight)
+        packed = pack_blocks(team, weight)
 
     def build(recorder: Recorder, src: int) -> int:
         program = recorder.program
@@ -67,30 +73,68 @@ def linear(
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FORMS)
 @pytest.mark.parametrize(("rows", "groups", "out"), SHAPES)
 def test_every_element_is_one_chain_of_exact_dot_products(
     isa: str, dtype: str, rows: int, groups: int, out: int
 ) -> None:
-    weight = reference.random_blocks(dtype, out, groups, seed=groups)
-    x = random_rows(rows, groups * 32, seed=out)
-    got = linear(x, weight, dtype=dtype, isa=isa)
+    weight = random_blocks(dtype, out, groups, seed=groups)
+    x = random_rows(rows, weight.columns, seed=out)
+    got = linear(x, weight, isa=isa)
     assert got.tobytes() == reference.linear(x, weight).tobytes()
+
+
+@given(
+    dtype=st.sampled_from(FORMS),
+    isa=st.sampled_from(ISAS),
+    rows=st.integers(1, 40),
+    groups=st.integers(1, 20),
+    out=st.integers(1, 70),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_shape_in_any_company(
+    dtype: str, isa: str, rows: int, groups: int, out: int, threads: int, seed: int
+) -> None:
+    weight = random_blocks(dtype, out, groups, seed)
+    x = random_rows(rows, weight.columns, seed)
+    got = linear(x, weight, isa=isa, threads=threads)
+    assert got.tobytes() == reference.linear(x, weight).tobytes()
+    alone = linear(x[rows // 2, None], weight, isa=isa)
+    assert got[rows // 2].tobytes() == alone.tobytes()
+
+
+@pytest.mark.parametrize("dtype", FORMS)
+def test_what_is_off_is_the_rounding_of_activations(dtype: str) -> None:
+    """Half a step of 1/16383 of its group's largest value for each; floats add their own."""
+    weight = random_blocks(dtype, 50, 24, seed=4)
+    x = random_rows(9, weight.columns)
+    w = weight.values().astype(np.float64)
+    largest = np.abs(x.reshape(9, -1, 32)).max(-1).repeat(32, axis=1)
+    bound = (largest / 16383 / 2) @ np.abs(w).T
+    floats = 1e-6 * (np.abs(x) @ np.abs(w).T)
+    minima = 1e-6 * largest @ np.ones_like(w).T  # cancel what integers add, and are larger
+    off = np.abs(linear(x, weight).astype(np.float64) - x @ w.T)
+    assert (off <= bound * 1.001 + floats + minima).all()
+    assert off.max() > bound.max() / 1000  # the bound means something
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FORMS)
 def test_the_largest_integers_do_not_overflow(isa: str, dtype: str) -> None:
-    x = np.ones((3, 96), np.float32)
+    """Codes and small scales with all bits set, and with none but the sign's, alternating rows."""
+    weight = random_blocks(dtype, 40, 3, seed=0)
+    weight.data[::2], weight.data[1::2] = 0, 255
+    if dtype == "q6_k":
+        weight.data[::2, :, 192:208] = 128  # the smallest small scale
+    reference.set_scales(dtype, weight.data, np.float16(1), np.float16(1))
+    x = np.ones((3, weight.columns), np.float32)
     x[1, ::2] = -1
-    lowest, highest = (-128, 127) if dtype == "q8" else (0, 15)
-    q = np.full((40, 3, 32), highest)
-    q[::2] = lowest
-    ones = np.ones((40, 3), np.float32)
-    weight = reference.Blocks(q, ones, ones * 0 if dtype == "q8" else -ones)
-    got = linear(x, weight, dtype=dtype, isa=isa)
+    x[2] = -1
+    got = linear(x, weight, isa=isa)
     assert got.tobytes() == reference.linear(x, weight).tobytes()
-    np.testing.assert_allclose(got[0], q.sum((1, 2)) - (96 if dtype == "q4" else 0), rtol=1e-6)
+    np.testing.assert_allclose(got[0], weight.values().sum(1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -105,14 +149,14 @@ def test_columns_that_fill_no_group(isa: str, dtype: str, cols: int) -> None:
     assert w_error < (0.02 if dtype == "q8" else 0.25)
     got = linear(x, w, dtype=dtype, isa=isa)
     quantized = reference.quantize(x)
-    x_used = (quantized.q * quantized.scale[..., None]).reshape(5, -1)[:, :cols]
+    x_used = quantized.values()[:, :cols]
     np.testing.assert_allclose(got, x_used @ packed.unpack().T, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_add(isa: str, dtype: str) -> None:
-    weight = reference.random_blocks(dtype, 37, 3, seed=1)
+    weight = random_blocks(dtype, 37, 3, seed=1)
     x, rng = random_rows(9, 96), np.random.default_rng(1)
     bias, into = (rng.standard_normal(s).astype(np.float32) for s in ((37,), (9, 37)))
     y = linear(x, weight, bias, dtype=dtype, isa=isa)
@@ -125,7 +169,7 @@ def test_add(isa: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 2, 5, 7])
 def test_glu_is_its_parts_fused(isa: str, dtype: str, rows: int) -> None:
-    weight = reference.random_blocks(dtype, 96, 2, seed=2)
+    weight = random_blocks(dtype, 96, 2, seed=2)
     x = random_rows(rows, 64)
     bias = np.random.default_rng(1).standard_normal(96).astype(np.float32)
     y = linear(x, weight, bias, dtype=dtype, isa=isa)
@@ -143,11 +187,11 @@ def test_glu_is_its_parts_fused(isa: str, dtype: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FORMS)
 @pytest.mark.parametrize("mode", ["store", "glu"])
 def test_a_row_is_the_same_in_any_company(isa: str, dtype: str, mode: str) -> None:
-    weight = reference.random_blocks(dtype, 160, 3, seed=3)
-    x = random_rows(31, 96)
+    weight = random_blocks(dtype, 96, 3, seed=3)
+    x = random_rows(31, weight.columns)
     options: dict[str, Any] = {"dtype": dtype, "isa": isa, "mode": mode}
     options["activation"] = "silu" if mode == "glu" else ""
     alone = np.concatenate([linear(row[None], weight, **options) for row in x])
@@ -160,7 +204,7 @@ def test_a_row_is_the_same_in_any_company(isa: str, dtype: str, mode: str) -> No
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_of_rows_do_not_show(dtype: str) -> None:
     for rows, groups in [(250, 2), (60, 150)]:
-        weight = reference.random_blocks(dtype, 40, groups, seed=4)
+        weight = random_blocks(dtype, 40, groups, seed=4)
         x = random_rows(rows, groups * 32)
         got = linear(x, weight, dtype=dtype, threads=2)
         assert got.tobytes() == reference.linear(x, weight).tobytes()
@@ -170,7 +214,7 @@ def test_blocks_of_rows_do_not_show(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_shows_in_its_row_only(isa: str, dtype: str, bad: float) -> None:
-    weight = reference.random_blocks(dtype, 32, 2, seed=5)
+    weight = random_blocks(dtype, 32, 2, seed=5)
     x = random_rows(9, 64)
     expected = linear(x, weight, dtype=dtype, isa=isa)
     x[4, 35] = bad
@@ -180,23 +224,34 @@ def test_what_is_not_finite_shows_in_its_row_only(isa: str, dtype: str, bad: flo
     np.testing.assert_array_equal(got[keep], expected[keep])
 
 
+def embedded(team: _native.Team, table: _native.Packed, ids: np.ndarray) -> np.ndarray:
+    """Half of those rows."""
+    recorder = Recorder(team, len(ids))
+    dst = recorder.buffer(table.cols)
+    recorder.program.embed(dst, table, 0.5)
+    kv = _native.KVCache(1, 4, 1, 16, "f32")
+    changes: dict[str, object] = {"token_ids": ids}
+    recorder.program.run(kv, **StepArrays(len(ids), changes=changes).arrays())
+    return recorder.program.read(dst, len(ids)).copy()
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_embedding_rows_come_from_the_same_panels(isa: str, dtype: str) -> None:
     team = _native.Team(1, isa)
     table = np.random.default_rng(6).standard_normal((50, 70)).astype(np.float32)
     packed = pack(team, table, dtype)
-    recorder = Recorder(team, 50)
-    dst = recorder.buffer(70)
-    recorder.program.embed(dst, packed, 0.5)
-    kv = _native.KVCache(1, 4, 1, 16, "f32")
-    count = np.arange(50, dtype=np.int32)
     ids = np.random.default_rng(7).permutation(50).astype(np.int32)
-    starts, lens, rows = (np.array(v, np.int32) for v in ([0, 50], [50], [0]))
-    tables, none = np.arange(4, dtype=np.int32)[None], np.zeros(0, np.int32)
-    recorder.program.run(kv, ids, count, count, starts, lens, rows, tables, none)
     expected = packed.unpack()[ids] * np.float32(0.5)
-    np.testing.assert_array_equal(recorder.program.read(dst, 50), expected)
+    np.testing.assert_array_equal(embedded(team, packed, ids), expected)
+
+
+@pytest.mark.parametrize("dtype", FORMS)
+def test_embedding_rows_are_the_files_values(dtype: str) -> None:
+    team, blocks = _native.Team(1), random_blocks(dtype, 50, 9, seed=6)
+    ids = np.random.default_rng(7).permutation(50).astype(np.int32)
+    expected = blocks.values()[ids] * np.float32(0.5)
+    np.testing.assert_array_equal(embedded(team, pack_blocks(team, blocks), ids), expected)
 
 
 def test_activations_must_be_f32() -> None:
@@ -211,26 +266,92 @@ def test_activations_must_be_f32() -> None:
 # --- packing --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_stored_integers_are_kept_as_they_are(dtype: str) -> None:
-    blocks = reference.random_blocks(dtype, 37, 11, seed=8)
-    packed = pack_blocks(_native.Team(2), dtype, blocks)
+# What small scales cost above the file: they are whole bytes in memory.
+EXTRA = {"q3_k": 228 / 220, "q4_k": 148 / 144, "q5_k": 180 / 176, "iq4_xs": 138 / 136}
+
+
+@pytest.mark.parametrize("dtype", FORMS)
+def test_stored_integers_are_kept_as_they_are_in_the_files_size(dtype: str) -> None:
+    blocks = random_blocks(dtype, 48, 11, seed=8)
+    packed = pack_blocks(_native.Team(2), blocks)
     np.testing.assert_array_equal(packed.unpack(), blocks.values())
-    data, name = reference.stored(dtype, blocks)
-    decoded = _native.dequantize(data, name, blocks.q.size).reshape(37, -1)
-    np.testing.assert_array_equal(packed.unpack(), decoded)
-    assert packed.nbytes == 48 * 11 * (34 if dtype == "q8" else 20)
+    data, count = blocks.data.reshape(-1), blocks.rows * blocks.columns
+    decoded = _native.dequantize(data, blocks.form.stored_type, count)
+    np.testing.assert_array_equal(packed.unpack().reshape(-1), decoded)
+    assert packed.nbytes == pytest.approx(blocks.data.nbytes * EXTRA.get(dtype, 1), rel=1e-9)
+    assert packed.nbytes < 1.04 * blocks.data.nbytes
 
 
-def test_q4_0_is_kept_as_it_is() -> None:
-    blocks = reference.random_blocks("q4", 20, 9, seed=9)
-    scale = blocks.scale.astype(np.float16)[..., None].view(np.uint8)
-    nibbles = (blocks.q[..., :16] | blocks.q[..., 16:] << 4).astype(np.uint8)
-    data = np.ascontiguousarray(np.concatenate([scale, nibbles], axis=-1)).reshape(-1)
-    packed = _native.Packed(20, 288, "q4")
-    packed.pack(_native.Team(1), 0, data, "Q4_0", 20)
-    decoded = _native.dequantize(data, "Q4_0", 20 * 288).reshape(20, 288)
-    np.testing.assert_array_equal(packed.unpack(), decoded)
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_parts_of_different_forms_are_one_matrix(isa: str, threads: int) -> None:
+    """Such as files have that spend more on some matrices: each part has the bits of its own."""
+    sizes = [("q4_k", 48), ("q4_k", 32), ("q6_k", 16), ("q8", 23)]
+    parts = [random_blocks(dtype, rows, 8, seed=rows) for dtype, rows in sizes]
+    team = _native.Team(threads, isa)
+    packed = _native.Packed([(part.rows, part.packing) for part in parts], 256)
+    start = 0
+    for part in parts:
+        packed.pack(team, start, part.data.reshape(-1), part.form.stored_type, part.rows)
+        start += part.rows
+    assert (packed.rows, packed.cols, packed.dtype) == (119, 256, "q4_k+q6_k+q8")
+    assert packed.nbytes == sum(pack_blocks(team, part).nbytes for part in parts)
+    expected = np.concatenate([part.values() for part in parts])
+    np.testing.assert_array_equal(packed.unpack(), expected)
+    ids = np.arange(118, 54, -1, dtype=np.int32)
+    np.testing.assert_array_equal(embedded(team, packed, ids), expected[ids] * np.float32(0.5))
+
+    def build(recorder: Recorder, src: int) -> int:
+        dst = recorder.buffer(119)
+        recorder.program.linear(dst, src, packed)
+        return dst
+
+    for rows in (1, 2, 9):
+        x = random_rows(rows, 256)
+        each = np.concatenate([reference.linear(x, part) for part in parts], axis=1)
+        assert run_rows(team, x, build).tobytes() == each.tobytes()
+
+
+def test_halves_of_different_forms_are_gated() -> None:
+    left, right = random_blocks("q4_k", 32, 8, seed=1), random_blocks("q6_k", 32, 8, seed=2)
+    team, x = _native.Team(1), random_rows(5, 256)
+    packed = _native.Packed([(32, "q4_k"), (32, "q6_k")], 256)
+    packed.pack(team, 0, left.data.reshape(-1), "Q4_K", 32)
+    packed.pack(team, 32, right.data.reshape(-1), "Q6_K", 32)
+
+    def build(recorder: Recorder, src: int) -> int:
+        dst = recorder.buffer(32)
+        recorder.program.linear(dst, src, packed, mode="glu", activation="relu")
+        return dst
+
+    expected = np.maximum(reference.linear(x, left), 0) * reference.linear(x, right)
+    np.testing.assert_array_equal(run_rows(team, x, build), expected)
+
+
+@pytest.mark.parametrize(
+    ("parts", "cols", "message"),
+    [
+        ([], 256, "there are no parts"),
+        ([(16, "q4_k")], 128, "cols is 128; q4_k needs a multiple of 256"),
+        ([(15, "q4_k"), (16, "q6_k")], 256, "q6_k from row 15 on; .* starts at a multiple of 16"),
+        ([(16, "q8"), (16, "bf16")], 256, "bf16 beside q8; only integers can be mixed"),
+        ([(16, "f32"), (16, "bf16")], 256, "bf16 beside f32; only integers can be mixed"),
+        ([(16, "q8"), (16, "q4")] * 3, 256, "the packing changes more than 3 times"),
+        ([(16, "q8"), (0, "q8")], 256, "rows is 0"),
+        ([(16, "q9")], 256, "dtype 'q9' is not known; there are: f32, bf16, q8, q4, q4_0"),
+    ],
+)
+def test_parts_that_do_not_go_together_are_refused(
+    parts: list[tuple[int, str]], cols: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        _native.Packed(parts, cols)
+
+
+def test_a_form_that_only_files_have_takes_nothing_else() -> None:
+    packed = _native.Packed(16, 256, "q4_k")
+    with pytest.raises(ValueError, match="pack: q4_k holds no F32"):
+        packed.pack(_native.Team(1), 0, raw(np.ones((16, 256), np.float32)), "F32", 16)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -10,7 +10,10 @@ from gguf.quants import dequantize as gguf_dequantize
 from octavo_engine import _native
 
 PLAIN = ("F32", "F16", "BF16")
-QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+QUANTISED = (
+    "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+    "IQ4_NL", "IQ4_XS", "MXFP4",
+)  # fmt: skip
 NUM_BLOCKS = 400
 
 

@@ -17,7 +17,7 @@ class StoredTensor:
     """A tensor as it lies in the file: nothing is copied until a backend packs it."""
 
     name: str  # Hugging Face name, e.g. model.layers.0.self_attn.q_proj.weight
-    dtype: str  # F32, F16, BF16, or a GGUF type: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K … Q6_K
+    dtype: str  # F32, F16, BF16, or a GGUF type: see gguf_types.READABLE
     shape: tuple[int, ...]  # [out, in] for a matrix
     data: NDArray[np.uint8]  # the raw bytes, a view of the mapped file
     row_map: NDArray[np.int32] | None = (

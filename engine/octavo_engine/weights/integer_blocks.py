@@ -1,7 +1,7 @@
-"""Integers with scales, however a checkpoint laid them out, as blocks of GGUF's types.
+"""Integers and 8-bit floats with scales, however a checkpoint laid them out, as blocks.
 
-Backends know one 4-bit form, Q4_1, and one 8-bit form, Q8_0. A scale of float16 or bfloat16 is kept
-as it is wherever float16 can hold it; a zero point becomes the minimum -zero * scale, rounded to
+Those of integers are GGUF's: Q4_1 for 4 bits, Q8_0 for 8. A scale of float16 or bfloat16 is kept as
+it is wherever float16 can hold it; a zero point becomes the minimum -zero * scale, rounded to
 float16: exact for the symmetric 8, off by 2^-11 of itself at most for others.
 """
 
@@ -51,4 +51,11 @@ def q8_0_blocks(q: NDArray[np.int8], scales: NDArray[np.float32]) -> NDArray[np.
     blocks = np.ascontiguousarray(q).view(np.uint8).reshape(len(q), -1, BLOCK)
     per_group = blocks.shape[1] // scales.shape[1]
     head = scales.astype(np.float16)[..., None].view(np.uint8).repeat(per_group, axis=1)
+    return np.concatenate([head, blocks], axis=-1).reshape(-1)
+
+
+def f8_e4m3_blocks(values: NDArray[np.uint8], scales: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """value * scale. values are the floats' bits [rows, columns], scales [rows, blocks]."""
+    blocks = np.ascontiguousarray(values).reshape(len(values), -1, BLOCK)
+    head = np.ascontiguousarray(scales, np.float32)[..., None].view(np.uint8)
     return np.concatenate([head, blocks], axis=-1).reshape(-1)

@@ -1,4 +1,4 @@
-"""Safetensors whose matrices are integers: GPTQ, AWQ and compressed-tensors checkpoints."""
+"""Safetensors whose matrices are integers or 8-bit floats: GPTQ, AWQ, compressed-tensors, FP8."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import numpy as np
 
 from octavo_engine.errors import ModelError
 from octavo_engine.weights.checkpoint import StoredTensor
-from octavo_engine.weights.integer_blocks import BLOCK, q4_1_blocks, q8_0_blocks, unpack_words
+from octavo_engine.weights.integer_blocks import (
+    BLOCK,
+    f8_e4m3_blocks,
+    q4_1_blocks,
+    q8_0_blocks,
+    unpack_words,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # which of a word's eight columns each nibble holds
 _COMPANIONS = (
     ".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_zero_point", ".weight_shape",
-    ".weight_g_idx", ".input_scale", ".input_zero_point",
+    ".weight_g_idx", ".weight_scale_inv", ".input_scale", ".input_zero_point",
 )  # fmt: skip
 
 
@@ -32,17 +38,24 @@ class Integers(NamedTuple):
     zeros: NDArray[Any]
 
 
+class Floats8(NamedTuple):
+    """A matrix [rows, columns] of 8-bit floats, as bits; scale by [rows, blocks of 32]."""
+
+    q: NDArray[np.uint8]
+    scales: NDArray[np.float32]
+
+
 class Layout(Protocol):
-    """How one kind of checkpoint stores its integers."""
+    """How one kind of checkpoint stores its integers or 8-bit floats."""
 
     bits: int
     suffix: str  # of the tensor that holds a module's integers
 
-    def read(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers: ...
+    def read(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers | Floats8: ...
 
 
 class QuantizedCheckpoint:
-    """A checkpoint's tensors, its integer matrices as Q4_1 and Q8_0 under their plain names."""
+    """A checkpoint's tensors, its quantised matrices as blocks under their plain names."""
 
     def __init__(self, inner: SafetensorsCheckpoint, layout: Layout) -> None:
         self._inner = inner
@@ -51,7 +64,8 @@ class QuantizedCheckpoint:
         suffix = layout.suffix
         modules = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
         if suffix == ".weight":  # as for matrices that were left alone
-            modules = {module for module in modules if f"{module}.weight_scale" in names}
+            scales = (".weight_scale", ".weight_scale_inv")
+            modules = {m for m in modules if any(m + scale in names for scale in scales)}
         self._modules = {f"{module}.weight": module for module in modules}
         hidden = {module + part for module in modules for part in (*_COMPANIONS, suffix)}
         self._names = (names - hidden) | self._modules.keys()
@@ -63,11 +77,17 @@ class QuantizedCheckpoint:
         module = self._modules.get(name)
         if module is None:
             return self._inner.read(name, shape)
-        q, scales, zeros = self._layout.read(self._inner, module)
-        if q.shape != tuple(shape):
+        matrix = self._layout.read(self._inner, module)
+        if matrix.q.shape != tuple(shape):
             raise self._inner.error(
-                name, f"has shape {list(q.shape)}; the model's config asks for {list(shape)}"
+                name, f"has shape {list(matrix.q.shape)}; the model's config asks for {list(shape)}"
             )
+        if isinstance(matrix, Floats8):
+            return StoredTensor(name, "F8_E4M3", tuple(shape), f8_e4m3_blocks(*matrix))
+        return self._integers(name, matrix)
+
+    def _integers(self, name: str, matrix: Integers) -> StoredTensor:
+        q, scales, zeros = matrix
         rows, columns = q.shape
         groups = scales.shape[1] if scales.ndim == 2 else 0
         if len(scales) != rows or groups < 1 or columns % (groups * BLOCK):
@@ -81,12 +101,10 @@ class QuantizedCheckpoint:
                 name, f"has zero points of shape {list(zeros.shape)} for scales of {scales.shape}"
             )
         if self._layout.bits == 4:
-            return StoredTensor(name, "Q4_1", tuple(shape), q4_1_blocks(q, scales, zeros))
+            return StoredTensor(name, "Q4_1", q.shape, q4_1_blocks(q, scales, zeros))
         if (zeros != 128).any():
             raise self._inner.error(name, "has 8-bit integers with zero points; symmetric are read")
-        return StoredTensor(
-            name, "Q8_0", tuple(shape), q8_0_blocks((q ^ 128).view(np.int8), scales)
-        )
+        return StoredTensor(name, "Q8_0", q.shape, q8_0_blocks((q ^ 128).view(np.int8), scales))
 
     @property
     def total_bytes(self) -> int:
@@ -167,6 +185,40 @@ class _IntQuantized:
         return Integers(q, scales, np.full(scales.shape, 128, np.uint8))
 
 
+class _Floats8:
+    """With one scale, one for each row, or one for each block of rows and columns."""
+
+    suffix = ".weight"
+    bits = 8
+
+    def __init__(self, block: tuple[int, int] | None) -> None:
+        self._block = block
+
+    def read(self, checkpoint: SafetensorsCheckpoint, module: str) -> Floats8:
+        name = f"{module}.weight"
+        q = checkpoint.array(name, ("F8_E4M3",), 2)
+        rows, columns = q.shape
+        if columns % BLOCK:
+            raise checkpoint.error(name, f"has {columns} columns; multiples of {BLOCK} are read")
+        if (q & 127 == 127).any():
+            raise checkpoint.error(name, "has values that are not numbers")
+        of_scale = f"{module}.weight_scale"
+        if of_scale not in checkpoint.names():
+            of_scale += "_inv"
+        shape = checkpoint.entry(of_scale).shape
+        scales = checkpoint.numbers(of_scale, len(shape))
+        scales = scales if scales.ndim == 2 else scales.reshape(-1, 1)
+        height, width = self._block or (1 if len(scales) == rows else rows, columns)
+        wanted = (-(-rows // height), -(-columns // width))
+        if scales.shape != wanted:
+            raise checkpoint.error(
+                of_scale,
+                f"has shape {list(shape)} for {rows} x {columns} values; it must be {list(wanted)}",
+            )
+        by_row = scales.repeat(height, axis=0)[:rows]
+        return Floats8(q, by_row.repeat(width // BLOCK, axis=1)[:, : columns // BLOCK])
+
+
 def layout_of(config: object) -> Layout:
     """The layout that config.json's quantization_config describes; ModelError if it is not read."""
     if not isinstance(config, dict):
@@ -180,6 +232,8 @@ def layout_of(config: object) -> Layout:
             return _AWQ()
         case "compressed-tensors":
             return _compressed_tensors(config)
+        case "fp8":
+            return _Floats8(_block_size(config.get("weight_block_size")))
     raise _refused(f"quant_method {method!r:.40} with {bits!r:.20} bits")
 
 
@@ -196,12 +250,28 @@ def _compressed_tensors(config: Mapping[str, Any]) -> Layout:
         return _PackQuantized(4 if ("int", 4) in found else 8)
     if kind == "int-quantized" and found == {("int", 8)}:
         return _IntQuantized()
+    if kind == "float-quantized" and found == {("float", 8)}:
+        blocks = {str(scheme.get("block_structure")): scheme for scheme in schemes if scheme}
+        if len(blocks) == 1:
+            return _Floats8(_block_size(next(iter(blocks.values())).get("block_structure")))
     raise _refused(f"compressed-tensors of format {kind!r:.40}")
+
+
+def _block_size(sizes: object) -> tuple[int, int] | None:
+    """Rows and columns that share a scale; None if the config does not say."""
+    if sizes is None:
+        return None
+    if isinstance(sizes, str):  # such as "128x128"
+        sizes = [int(size) if size.isdigit() else size for size in sizes.split("x")]
+    match sizes:
+        case [int(height), int(width)] if height > 0 and width > 0 and width % BLOCK == 0:
+            return height, width
+    raise _refused(f"8-bit floats in blocks of {sizes!r:.40}")
 
 
 def _refused(what: str) -> ModelError:
     return ModelError(
         f"config.json: quantization_config: {what} is not supported; there are: gptq with 4 and 8 "
         "bits, awq (gemm) with 4, compressed-tensors pack-quantized with 4 and 8, int-quantized "
-        "with 8; or use the original model, or a GGUF file of it"
+        "and float-quantized with 8, fp8; or use the original model, or a GGUF file of it"
     )

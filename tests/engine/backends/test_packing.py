@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from octavo_engine import _native
 from octavo_engine.backends.native.loader import NativeLoader
-from octavo_engine.backends.native.packing import choose_packing
+from octavo_engine.backends.native.packing import choose_packings
 from octavo_engine.backends.registry import build_backend
 from octavo_engine.config import EngineConfig
 from octavo_engine.errors import ConfigError
@@ -69,39 +69,68 @@ def decoded(tensor: StoredTensor) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize(
-    ("stored_types", "dtype", "quantization", "is_vocabulary", "packing"),
+    ("stored_types", "dtype", "quantization", "is_vocabulary", "packings"),
     [
-        ({"Q8_0"}, "bf16", "auto", False, "q8"),
-        ({"Q4_0"}, "bf16", "auto", False, "q4"),
-        ({"Q4_0", "Q4_1"}, "bf16", "auto", True, "q4"),
-        ({"Q4_1", "Q8_0"}, "bf16", "auto", False, "bf16"),
-        ({"Q4_1", "Q6_K"}, "bf16", "auto", False, "bf16"),
-        ({"BF16"}, "bf16", "auto", False, "bf16"),
-        ({"Q4_1"}, "f32", "auto", False, "f32"),
-        ({"Q4_1"}, "bf16", "none", False, "bf16"),
-        ({"BF16"}, "bf16", "int8", False, "q8"),
-        ({"BF16"}, "bf16", "int4", False, "q4"),
-        ({"BF16"}, "bf16", "int4", True, "q8"),
-        ({"BF16"}, "f32", "int8", True, "q8"),
+        ("Q8_0", "bf16", "auto", False, "q8"),
+        ("Q4_0", "bf16", "auto", False, "q4_0"),
+        ("Q4_1 Q4_0", "bf16", "auto", True, "q4 q4_0"),
+        ("Q4_1 Q8_0", "bf16", "auto", False, "q4 q8"),
+        ("Q4_K Q4_K Q6_K", "bf16", "auto", False, "q4_k q4_k q6_k"),
+        ("Q2_K Q3_K Q4_K Q5_K", "bf16", "auto", False, "q2_k q3_k q4_k q5_k"),
+        ("Q2_K Q3_K Q4_K Q5_K Q6_K", "bf16", "auto", False, "bf16 bf16 bf16 bf16 bf16"),
+        ("Q4_K F16 Q6_K", "bf16", "auto", False, "bf16 bf16 bf16"),
+        ("BF16", "bf16", "auto", False, "bf16"),
+        ("Q4_1", "f32", "auto", False, "f32"),
+        ("Q4_1", "bf16", "none", False, "bf16"),
+        ("BF16", "bf16", "int8", False, "q8"),
+        ("Q4_K Q6_K", "bf16", "int8", False, "q8 q8"),
+        ("BF16", "bf16", "int4", False, "q4"),
+        ("BF16", "bf16", "int4", True, "q8"),
+        ("Q4_K Q6_K", "bf16", "int4", False, "q4_k q4"),
+        ("Q6_K", "bf16", "int4", True, "q8"),
+        ("BF16", "f32", "int8", True, "q8"),
     ],
 )
 def test_what_was_asked_for_and_what_the_file_has(
-    stored_types: set[str],
+    stored_types: str,
     dtype: Dtype,
     quantization: Quantization,
     is_vocabulary: bool,
-    packing: Packing,
+    packings: str,
 ) -> None:
-    got = choose_packing(stored_types, dtype, quantization, is_vocabulary=is_vocabulary)
-    assert got == packing
+    types = stored_types.split()
+    sizes = [32] * len(types)
+    got = choose_packings(types, sizes, dtype, quantization, is_vocabulary=is_vocabulary)
+    assert got == packings.split()
 
 
-@pytest.mark.parametrize(("dtype", "packing"), [("Q8_0", "q8"), ("Q4_0", "q4"), ("Q4_1", "q4")])
+def test_forms_change_where_a_panel_begins_only() -> None:
+    def packings(*sizes: int) -> list[Packing]:
+        types = ["Q4_K", "Q6_K", "Q6_K"][: len(sizes)]
+        return choose_packings(types, sizes, "bf16", "auto", is_vocabulary=False)
+
+    assert packings(32, 5, 5) == ["q4_k", "q6_k", "q6_k"]
+    assert packings(33, 5, 5) == ["bf16", "bf16", "bf16"]
+    types = ["Q4_K", "Q8_0"]
+    assert choose_packings(types, [5, 5], "bf16", "int4", is_vocabulary=False) == ["q4", "q4"]
+
+
+@pytest.mark.parametrize(("dtype", "packing"), [("Q8_0", "q8"), ("Q4_0", "q4_0"), ("Q4_1", "q4")])
 def test_a_files_own_integers_lose_nothing(dtype: str, packing: Packing) -> None:
     parts = {name: stored(dtype, rows, seed=rows) for name, rows in (("q", 20), ("k", 5))}
     loader = NativeLoader(Tensors(**parts), _native.Team(1), "bf16")
     weight = loader.linear(["q", "k"], 64, [20, 5]).weight
     assert weight.dtype == packing
+    expected = np.concatenate([decoded(tensor) for tensor in parts.values()])
+    np.testing.assert_array_equal(weight.unpack(), expected)
+
+
+def test_a_merged_matrix_of_different_forms_loses_nothing() -> None:
+    parts = {name: stored(dtype, 32) for name, dtype in (("q", "Q4_1"), ("k", "Q5_0"))}
+    parts["v"] = stored("Q8_0", 9)
+    loader = NativeLoader(Tensors(**parts), _native.Team(1), "bf16")
+    weight = loader.linear(["q", "k", "v"], 64, [32, 32, 9]).weight
+    assert weight.dtype == "q4+q5_0+q8"
     expected = np.concatenate([decoded(tensor) for tensor in parts.values()])
     np.testing.assert_array_equal(weight.unpack(), expected)
 

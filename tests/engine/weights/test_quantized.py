@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch_file
 
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.errors import ModelError
@@ -152,6 +154,64 @@ def test_int_quantized(tmp_path: Path) -> None:
     assert checkpoint.read("head.weight", (4, 8)).dtype == "F16"
 
 
+def floats8(block: Any) -> dict[str, Any]:
+    weights = {"num_bits": 8, "type": "float", "block_structure": block}
+    config = compressed("float-quantized", 8)
+    return config | {"config_groups": {"group_0": {"weights": weights}}}
+
+
+@pytest.mark.parametrize(
+    ("config", "scale_name", "scale_shape"),
+    [
+        ({"quant_method": "fp8"}, "weight_scale", ()),
+        ({"quant_method": "fp8"}, "weight_scale", (1,)),
+        ({"quant_method": "fp8", "weight_block_size": [16, 64]}, "weight_scale_inv", (2, 2)),
+        (floats8(None), "weight_scale", (ROWS, 1)),
+        (floats8(None), "weight_scale", (1,)),
+        (floats8([16, 96]), "weight_scale", (2, 2)),
+        (floats8("8x64"), "weight_scale", (3, 2)),
+    ],
+)
+def test_eight_bit_floats(
+    tmp_path: Path, config: Any, scale_name: str, scale_shape: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(8)
+    weight = torch.from_numpy(rng.standard_normal((ROWS, COLUMNS), dtype=np.float32))
+    weight = weight.to(torch.float8_e4m3fn)
+    scale = torch.from_numpy(rng.uniform(0.01, 0.1, scale_shape).astype(np.float32))
+    tensors = {"w.weight": weight, f"w.{scale_name}": scale, "w.input_scale": torch.ones(1)}
+    save_torch_file(tensors, tmp_path / "model.safetensors")
+    files = ModelFiles("m", tmp_path, "safetensors", {"quantization_config": config}, {})
+    checkpoint = open_checkpoint(files)
+    assert set(checkpoint.names()) == {"w.weight"}
+    stored = checkpoint.read("w.weight", (ROWS, COLUMNS))
+    assert stored.dtype == "F8_E4M3"
+    if scale_shape[1:] == (2,):
+        sizes = config.get("weight_block_size") or {2: (16, 96), 3: (8, 64)}[scale_shape[0]]
+        blocks = scale.repeat_interleave(sizes[0], 0)[:ROWS]
+        scale = blocks.repeat_interleave(sizes[1], 1)[:, :COLUMNS]
+    np.testing.assert_array_equal(to_float32(stored), (weight.float() * scale).numpy())
+
+
+def test_eight_bit_floats_that_do_not_fit_name_themselves(tmp_path: Path) -> None:
+    config = {"quant_method": "fp8", "weight_block_size": [16, 64]}
+
+    def refused(message: str, weight: torch.Tensor, scale: torch.Tensor) -> None:
+        tensors = {"w.weight": weight, "w.weight_scale_inv": scale}
+        save_torch_file(tensors, tmp_path / "model.safetensors")
+        files = ModelFiles("m", tmp_path, "safetensors", {"quantization_config": config}, {})
+        with pytest.raises(ModelError, match=message):
+            open_checkpoint(files).read("w.weight", tuple(weight.shape))
+
+    ones = torch.ones(16, 64).to(torch.float8_e4m3fn)
+    refused(r"weight_scale_inv .* has shape \[1, 2\] for 16 x 64 .* must be \[1, 1\]", ones,
+            torch.ones(1, 2))  # fmt: skip
+    refused("has values that are not numbers", (ones.float() * torch.nan).to(ones.dtype),
+            torch.ones(1, 1))  # fmt: skip
+    refused("has dtype F32; it must be F8_E4M3", ones.float(), torch.ones(1, 1))
+    refused("has 40 columns; multiples of 32", ones[:, :40].contiguous(), torch.ones(1, 1))
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -159,7 +219,8 @@ def test_int_quantized(tmp_path: Path) -> None:
         {},
         {"quant_method": "gptq", "bits": 3},
         {"quant_method": "awq", "bits": 4, "version": "gemv"},
-        {"quant_method": "fp8"},
+        {"quant_method": "fp8", "weight_block_size": [128, 100]},
+        {"quant_method": "fp8", "weight_block_size": "8"},
         {"quant_method": "compressed-tensors", "config_groups": [1]},
         compressed("float-quantized", 8),
         compressed("pack-quantized", 3),

@@ -11,7 +11,7 @@ from octavo_engine import _native
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.backends.ledger import WeightLedger
 from octavo_engine.backends.native.graph import NativeLinear
-from octavo_engine.backends.native.packing import choose_packing
+from octavo_engine.backends.native.packing import choose_packings
 from octavo_engine.errors import ModelError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class NativeLoader:
-    """The Loader of the native backend: matrices packed as `choose_packing` says."""
+    """The Loader of the native backend: matrices packed as `choose_packings` says."""
 
     def __init__(
         self,
@@ -91,11 +91,14 @@ class NativeLoader:
         ]
         if not self._ledger.is_complete:
             return _native.Packed(1, 1, self._dtype)  # never used: `finish` will raise
-        stored_types = {stored.dtype for stored in parts if stored is not None}
-        packing = choose_packing(
-            stored_types, self._dtype, self._quantization, is_vocabulary=is_vocabulary
+        packings = choose_packings(
+            [stored.dtype for stored in parts if stored is not None],
+            sizes,
+            self._dtype,
+            self._quantization,
+            is_vocabulary=is_vocabulary,
         )
-        packed = _allocate(names[0], sum(sizes), columns, packing)
+        packed = _allocate(names[0], list(zip(sizes, packings, strict=True)), columns)
         starts = accumulate(sizes, initial=0)
         for stored, first_row, num_rows in zip(parts, starts, sizes, strict=False):
             assert stored is not None  # since nothing is missing
@@ -111,10 +114,11 @@ class NativeLoader:
         return packed
 
 
-def _allocate(name: str, rows: int, columns: int, packing: Packing) -> _native.Packed:
+def _allocate(name: str, parts: list[tuple[int, Packing]], columns: int) -> _native.Packed:
     try:
-        return _native.Packed(rows, columns, packing)
+        return _native.Packed(parts, columns)
     except MemoryError as error:
+        rows = sum(count for count, _ in parts)
         raise ModelError(
             f"{name}: no memory for a matrix of {rows} x {columns}; "
             "the model needs a machine, or a container limit, with more of it"

@@ -1,0 +1,194 @@
+// The integer dot kernel: some rows of quantised activations times one panel, group by group.
+//
+// Few rows meet the panel as it is packed. For more, some of its groups are unpacked to 16 bits
+// once, and all rows' tiles sweep them.
+#pragma once
+
+#include <array>
+#include <utility>
+
+#include "cpu/dot.h"
+#include "cpu/integers.h"
+#include "cpu/quantize.h"
+
+namespace octavo::cpu::OCTAVO_ISA {
+namespace {
+
+constexpr int64_t kAheadBytes = 2048;  // in the panels, which follow each other in memory
+constexpr auto kGroupStride = static_cast<int64_t>(sizeof(ActivationGroup));
+constexpr int kFewRows = 2;
+
+// A group of 16 rows, unpacked.
+struct alignas(64) UnpackedGroup {
+    std::byte words[kGroupPairs * kChunkBytes];
+    float scales[kLanes];
+    float minima[2][kLanes];
+};
+
+template <int Minima>
+class Unpacked {
+  public:
+    static constexpr int kMinima = Minima;
+
+    OCTAVO_INLINE explicit Unpacked(const UnpackedGroup& group) : group_(group) {}
+    OCTAVO_INLINE Pairs pair(int64_t index) const {
+        return load_words(group_.words + index * kChunkBytes);
+    }
+    OCTAVO_INLINE Vec scale() const { return load(group_.scales); }
+    OCTAVO_INLINE Vec minimum(int sub) const { return load(group_.minima[sub]); }
+
+  private:
+    const UnpackedGroup& group_;
+};
+
+// Two panels make a step: their groups lie in turns, and so do the floats of a row. Either may also
+// go alone.
+constexpr int kIntegerPanels = 2;
+constexpr int64_t kOutStride = kIntegerPanels * kLanes;
+
+// out[r][p][lane] goes on by one group of each of P panels. The floats stay in memory, and the
+// registers hold the integers of a group.
+template <int R, int P, class Group>
+OCTAVO_INLINE void add_group(const Group (&weights)[P], const std::byte* x, int64_t x_stride,
+                             float* out) {
+    Integers sums[R][P] = {};
+    OCTAVO_UNROLL_PAIRS
+    for (int i = 0; i < kGroupPairs; ++i) {
+        Pairs w[P];
+        OCTAVO_UNROLL
+        for (int p = 0; p < P; ++p) {
+            w[p] = weights[p].pair(i);
+        }
+        OCTAVO_UNROLL
+        for (int r = 0; r < R; ++r) {
+            OCTAVO_UNROLL
+            for (int p = 0; p < P; ++p) {
+                sums[r][p] = multiply_add(sums[r][p], w[p], x + i * 4 + r * x_stride);
+            }
+        }
+    }
+    asm volatile("" ::: "memory");  // the floats' registers are those of the integers
+    OCTAVO_UNROLL
+    for (int p = 0; p < P; ++p) {
+        const Vec scale = weights[p].scale();
+        Vec minima[2];
+        OCTAVO_UNROLL
+        for (int sub = 0; sub < Group::kMinima; ++sub) {
+            minima[sub] = weights[p].minimum(sub);
+        }
+        OCTAVO_UNROLL
+        for (int r = 0; r < R; ++r) {
+            const auto* group = reinterpret_cast<const ActivationGroup*>(x + r * x_stride);
+            float* to = out + r * kOutStride + p * kLanes;
+            Vec sum = fma(to_floats(sums[r][p]), scale * broadcast(group->scale), load(to));
+            if constexpr (Group::kMinima == 1) {
+                sum = fma(minima[0], broadcast(group->sum), sum);
+            } else if constexpr (Group::kMinima == 2) {
+                sum = fma(minima[0], broadcast(group->half_sums[0]), sum);
+                sum = fma(minima[1], broadcast(group->half_sums[1]), sum);
+            }
+            store(to, sum);
+        }
+    }
+}
+
+// A whole panel as it is packed.
+template <Packing kPacking, int R>
+void dot_packed(const std::byte* panel, int64_t num_groups, const std::byte* x, int64_t x_stride,
+                float* out) {
+    constexpr Format kFormat = format_of(kPacking);
+    for (int64_t first = 0; first < num_groups; first += kFormat.block_groups()) {
+        const std::byte* group = panel + kFormat.header_bytes();
+        for (int64_t g = 0; g < kFormat.block_groups(); ++g) {
+            for (int64_t line = 0; line < kFormat.group_bytes(); line += 64) {
+                prefetch(group + line + kAheadBytes);  // with few rows, memory is the limit
+            }
+            const PackedGroup<kPacking> weights[] = {{panel, group}};
+            add_group<R, 1>(weights, x, x_stride, out);
+            group += kFormat.group_bytes();
+            x += kGroupStride;
+        }
+        panel += kFormat.block_bytes();
+    }
+}
+
+template <Packing kPacking>
+void unpack(const std::byte* panel, int64_t first_group, int64_t num_groups, UnpackedGroup* to) {
+    constexpr Format kFormat = format_of(kPacking);
+    for (int64_t g = first_group; g < first_group + num_groups; ++g, to += kIntegerPanels) {
+        const std::byte* block = panel + g / kFormat.block_groups() * kFormat.block_bytes();
+        const PackedGroup<kPacking> group(
+            block,
+            block + kFormat.header_bytes() + g % kFormat.block_groups() * kFormat.group_bytes());
+        OCTAVO_UNROLL_PAIRS
+        for (int i = 0; i < kGroupPairs; ++i) {
+            store_words(to->words + i * kChunkBytes, group.pair(i));
+        }
+        store(to->scales, group.scale());
+        for (int sub = 0; sub < PackedGroup<kPacking>::kMinima; ++sub) {
+            store(to->minima[sub], group.minimum(sub));
+        }
+    }
+}
+
+// Groups of P panels: [group][panel].
+template <int Minima, int R, int P>
+void dot_unpacked(const UnpackedGroup* groups, int64_t num_groups, const std::byte* x,
+                  int64_t x_stride, float* out) {
+    for (int64_t g = 0; g < num_groups; ++g, groups += kIntegerPanels) {
+        if constexpr (P == 1) {
+            const Unpacked<Minima> weights[] = {Unpacked<Minima>(groups[0])};
+            add_group<R, P>(weights, x, x_stride, out);
+        } else {
+            const Unpacked<Minima> weights[] = {Unpacked<Minima>(groups[0]),
+                                                Unpacked<Minima>(groups[1])};
+            add_group<R, P>(weights, x, x_stride, out);
+        }
+        x += kGroupStride;
+    }
+}
+
+using DotPacked = void (*)(const std::byte*, int64_t, const std::byte*, int64_t, float*);
+using DotUnpacked = void (*)(const UnpackedGroup*, int64_t, const std::byte*, int64_t, float*);
+
+constexpr int integer_rows(int panels) { return kIntegerRows / panels; }
+using DotsUnpacked = std::array<std::array<DotUnpacked, kIntegerRows>, kIntegerPanels>;
+
+// What is needed to multiply by panels of one packing.
+struct IntegerKernels {
+    std::array<DotPacked, kFewRows> dot_packed;  // by rows - 1
+    void (*unpack)(const std::byte*, int64_t, int64_t, UnpackedGroup*);
+    const DotsUnpacked* dot_unpacked;  // by panels - 1, rows - 1
+};
+
+template <int Minima, int P, int... Row>
+constexpr std::array<DotUnpacked, kIntegerRows> dots_of(std::integer_sequence<int, Row...>) {
+    return {dot_unpacked<Minima, Row + 1, P>...};
+}
+template <int Minima>
+constexpr DotsUnpacked kDotsUnpacked = {
+    dots_of<Minima, 1>(std::make_integer_sequence<int, integer_rows(1)>()),
+    dots_of<Minima, 2>(std::make_integer_sequence<int, integer_rows(2)>())};
+
+template <Packing kPacking>
+constexpr IntegerKernels kernels_of() {
+    if constexpr (!format_of(kPacking).is_integer()) {
+        return {};
+    } else {
+        return {{dot_packed<kPacking, 1>, dot_packed<kPacking, 2>},
+                unpack<kPacking>,
+                &kDotsUnpacked<PackedGroup<kPacking>::kMinima>};
+    }
+}
+
+template <int... Index>
+constexpr std::array<IntegerKernels, sizeof...(Index)> all_kernels(
+    std::integer_sequence<int, Index...>) {
+    return {kernels_of<static_cast<Packing>(Index)>()...};
+}
+
+// By packing.
+constexpr auto kIntegerKernels = all_kernels(std::make_integer_sequence<int, kNumPackings>());
+
+}  // namespace
+}  // namespace octavo::cpu::OCTAVO_ISA
