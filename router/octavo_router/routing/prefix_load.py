@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.routing.policies import Scores
     from octavo_router.routing.request import RouteRequest
-    from octavo_router.routing.underway import Underway
+    from octavo_router.residency.api import Underway
 
 LOWEST = "lowest price"
 COPY = "lowest price, where a hot prefix gets another copy"
