@@ -150,7 +150,7 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
     const nb::object policy =
         own_policy != nullptr ? nb::borrow(own_policy) : default_.get(policies);
     const int64_t num_picks = num_picks_.as_int(dispatcher_) + 1;
-    if (candidates == nullptr || window == nullptr ||
+    if (candidates == nullptr ||
         Py_TYPE(policy.ptr()) != reinterpret_cast<PyTypeObject*>(placing_.prefix_load().ptr()) ||
         num_picks % sample_every_.as_int(dispatcher_) == 0) {  // this one is looked at closely
         return long_way();
@@ -166,7 +166,7 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
     const std::optional<Choice> choice = placing_.choose(
         candidates, policy, scan.keys, flight->names, flight->prompt_tokens, chunk_bytes_ * rate);
     PyObject* upstream = choice ? upstream_of(choice->endpoint, placed_at) : nullptr;
-    if (upstream == nullptr || began_at >= shapes_.window.until.as_double(window)) {
+    if (upstream == nullptr) {
         return long_way();
     }
 
@@ -198,8 +198,13 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
     }
 
     shapes_.tenant.in_flight.add(facts.tenant, int64_t{1});
-    num_active_.add(budget_, 1);
-    shapes_.window.first.add(window, 1.0);
+    if (window == nullptr) {  // its first one
+        begin_.call(budget_, nb::handle(shapes_.tenant.name.get(facts.tenant)),
+                    from_double(began_at));
+    } else {
+        num_active_.add(budget_, 1);
+        count_window(window, began_at, 0.0);
+    }
     num_picks_.set(dispatcher_, from_int(num_picks));
     shapes_.endpoint.last_pick.set(endpoint, from_int(num_picks));
     flight->generation = placing_.reserve(endpoint, flight->uncached_tokens);
@@ -256,7 +261,6 @@ bool Lane::read_facts(PyObject* connection, PyObject* head, Facts& facts) const 
            !shapes_.path.is_kept.is_true(facts.path) &&
            !shapes_.facts.explain.is_true(facts.facts) &&
            shapes_.facts.timeout_s.as_double(facts.facts) == 0.0 &&
-           !shapes_.client.client.is_none(connection) &&
            own_version_.as_int(proxy_) == version_.as_int(registry_) &&
            PyDict_GET_SIZE(adapters_.get(proxy_).ptr()) == 0;
 }
@@ -330,7 +334,7 @@ nb::object Lane::new_record(const Flight& flight, const Facts& facts, nb::handle
     }
     copy(shape.route, shapes_.path.path.get(facts.path));
     copy(shape.tenant, shapes_.tenant.name.get(facts.tenant));
-    copy(shape.client, shapes_.client.client.get(flight.connection.ptr()));
+    shape.client.set(record, client_.get(flight.connection));
     copy(shape.traceparent, shapes_.facts.traceparent.get(facts.facts));
     copy(shape.model, model.ptr());
     copy(shape.is_known_model, shapes_.route.is_known.get(flight.route.ptr()));

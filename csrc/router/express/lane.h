@@ -97,7 +97,8 @@ class Lane {
     Attribute picks_{"_picks"}, ends_{"_ends"}, endpoints_{"endpoints"}, records_{"_records"};
     Attribute make_record_{"_record"}, pools_{"_pools"}, count_{"count"}, wake_{"wake"};
     Attribute finish_{"finish"}, takes_all_{"takes_all"}, write_{"write"}, send_{"send"};
-    Attribute append_{"append"}, note_{"note"};
+    Attribute append_{"append"}, note_{"note"}, client_{"client"};
+    Attribute begin_{"begin"};
 };
 
 }  // namespace octavo::router
