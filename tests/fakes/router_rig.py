@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from octavo_router.residency.api import Underway
     from octavo_router.routing.request import RouteRequest
 
-PATIENCE_S = 20.0
+PATIENCE_S = 4.0
 
 
 def on_loop(

@@ -40,28 +40,37 @@ logger = logging.getLogger("octavo.router")
 
 def make_lane(proxy: Proxy, parts: Parts) -> Lane | None:
     """None where the parts are not those that it knows by heart, or it was not built."""
-    if not (parts.hot_path.is_native and parts.tracing is None and _knows(parts)):
+    gate, dispatcher = parts.gate, parts.dispatcher
+    if type(gate) is not Gate or type(dispatcher) is not Dispatcher:
         return None
-    fast = import_module("octavo_router._fast")
+    if not (parts.hot_path.is_native and _is_known(parts, gate, dispatcher)):
+        return None
 
     def take_over(flight: Flight) -> Exchange:
-        return _exchange_of(proxy, flight)
+        return _exchange_of(flight, proxy, gate, dispatcher)
 
     def broke(flight: Flight, error: Exception) -> None:
-        _broke(proxy, flight, error)
+        """A mistake of ours: as `Exchange` does it."""
+        if not flight.is_over:
+            take_over(flight).break_off(error)
+            return
+        request_id = flight.record.request_id
+        logger.error("Broke on a request", extra={"request_id": request_id}, exc_info=error)
+        connection = flight.connection
+        if connection.owner is flight:
+            connection.owner = None
+            connection.abort()
 
-    lane: Lane = fast.Lane(proxy, take_over, broke)
+    lane: Lane = import_module("octavo_router._fast").Lane(proxy, take_over, broke)
     return lane
 
 
-def _knows(parts: Parts) -> bool:
+def _is_known(parts: Parts, gate: Gate, dispatcher: Dispatcher) -> bool:
     """Whether what `begin` and `land` repeat is what these would do."""
-    gate, dispatcher = parts.gate, parts.dispatcher
-    if type(gate) is not Gate or type(dispatcher) is not Dispatcher:
-        return False
     throttle = gate.throttle
     return (
-        type(parts.registry) is Registry
+        parts.tracing is None
+        and type(parts.registry) is Registry
         and type(parts.models) is Models
         and type(parts.budget) is RetryBudget
         and type(gate._rooms) is Rooms
@@ -75,7 +84,9 @@ def _knows(parts: Parts) -> bool:
     )
 
 
-def _exchange_of(proxy: Proxy, flight: Flight) -> Exchange:
+def _exchange_of(
+    flight: Flight, proxy: Proxy, gate: Gate, dispatcher: Dispatcher
+) -> Exchange:
     """The exchange that has come as far as the flight has, and takes its place everywhere."""
     connection, head, scan, record = flight.connection, flight.head, flight.scan, flight.record
     facts: HeadFacts = head.facts
@@ -95,9 +106,6 @@ def _exchange_of(proxy: Proxy, flight: Flight) -> Exchange:
         placed_at=flight.attempt_at,
         names=flight.names,
     )
-    dispatcher, gate = proxy.dispatcher, proxy.gate
-    assert isinstance(dispatcher, Dispatcher)
-    assert isinstance(gate, Gate)
     account = Account(record, flight.began_at, flight.total_at)
     account.wants_usage = scan.include_usage
     account.ticket = Ticket(gate, flight.tenant, 0, (request.pool, request.revision))
@@ -124,16 +132,3 @@ def _exchange_of(proxy: Proxy, flight: Flight) -> Exchange:
         connection.owner = exchange
     exchange.go_on(upstream)
     return exchange
-
-
-def _broke(proxy: Proxy, flight: Flight, error: Exception) -> None:
-    """A mistake of ours: as `Exchange` does it."""
-    if not flight.is_over:
-        _exchange_of(proxy, flight).break_off(error)
-        return
-    request_id = flight.record.request_id
-    logger.error("Broke on a request", extra={"request_id": request_id}, exc_info=error)
-    connection = flight.connection
-    if connection.owner is flight:
-        connection.owner = None
-        connection.abort()
