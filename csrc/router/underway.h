@@ -1,4 +1,4 @@
-// Prompts under way, by name: the compiled twin of octavo_router/routing/underway.py.
+// Prompts under way, by name: the compiled twin of octavo_router/residency/underway.py.
 #pragma once
 
 #include <array>

@@ -156,6 +156,7 @@ void bind_express(nb::module_& module) {
         .def_ro("attempt_at", &Flight::attempt_at)
         .def_ro("total_at", &Flight::total_at)
         // as the user of an engine's connection
+        .def("on_connected", passed_on<nb::handle>("on_connected"))
         .def("on_whole", &on_whole)
         .def("on_head", passed_on<nb::handle>("on_head"))
         .def("on_body", passed_on<nb::handle>("on_body"))

@@ -1,6 +1,7 @@
 #include "router/express/lane.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <initializer_list>
 
@@ -326,9 +327,11 @@ nb::object Lane::new_record(const Flight& flight, const Facts& facts, nb::handle
     if (is_empty_text(known_id)) {
         const int64_t number = num_ids_.as_int(proxy_) + 1;
         num_ids_.set(proxy_, from_int(number));
+        std::array<char, 17> digits{};
+        std::to_chars(digits.data(), digits.data() + digits.size() - 1, number, 16);
+        const nb::object prefix = id_prefix_.get(proxy_);
         shape.request_id.set(record,
-                             owned(PyUnicode_FromFormat("%U%llx", id_prefix_.get(proxy_).ptr(),
-                                                        static_cast<long long>(number))));
+                             owned(PyUnicode_FromFormat("%U%s", prefix.ptr(), digits.data())));
     } else {
         copy(shape.request_id, known_id);
     }

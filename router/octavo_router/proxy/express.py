@@ -30,6 +30,8 @@ from octavo_router.routing.request import RouteRequest
 from octavo_router.routing.rooms import Rooms
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from octavo_router._fast import Flight, Lane
     from octavo_router.proxy.facts import HeadFacts
     from octavo_router.proxy.seams import Parts
@@ -43,7 +45,10 @@ def make_lane(proxy: Proxy, parts: Parts) -> Lane | None:
     gate, dispatcher = parts.gate, parts.dispatcher
     if type(gate) is not Gate or type(dispatcher) is not Dispatcher:
         return None
-    if not (parts.hot_path.is_native and _is_known(parts, gate, dispatcher)):
+    if not parts.hot_path.is_native:
+        return None
+    fast = import_module("octavo_router._fast")
+    if not _is_known(parts, gate, dispatcher, fast):
         return None
 
     def take_over(flight: Flight) -> Exchange:
@@ -61,11 +66,11 @@ def make_lane(proxy: Proxy, parts: Parts) -> Lane | None:
             connection.owner = None
             connection.abort()
 
-    lane: Lane = import_module("octavo_router._fast").Lane(proxy, take_over, broke)
+    lane: Lane = fast.Lane(proxy, take_over, broke)
     return lane
 
 
-def _is_known(parts: Parts, gate: Gate, dispatcher: Dispatcher) -> bool:
+def _is_known(parts: Parts, gate: Gate, dispatcher: Dispatcher, fast: ModuleType) -> bool:
     """Whether what `begin` and `land` repeat is what these would do."""
     throttle = gate.throttle
     return (
@@ -74,8 +79,8 @@ def _is_known(parts: Parts, gate: Gate, dispatcher: Dispatcher) -> bool:
         and type(parts.models) is Models
         and type(parts.budget) is RetryBudget
         and type(gate._rooms) is Rooms
-        and type(dispatcher.underway) is parts.hot_path.Underway
-        and type(dispatcher._index) is parts.hot_path.ResidencyIndex
+        and type(dispatcher.underway) is fast.Underway
+        and type(dispatcher._index) is fast.ResidencyIndex
         and type(dispatcher.observer) in (MetricsObserver, type(None))
         and type(dispatcher.health) in (Health, type(None))
         and type(throttle) in (Throttle, type(None))
@@ -84,9 +89,7 @@ def _is_known(parts: Parts, gate: Gate, dispatcher: Dispatcher) -> bool:
     )
 
 
-def _exchange_of(
-    flight: Flight, proxy: Proxy, gate: Gate, dispatcher: Dispatcher
-) -> Exchange:
+def _exchange_of(flight: Flight, proxy: Proxy, gate: Gate, dispatcher: Dispatcher) -> Exchange:
     """The exchange that has come as far as the flight has, and takes its place everywhere."""
     connection, head, scan, record = flight.connection, flight.head, flight.scan, flight.record
     facts: HeadFacts = head.facts

@@ -96,11 +96,12 @@ class Proxy:
             connection.context = self._gate.authenticate(head.credentials, facts.tenant_hint)
 
     def handle(self, connection: ClientConnection, head: RequestHead, body: bytes) -> None:
-        begun: bool | Scan = False
+        scan: Scan | None = None
         if self._lane is not None:
             begun = self._lane.begin(connection, head, body)
             if begun is True:  # what most come to; the rest of this is for the others
                 return
+            scan = begun or None
         facts: HeadFacts = head.facts
         request_id = head.request_id or self.new_request_id()
         path = facts.path
@@ -126,7 +127,8 @@ class Proxy:
             try:
                 if self._version != self._registry.version:
                     self._learn_adapters()
-                scan = begun or self._scan(body, path.kind, self._adapters)
+                if scan is None:
+                    scan = self._scan(body, path.kind, self._adapters)
             except ScanError as error:
                 raise Refused(400, "invalid_json", error.message) from None
             request.model = record.model = scan.model
@@ -157,7 +159,7 @@ class Proxy:
         record.pool, record.revision = route.pool, route.revision
         if route.upstream_model and path.is_json:
             name = json.dumps(route.upstream_model).encode()
-            if scan.model_end:
+            if scan is not None and scan.model_end:
                 body = b"".join((body[: scan.model_start], name, body[scan.model_end :]))
         total_s, wanted_s = self.timeouts.total_s, facts.timeout_s
         deadline = now + (wanted_s if 0.0 < wanted_s < total_s else total_s)

@@ -124,7 +124,7 @@ class MakeIndex(Protocol):
 
 
 class Underway(Protocol):
-    """Prompts that are asked for right now, by their names; see routing.underway."""
+    """Prompts that are asked for right now, by their names; see residency.underway."""
 
     @property
     def num_computing(self) -> int: ...

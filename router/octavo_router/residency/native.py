@@ -7,8 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.route_keys import VERSION
-from octavo_router.residency import index, scan, token_lines, usage
-from octavo_router.routing import underway
+from octavo_router.residency import index, scan, token_lines, underway, usage
 
 if TYPE_CHECKING:
     from octavo_router.residency.api import (

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from octavo_router.config import POLICIES, ProfileConfig, RouterConfig, RoutingConfig
 from octavo_router.errors import ConfigInvalid
+from octavo_router.residency.underway import Underway
 from octavo_router.routing.adapters import LoraAffinity
 from octavo_router.routing.dispatcher import Dispatcher, Index, Observer
 from octavo_router.routing.filters import FILTERS
@@ -17,7 +18,6 @@ from octavo_router.routing.prefix_load import PrefixLoad
 from octavo_router.routing.profile import Anyone, MaxScore, Picker, Profile, WeightedRandom
 from octavo_router.routing.scorers import SCORERS
 from octavo_router.routing.shadow import Shadows
-from octavo_router.routing.underway import Underway
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
+from octavo_router.residency.underway import names_of
 from octavo_router.routing import pricing
 from octavo_router.routing.decision import Decision, describe
 from octavo_router.routing.estimate import TokenRates
 from octavo_router.routing.filters import narrow
 from octavo_router.routing.outcome import CLIENT_GONE, Outcome, Result
-from octavo_router.routing.underway import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
