@@ -60,6 +60,12 @@ bool Placing::read(PyObject* candidates) {
             return false;
         }
         is_room = is_room || has_room(endpoint);
+    }
+    if (!is_room) {
+        return false;
+    }
+    for (size_t i = 0; i < count; ++i) {
+        PyObject* endpoint = PyList_GET_ITEM(endpoints, i);
         if (shape.load.get(endpoint) != shape.priced.get(endpoint)) {
             owned(PyObject_CallOneArg(note_report_.ptr(), endpoint));
         }
@@ -74,7 +80,7 @@ bool Placing::read(PyObject* candidates) {
         slots_.push_back(to_int(PyList_GET_ITEM(slots, i)));
         addresses_.push_back(endpoint);
     }
-    return is_room;
+    return true;
 }
 
 bool Placing::has_room(PyObject* endpoint) const {
