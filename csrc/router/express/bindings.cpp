@@ -172,6 +172,7 @@ void bind_express(nb::module_& module) {
         .def("shut_down", passed_on<nb::handle>("shut_down"));
     nb::class_<Lane>(module, "Lane")
         .def(nb::init<nb::handle, nb::handle, nb::handle>())
+        .def_prop_ro("num_flights", &Lane::num_flights)
         .def("begin", &Lane::begin);
 }
 

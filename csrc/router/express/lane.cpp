@@ -198,6 +198,7 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
         throw nb::python_error();
     }
 
+    ++num_flights_;
     shapes_.tenant.in_flight.add(facts.tenant, int64_t{1});
     if (window == nullptr) {  // its first one
         begin_.call(budget_, nb::handle(shapes_.tenant.name.get(facts.tenant)),

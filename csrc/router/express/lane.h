@@ -52,6 +52,9 @@ class Lane {
     // False: this answer wants a closer look, and nothing has happened.
     bool land(nb::handle self, Flight& flight, nb::handle head, nb::handle body);
 
+    // Requests that went this way.
+    int64_t num_flights() const { return num_flights_; }
+
     nb::object take_over(nb::handle flight) const { return take_over_(flight); }
     void broke(nb::handle flight, nb::handle error) const { broke_(flight, error); }
 
@@ -82,6 +85,7 @@ class Lane {
     nb::object observer_, health_, throttle_;  // None where there is none
     nb::object exchanges_, queues_, candidates_, by_id_, tenants_, rates_;
     nb::object template_;  // a record without a request
+    int64_t num_flights_ = 0;
     std::vector<Slot> record_slots_;
     Placing placing_;
     int64_t head_state_, busy_state_;

@@ -35,6 +35,11 @@ HEADS = (
 
 
 @pytest.fixture
+def way() -> None:
+    """Both at once: see `Twins`."""
+
+
+@pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     clock = ManualClock()
     monkeypatch.setattr(time, "monotonic", clock)
@@ -206,6 +211,10 @@ class Life:
 def test_both_ways_leave_the_same_behind(clock: ManualClock, seed: int):
     @on_loop
     async def run() -> None:
-        await Life(Twins(clock), seed).live()
+        twins = Twins(clock)
+        await Life(twins, seed).live()
+        lane = twins.fast.proxy._lane
+        assert lane is not None
+        assert lane.num_flights > 100
 
     run()
