@@ -21,9 +21,11 @@ from tests.fakes.socketless_router import SocketlessRouter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from octavo_router.endpoints.endpoint import Kind
+
 NUM_CLIENTS = 40
 NUM_STEPS = 700
-KINDS = ("openai", "octavo", "openai", "octavo")
+KINDS: tuple[Kind, ...] = ("openai", "octavo", "openai", "octavo")
 HEADS = (
     "",
     "authorization: Bearer secret\r\n",

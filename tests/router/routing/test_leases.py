@@ -83,7 +83,9 @@ def test_nobody_to_place_on_reserves_nothing():
     assert world.dispatcher.place(request, exclude=world.endpoints) is None
     world.registry.replace("test", [])
     assert world.dispatcher.place(request) is None
-    assert not world.dispatcher.underway._requests
+    underway = world.dispatcher.underway
+    assert isinstance(underway, Underway)
+    assert not underway._requests
 
 
 def test_an_endpoint_that_is_gone_still_gets_its_work_back():
