@@ -338,7 +338,9 @@ nb::object Lane::new_record(const Flight& flight, const Facts& facts, nb::handle
     }
     copy(shape.route, shapes_.path.path.get(facts.path));
     copy(shape.tenant, shapes_.tenant.name.get(facts.tenant));
-    shape.client.set(record, client_.get(flight.connection));
+    PyObject* client = shapes_.client.client.get(flight.connection.ptr());
+    shape.client.set(record,
+                     client != Py_None ? nb::borrow(client) : client_.get(flight.connection));
     copy(shape.traceparent, shapes_.facts.traceparent.get(facts.facts));
     copy(shape.model, model.ptr());
     copy(shape.is_known_model, shapes_.route.is_known.get(flight.route.ptr()));
