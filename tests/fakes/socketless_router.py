@@ -43,11 +43,18 @@ class Wire:
     def __init__(self, protocol: asyncio.Protocol) -> None:
         self.written: list[bytes] = []
         self.is_cut = False
+        self.is_broken = False
         self._protocol = protocol
+        self._high = 2**30
         protocol.connection_made(cast("asyncio.Transport", self))
 
     def write(self, data: bytes) -> None:
+        if self.is_broken:
+            raise OSError("a mistake of ours, as far as anybody can tell")
         self.written.append(bytes(data))
+        if len(data) > self._high:  # as transports do it: before this returns
+            self._protocol.pause_writing()
+            asyncio.get_running_loop().call_soon(self._protocol.resume_writing)
 
     def cut(self) -> None:
         if not self.is_cut:
@@ -68,7 +75,9 @@ class Wire:
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return ("192.0.2.1", 4000) if name == "peername" else default
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high = high or self._high
+
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
 
@@ -139,6 +148,7 @@ class SocketlessRouter:
         ]
         registry.replace("test", specs)
         self.wires: list[tuple[UpstreamConnection, Wire]] = []
+        self.pools: list[UpstreamPool] = []
         for endpoint in registry.endpoints.values():
             registry.report(endpoint, "ready")
             upstream = upstreams.of(endpoint)
@@ -148,6 +158,7 @@ class SocketlessRouter:
                 idle_s=config.timeouts.upstream_idle_s, connect_timeout_s=1.0,
             )  # fmt: skip
             pool.wires = self.wires
+            self.pools.append(pool)
         shared = Shared(self.proxy, config.limits, config.timeouts, self.deadlines, loop)
         self.clients = [ClientConnection(shared) for _ in range(num_clients)]
         self.client_wires = [Wire(client) for client in self.clients]
@@ -162,6 +173,12 @@ class SocketlessRouter:
     def busy(self) -> list[UpstreamConnection]:
         """Connections whose engines owe an answer, in the order in which they were opened."""
         return [connection for connection, _ in self.wires if connection.user is not None]
+
+    def check_deadlines(self, now: float) -> None:
+        """As `Deadlines.check`, whose order is nobody's; here it must be the same for twins."""
+        for one in (*self.clients, *self.pools):
+            if one.deadline <= now:
+                one.on_deadline(now)
 
     def wire_of(self, connection: UpstreamConnection) -> Wire:
         return next(wire for one, wire in self.wires if one is connection)

@@ -95,6 +95,13 @@ auto passed_on(const char* name) {
     };
 }
 
+// A large answer fills the transport while it is written; there is nothing left to stop then.
+void client_paused(nb::handle self) {
+    if (!flight_of(self).is_landing) {
+        exchange_of(self).attr("client_paused")();
+    }
+}
+
 // Before the answer there is nothing that a client would ignore.
 nb::bytes no_probe(nb::handle) { return nb::bytes("", 0); }
 
@@ -164,7 +171,7 @@ void bind_express(nb::module_& module) {
         .def("on_lost", passed_on<nb::handle, nb::handle>("on_lost"))
         // as the owner of a client's connection
         .def("client_gone", passed_on<>("client_gone"))
-        .def("client_paused", passed_on<>("client_paused"))
+        .def("client_paused", &client_paused)
         .def("client_resumed", passed_on<>("client_resumed"))
         .def("client_too_slow", passed_on<>("client_too_slow"))
         .def("probe", &no_probe)

@@ -396,6 +396,7 @@ bool Lane::land(nb::handle self, Flight& flight, nb::handle head, nb::handle bod
     }
     const nb::object answer = answer_bytes(flight, head, body);
     flight.upstream = nb::none();  // it has gone back already
+    flight.is_landing = true;
     owned(PyObject_CallOneArg(client.write.get(connection), answer.ptr()));
     const double ended_at = now();
     flight.is_over = true;

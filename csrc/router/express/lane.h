@@ -35,6 +35,7 @@ struct Flight {
     int64_t uncached_tokens = 0;
     int64_t generation = 0;
     bool is_computing = false;
+    bool is_landing = false;  // its answer is being written
     bool is_over = false;
     double began_at = 0.0;
     double attempt_at = 0.0;

@@ -15,6 +15,7 @@ from octavo_engine.protocol.stream import Load
 from octavo_router.config import RouterConfig
 from octavo_router.residency import native
 from tests.fakes.clock import ManualClock
+from tests.fakes.http_client import post_bytes
 from tests.fakes.router_rig import on_loop
 from tests.fakes.socketless_router import SocketlessRouter
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from octavo_router.endpoints.endpoint import Kind
 
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 NUM_CLIENTS = 40
 NUM_STEPS = 700
 KINDS: tuple[Kind, ...] = ("openai", "octavo", "openai", "octavo")
@@ -123,7 +125,8 @@ def answer(random: Random) -> list[bytes]:
     usage = {"prompt_tokens": prompt, "completion_tokens": output}
     if random.random() < 0.3:
         usage |= {"prompt_tokens_details": {"cached_tokens": random.randrange(prompt)}}  # type: ignore[dict-item]  # as engines say it
-    body = json.dumps({"choices": [], **({"usage": usage} if random.random() < 0.9 else {})})
+    text = "word " * (30_000 if random.random() < 0.05 else 3)
+    body = json.dumps({"choices": [text], **({"usage": usage} if random.random() < 0.9 else {})})
     status = random.choices(("200 OK", "500 Broken", "400 Bad"), (30, 1, 1))[0]
     kind = "text/html" if random.random() < 0.02 else "application/json"
     close = "connection: close\r\n" if random.random() < 0.05 else ""
@@ -205,7 +208,7 @@ class Life:
         clock = self.twins.clock
         clock.advance(self.random.choice((0.3, 1.0, 11.0)))
         await self.twins.both(lambda router: router.dispatcher.tick())
-        await self.twins.both(lambda router: router.deadlines.check(clock.now))
+        await self.twins.both(lambda router: router.check_deadlines(clock.now))
         await self.twins.both(lambda router: router.throttle.tick())
 
 
@@ -220,3 +223,46 @@ def test_both_ways_leave_the_same_behind(clock: ManualClock, seed: int):
         assert lane.num_flights > 100
 
     run()
+
+
+@pytest.mark.parametrize("side", ["engine", "client"])
+def test_a_mistake_of_ours_costs_one_request_and_holds_nothing(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture, side: str
+):
+    @on_loop
+    async def run() -> None:
+        twins = Twins(clock)
+
+        async def ask_of(number: int) -> None:
+            body = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
+            data = post_bytes(body)
+            await twins.both(lambda router: router.clients[number].data_received(data))
+
+        async def answer_all() -> None:
+            while twins.slow.busy:
+                await twins.both(lambda router: router.busy[0].data_received(ANSWER))
+
+        def break_wires(router: SocketlessRouter) -> None:
+            wires = [w for _, w in router.wires] if side == "engine" else router.client_wires
+            for wire in wires:
+                wire.is_broken = True
+
+        for number in range(12):
+            await ask_of(number)
+            await answer_all()
+        lane = twins.fast.proxy._lane
+        assert lane is not None
+        num_flights = lane.num_flights
+        if side == "engine":
+            await twins.both(break_wires)
+            await ask_of(0)
+        else:
+            await ask_of(0)
+            await twins.both(break_wires)
+            await answer_all()
+        assert lane.num_flights == num_flights + 1
+        assert not twins.fast.proxy.exchanges
+        assert twins.fast.client_wires[0].is_cut
+
+    run()
+    assert [r.message for r in caplog.records] == ["Broke on a request"] * 2
