@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from octavo_router.config import RouterConfig
     from octavo_router.endpoints.endpoint import Kind
+    from octavo_router.http.deadlines import Waiting
     from octavo_router.http.upstream_connection import User
     from octavo_router.metrics.record import RequestRecord
     from octavo_router.residency.native import HotPath
@@ -176,7 +177,8 @@ class SocketlessRouter:
 
     def check_deadlines(self, now: float) -> None:
         """As `Deadlines.check`, whose order is nobody's; here it must be the same for twins."""
-        for one in (*self.clients, *self.pools):
+        waiting: list[Waiting] = [*self.clients, *self.pools]
+        for one in waiting:
             if one.deadline <= now:
                 one.on_deadline(now)
 

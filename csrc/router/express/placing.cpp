@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <limits>
 
+#include "router/express/texts.h"
+
 namespace octavo::router {
 
 namespace {
-
-nb::object from(const char* module, const char* name) {
-    return nb::module_::import_(module).attr(name);
-}
 
 constexpr const char* kPricing = "octavo_router.routing.pricing";
 constexpr const char* kPrefixLoad = "octavo_router.routing.prefix_load";

@@ -57,7 +57,10 @@ def make_lane(proxy: Proxy, parts: Parts) -> Lane | None:
     def broke(flight: Flight, error: Exception) -> None:
         """A mistake of ours: as `Exchange` does it."""
         if not flight.is_over:
-            take_over(flight).break_off(error)
+            try:
+                raise error
+            except Exception:
+                take_over(flight).broke()
             return
         request_id = flight.record.request_id
         logger.error("Broke on a request", extra={"request_id": request_id}, exc_info=error)
