@@ -10,6 +10,7 @@ import socket
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from octavo_engine.protocol.endpoints import STATE_PATH
@@ -104,6 +105,7 @@ class App:
         self.dispatcher = build_dispatcher(
             config, self.registry, index,
             clock=clock, rng=self._rng, observer=MetricsObserver(self.metrics),
+            make_underway=hot_path.Underway,
         )  # fmt: skip
         self.models = Models(self.registry, config.models)
         self._rooms = Rooms(self.registry, config.flow)
@@ -197,7 +199,7 @@ class App:
         await self._stack.enter_async_context(self._discovery)
         if self.config.epp.enabled:
             await self._open_picker()
-        for work in (self._tick(), self._tick_queue(), self._become_ready()):
+        for work in (self._tick(), self._tick_queue(), self._become_ready(), _prepare_scrapes()):
             self._tasks.append(asyncio.create_task(work))
         return self
 
@@ -358,3 +360,8 @@ class App:
         while True:
             await asyncio.sleep(_QUEUE_TICK_S)
             self.gate.tick()
+
+
+async def _prepare_scrapes() -> None:
+    """What the first one would wait for is imported beside the start, off the loop."""
+    await asyncio.to_thread(import_module, "prometheus_client.exposition")

@@ -1,21 +1,18 @@
-"""The router's counts as Prometheus families: one table row for each metric."""
+"""The router's counts as Prometheus families: one table row for each metric.
+
+The client library is imported where it is needed: a router that starts needs it only later.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
-
 from octavo_engine.protocol import metric_names as names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+    from prometheus_client.core import Metric
 
     from octavo_router.metrics.counts import PoolCounts
     from octavo_router.metrics.histogram import Histogram
@@ -80,6 +77,8 @@ _POOL_TALLIES = (
 
 def families(metrics: RouterMetrics) -> Iterator[Metric]:
     """All that is counted. Gauges read elsewhere are not among them."""
+    from prometheus_client.core import InfoMetricFamily
+
     info = InfoMetricFamily(names.ROUTER_INFO, "The router's build.")
     info.add_metric([], {"version": metrics.version})
     yield info
@@ -100,6 +99,8 @@ def families(metrics: RouterMetrics) -> Iterator[Metric]:
 def gauge(
     name: str, text: str, labels: Iterable[str], rows: Mapping[tuple[str, ...], float]
 ) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
     family = GaugeMetricFamily(name, text, labels=list(labels))
     for values, value in rows.items():
         family.add_metric(list(values), value)
@@ -109,6 +110,8 @@ def gauge(
 def counter(
     name: str, text: str, labels: Iterable[str], rows: Mapping[tuple[str, ...], float]
 ) -> Metric:
+    from prometheus_client.core import CounterMetricFamily
+
     family = CounterMetricFamily(name, text, labels=list(labels))
     for values, value in rows.items():
         family.add_metric(list(values), value)
@@ -118,6 +121,8 @@ def counter(
 def histogram(
     name: str, text: str, labels: Iterable[str], rows: Mapping[tuple[str, ...], Histogram]
 ) -> Metric:
+    from prometheus_client.core import HistogramMetricFamily
+
     family = HistogramMetricFamily(name, text, labels=list(labels))
     for values, value in rows.items():
         family.add_metric(list(values), value.cumulative(), value.sum)

@@ -11,9 +11,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
-
 from octavo_router.metrics import bundle
 from octavo_router.metrics.counts import (
     DiscoveryCounts,
@@ -78,8 +75,6 @@ class RouterMetrics:
         self._model_labels = LabelSet(max_label_values)
         self._tenant_labels = LabelSet(max_label_values)
         self._sources: list[Callable[[], Iterable[Metric]]] = []
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
 
     # -- counting
 
@@ -196,8 +191,14 @@ class RouterMetrics:
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type: Prometheus text, or OpenMetrics where asked for."""
+        # Here: importing it takes as long as half of the router, and nobody scrapes at once.
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.exposition import choose_encoder
+
         encoder, content_type = choose_encoder(accept)
-        return encoder(self._registry), content_type
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return encoder(registry), content_type
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry."""

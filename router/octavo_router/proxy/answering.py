@@ -45,7 +45,6 @@ class ClientAnswer:
     def send_whole(self, head: AnswerHead, lines: EndpointLines, body: bytes) -> None:
         """All of it at once."""
         self.status = head.status
-        self.num_bytes = len(body)
         connection = self._connection
         # Hot path: once per request. The usual connection stays open, and need not be told so.
         framing = b"" if connection.keeps_open else self._settle_connection()
@@ -54,6 +53,7 @@ class ClientAnswer:
         connection.write(
             heads.answer_head(head, lines, self.request_id, framing, self.explanation, body)
         )
+        self.num_bytes = len(body)
 
     def begin(self, head: AnswerHead, lines: EndpointLines) -> None:
         """Its status and fields; pieces follow."""

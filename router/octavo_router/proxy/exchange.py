@@ -114,7 +114,7 @@ class Exchange:
             try:
                 self._place()
             except Exception:
-                self._broke()
+                self.broke()
             return
         self._wait_for(entry)
 
@@ -138,7 +138,12 @@ class Exchange:
         except Refused as error:
             self._give_up(error, "refused")
         except Exception:
-            self._broke()
+            self.broke()
+
+    def go_on(self, upstream: UpstreamConnection | None) -> None:
+        """It was sent as a flight of the express lane, and becomes an exchange on its way."""
+        self._state = AWAITING
+        self._upstream = upstream
 
     # -- placing and sending
 
@@ -169,7 +174,7 @@ class Exchange:
         try:
             self._send(connection)
         except Exception:
-            self._broke()
+            self.broke()
 
     def _send(self, connection: UpstreamConnection) -> None:
         request, account = self._request, self._account
@@ -227,7 +232,7 @@ class Exchange:
                 self._proxy.over(self, account)
                 connection.finish(keep_alive=answer.keeps_alive)
             except Exception:
-                self._broke()
+                self.broke()
             return
         self.on_head(head)
         if body and COLLECTING <= self._state < OVER:  # else it was no answer
@@ -278,7 +283,7 @@ class Exchange:
                 self._answer.end()
                 self._finish(Result.OK, "ok")
         except Exception:
-            self._broke()
+            self.broke()
 
     def on_lost(self, loss: Loss, problem: str) -> None:
         self._upstream = self._connecting = None
@@ -286,7 +291,7 @@ class Exchange:
             self._proxy.note_loss(self._account.lease, problem)
             self._fail(FAILURE_OF[loss])
         except Exception:
-            self._broke()
+            self.broke()
 
     def _relay_events(self, data: bytes) -> None:
         memory, answer = self._memory, self._answer
@@ -382,14 +387,14 @@ class Exchange:
             self._turn = None
             self._place(following.exclude)
         except Exception:
-            self._broke()
+            self.broke()
 
     @property
     def _was_answered(self) -> bool:
         """The client has seen a part of the answer; signs of life are none."""
         return self._state == PASSING or streams.was_seen(self._memory, self._relay)
 
-    def _broke(self) -> None:
+    def broke(self) -> None:
         """A mistake of ours must not leave a client waiting, nor anything reserved."""
         logger.exception("Broke on a request", extra={"request_id": self._request.request_id})
         if self._state == OVER:
@@ -443,7 +448,7 @@ class Exchange:
             elif COLLECTING <= self._state < OVER:
                 self._fail(Failure.STALLED)
         except Exception:
-            self._broke()
+            self.broke()
 
     def shut_down(self, error: Refused) -> None:
         """The router ends before the request does."""

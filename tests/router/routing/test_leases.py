@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo_router.residency.underway import Underway
 from octavo_router.routing.outcome import Outcome, Result
 from tests.fakes.endpoints import World, make_request
 
@@ -13,6 +14,7 @@ def counts(world):
 
 def is_clean(world):
     underway = world.dispatcher.underway
+    assert isinstance(underway, Underway)
     return (
         counts(world) == [(0, 0, 0)] * len(world.endpoints)
         and not underway._requests
@@ -81,7 +83,9 @@ def test_nobody_to_place_on_reserves_nothing():
     assert world.dispatcher.place(request, exclude=world.endpoints) is None
     world.registry.replace("test", [])
     assert world.dispatcher.place(request) is None
-    assert not world.dispatcher.underway._requests
+    underway = world.dispatcher.underway
+    assert isinstance(underway, Underway)
+    assert not underway._requests
 
 
 def test_an_endpoint_that_is_gone_still_gets_its_work_back():
