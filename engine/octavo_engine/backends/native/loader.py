@@ -13,6 +13,7 @@ from octavo_engine.backends.ledger import WeightLedger
 from octavo_engine.backends.native.graph import NativeLinear
 from octavo_engine.backends.native.packing import choose_packing
 from octavo_engine.errors import ModelError
+from octavo_engine.weights.checkpoint import StoredTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,7 +92,11 @@ class NativeLoader:
         ]
         if not self._ledger.is_complete:
             return _native.Packed(1, 1, self._dtype)  # never used: `finish` will raise
-        stored_types = {stored.dtype for stored in parts if stored is not None}
+        stored_types = {
+            stored.dtype if _is_packable(stored) else "F32"
+            for stored in parts
+            if stored is not None
+        }
         packing = choose_packing(
             stored_types, self._dtype, self._quantization, is_vocabulary=is_vocabulary
         )
@@ -101,14 +106,23 @@ class NativeLoader:
             assert stored is not None  # since nothing is missing
             if stored.offset:
                 raise ModelError(f"{stored.name}: a matrix with an offset cannot be packed")
+            plain = stored if _is_packable(stored) else _expanded(stored)
             try:
-                packed.pack(
-                    self._team, first_row, stored.data, stored.dtype, num_rows, stored.row_map
-                )
+                packed.pack(self._team, first_row, plain.data, plain.dtype, num_rows, plain.row_map)
             except ValueError as error:
                 raise ModelError(f"{stored.name} cannot be packed: {error}") from error
             self._ledger.account(stored)
         return packed
+
+
+def _is_packable(stored: StoredTensor) -> bool:
+    """Whether the kernels know its form."""
+    return stored.dtype != "F8_E4M3" and stored.column_map is None
+
+
+def _expanded(stored: StoredTensor) -> StoredTensor:
+    data = to_float32(stored).view(np.uint8).reshape(-1)
+    return StoredTensor(stored.name, "F32", stored.shape, data)
 
 
 def _allocate(name: str, rows: int, columns: int, packing: Packing) -> _native.Packed:
