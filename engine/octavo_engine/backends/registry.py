@@ -116,6 +116,7 @@ def _build_cuda(
         _open(config, model, files),
         dtype=config.dtype,
         max_model_len=max_model_len,
+        keep_quantized=config.quantization != "none",
         progress=progress,
     )
 

@@ -28,6 +28,7 @@ def build_cuda(
     *,
     dtype: DType,
     max_model_len: int,
+    keep_quantized: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> CudaBackend:
     """The model on the first GPU. Raises ConfigError and ModelError."""
@@ -36,6 +37,7 @@ def build_cuda(
         checkpoint,
         max_model_len=max_model_len,
         dtype=settle_dtype(dtype, config.torch_dtype),
+        keep_quantized=keep_quantized,
         progress=progress,
     )
 

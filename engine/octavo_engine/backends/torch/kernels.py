@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
+    from octavo_engine.backends.torch.packed import Format
     from octavo_engine.ops import Activation, AttentionSpec
 
 KernelChoice = Literal["auto", "triton", "plain"]
@@ -34,6 +35,10 @@ class Kernels(Protocol):
     @property
     def can_capture(self) -> bool:
         """Whether a step launches the same work whatever its values are: a graph may hold it."""
+
+    @property
+    def formats(self) -> frozenset[Format]:
+        """The quantised weights that products take as they are stored."""
 
     def tokens_per_tile(self, *, is_decode: bool) -> int:
         """How many of a sequence's tokens one attention program takes."""

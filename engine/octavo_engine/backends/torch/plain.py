@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
+from octavo_engine.backends.torch.packed import ALL_FORMATS
 from octavo_engine.backends.torch.plain_draw import draw
 from octavo_engine.config import BLOCK_SIZE
 
@@ -23,6 +24,7 @@ class PlainKernels:
 
     name = "plain"
     can_capture = False
+    formats = ALL_FORMATS
 
     def tokens_per_tile(self, *, is_decode: bool) -> int:
         return 1 if is_decode else BLOCK_SIZE  # there are no tiles here

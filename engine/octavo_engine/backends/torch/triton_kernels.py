@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from octavo_engine.backends.torch.triton import attention, draw, heads, matmul, rows
+from octavo_engine.backends.torch.packed import ALL_FORMATS, GroupedWeight
+from octavo_engine.backends.torch.triton import (
+    attention,
+    draw,
+    grouped,
+    heads,
+    matmul,
+    rows,
+    scaled,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,8 +23,13 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.kernels import HeadShape
+    from octavo_engine.backends.torch.packed import Format
     from octavo_engine.ops import Activation, AttentionSpec
 
+FP8_CAPABILITY = (
+    8,
+    9,
+)  # the first NVIDIA matrix units that know e4m3; AMD's before MI350 know another
 INVARIANT_SPLIT_TOKENS = 1024  # a fixed cut of a context gives the same sums in any company
 
 
@@ -43,6 +57,7 @@ class TritonKernels:
         )
         self._group = group
         self._batch_invariant = batch_invariant
+        self.formats = _formats(device)
         self._num_processors = (
             torch.cuda.get_device_properties(device).multi_processor_count
             if device.type == "cuda"
@@ -53,10 +68,21 @@ class TritonKernels:
         return self._tile(is_decode=is_decode).block_m // self._group
 
     def linear(self, x: Tensor, weight: DeviceLinear) -> Tensor:
-        if not self._batch_invariant:
-            return weight.apply(x)  # cuBLAS
         dtype = torch.float32 if weight.is_head else x.dtype
-        return matmul.matmul(x.contiguous(), weight.weight, weight.bias, dtype)
+        if isinstance(weight.weight, torch.Tensor):
+            if not self._batch_invariant:
+                return weight.apply(x)  # cuBLAS
+            return matmul.matmul(x.contiguous(), weight.weight, weight.bias, dtype)
+        processors, invariant = self._num_processors, self._batch_invariant
+        if isinstance(weight.weight, GroupedWeight):
+            return grouped.matmul(
+                x, weight.weight, weight.bias, dtype,
+                num_processors=processors, batch_invariant=invariant,
+            )  # fmt: skip
+        return scaled.matmul(
+            x, weight.weight, weight.bias, dtype,
+            num_processors=processors, batch_invariant=invariant,
+        )  # fmt: skip
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor:
         return rows.rms_norm(x, weight, eps, out_dtype)
@@ -116,3 +142,12 @@ class TritonKernels:
 
     def _tile(self, *, is_decode: bool) -> attention.Tile:
         return self._decode_tile if is_decode else self._prompt_tile
+
+
+def _formats(device: torch.device) -> frozenset[Format]:
+    """All but those the device's matrix units do not know."""
+    if device.type != "cuda":  # the interpreter knows all
+        return ALL_FORMATS
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY:
+        return ALL_FORMATS
+    return ALL_FORMATS - {"fp8"}
