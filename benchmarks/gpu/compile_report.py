@@ -62,7 +62,7 @@ def cases() -> list[Case]:
     unusual = {"HAS_WINDOW": True, "HAS_CAP": True}
     wide = {"HEAD_DIM": 256, "DIM": 256, "GROUP": 2}
     exact = {"EXACT": True}
-    for label, is_decode, splits, extra in (
+    for label, is_decode, is_split, extra in (
         ("prompt", False, False, {}),
         ("decode", True, False, {}),
         ("decode split", True, True, {}),
@@ -82,7 +82,7 @@ def cases() -> list[Case]:
         )
         constants = {
             **LLAMA, "PAGE": 16, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
-            "HAS_WINDOW": False, "HAS_CAP": False, "SPLIT": splits, "EXACT": False, **extra,
+            "HAS_WINDOW": False, "HAS_CAP": False, "SPLIT": is_split, "EXACT": False, **extra,
         }  # fmt: skip
         values = "*fp32" if is_exact else "*bf16"
         types = dict.fromkeys(("out", "q", "k_cache", "v_cache"), values)
@@ -135,35 +135,30 @@ def cases() -> list[Case]:
 def quantized_cases() -> list[Case]:
     """Products with 4, 8 and again 8 bits, for one row and for a prompt."""
     numbers = ("num_rows", "num_outputs", "num_inputs", "group_size", "tiles_per_split",
-               "num_blocks", "steps_per_split", "num_splits", "block_columns", "num_columns")  # fmt: skip
+               "num_blocks", "steps_per_split", "num_splits", "block_columns",
+               "num_columns")  # fmt: skip
     common = dict.fromkeys(numbers, "i32") | {"bias": "*bf16", "x_scales": "*fp32"}
     found = []
     for label, num_rows in (("one row", 1), ("prompt", 2048)):
-        work = splits.cut(num_rows, 4096, 32, 132, batch_invariant=False)
-        shape = {"BLOCK_M": work.block_m, "BLOCK_N": work.block_n, "HAS_BIAS": False}
-        out = "*bf16" if work.num_splits == 1 else "*fp32"
-        options = {"num_stages": work.num_stages}
         halves = dict.fromkeys(("scales", "minima"), "*fp16")
         for kind, bits, has_minima, one_group in (
             ("int4 minima", 4, True, True), ("int4", 4, False, True),
             ("int4 by 32", 4, True, False), ("int8 weight", 8, False, True),
         ):  # fmt: skip
-            types = common | halves | {"out": out, "x": "*bf16", "packed": "*i8"}
-            constants = shape | {
-                "BITS": bits, "HAS_MINIMA": has_minima, "ONE_GROUP": one_group,
-                "HALF": 64 if one_group else 32,
-            }  # fmt: skip
-            found.append(Case(f"{kind} {label}", grouped.grouped_kernel, types, constants,
-                              work.num_warps, options))  # fmt: skip
+            types = common | halves | {"x": "*bf16", "packed": "*i8"}
+            constants = {"BITS": bits, "HAS_MINIMA": has_minima, "ONE_GROUP": one_group,
+                         "HALF": 64 if one_group else 32}  # fmt: skip
+            found.append(product_case(f"{kind} {label}", grouped.grouped_kernel, types, constants,
+                                      num_rows, sums_twice=True))  # fmt: skip
         for kind, value, in_blocks in (
             ("int8 both", "*i8", False), ("fp8 both", "*fp8e4nv", False),
             ("fp8 blocks", "*fp8e4nv", True),
         ):  # fmt: skip
-            types = common | {"out": out, "x": value, "values": value, "scales": "*fp32"}
-            constants = shape | {"IS_INTEGER": value == "*i8", "IN_BLOCKS": in_blocks,
-                                 "BLOCK_K": scaled.BLOCK_K}  # fmt: skip
-            found.append(Case(f"{kind} {label}", scaled.scaled_kernel, types, constants,
-                              work.num_warps, options))  # fmt: skip
+            types = common | {"x": value, "values": value, "scales": "*fp32"}
+            constants = {"IS_INTEGER": value == "*i8", "IN_BLOCKS": in_blocks,
+                         "BLOCK_K": scaled.BLOCK_K}  # fmt: skip
+            found.append(product_case(f"{kind} {label}", scaled.scaled_kernel, types, constants,
+                                      num_rows, sums_twice=in_blocks))  # fmt: skip
     for kind, value in (("int8", "*i8"), ("fp8", "*fp8e4nv")):
         types = common | {"out": value, "scales": "*fp32", "x": "*bf16", "largest": "fp32"}
         constants = {"IS_INTEGER": value == "*i8", "BLOCK": 4096}
@@ -172,6 +167,23 @@ def quantized_cases() -> list[Case]:
     found.append(Case("join splits", splits.join_kernel, types,
                       {"HAS_BIAS": True, "BLOCK": splits.JOIN_COLUMNS}, 4))  # fmt: skip
     return found
+
+
+def product_case(
+    name: str,
+    kernel: Any,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    num_rows: int,
+    *,
+    sums_twice: bool,
+) -> Case:
+    """A product cut as 4096 outputs of as many inputs are on an H100."""
+    work = splits.cut(num_rows, 4096, 32, 132, batch_invariant=False, sums_twice=sums_twice)
+    shape = {"BLOCK_M": work.block_m, "BLOCK_N": work.block_n, "HAS_BIAS": False}
+    out = "*bf16" if work.num_splits == 1 else "*fp32"
+    return Case(name, kernel, types | {"out": out}, constants | shape, work.num_warps,
+                {"num_stages": work.num_stages})  # fmt: skip
 
 
 def compile_case(case: Case, target_name: str) -> dict[str, Any]:

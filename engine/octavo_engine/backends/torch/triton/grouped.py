@@ -112,7 +112,10 @@ def matmul(
     if num_rows == 0:
         return x.new_empty((0, num_outputs), dtype=out_dtype)
     num_tiles = num_inputs // (2 * weight.half)
-    work = cut(num_rows, num_outputs, num_tiles, num_processors, batch_invariant=batch_invariant)
+    work = cut(
+        num_rows, num_outputs, num_tiles, num_processors,
+        batch_invariant=batch_invariant, sums_twice=True,
+    )  # fmt: skip
     parts = _parts(x, work, num_outputs, out_dtype)
     own_bias = bias if work.num_splits == 1 else None
     grouped_kernel[(triton.cdiv(num_rows, work.block_m), triton.cdiv(num_outputs, work.block_n),

@@ -145,7 +145,10 @@ def matmul(
     step = weight.block if in_blocks else BLOCK_K
     rounded = round_rows(x.contiguous(), dtype, weight.block)
     num_steps = triton.cdiv(num_inputs, step)
-    work = cut(num_rows, num_outputs, num_steps, num_processors, batch_invariant=batch_invariant)
+    work = cut(
+        num_rows, num_outputs, num_steps, num_processors,
+        batch_invariant=batch_invariant, sums_twice=in_blocks,
+    )  # fmt: skip
     parts = x.new_empty(
         (work.num_splits, num_rows, num_outputs),
         dtype=out_dtype if work.num_splits == 1 else torch.float32,

@@ -37,14 +37,16 @@ def cut(
     num_processors: int,
     *,
     batch_invariant: bool,
+    sums_twice: bool = False,
 ) -> Cut:
-    """For a loop of `num_steps` over the inputs. Where bits must not depend on the number of rows,
-    neither does the cut."""
+    """For a loop of `num_steps` over the inputs; with `sums_twice` a step's own sum needs registers
+    beside the total. Where bits must not depend on the number of rows, neither does the cut."""
+    block_n = 64 if sums_twice else 128
     if batch_invariant:
-        return Cut(64, 128, 1, num_steps, 4, 3)
+        return Cut(64, block_n, 1, num_steps, 4, 3)
     if num_rows > FEW_ROWS:
         block_m = 64 if num_rows <= 64 else 128
-        return Cut(block_m, 128, 1, num_steps, block_m // 16, 3)
+        return Cut(block_m, block_n, 1, num_steps, block_m // 16, 3)
     programs = -(-num_outputs // 64)
     wanted = min(MAX_SPLITS, 2 * num_processors // programs, num_steps // MIN_STEPS)
     steps = -(-num_steps // max(1, wanted))
