@@ -28,7 +28,8 @@ def choose_packing(
 ) -> Packing:
     """The packing of a matrix whose parts are stored as these types.
 
-    `is_vocabulary` says that its rows are tokens: the embedding, the head.
+    `is_vocabulary` says that its rows are tokens, as the embedding's and the head's; those of a
+    router, which are experts, count too.
     """
     match quantization:
         case "none":

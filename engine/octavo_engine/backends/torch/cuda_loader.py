@@ -109,6 +109,14 @@ class CudaLoader:
         total = self._matrix([f"{name}.bias" for name in names], sizes) if bias else None
         return DeviceLinear(weight, total, is_head=names == ["lm_head"])
 
+    def experts(
+        self, names: Sequence[Sequence[str]], in_features: int, out_features: Sequence[int]
+    ) -> Tensor:
+        """[experts, out, in], in the backend's dtype."""
+        flat = [f"{name}.weight" for own in names for name in own]
+        whole = self._matrix(flat, list(out_features) * len(names), in_features)
+        return whole.view(len(names), -1, in_features) if self._ledger.is_complete else whole
+
     def tied(self, embedding: Tensor) -> DeviceLinear:
         return DeviceLinear(embedding, is_head=True)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.packed import Format
-    from octavo_engine.ops import Activation, AttentionSpec
+    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
 
 KernelChoice = Literal["auto", "triton", "plain"]
 
@@ -58,6 +58,11 @@ class Kernels(Protocol):
         out_dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """(x + scale * y in x's dtype, its norm)."""
+
+    def experts(
+        self, x: Tensor, scores: Tensor, gate_up: Tensor, down: Tensor, spec: ExpertsSpec
+    ) -> Tensor:
+        """As `Ops.experts`, in x's dtype; weights [experts, out, in]."""
 
     def glu(self, x: Tensor, activation: Activation) -> Tensor: ...
 

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from octavo_engine.backends.torch.packed import ALL_FORMATS, GroupedWeight
+from octavo_engine.backends.torch.plain import choose_experts
 from octavo_engine.backends.torch.triton import (
     attention,
     draw,
+    experts,
     grouped,
     heads,
     matmul,
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.kernels import HeadShape
     from octavo_engine.backends.torch.packed import Format
-    from octavo_engine.ops import Activation, AttentionSpec
+    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
 
 FP8_CAPABILITY = (
     8,
@@ -100,6 +102,20 @@ class TritonKernels:
 
     def glu(self, x: Tensor, activation: Activation) -> Tensor:
         return rows.glu(x, activation)
+
+    def experts(
+        self, x: Tensor, scores: Tensor, gate_up: Tensor, down: Tensor, spec: ExpertsSpec
+    ) -> Tensor:
+        shares, chosen = choose_experts(scores, spec)
+        tiles = experts.cut_tiles(chosen, len(gate_up), batch_invariant=self._batch_invariant)
+        num_pairs = chosen.numel()
+        h = self.glu(experts.product(x.contiguous(), gate_up, tiles, num_pairs), spec.activation)
+        h = experts.product(h, down, tiles, num_pairs).view(*chosen.shape, x.shape[1])
+        # A token's own experts in the order of its own scores: in any company the same sum.
+        total = shares[:, 0, None] * h[:, 0]
+        for place in range(1, spec.top_k):
+            total = total + shares[:, place, None] * h[:, place]
+        return total.to(x.dtype)
 
     def turn_and_store(
         self,
