@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import BackendLimits, Step
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.graphs import Recorder, Replay
-    from octavo_engine.backends.torch.kernels import KernelChoice, Kernels
+    from octavo_engine.backends.torch.kernels import Kernels
+    from octavo_engine.config import KernelChoice
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
     from octavo_engine.weights.checkpoint import Checkpoint

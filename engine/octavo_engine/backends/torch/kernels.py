@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.packed import Format
+    from octavo_engine.config import KernelChoice
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
-
-KernelChoice = Literal["auto", "triton", "plain"]
 
 # Triton's matrix instructions for 16-bit floats begin here.
 MIN_CAPABILITY = (8, 0)
