@@ -25,6 +25,7 @@ from triton.compiler import ASTSource
 from octavo_engine.backends.torch.triton import (
     attention,
     draw,
+    experts,
     grouped,
     heads,
     matmul,
@@ -119,6 +120,16 @@ def cases() -> list[Case]:
               "BLOCK_N": matmul.BLOCK_N, "BLOCK_K": matmul.BLOCK_K}, 4, {"num_stages": 3})
     )  # fmt: skip
     found += quantized_cases()
+    found += [
+        Case(f"experts {label}", experts.experts_kernel,
+             {**dict.fromkeys(("out", "x", "weights"), "*bf16"), "num_outputs": "i32",
+              "num_inputs": "i32"},
+             {"PAIRS_PER_ROW": 2, "BLOCK_M": block_m, "BLOCK_N": experts.BLOCK_N,
+              "BLOCK_K": experts.BLOCK_K}, 4, {"num_stages": 3})
+        for label, block_m in (
+            ("few rows", experts.FEW_PER_EXPERT), ("prompt", experts.MANY_PER_EXPERT)
+        )
+    ]  # fmt: skip
     floats = dict.fromkeys(
         ("logits", "maxima", "inverse_temperatures", "leasts", "top_ps"), "*fp32"
     )
