@@ -59,6 +59,7 @@ ENGINE_FLAGS = (
     Flag("dtype", "of KV cache and plain weights; auto: what the model and the device do best"),
     Flag("quantization", "weights as integers; auto: 8- and 4-bit ones stay as the file has them"),
     Flag("kernels", "on a GPU: Triton's or plain torch's; auto: what the device can run"),
+    Flag("attention_backend", "on a GPU: who attends for prompts; auto: triton"),
     Flag("batch_invariant", "on a GPU too let no answer's bits depend on others; slower"),
     Flag("enforce_eager", "on a GPU: launch each step anew instead of replaying CUDA graphs"),
     Flag("load_format", "dummy: random weights of the right shapes"),

@@ -21,6 +21,7 @@ SimTask = Literal["generate", "embed"]
 Policy = Literal["fcfs", "priority"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 KernelChoice = Literal["auto", "triton", "plain"]
+AttentionBackend = Literal["auto", "triton", "flashinfer"]
 Quantization = Literal["auto", "none", "int8", "int4"]
 
 
@@ -108,6 +109,7 @@ class EngineConfig:
     dtype: DType = "auto"
     quantization: Quantization = "auto"  # of weights; auto: as the file has them
     kernels: KernelChoice = "auto"  # of --device cuda
+    attention_backend: AttentionBackend = "auto"  # of Triton kernels, for prompts
     batch_invariant: bool = False  # on --device cuda too the bits of an answer are its own
     enforce_eager: bool = False  # no CUDA graphs
     load_format: LoadFormat = "auto"  # dummy: random weights of the right shapes
@@ -129,6 +131,7 @@ class EngineConfig:
         _check_choice("--dtype", self.dtype, DType)
         _check_choice("--quantization", self.quantization, Quantization)
         _check_choice("--kernels", self.kernels, KernelChoice)
+        _check_choice("--attention-backend", self.attention_backend, AttentionBackend)
         _check(not (self.batch_invariant and self.device == "torch"),
                "--batch-invariant is a mode of --device cuda, and how --device cpu always is; the "
                "reference has no such mode: --device must be cpu or cuda", self.device)  # fmt: skip

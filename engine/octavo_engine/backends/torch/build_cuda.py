@@ -37,6 +37,7 @@ def build_cuda(
         max_model_len=max_model_len,
         dtype=settle_dtype(engine.dtype, config.torch_dtype),
         kernels=engine.kernels,
+        attention=engine.attention_backend,
         use_graphs=not engine.enforce_eager,
         batch_invariant=engine.batch_invariant,
         keep_quantized=engine.quantization != "none",

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.graphs import Recorder, Replay
     from octavo_engine.backends.torch.kernels import Kernels
-    from octavo_engine.config import KernelChoice
+    from octavo_engine.config import AttentionBackend, KernelChoice
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
     from octavo_engine.weights.checkpoint import Checkpoint
@@ -67,6 +67,7 @@ class CudaBackend:
         dtype: torch.dtype = torch.bfloat16,
         device: str = "cuda",
         kernels: KernelChoice = "auto",
+        attention: AttentionBackend = "auto",
         use_graphs: bool = True,
         batch_invariant: bool = False,
         keep_quantized: bool = True,
@@ -75,8 +76,9 @@ class CudaBackend:
         """Weights that the file holds quantised stay so unless told otherwise."""
         settled = open_device(device)
         chosen = choose_kernels(
-            settled, dtype, config, choice=kernels, batch_invariant=batch_invariant
-        )
+            settled, dtype, config,
+            choice=kernels, attention=attention, batch_invariant=batch_invariant,
+        )  # fmt: skip
         formats = chosen.formats if keep_quantized else frozenset[Format]()
         with Uploader(settled) as uploader:
             loader = CudaLoader(checkpoint, uploader, dtype, progress, formats=formats)
@@ -93,14 +95,16 @@ class CudaBackend:
         dtype: torch.dtype,
         device: torch.device,
         kernels: KernelChoice = "auto",
+        attention: AttentionBackend = "auto",
         use_graphs: bool = True,
         batch_invariant: bool = False,
     ) -> CudaBackend:
         """A model whose weights are on the device already; for measuring without files."""
         backend = cls.__new__(cls)
         chosen = choose_kernels(
-            device, dtype, config, choice=kernels, batch_invariant=batch_invariant
-        )
+            device, dtype, config,
+            choice=kernels, attention=attention, batch_invariant=batch_invariant,
+        )  # fmt: skip
         backend._init(config, model, device, dtype, chosen, use_graphs=use_graphs)
         return backend
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from octavo_engine.backends.torch.flashinfer import FlashInferAttention, choose_attention
 from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.packed import Format
-    from octavo_engine.config import KernelChoice
+    from octavo_engine.config import AttentionBackend, KernelChoice
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
 
 # Triton's matrix instructions for 16-bit floats begin here.
@@ -106,6 +107,7 @@ def choose_kernels(
     shape: HeadShape,
     *,
     choice: KernelChoice = "auto",
+    attention: AttentionBackend = "auto",
     batch_invariant: bool = False,
 ) -> Kernels:
     """What suits the device; logs it with the reason. Raises ConfigError if a choice cannot be."""
@@ -114,12 +116,19 @@ def choose_kernels(
     if name == "plain":
         if batch_invariant:
             raise ConfigError(f"batch-invariant results need the Triton kernels; {reason}")
+        if attention != "auto":
+            raise ConfigError(
+                f"--attention-backend {attention} goes with the Triton kernels; {reason}"
+            )
         from octavo_engine.backends.torch.plain import PlainKernels
 
         return PlainKernels()
     from octavo_engine.backends.torch.triton_kernels import TritonKernels
 
-    return TritonKernels(device, dtype, shape, batch_invariant=batch_invariant)
+    attends = choose_attention(attention, dtype, shape, batch_invariant=batch_invariant)
+    logger.info("Chose %s for attention: %s", attends.name, attends.reason)
+    prompts = FlashInferAttention(device) if attends.name == "flashinfer" else None
+    return TritonKernels(device, dtype, shape, batch_invariant=batch_invariant, prompts=prompts)
 
 
 def _settle(device: torch.device, choice: KernelChoice) -> tuple[str, str]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
+    from octavo_engine.backends.torch.flashinfer import FlashInferAttention
     from octavo_engine.backends.torch.kernels import HeadShape
     from octavo_engine.backends.torch.packed import Format
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
@@ -48,7 +49,10 @@ class TritonKernels:
         shape: HeadShape,
         *,
         batch_invariant: bool = False,
+        prompts: FlashInferAttention | None = None,
     ) -> None:
+        """`prompts` attends in steps that are not of single tokens, if given."""
+        self._prompts = prompts
         group = shape.num_heads // shape.num_kv_heads
         size = {"group": group, "head_dim": shape.head_dim, "itemsize": dtype.itemsize}
         self._prompt_tile = attention.choose_tile(**size, is_decode=False)
@@ -136,6 +140,8 @@ class TritonKernels:
         step: DeviceStep,
         spec: AttentionSpec,
     ) -> Tensor:
+        if self._prompts is not None and not step.is_decode:
+            return self._prompts.attend(q, k_cache, v_cache, step, spec)
         if self._batch_invariant:
             split_tokens = INVARIANT_SPLIT_TOKENS
             num_splits = -(-step.max_seq_len // split_tokens)

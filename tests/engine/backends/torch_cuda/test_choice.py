@@ -77,6 +77,7 @@ def test_flags_reach_the_backend(monkeypatch):
     build_backend(chosen, files)
     assert (seen["kernels"], seen["use_graphs"], seen["keep_quantized"]) == ("triton", False, False)
     assert seen["batch_invariant"]
+    assert seen["attention"] == "auto"
 
 
 def test_the_reference_has_no_batch_invariant_mode():
