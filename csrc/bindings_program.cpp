@@ -225,6 +225,17 @@ void bind_program(nb::module_& module) {
              arg("k_norm").noconvert().none() = nb::none(), arg("norm_eps") = 1e-6F,
              arg("is_causal") = true, arg("is_whole") = false, nb::keep_alive<1, 10>())
         .def(
+            "moe",
+            [](Program& self, int dst, int src, int scores, int gathered, int hidden, int results,
+               const std::vector<const Packed*>& gate_up, const std::vector<const Packed*>& down,
+               int64_t top_k, bool renormalise, const std::string& activation) {
+                self.moe({dst, src, scores, gathered, hidden, results},
+                         {gate_up, down, top_k, renormalise, parse_activation(activation)});
+            },
+            arg("dst"), arg("src"), arg("scores"), arg("gathered"), arg("hidden"), arg("results"),
+            arg("gate_up"), arg("down"), arg("top_k"), arg("renormalise"), arg("activation"),
+            nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
+        .def(
             "glu",
             [](Program& self, int dst, int src, const std::string& activation) {
                 self.glu(dst, src, parse_activation(activation));

@@ -13,6 +13,7 @@
 #include "common/memory.h"
 #include "common/team.h"
 #include "cpu/kernels.h"
+#include "experts.h"
 #include "kv_cache.h"
 #include "packed.h"
 #include "step.h"
@@ -40,6 +41,20 @@ struct AttentionOptions {
     bool is_whole;  // nothing is kept: all of a sequence is in the step
 };
 
+struct MoeOptions {
+    std::vector<const Packed*> gate_up;  // of each expert
+    std::vector<const Packed*> down;
+    int64_t top_k;
+    bool renormalise;  // weights are shares among the chosen experts, not among all
+    cpu::Activation activation;
+};
+
+// `gathered` and `results` have a row of src's width for each token and each of its experts,
+// `hidden` one of an expert's width.
+struct MoeBuffers {
+    int dst, src, scores, gathered, hidden, results;
+};
+
 class Program {
   public:
     Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t max_logit_rows);
@@ -55,6 +70,7 @@ class Program {
     void linear(int dst, int src, const Packed& weight, std::span<const float> bias,
                 cpu::LinearMode mode, cpu::Activation activation, float scale);
     void attention(int dst, int qkv, const AttentionOptions& options);
+    void moe(const MoeBuffers& buffers, const MoeOptions& options);
     void glu(int dst, int src, cpu::Activation activation);
     void activation(int dst, int src, cpu::Activation activation);
     void add(int dst, int x, int y, float scale);
@@ -80,10 +96,17 @@ class Program {
         int64_t layer;
         size_t plan;
     };
+    struct Moe {
+        cpu::Matrix src, gathered, hidden, results;  // a row for each token; then for each pair
+        cpu::Matrix dst;
+        Routing routing;
+        std::vector<cpu::Panels> gate_up, down;
+        cpu::Activation activation;
+    };
     struct Instruction {
         Rows rows;
         std::variant<cpu::EmbedArgs, cpu::NormArgs, LayerNorm, cpu::LinearArgs, cpu::RowOpArgs,
-                     cpu::PoolArgs, Attention>
+                     cpu::PoolArgs, Attention, Moe>
             args;
     };
 
@@ -96,6 +119,11 @@ class Program {
     const float* keep(std::span<const float> values, size_t padded);
     void row_op(const char* name, int dst, int src, const cpu::RowOpArgs& args);
     size_t plan_for(const AttentionShape& shape);
+
+    // program_experts.cpp
+    void run_moe(const Moe& moe, int64_t num_tokens, int worker);
+    void for_each_expert(const std::vector<cpu::Panels>& weights, const cpu::Matrix& src,
+                         const cpu::Matrix& dst, cpu::Activation activation, int worker);
 
     // program_run.cpp
     void prepare(const KVCache& kv, const Step& step);
@@ -111,6 +139,8 @@ class Program {
     std::vector<Instruction> instructions_;
     std::deque<std::vector<float>> constants_;
     StepLimits limits_;
+
+    Pairs pairs_;  // of the mixture of experts under way
 
     std::vector<AttentionPlan> plans_;
     std::atomic<int64_t> next_item_{0};  // of the attention under way

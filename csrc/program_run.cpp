@@ -100,6 +100,7 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                     kernels.pool(args, rows.begin, rows.end);
                 },
                 [&](const Attention& attention) { attend(attention, kv, step, worker); },
+                [&](const Moe& moe) { run_moe(moe, count, worker); },
             },
             instruction.args);
         team_.barrier();

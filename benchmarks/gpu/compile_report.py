@@ -22,15 +22,26 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from octavo_engine.backends.torch.triton import attention, draw, heads, matmul, rows
+from octavo_engine.backends.torch.triton import (
+    attention,
+    draw,
+    experts,
+    grouped,
+    heads,
+    matmul,
+    rows,
+    scaled,
+    splits,
+)
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+FP8_TARGETS = ("sm_90",)  # elsewhere weights of FP8 are expanded
 # Numbers that are multiples of 16 in any real model; the compiler is told when it is launched, too.
-WHOLE_SIXTEENS = ("num_columns", "num_outputs", "num_inputs", "vocab")
+WHOLE_SIXTEENS = ("num_columns", "num_outputs", "num_inputs", "vocab", "group_size")
 LLAMA = {"GROUP": 4, "HEAD_DIM": 128, "DIM": 128}
 
 
@@ -52,7 +63,7 @@ def cases() -> list[Case]:
     unusual = {"HAS_WINDOW": True, "HAS_CAP": True}
     wide = {"HEAD_DIM": 256, "DIM": 256, "GROUP": 2}
     exact = {"EXACT": True}
-    for label, is_decode, splits, extra in (
+    for label, is_decode, is_split, extra in (
         ("prompt", False, False, {}),
         ("decode", True, False, {}),
         ("decode split", True, True, {}),
@@ -72,7 +83,7 @@ def cases() -> list[Case]:
         )
         constants = {
             **LLAMA, "PAGE": 16, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
-            "HAS_WINDOW": False, "HAS_CAP": False, "SPLIT": splits, "EXACT": False, **extra,
+            "HAS_WINDOW": False, "HAS_CAP": False, "SPLIT": is_split, "EXACT": False, **extra,
         }  # fmt: skip
         values = "*fp32" if is_exact else "*bf16"
         types = dict.fromkeys(("out", "q", "k_cache", "v_cache"), values)
@@ -108,6 +119,17 @@ def cases() -> list[Case]:
              {"HAS_BIAS": True, "EXACT": False, "BLOCK_M": matmul.BLOCK_M,
               "BLOCK_N": matmul.BLOCK_N, "BLOCK_K": matmul.BLOCK_K}, 4, {"num_stages": 3})
     )  # fmt: skip
+    found += quantized_cases()
+    found += [
+        Case(f"experts {label}", experts.experts_kernel,
+             {**dict.fromkeys(("out", "x", "weights"), "*bf16"), "num_outputs": "i32",
+              "num_inputs": "i32"},
+             {"PAIRS_PER_ROW": 2, "BLOCK_M": block_m, "BLOCK_N": experts.BLOCK_N,
+              "BLOCK_K": experts.BLOCK_K}, 4, {"num_stages": 3})
+        for label, block_m in (
+            ("few rows", experts.FEW_PER_EXPERT), ("prompt", experts.MANY_PER_EXPERT)
+        )
+    ]  # fmt: skip
     floats = dict.fromkeys(
         ("logits", "maxima", "inverse_temperatures", "leasts", "top_ps"), "*fp32"
     )
@@ -119,6 +141,60 @@ def cases() -> list[Case]:
         for kernel in (draw.scan_kernel, draw.cut_kernel, draw.weigh_kernel, draw.pick_kernel)
     ]  # fmt: skip
     return found
+
+
+def quantized_cases() -> list[Case]:
+    """Products with 4, 8 and again 8 bits, for one row and for a prompt."""
+    numbers = ("num_rows", "num_outputs", "num_inputs", "group_size", "tiles_per_split",
+               "num_blocks", "steps_per_split", "num_splits", "block_columns",
+               "num_columns")  # fmt: skip
+    common = dict.fromkeys(numbers, "i32") | {"bias": "*bf16", "x_scales": "*fp32"}
+    found = []
+    for label, num_rows in (("one row", 1), ("prompt", 2048)):
+        halves = dict.fromkeys(("scales", "minima"), "*fp16")
+        for kind, bits, has_minima, one_group in (
+            ("int4 minima", 4, True, True), ("int4", 4, False, True),
+            ("int4 by 32", 4, True, False), ("int8 weight", 8, False, True),
+        ):  # fmt: skip
+            types = common | halves | {"x": "*bf16", "packed": "*i8"}
+            constants = {"BITS": bits, "HAS_MINIMA": has_minima, "ONE_GROUP": one_group,
+                         "HALF": 64 if one_group else 32}  # fmt: skip
+            found.append(product_case(f"{kind} {label}", grouped.grouped_kernel, types, constants,
+                                      num_rows, sums_twice=True))  # fmt: skip
+        for kind, value, in_blocks in (
+            ("int8 both", "*i8", False), ("fp8 both", "*fp8e4nv", False),
+            ("fp8 blocks", "*fp8e4nv", True),
+        ):  # fmt: skip
+            types = common | {"x": value, "values": value, "scales": "*fp32"}
+            constants = {"IS_INTEGER": value == "*i8", "IN_BLOCKS": in_blocks,
+                         "BLOCK_K": scaled.BLOCK_K}  # fmt: skip
+            found.append(product_case(f"{kind} {label}", scaled.scaled_kernel, types, constants,
+                                      num_rows, sums_twice=in_blocks))  # fmt: skip
+    for kind, value in (("int8", "*i8"), ("fp8", "*fp8e4nv")):
+        types = common | {"out": value, "scales": "*fp32", "x": "*bf16", "largest": "fp32"}
+        constants = {"IS_INTEGER": value == "*i8", "BLOCK": 4096}
+        found.append(Case(f"round {kind}", scaled.round_rows_kernel, types, constants, 8))
+    types = common | {"out": "*bf16", "parts": "*fp32"}
+    found.append(Case("join splits", splits.join_kernel, types,
+                      {"HAS_BIAS": True, "BLOCK": splits.JOIN_COLUMNS}, 4))  # fmt: skip
+    return found
+
+
+def product_case(
+    name: str,
+    kernel: Any,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    num_rows: int,
+    *,
+    sums_twice: bool,
+) -> Case:
+    """A product cut as 4096 outputs of as many inputs are on an H100."""
+    work = splits.cut(num_rows, 4096, 32, 132, batch_invariant=False, sums_twice=sums_twice)
+    shape = {"BLOCK_M": work.block_m, "BLOCK_N": work.block_n, "HAS_BIAS": False}
+    out = "*bf16" if work.num_splits == 1 else "*fp32"
+    return Case(name, kernel, types | {"out": out}, constants | shape, work.num_warps,
+                {"num_stages": work.num_stages})  # fmt: skip
 
 
 def compile_case(case: Case, target_name: str) -> dict[str, Any]:
@@ -178,7 +254,12 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = [
         case for case in cases() if not options.only or case.name.startswith(tuple(options.only))
     ]
-    reports = [compile_case(case, name) for name in options.targets for case in chosen]
+    reports = [
+        compile_case(case, name)
+        for name in options.targets
+        for case in chosen
+        if name in FP8_TARGETS or "*fp8e4nv" not in case.types.values()
+    ]
     for report in reports:
         cells = [
             f"{key} {value}" for key, value in report.items() if key not in ("kernel", "target")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -42,7 +43,7 @@ def decode(bench: Bench, num_seqs: int, context: int, ceilings: Ceilings) -> dic
     device_ms = _graph_ms(bench, num_seqs)
     weights = sum(layer.weight.nbytes for layer in bench.linears)
     kv = bench.backend.kv_bytes_per_block / 16 * position * num_seqs
-    flops = 2 * sum(layer.weight.numel() for layer in bench.linears) * num_seqs
+    flops = 2 * sum(math.prod(layer.weight.shape) for layer in bench.linears) * num_seqs
     gemm_ms = _linears_ms(bench, num_seqs)
     return {
         "step_ms": step_ms,
@@ -62,7 +63,7 @@ def prefill(bench: Bench, num_tokens: int, ceilings: Ceilings) -> dict[str, Any]
     sampling = bench.sampling(step)
     step_ms = median_ms(lambda: bench.backend.execute(step, sampling), repeats=10)
     layers = [layer for layer in bench.linears if not layer.is_head]
-    flops = 2 * sum(layer.weight.numel() for layer in layers) * num_tokens
+    flops = 2 * sum(math.prod(layer.weight.shape) for layer in layers) * num_tokens
     gemm_ms = _linears_ms(bench, num_tokens, with_head=False)
     return {
         "step_ms": step_ms,

@@ -78,6 +78,13 @@ class RandomLoader:
         self.linears.append(made)
         return made
 
+    def experts(
+        self, names: Sequence[Sequence[str]], in_features: int, out_features: Sequence[int]
+    ) -> Tensor:
+        return self._matrix(len(names) * sum(out_features), in_features).view(
+            len(names), -1, in_features
+        )
+
     def tied(self, embedding: Tensor) -> DeviceLinear:
         made = DeviceLinear(embedding, is_head=True)
         self.linears.append(made)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.run [--out gpu.json] [--layers 32] [--only decode1 prefill …]
 
-From the repository's root, with octavo[cuda] installed (or PYTHONPATH=engine). Takes about two
+From the repository's root, with octavo[cuda] installed (or PYTHONPATH=engine). Takes about three
 minutes and 40 GB of device memory; --layers 8 needs a quarter of it, but then shares of ceilings
 are those of a smaller model.
 """
@@ -35,7 +35,9 @@ GOALS = {
     ("decode256", "gap_share"): ("<=", 0.03),
     ("upload", "estimated_s_for_16_gb"): ("<=", 10.0),
 }
-PARTS = ("decode1", "decode256", "decode_long", "prefill", "draw", "upload")
+PARTS = (
+    "decode1", "decode256", "decode_long", "prefill", "draw", "quantized", "experts", "upload",
+)  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure(num_layers: int, only: list[str]) -> dict[str, Any]:
-    from benchmarks.gpu import ceilings, correctness
+    from benchmarks.gpu import ceilings, correctness, products
     from benchmarks.gpu import measure as parts
     from benchmarks.gpu.random_model import LLAMA_8B, Bench
 
@@ -68,12 +70,15 @@ def measure(num_layers: int, only: list[str]) -> dict[str, Any]:
         "bf16_tflops": best.flops_per_s / 1e12,
     }
     bench = Bench.make(LLAMA_8B | {"num_hidden_layers": num_layers}, LIMITS)
+    device = torch.device("cuda", 0)
     work: dict[str, Callable[[], dict[str, Any]]] = {
         "decode1": lambda: parts.decode(bench, 1, 512, best),
         "decode256": lambda: parts.decode(bench, 256, 256, best),
         "decode_long": lambda: parts.decode(bench, 1, 4000, best),
         "prefill": lambda: parts.prefill(bench, 2048, best),
         "draw": lambda: parts.draw(bench, 256),
+        "quantized": lambda: products.quantized(best, device=device),
+        "experts": lambda: products.mixtures(best, device=device),
         "upload": parts.upload,
     }
     for name in only:

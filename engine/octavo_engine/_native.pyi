@@ -177,6 +177,25 @@ class Program:
         """Copy with rounding to dst's dtype."""
     def select_rows(self, dst: int, src: int) -> None:
         """dst (rows S) = src (rows T) at logit_rows."""
+    def moe(
+        self,
+        dst: int,
+        src: int,
+        scores: int,
+        gathered: int,
+        hidden: int,
+        results: int,
+        gate_up: tuple[Packed, ...],
+        down: tuple[Packed, ...],
+        top_k: int,
+        renormalise: bool,
+        activation: str,
+    ) -> None:
+        """dst = the sum over each row's top_k experts by scores (one column an expert) of weight *
+        down(activation(left half) * right half of gate_up(src)).
+
+        gathered, hidden and results are room for a row for each expert of each row: top_k times the
+        columns of src, of an expert's width, and of dst."""
     def pool(self, dst: int, src: int, kind: str) -> None:
         """dst (rows S) = one row for each sequence from all of its rows in src (rows T): "mean",
         "max", "mean_sqrt_len" or "weightedmean"."""

@@ -21,6 +21,8 @@ LoadFormat = Literal["auto", "dummy"]
 SimTask = Literal["generate", "embed"]
 Policy = Literal["fcfs", "priority"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
+KernelChoice = Literal["auto", "triton", "plain"]
+AttentionBackend = Literal["auto", "triton", "flashinfer"]
 Quantization = Literal["auto", "none", "int8", "int4"]
 KVCacheDType = Literal["auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"]
 
@@ -143,6 +145,10 @@ class EngineConfig:
     dtype: DType = "auto"
     quantization: Quantization = "auto"  # of weights; auto: as the file has them
     kv_cache_dtype: KVCacheDType = "auto"  # auto: as dtype; fp8 is fp8_e4m3
+    kernels: KernelChoice = "auto"  # of --device cuda
+    attention_backend: AttentionBackend = "auto"  # of Triton kernels, for prompts
+    batch_invariant: bool = False  # on --device cuda too the bits of an answer are its own
+    enforce_eager: bool = False  # no CUDA graphs
     load_format: LoadFormat = "auto"  # dummy: random weights of the right shapes
     max_model_len: int | None = None  # default: the model's own, cut to what the KV pool holds
     kv_cache_memory_bytes: int | None = (
@@ -163,6 +169,11 @@ class EngineConfig:
         _check_choice("--dtype", self.dtype, DType)
         _check_choice("--quantization", self.quantization, Quantization)
         _check_choice("--kv-cache-dtype", self.kv_cache_dtype, KVCacheDType)
+        _check_choice("--kernels", self.kernels, KernelChoice)
+        _check_choice("--attention-backend", self.attention_backend, AttentionBackend)
+        _check(not (self.batch_invariant and self.device == "torch"),
+               "--batch-invariant is a mode of --device cuda, and how --device cpu always is; the "
+               "reference has no such mode: --device must be cpu or cuda", self.device)  # fmt: skip
         _check_choice("--sim-task", self.sim.task, SimTask)
         _check_choice("--load-format", self.load_format, LoadFormat)
         _check_choice("--scheduling-policy", s.policy, Policy)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Value: TypeAlias = Any  # a backend's own: a torch tensor, or a recorded value
 Linear: TypeAlias = Any  # a weight [out, in] in whatever format, with its bias
+Experts: TypeAlias = Any  # as many weights [out, in] as there are experts
 Embedding: TypeAlias = Any  # a table [vocabulary, hidden]
 Vector: TypeAlias = Any  # a float32 vector, such as a norm's weight
 
@@ -60,6 +61,15 @@ class AttentionSpec:
     is_causal: bool = True  # else a token sees later ones too; encoder_attention only
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """How a token's experts are chosen and weighed: by a softmax of its scores."""
+
+    top_k: int
+    renormalise: bool  # weights are shares among the chosen experts, not among all
+    activation: Activation
+
+
 class Loader(Protocol):
     """Hands out weights by name and keeps account of which were taken.
 
@@ -79,6 +89,11 @@ class Loader(Protocol):
         bias: bool = False,
     ) -> Linear:
         """The weights `names`.weight stacked along their outputs, and `names`.bias if any."""
+
+    def experts(
+        self, names: Sequence[Sequence[str]], in_features: int, out_features: Sequence[int]
+    ) -> Experts:
+        """For each expert the weights of its `names`, stacked along their outputs."""
 
     def tied(self, embedding: Embedding) -> Linear:
         """The embedding table as the language model's head; shares its memory."""
@@ -104,6 +119,12 @@ class Ops(Protocol):
 
     def glu(self, x: Value, activation: Activation) -> Value:
         """activation(left half) * right half."""
+
+    def experts(
+        self, x: Value, scores: Value, gate_up: Experts, down: Experts, spec: ExpertsSpec
+    ) -> Value:
+        """The weighted sum over a row's best experts by `scores` (a column for each) of
+        down · (activation(left half) * right half of gate_up · x)."""
 
     def activation(self, x: Value, activation: Activation) -> Value:
         """Element by element."""

@@ -123,9 +123,9 @@ def _build_cuda(
     except ImportError as error:
         raise ConfigError("--device cuda needs torch; pip install 'octavo[cuda]'") from error
     return build_cuda(
+        config,
         model,
         _open(config, model, files),
-        dtype=config.dtype,
         max_model_len=max_model_len,
         progress=progress,
     )

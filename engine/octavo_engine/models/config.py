@@ -25,6 +25,8 @@ MAX_WIDTH = 1 << 20
 MAX_LAYERS = 1024
 MAX_HEADS = 4096
 MAX_HEAD_DIM = 1024
+MAX_EXPERTS = 1024  # the extension's own bounds
+MAX_EXPERTS_PER_TOKEN = 64
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -40,6 +42,16 @@ class LayerConfig(NamedTuple):
 
     window: int | None  # tokens it sees, itself included; None: all before it
     rope: RopeConfig | None
+    has_experts: bool = False
+
+
+class ExpertsConfig(NamedTuple):
+    """A mixture of experts in place of an MLP."""
+
+    num_experts: int
+    top_k: int
+    width: int
+    renormalise: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +83,7 @@ class ModelConfig:
     torch_dtype: TorchDType = "float32"  # as the checkpoint was saved
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    experts: ExpertsConfig | None = None
     is_whole: bool = False  # texts are read whole, for a vector or a score: nothing is cached
     is_part: bool = False  # the text part of a model that also sees pictures
 
@@ -125,6 +138,7 @@ def _read(
         num_kv_heads=_num_kv_heads(fields, num_heads),
         head_dim=head_dim,
         layers=_layers(fields, family, ropes),
+        experts=_experts(fields, family),
         max_position_embeddings=max_positions,
         norm_eps=fields.positive("rms_norm_eps"),
         activation=_activation(fields),
@@ -192,6 +206,30 @@ def _scales(fields: Fields, family: Family, *, hidden_size: int, head_dim: int) 
     return {"attention_scale": head_dim**-0.5}
 
 
+def _experts(fields: Fields, family: Family) -> ExpertsConfig | None:
+    if family.experts == "none":
+        return None
+    # The same number, by its older and its newer name.
+    spelling = "num_local_experts" if fields.raw("num_local_experts") else "num_experts"
+    count = fields.integer(spelling, maximum=MAX_EXPERTS)
+    top_k = fields.integer("num_experts_per_tok", maximum=MAX_EXPERTS_PER_TOKEN)
+    if top_k > count:
+        raise fields.error("num_experts_per_tok", f"must be at most {count}, the experts there are")
+    if family.experts == "mixtral":
+        width = fields.integer("intermediate_size", maximum=MAX_WIDTH)
+        return ExpertsConfig(count, top_k, width, renormalise=True)
+    width = fields.integer("moe_intermediate_size", maximum=MAX_WIDTH)
+    return ExpertsConfig(count, top_k, width, fields.boolean("norm_topk_prob"))
+
+
+def _has_experts(fields: Fields, family: Family, num_layers: int) -> list[bool]:
+    if family.experts != "qwen":
+        return [family.experts == "mixtral"] * num_layers
+    step = fields.integer("decoder_sparse_step", maximum=MAX_LAYERS)
+    plain = fields.integers("mlp_only_layers", maximum=MAX_LAYERS)
+    return [index not in plain and (index + 1) % step == 0 for index in range(num_layers)]
+
+
 def _layers(fields: Fields, family: Family, ropes: Ropes) -> tuple[LayerConfig, ...]:
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     if fields.boolean("use_bidirectional_attention"):
@@ -201,12 +239,14 @@ def _layers(fields: Fields, family: Family, ropes: Ropes) -> tuple[LayerConfig, 
     if family.windows == "none" or not fields.boolean("use_sliding_window"):
         window = None
     is_local = _is_local(fields, family, num_layers, has_rope)
+    has_experts = _has_experts(fields, family, num_layers)
     return tuple(
         LayerConfig(
             window=window if local else None,
             rope=None if not rope else ropes.local if local else ropes.full,
+            has_experts=experts,
         )
-        for rope, local in zip(has_rope, is_local, strict=True)
+        for rope, local, experts in zip(has_rope, is_local, has_experts, strict=True)
     )
 
 

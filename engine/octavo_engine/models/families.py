@@ -28,6 +28,8 @@ class Family:
     nope: bool = False  # some layers have no rope
     local_rope: bool = False  # layers with a window have a rope of their own
     yarn_is_longrope: bool = False  # an old spelling
+    # How a mixture of experts names its parts and weighs them.
+    experts: Literal["none", "mixtral", "qwen"] = "none"
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -101,6 +103,36 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "Qwen3ForCausalLM": Family(
             qk_norm=True, windows="upper", defaults=_QWEN | {"head_dim": 128}
+        ),
+        "MixtralForCausalLM": Family(
+            qkv_bias=False,
+            output_bias=False,
+            windows="all",
+            experts="mixtral",
+            defaults={
+                "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 131072,
+                "num_key_value_heads": 8,
+                "rope_theta": 1e6,
+                "use_sliding_window": True,
+                "num_local_experts": 8,
+                "num_experts_per_tok": 2,
+            },
+        ),
+        "Qwen3MoeForCausalLM": Family(
+            qk_norm=True,
+            windows="upper",
+            experts="qwen",
+            # The whole model's or none: config.json lists no layers that differ.
+            defaults=_QWEN
+            | {
+                "max_window_layers": 0,
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 768,
+                "norm_topk_prob": False,
+                "decoder_sparse_step": 1,
+            },
         ),
         "SmolLM3ForCausalLM": Family(
             windows="nope",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from octavo_engine.models.rope import make_rope
-from octavo_engine.ops import AttentionSpec
+from octavo_engine.ops import AttentionSpec, ExpertsSpec
 
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
@@ -110,6 +111,45 @@ class Mlp:
 
     def forward(self, ops: Ops, x: Value) -> Value:
         return ops.linear(ops.glu(ops.linear(x, self.gate_up), self.activation), self.down)
+
+
+class Experts:
+    """A router, and as many gated MLPs as there are experts, of which a token meets a few."""
+
+    def __init__(self, config: ModelConfig, loader: Loader, index: int) -> None:
+        experts = config.experts
+        assert experts is not None, "the layer has them"
+        names = _EXPERT_NAMES[config.family.experts]
+        prefix = f"model.layers.{index}.{names.module}"
+        places = [f"{prefix}.experts.{number}" for number in range(experts.num_experts)]
+        self.router = loader.linear(f"{prefix}.gate", config.hidden_size, experts.num_experts)
+        self.gate_up = loader.experts(
+            [[f"{place}.{names.gate}", f"{place}.{names.up}"] for place in places],
+            config.hidden_size,
+            [experts.width, experts.width],
+        )
+        self.down = loader.experts(
+            [[f"{place}.{names.down}"] for place in places], experts.width, [config.hidden_size]
+        )
+        self.spec = ExpertsSpec(experts.top_k, experts.renormalise, config.activation)
+
+    def forward(self, ops: Ops, x: Value) -> Value:
+        return ops.experts(x, ops.linear(x, self.router), self.gate_up, self.down, self.spec)
+
+
+class _ExpertNames(NamedTuple):
+    module: str
+    gate: str
+    up: str
+    down: str
+
+
+_EXPERT_NAMES = MappingProxyType(
+    {
+        "mixtral": _ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
+        "qwen": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
+    }
+)
 
 
 class Head:

@@ -1,4 +1,4 @@
-"""Llama and its kin (Mistral, SmolLM, Qwen, Phi-3, Granite), told apart by ModelConfig alone.
+"""Llama and its kin (Mistral, Mixtral, SmolLM, Qwen, Phi-3, Granite); ModelConfig tells them apart.
 
 x ── norm ── qkv ── attention ── o ──(+)── norm ── gate_up ── glu ── down ──(+)── x
  └───────────────────────────────────┘ └──────────────────────────────────────┘
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_engine.models.layers import Attention, Head, Mlp, Ropes
+from octavo_engine.models.layers import Attention, Experts, Head, Mlp, Ropes
 
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
@@ -50,7 +50,7 @@ class LlamaBody:
 
 
 class Layer:
-    """Attention, then a gated MLP, each normed before and added to the residual after."""
+    """Attention, then a gated MLP or experts, each normed before, added to the residual after."""
 
     def __init__(self, config: ModelConfig, loader: Loader, index: int, ropes: Ropes) -> None:
         prefix = f"model.layers.{index}"
@@ -60,7 +60,8 @@ class Layer:
         self.mlp_norm = loader.vector(
             f"{prefix}.post_attention_layernorm.weight", config.hidden_size
         )
-        self.mlp = Mlp(config, loader, index)
+        has_experts = config.layers[index].has_experts
+        self.mlp = (Experts if has_experts else Mlp)(config, loader, index)
 
     def forward(self, ops: Ops, x: Value) -> Value:
         eps, scale = self.config.norm_eps, self.config.residual_scale

@@ -1,20 +1,14 @@
-"""Safetensors whose matrices are integers or 8-bit floats: GPTQ, AWQ, compressed-tensors, FP8."""
+"""Safetensors whose matrices are quantised: GPTQ, AWQ, compressed-tensors and FP8 checkpoints."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from octavo_engine.errors import ModelError
-from octavo_engine.weights.checkpoint import StoredTensor
-from octavo_engine.weights.integer_blocks import (
-    BLOCK,
-    f8_e4m3_blocks,
-    q4_1_blocks,
-    q8_0_blocks,
-    unpack_words,
-)
+from octavo_engine.weights.checkpoint import Scales, StoredTensor
+from octavo_engine.weights.integer_blocks import BLOCK, q4_1_blocks, q8_0_blocks, unpack_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,7 +20,7 @@ if TYPE_CHECKING:
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # which of a word's eight columns each nibble holds
 _COMPANIONS = (
     ".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_zero_point", ".weight_shape",
-    ".weight_g_idx", ".weight_scale_inv", ".input_scale", ".input_zero_point",
+    ".weight_g_idx", ".input_scale", ".input_zero_point", ".weight_scale_inv",
 )  # fmt: skip
 
 
@@ -36,26 +30,22 @@ class Integers(NamedTuple):
     q: NDArray[np.uint8]
     scales: NDArray[np.float32]
     zeros: NDArray[Any]
-
-
-class Floats8(NamedTuple):
-    """A matrix [rows, columns] of 8-bit floats, as bits; scale by [rows, blocks of 32]."""
-
-    q: NDArray[np.uint8]
-    scales: NDArray[np.float32]
+    column_map: NDArray[np.int32] | None = None  # as in StoredTensor
 
 
 class Layout(Protocol):
-    """How one kind of checkpoint stores its integers or 8-bit floats."""
+    """How one kind of checkpoint stores its matrices."""
 
-    bits: int
-    suffix: str  # of the tensor that holds a module's integers
+    suffix: str  # of the tensor that holds a module's values
+    scale: str  # of the tensor that tells it from one that was left alone
 
-    def read(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers | Floats8: ...
+    def read(
+        self, checkpoint: SafetensorsCheckpoint, name: str, module: str, shape: tuple[int, ...]
+    ) -> StoredTensor: ...
 
 
 class QuantizedCheckpoint:
-    """A checkpoint's tensors, its quantised matrices as blocks under their plain names."""
+    """A checkpoint's tensors under plain names, integer matrices as Q4_1 and Q8_0."""
 
     def __init__(self, inner: SafetensorsCheckpoint, layout: Layout) -> None:
         self._inner = inner
@@ -64,8 +54,7 @@ class QuantizedCheckpoint:
         suffix = layout.suffix
         modules = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
         if suffix == ".weight":  # as for matrices that were left alone
-            scales = (".weight_scale", ".weight_scale_inv")
-            modules = {m for m in modules if any(m + scale in names for scale in scales)}
+            modules = {module for module in modules if module + layout.scale in names}
         self._modules = {f"{module}.weight": module for module in modules}
         hidden = {module + part for module in modules for part in (*_COMPANIONS, suffix)}
         self._names = (names - hidden) | self._modules.keys()
@@ -77,38 +66,62 @@ class QuantizedCheckpoint:
         module = self._modules.get(name)
         if module is None:
             return self._inner.read(name, shape)
-        matrix = self._layout.read(self._inner, module)
-        if matrix.q.shape != tuple(shape):
-            raise self._inner.error(
-                name, f"has shape {list(matrix.q.shape)}; the model's config asks for {list(shape)}"
-            )
-        if isinstance(matrix, Floats8):
-            return StoredTensor(name, "F8_E4M3", tuple(shape), f8_e4m3_blocks(*matrix))
-        return self._integers(name, matrix)
+        return self._layout.read(self._inner, name, module, shape)
 
-    def _integers(self, name: str, matrix: Integers) -> StoredTensor:
-        q, scales, zeros = matrix
+    @property
+    def total_bytes(self) -> int:
+        return self._inner.total_bytes
+
+
+class _IntegerLayout(Protocol):
+    """How one kind of checkpoint stores integers."""
+
+    bits: int
+    suffix: str
+
+    def integers(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers: ...
+
+
+class _AsBlocks:
+    """Integers with scales and zero points for groups of columns, as blocks of Q4_1 or Q8_0."""
+
+    scale = ".weight_scale"
+
+    def __init__(self, layout: _IntegerLayout, input_dtype: Literal["int8"] | None = None) -> None:
+        self._layout = layout
+        self._input_dtype = input_dtype
+        self.suffix = layout.suffix
+
+    def read(
+        self, checkpoint: SafetensorsCheckpoint, name: str, module: str, shape: tuple[int, ...]
+    ) -> StoredTensor:
+        q, scales, zeros, column_map = self._layout.integers(checkpoint, module)
+        if q.shape != tuple(shape):
+            raise checkpoint.error(
+                name, f"has shape {list(q.shape)}; the model's config asks for {list(shape)}"
+            )
         rows, columns = q.shape
         groups = scales.shape[1] if scales.ndim == 2 else 0
         if len(scales) != rows or groups < 1 or columns % (groups * BLOCK):
-            raise self._inner.error(
+            raise checkpoint.error(
                 name,
                 f"has scales of shape {list(scales.shape)} for {rows} x {columns} values; "
                 f"groups must be multiples of {BLOCK} columns",
             )
         if zeros.shape != scales.shape:
-            raise self._inner.error(
+            raise checkpoint.error(
                 name, f"has zero points of shape {list(zeros.shape)} for scales of {scales.shape}"
             )
         if self._layout.bits == 4:
-            return StoredTensor(name, "Q4_1", q.shape, q4_1_blocks(q, scales, zeros))
-        if (zeros != 128).any():
-            raise self._inner.error(name, "has 8-bit integers with zero points; symmetric are read")
-        return StoredTensor(name, "Q8_0", q.shape, q8_0_blocks((q ^ 128).view(np.int8), scales))
-
-    @property
-    def total_bytes(self) -> int:
-        return self._inner.total_bytes
+            dtype, data = "Q4_1", q4_1_blocks(q, scales, zeros)
+        elif (zeros != 128).any():
+            raise checkpoint.error(name, "has 8-bit integers with zero points; symmetric are read")
+        else:
+            dtype, data = "Q8_0", q8_0_blocks((q ^ 128).view(np.int8), scales)
+        return StoredTensor(
+            name, dtype, tuple(shape), data,
+            column_map=column_map, input_dtype=self._input_dtype,
+        )  # fmt: skip
 
 
 class _GPTQ:
@@ -118,20 +131,14 @@ class _GPTQ:
         self.bits = bits
         self._zero_offset = zero_offset  # what the first version of the format left out
 
-    def read(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers:
+    def integers(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers:
         words = checkpoint.array(f"{module}.qweight", ("I32",), 2)
         q = unpack_words(np.ascontiguousarray(words.T), self.bits)
         zeros = unpack_words(checkpoint.array(f"{module}.qzeros", ("I32",), 2), self.bits)
         zeros = zeros + np.uint8(self._zero_offset) & np.uint8(2**self.bits - 1)
         scales = checkpoint.numbers(f"{module}.scales", 2)
         if f"{module}.g_idx" in checkpoint.names():
-            order = checkpoint.array(f"{module}.g_idx", ("I32",), 1)
-            group_size = max(1, len(order) // len(scales))
-            if (order != np.arange(len(order)) // group_size).any():
-                raise checkpoint.error(
-                    f"{module}.g_idx",
-                    "puts columns into groups out of order (desc_act), which is not supported",
-                )
+            return _sorted(checkpoint, f"{module}.g_idx", Integers(q, scales.T, zeros.T))
         return Integers(q, scales.T, zeros.T)
 
 
@@ -139,7 +146,7 @@ class _AWQ:
     suffix = ".qweight"
     bits = 4
 
-    def read(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers:
+    def integers(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers:
         q, zeros = (
             self._in_order(unpack_words(checkpoint.array(f"{module}.{part}", ("I32",), 2), 4))
             for part in ("qweight", "qzeros")
@@ -160,18 +167,16 @@ class _PackQuantized:
     def __init__(self, bits: int) -> None:
         self.bits = bits
 
-    def read(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers:
+    def integers(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers:
         names = checkpoint.names()
-        if f"{module}.weight_g_idx" in names:
-            raise checkpoint.error(
-                f"{module}.weight_g_idx", "permutes columns (actorder), which is not supported"
-            )
         q = unpack_words(checkpoint.array(f"{module}.weight_packed", ("I32",), 2), self.bits)
         scales = checkpoint.numbers(f"{module}.weight_scale", 2)
         zeros: NDArray[Any] = np.full(scales.shape, 2 ** (self.bits - 1), np.uint8)
         if f"{module}.weight_zero_point" in names:
             words = checkpoint.array(f"{module}.weight_zero_point", ("I32",), 2)
             zeros = unpack_words(np.ascontiguousarray(words.T), self.bits).T[: len(q)]
+        if f"{module}.weight_g_idx" in names:
+            return _sorted(checkpoint, f"{module}.weight_g_idx", Integers(q, scales, zeros))
         return Integers(q, scales, zeros)
 
 
@@ -179,44 +184,68 @@ class _IntQuantized:
     suffix = ".weight"
     bits = 8
 
-    def read(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers:
+    def integers(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers:
         q = checkpoint.array(f"{module}.weight", ("I8",), 2).view(np.uint8) ^ np.uint8(128)
         scales = checkpoint.numbers(f"{module}.weight_scale", 2)
         return Integers(q, scales, np.full(scales.shape, 128, np.uint8))
 
 
-class _Floats8:
-    """With one scale, one for each row, or one for each block of rows and columns."""
+class _Float8:
+    """Floats of 8 bits with a scale for the matrix, for each row, or for each block."""
 
     suffix = ".weight"
-    bits = 8
 
-    def __init__(self, block: tuple[int, int] | None) -> None:
+    def __init__(self, scale: str, block: tuple[int, int] | None) -> None:
+        self.scale = scale
         self._block = block
 
-    def read(self, checkpoint: SafetensorsCheckpoint, module: str) -> Floats8:
-        name = f"{module}.weight"
-        q = checkpoint.array(name, ("F8_E4M3",), 2)
-        rows, columns = q.shape
-        if columns % BLOCK:
-            raise checkpoint.error(name, f"has {columns} columns; multiples of {BLOCK} are read")
-        if (q & 127 == 127).any():
-            raise checkpoint.error(name, "has values that are not numbers")
-        of_scale = f"{module}.weight_scale"
-        if of_scale not in checkpoint.names():
-            of_scale += "_inv"
-        shape = checkpoint.entry(of_scale).shape
-        scales = checkpoint.numbers(of_scale, len(shape))
-        scales = scales if scales.ndim == 2 else scales.reshape(-1, 1)
-        height, width = self._block or (1 if len(scales) == rows else rows, columns)
-        wanted = (-(-rows // height), -(-columns // width))
-        if scales.shape != wanted:
+    def read(
+        self, checkpoint: SafetensorsCheckpoint, name: str, module: str, shape: tuple[int, ...]
+    ) -> StoredTensor:
+        values = checkpoint.array(name, ("F8_E4M3",), 2)
+        if values.shape != tuple(shape):
             raise checkpoint.error(
-                of_scale,
-                f"has shape {list(shape)} for {rows} x {columns} values; it must be {list(wanted)}",
+                name, f"has shape {list(values.shape)}; the model's config asks for {list(shape)}"
             )
-        by_row = scales.repeat(height, axis=0)[:rows]
-        return Floats8(q, by_row.repeat(width // BLOCK, axis=1)[:, : columns // BLOCK])
+        if (values & 127 == 127).any():
+            raise checkpoint.error(name, "has values that are not numbers")
+        rows, columns = values.shape
+        scale_name = module + self.scale
+        factors = checkpoint.numbers(scale_name, len(checkpoint.entry(scale_name).shape))
+        block = self._block
+        if block is None:
+            block = (rows, columns) if factors.size == 1 else (1, columns)
+            factors = factors.reshape(-1, 1)
+        if factors.shape != (-(-rows // block[0]), -(-columns // block[1])):
+            raise checkpoint.error(
+                scale_name,
+                f"has shape {list(factors.shape)}, which does not make scales for "
+                f"{rows} x {columns} values in blocks of {block[0]} x {block[1]}",
+            )
+        return StoredTensor(
+            name, "F8_E4M3", tuple(shape), values.reshape(-1),
+            scales=Scales(factors, *block), input_dtype="fp8",
+        )  # fmt: skip
+
+
+def _sorted(checkpoint: SafetensorsCheckpoint, name: str, integers: Integers) -> Integers:
+    """With each group's columns side by side; `name` says which column is in which group."""
+    groups = checkpoint.array(name, ("I32",), 1)
+    q, scales, zeros, _ = integers
+    if scales.ndim != 2 or len(groups) != q.shape[1] or q.shape[1] % scales.shape[1]:
+        raise checkpoint.error(
+            name, f"has {len(groups)} groups of columns for values of shape {list(q.shape)} and "
+            f"scales of {list(scales.shape)}"
+        )  # fmt: skip
+    in_order = np.arange(len(groups)) // (len(groups) // scales.shape[1])
+    if (groups == in_order).all() or (groups == -1).all():  # -1: made ready, and not used
+        return integers
+    order = np.argsort(groups, kind="stable")
+    if (groups[order] != in_order).any():
+        raise checkpoint.error(name, "must put as many columns into each group as into the others")
+    place = np.empty(len(groups), np.int32)
+    place[order] = np.arange(len(groups), dtype=np.int32)
+    return Integers(np.ascontiguousarray(q[:, order]), scales, zeros, place)
 
 
 def layout_of(config: object) -> Layout:
@@ -227,51 +256,57 @@ def layout_of(config: object) -> Layout:
     bits = config.get("bits", config.get("w_bit"))
     match method:
         case "gptq" if bits in (4, 8):
-            return _GPTQ(bits, 0 if config.get("checkpoint_format") == "gptq_v2" else 1)
+            return _AsBlocks(_GPTQ(bits, 0 if config.get("checkpoint_format") == "gptq_v2" else 1))
         case "awq" if bits == 4 and str(config.get("version", "gemm")).lower() == "gemm":
-            return _AWQ()
+            return _AsBlocks(_AWQ())
+        case "fp8":
+            return _float8(config)
         case "compressed-tensors":
             return _compressed_tensors(config)
-        case "fp8":
-            return _Floats8(_block_size(config.get("weight_block_size")))
     raise _refused(f"quant_method {method!r:.40} with {bits!r:.20} bits")
+
+
+def _float8(config: Mapping[str, Any]) -> Layout:
+    block = config.get("weight_block_size")
+    if block is None:
+        return _Float8(".weight_scale", None)
+    return _Float8(".weight_scale_inv", _block(block))
+
+
+def _block(value: object) -> tuple[int, int]:
+    if isinstance(value, str):  # such as "128x128"
+        value = [int(size) if size.isdigit() else size for size in value.split("x")]
+    match value:
+        case [int(rows), int(columns)] if rows >= 1 and columns >= BLOCK and columns % BLOCK == 0:
+            return rows, columns
+    raise _refused(f"blocks of {value!r:.40}")
 
 
 def _compressed_tensors(config: Mapping[str, Any]) -> Layout:
     groups = config.get("config_groups")
-    kinds = list(groups.values()) if isinstance(groups, dict) else []
-    schemes = [kind.get("weights") for kind in kinds if isinstance(kind, dict)]
-    found = {
-        (scheme.get("type"), scheme.get("num_bits")) if isinstance(scheme, dict) else None
-        for scheme in schemes
-    }
+    kinds = [kind for kind in groups.values() if isinstance(kind, dict)] if isinstance(
+        groups, dict
+    ) else []  # fmt: skip
+    schemes = [scheme for kind in kinds if isinstance(scheme := kind.get("weights"), dict)]
+    found = {(scheme.get("type"), scheme.get("num_bits")) for scheme in schemes}
     kind = config.get("format")
-    if kind == "pack-quantized" and found in ({("int", 4)}, {("int", 8)}):
-        return _PackQuantized(4 if ("int", 4) in found else 8)
-    if kind == "int-quantized" and found == {("int", 8)}:
-        return _IntQuantized()
-    if kind == "float-quantized" and found == {("float", 8)}:
-        blocks = {str(scheme.get("block_structure")): scheme for scheme in schemes if scheme}
-        if len(blocks) == 1:
-            return _Floats8(_block_size(next(iter(blocks.values())).get("block_structure")))
+    if len(schemes) == len(kinds):
+        if kind == "pack-quantized" and found in ({("int", 4)}, {("int", 8)}):
+            return _AsBlocks(_PackQuantized(4 if ("int", 4) in found else 8))
+        if kind == "int-quantized" and found == {("int", 8)}:
+            has_inputs = all(isinstance(kind.get("input_activations"), dict) for kind in kinds)
+            return _AsBlocks(_IntQuantized(), "int8" if has_inputs else None)
+        if kind == "float-quantized" and found == {("float", 8)}:
+            blocks = {str(scheme.get("block_structure")) for scheme in schemes}
+            if len(blocks) == 1:
+                block = schemes[0].get("block_structure")
+                return _Float8(".weight_scale", None if block is None else _block(block))
     raise _refused(f"compressed-tensors of format {kind!r:.40}")
-
-
-def _block_size(sizes: object) -> tuple[int, int] | None:
-    """Rows and columns that share a scale; None if the config does not say."""
-    if sizes is None:
-        return None
-    if isinstance(sizes, str):  # such as "128x128"
-        sizes = [int(size) if size.isdigit() else size for size in sizes.split("x")]
-    match sizes:
-        case [int(height), int(width)] if height > 0 and width > 0 and width % BLOCK == 0:
-            return height, width
-    raise _refused(f"8-bit floats in blocks of {sizes!r:.40}")
 
 
 def _refused(what: str) -> ModelError:
     return ModelError(
         f"config.json: quantization_config: {what} is not supported; there are: gptq with 4 and 8 "
-        "bits, awq (gemm) with 4, compressed-tensors pack-quantized with 4 and 8, int-quantized "
-        "and float-quantized with 8, fp8; or use the original model, or a GGUF file of it"
+        "bits, awq (gemm) with 4, fp8, compressed-tensors pack-quantized with 4 and 8, "
+        "int-quantized and float-quantized with 8; or use the original model, or a GGUF file of it"
     )

@@ -102,6 +102,29 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {"head_dim": 16, "tie_word_embeddings": True, "rope_parameters": YARN},
     ),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 3,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3-moe-shares": (
+        "Qwen3Moe",
+        {
+            "head_dim": 16,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "phi3": ("Phi3", {}),
     "phi3-longrope": (
         "Phi3",
@@ -202,20 +225,42 @@ def make_model(name: str, kind: str, fields: dict[str, Any]) -> TinyModel:
         for parameter_name, parameter in model.named_parameters():
             _fill(parameter_name, parameter, generator, gemma=kind.startswith("Gemma"))
     tensors = {
-        name: tensor
+        stored: part
         for name, tensor in model.state_dict().items()
         if not (config.tie_word_embeddings and name == "lm_head.weight")
+        for stored, part in _as_published(name, tensor, kind)
     }
     as_json = config.to_dict()
     as_json["architectures"] = [architecture]
     return TinyModel(name, model, as_json, tensors)
 
 
+def _as_published(name: str, tensor: torch.Tensor, kind: str) -> list[tuple[str, torch.Tensor]]:
+    """Each expert's matrices by themselves; transformers holds all of a layer's as one."""
+    if kind == "Mixtral":
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    gate, up, down = (
+        ("w1", "w3", "w2") if kind == "Mixtral" else ("gate_proj", "up_proj", "down_proj")
+    )
+    if name.endswith(".experts.gate_up_proj"):
+        parts = {gate: tensor.chunk(2, dim=1)[0], up: tensor.chunk(2, dim=1)[1]}
+    elif name.endswith(".experts.down_proj"):
+        parts = {down: tensor}
+    else:
+        return [(name, tensor)]
+    prefix = name.rpartition(".")[0]
+    return [
+        (f"{prefix}.{expert}.{part}.weight", own[expert].contiguous())
+        for part, own in parts.items()
+        for expert in range(len(tensor))
+    ]
+
+
 def _fill(name: str, parameter: torch.Tensor, generator: torch.Generator, *, gemma: bool) -> None:
     """Values that matter: with transformers' own, most of a model would have little effect."""
     values = torch.randn(parameter.shape, generator=generator)
-    if parameter.ndim == 2:
-        parameter.copy_(values * (1.2 / math.sqrt(parameter.shape[1])))
+    if parameter.ndim >= 2:
+        parameter.copy_(values * (1.2 / math.sqrt(parameter.shape[-1])))
     elif name.endswith("norm.weight"):
         parameter.copy_((0.0 if gemma else 1.0) + 0.2 * values)
     else:

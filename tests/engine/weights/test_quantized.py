@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from safetensors.numpy import save_file
-from safetensors.torch import save_file as save_torch_file
 
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.errors import ModelError
@@ -154,64 +154,6 @@ def test_int_quantized(tmp_path: Path) -> None:
     assert checkpoint.read("head.weight", (4, 8)).dtype == "F16"
 
 
-def floats8(block: Any) -> dict[str, Any]:
-    weights = {"num_bits": 8, "type": "float", "block_structure": block}
-    config = compressed("float-quantized", 8)
-    return config | {"config_groups": {"group_0": {"weights": weights}}}
-
-
-@pytest.mark.parametrize(
-    ("config", "scale_name", "scale_shape"),
-    [
-        ({"quant_method": "fp8"}, "weight_scale", ()),
-        ({"quant_method": "fp8"}, "weight_scale", (1,)),
-        ({"quant_method": "fp8", "weight_block_size": [16, 64]}, "weight_scale_inv", (2, 2)),
-        (floats8(None), "weight_scale", (ROWS, 1)),
-        (floats8(None), "weight_scale", (1,)),
-        (floats8([16, 96]), "weight_scale", (2, 2)),
-        (floats8("8x64"), "weight_scale", (3, 2)),
-    ],
-)
-def test_eight_bit_floats(
-    tmp_path: Path, config: Any, scale_name: str, scale_shape: tuple[int, ...]
-) -> None:
-    rng = np.random.default_rng(8)
-    weight = torch.from_numpy(rng.standard_normal((ROWS, COLUMNS), dtype=np.float32))
-    weight = weight.to(torch.float8_e4m3fn)
-    scale = torch.from_numpy(rng.uniform(0.01, 0.1, scale_shape).astype(np.float32))
-    tensors = {"w.weight": weight, f"w.{scale_name}": scale, "w.input_scale": torch.ones(1)}
-    save_torch_file(tensors, tmp_path / "model.safetensors")
-    files = ModelFiles("m", tmp_path, "safetensors", {"quantization_config": config}, {})
-    checkpoint = open_checkpoint(files)
-    assert set(checkpoint.names()) == {"w.weight"}
-    stored = checkpoint.read("w.weight", (ROWS, COLUMNS))
-    assert stored.dtype == "F8_E4M3"
-    if scale_shape[1:] == (2,):
-        sizes = config.get("weight_block_size") or {2: (16, 96), 3: (8, 64)}[scale_shape[0]]
-        blocks = scale.repeat_interleave(sizes[0], 0)[:ROWS]
-        scale = blocks.repeat_interleave(sizes[1], 1)[:, :COLUMNS]
-    np.testing.assert_array_equal(to_float32(stored), (weight.float() * scale).numpy())
-
-
-def test_eight_bit_floats_that_do_not_fit_name_themselves(tmp_path: Path) -> None:
-    config = {"quant_method": "fp8", "weight_block_size": [16, 64]}
-
-    def refused(message: str, weight: torch.Tensor, scale: torch.Tensor) -> None:
-        tensors = {"w.weight": weight, "w.weight_scale_inv": scale}
-        save_torch_file(tensors, tmp_path / "model.safetensors")
-        files = ModelFiles("m", tmp_path, "safetensors", {"quantization_config": config}, {})
-        with pytest.raises(ModelError, match=message):
-            open_checkpoint(files).read("w.weight", tuple(weight.shape))
-
-    ones = torch.ones(16, 64).to(torch.float8_e4m3fn)
-    refused(r"weight_scale_inv .* has shape \[1, 2\] for 16 x 64 .* must be \[1, 1\]", ones,
-            torch.ones(1, 2))  # fmt: skip
-    refused("has values that are not numbers", (ones.float() * torch.nan).to(ones.dtype),
-            torch.ones(1, 1))  # fmt: skip
-    refused("has dtype F32; it must be F8_E4M3", ones.float(), torch.ones(1, 1))
-    refused("has 40 columns; multiples of 32", ones[:, :40].contiguous(), torch.ones(1, 1))
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -219,10 +161,11 @@ def test_eight_bit_floats_that_do_not_fit_name_themselves(tmp_path: Path) -> Non
         {},
         {"quant_method": "gptq", "bits": 3},
         {"quant_method": "awq", "bits": 4, "version": "gemv"},
-        {"quant_method": "fp8", "weight_block_size": [128, 100]},
+        {"quant_method": "fp8", "weight_block_size": [128, 8]},
         {"quant_method": "fp8", "weight_block_size": "8"},
+        {"quant_method": "fp4"},
         {"quant_method": "compressed-tensors", "config_groups": [1]},
-        compressed("float-quantized", 8),
+        compressed("float-quantized", 8),  # whose integers are no floats
         compressed("pack-quantized", 3),
     ],
 )
@@ -245,7 +188,108 @@ def test_tensors_that_do_not_fit_name_themselves(tmp_path: Path) -> None:
     refused("w.scales is missing", scales=None)
     refused("w.qzeros .* has dtype F32; it must be I32", qzeros=np.ones((2, 3), np.float32))
     refused("w.scales .* has shape .*; it must have 2 sizes", scales=np.ones(3, np.float16))
-    refused("g_idx .* out of order", g_idx=np.zeros(COLUMNS, np.int32))
+    refused("g_idx .* as many columns into each group", g_idx=np.zeros(COLUMNS, np.int32))
     refused("has zero points of shape", qzeros=np.ones((1, 3), np.int32))
+    refused("has 5 groups of columns for", g_idx=np.zeros(5, np.int32))
     refused(r"has scales of shape \[24, 5\]", scales=np.ones((5, 24), np.float16), g_idx=None)
     refused("has shape .*; the model's config asks", qweight=np.ones((16, 20), np.int32))
+
+
+@pytest.mark.parametrize("kind", ["desc_act", "actorder"])
+def test_columns_that_were_sorted_into_groups_come_back_in_their_order(
+    tmp_path: Path, kind: str
+) -> None:
+    m = random_matrix(4)
+    m["zeros"] = np.full_like(m["zeros"], 8)
+    groups = np.random.default_rng(0).permutation(COLUMNS).astype(np.int32) // GROUP
+    scales = m["scales"].astype(np.float32)[:, groups]
+    if kind == "desc_act":
+        tensors = gptq(m, 4, m["zeros"] - 1) | {"w.g_idx": groups}
+        config: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "desc_act": True}
+    else:
+        tensors = {"w.weight_packed": words(m["q"], 4), "w.weight_scale": m["scales"]}
+        tensors["w.weight_g_idx"] = groups
+        config = compressed("pack-quantized", 4)
+    checkpoint = opened(tmp_path, tensors, config)
+    np.testing.assert_array_equal(read(checkpoint), (m["q"] - 8).astype(np.float32) * scales)
+    stored = checkpoint.read("w.weight", (ROWS, COLUMNS))
+    assert stored.column_map is not None and sorted(stored.column_map) == list(range(COLUMNS))
+
+
+def test_groups_in_their_order_need_no_map(tmp_path: Path) -> None:
+    m = random_matrix(4)
+    tensors = {"w.weight_packed": words(m["q"], 4), "w.weight_scale": m["scales"]}
+    tensors["w.weight_g_idx"] = np.full(COLUMNS, -1, np.int32)  # made ready, and not used
+    m["zeros"] = np.full_like(m["zeros"], 8)
+    stored = opened(tmp_path, tensors, compressed("pack-quantized", 4)).read("w.weight", (24, 128))
+    assert stored.column_map is None
+    np.testing.assert_array_equal(to_float32(stored), values(m))
+
+
+def float8(kind: str) -> tuple[dict[str, torch.Tensor], dict[str, Any], torch.Tensor]:
+    """Tensors, quantization_config, and what torch makes of them."""
+    rows, columns = 40, 160
+    generator = torch.Generator().manual_seed(0)
+    stored = torch.randn((rows, columns), generator=generator).to(torch.float8_e4m3fn)
+    stored.view(torch.uint8)[0, :4] = torch.tensor([0x01, 0x87, 0x7E, 0x80])  # the odd ones
+    if kind in ("blocks", "blocks in words"):
+        scales = torch.rand((2, 5), generator=generator)
+        whole = scales.repeat_interleave(32, 0)[:rows].repeat_interleave(32, 1)
+        config: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+        if kind == "blocks":
+            tensors = {"w.weight": stored, "w.weight_scale_inv": scales}
+            return tensors, config, stored.float() * whole
+    config = compressed("float-quantized", 8)
+    config["config_groups"]["group_0"]["weights"]["type"] = "float"
+    if kind == "blocks in words":
+        config["config_groups"]["group_0"]["weights"]["block_structure"] = "32x32"
+        return {"w.weight": stored, "w.weight_scale": scales}, config, stored.float() * whole
+    if kind == "rows":
+        scales = torch.rand((rows, 1), generator=generator).bfloat16()
+    else:
+        scales, config = torch.tensor(0.37), {"quant_method": "fp8"}
+    tensors = {"w.weight": stored, "w.weight_scale": scales, "w.input_scale": torch.ones(1)}
+    return tensors, config, stored.float() * scales.float()
+
+
+@pytest.mark.parametrize("kind", ["matrix", "rows", "blocks", "blocks in words"])
+def test_floats_of_eight_bits(tmp_path: Path, kind: str) -> None:
+    tensors, config, expected = float8(kind)
+    tensors["head.weight"] = torch.ones((4, 8))
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    files = ModelFiles("m", tmp_path, "safetensors", {"quantization_config": config}, {})
+    checkpoint = open_checkpoint(files)
+    assert set(checkpoint.names()) == {"w.weight", "head.weight"}
+    stored = checkpoint.read("w.weight", (40, 160))
+    np.testing.assert_array_equal(to_float32(stored), expected.numpy())
+    assert stored.input_dtype == "fp8"
+    assert checkpoint.read("head.weight", (4, 8)).dtype == "F32"
+    with pytest.raises(ModelError, match="the model's config asks for"):
+        checkpoint.read("w.weight", (160, 40))
+
+
+def test_scales_that_fit_no_block_name_themselves(tmp_path: Path) -> None:
+    tensors, config, _ = float8("blocks")
+    tensors["w.weight_scale_inv"] = torch.ones((2, 4))
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    files = ModelFiles("m", tmp_path, "safetensors", {"quantization_config": config}, {})
+    with pytest.raises(ModelError, match=r"weight_scale_inv .* does not make scales for 40 x 160"):
+        open_checkpoint(files).read("w.weight", (40, 160))
+
+
+def test_floats_that_are_none_name_themselves(tmp_path: Path) -> None:
+    tensors, config, _ = float8("matrix")
+    tensors["w.weight"].view(torch.uint8)[3, 5] = 0xFF
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    files = ModelFiles("m", tmp_path, "safetensors", {"quantization_config": config}, {})
+    with pytest.raises(ModelError, match="has values that are not numbers"):
+        open_checkpoint(files).read("w.weight", (40, 160))
+
+
+def test_integers_say_whether_inputs_are_rounded_too(tmp_path: Path) -> None:
+    m = random_matrix(8, groups=1)
+    tensors = {"w.weight": (m["q"] - 128).astype(np.int8), "w.weight_scale": m["scales"]}
+    config = compressed("int-quantized", 8)
+    assert opened(tmp_path, tensors, config).read("w.weight", (24, 128)).input_dtype is None
+    config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "type": "int"}
+    assert opened(tmp_path, tensors, config).read("w.weight", (24, 128)).input_dtype == "int8"

@@ -56,6 +56,8 @@ def _emit(
             program.layer_norm(out, buffers[x], weight, bias, eps, added, add_scale)
         case g.Attention():
             _emit_attention(program, out, buffers[instruction.qkv], instruction, tables)
+        case g.Moe():
+            _emit_moe(program, instruction, buffers)
         case g.Glu(x=x, activation=activation):
             program.glu(out, buffers[x], activation)
         case g.Activate(x=x, activation=activation):
@@ -92,6 +94,22 @@ def _emit_linear(
         mode,
         activation,
         instruction.scale,
+    )
+
+
+def _emit_moe(program: _native.Program, moe: g.Moe, buffers: Mapping[g.Value, int]) -> None:
+    program.moe(
+        buffers[moe.out],
+        buffers[moe.x],
+        buffers[moe.scores],
+        buffers[moe.gathered],
+        buffers[moe.hidden],
+        buffers[moe.results],
+        moe.gate_up.weights,
+        moe.down.weights,
+        moe.spec.top_k,
+        moe.spec.renormalise,
+        moe.spec.activation,
     )
 
 

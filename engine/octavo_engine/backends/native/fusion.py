@@ -32,6 +32,7 @@ from octavo_engine.backends.native.graph import (
     read,
     substitute,
 )
+from octavo_engine.backends.native.packing import PANEL_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from octavo_engine.backends.native.graph import Dtype, Instruction, Value
 
     _PairFusion: TypeAlias = Callable[[Instruction, Instruction], Instruction | None]
-
-PANEL_ROWS = 16  # of a packed weight
 
 
 def fuse(graph: Graph) -> Graph:

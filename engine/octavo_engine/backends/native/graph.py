@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine import _native
-    from octavo_engine.ops import Activation, AttentionSpec, Pool
+    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, Pool
 
 Dtype = Literal["f32", "bf16"]
 
@@ -36,6 +36,12 @@ class NativeLinear(NamedTuple):
 
     weight: _native.Packed
     bias: NDArray[np.float32] | None = None
+
+
+class NativeExperts(NamedTuple):
+    """Packed weights of one shape and packing."""
+
+    weights: tuple[_native.Packed, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,22 @@ class Attention:
     is_whole: bool = False  # over texts that are whole in the step
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Moe:
+    """The products of a mixture of experts, between three values that nobody else reads: a row for
+    each token and each of its experts, `top_k` of them side by side."""
+
+    out: Value
+    x: Value
+    scores: Value
+    gathered: Value
+    hidden: Value
+    results: Value
+    gate_up: NativeExperts
+    down: NativeExperts
+    spec: ExpertsSpec
+
+
 @dataclass(frozen=True, slots=True)
 class Glu:
     out: Value
@@ -165,6 +187,7 @@ Instruction: TypeAlias = (
     | RmsNorm
     | LayerNorm
     | Attention
+    | Moe
     | Glu
     | Activate
     | Add
@@ -184,6 +207,8 @@ class Graph(NamedTuple):
 
 
 def written(instruction: Instruction) -> list[Value]:
+    if isinstance(instruction, Moe):
+        return [instruction.gathered, instruction.hidden, instruction.results, instruction.out]
     total = instruction.total if isinstance(instruction, (RmsNorm, LayerNorm)) else None
     return [instruction.out] if total is None else [total, instruction.out]
 

@@ -10,8 +10,9 @@ import numpy as np
 from octavo_engine import _native
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.backends.ledger import WeightLedger
-from octavo_engine.backends.native.graph import NativeLinear
-from octavo_engine.backends.native.packing import choose_packings
+from octavo_engine.backends.native.graph import NativeExperts, NativeLinear
+from octavo_engine.backends.native.packing import PANEL_ROWS, choose_packings
+from octavo_engine.backends.native.stored_form import form_of, in_form
 from octavo_engine.errors import ModelError
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from octavo_engine.backends.native.packing import Packing
     from octavo_engine.config import Quantization
     from octavo_engine.weights.checkpoint import Checkpoint
+
+
+# Rows among which the highest wins, as a head's do; a row is an expert.
+_ROUTERS = (".mlp.gate", ".block_sparse_moe.gate")
 
 
 class NativeLoader:
@@ -59,12 +64,30 @@ class NativeLoader:
             [f"{name}.weight" for name in names],
             sizes,
             in_features,
-            is_vocabulary=list(names) == ["lm_head"],
+            is_vocabulary=list(names) == ["lm_head"] or names[0].endswith(_ROUTERS),
         )
         if not bias:
             return NativeLinear(weight)
         parts = [self.vector(f"{name}.bias", size) for name, size in zip(names, sizes, strict=True)]
         return NativeLinear(weight, np.concatenate(parts))
+
+    def experts(
+        self, names: Sequence[Sequence[str]], in_features: int, out_features: Sequence[int]
+    ) -> NativeExperts:
+        halves = sum(out_features) // len(out_features)
+        if len(out_features) == 2 and halves % PANEL_ROWS:
+            raise ModelError(
+                f"{names[0][0]}: experts of a width of {halves} cannot be computed on this device; "
+                f"it must be a multiple of {PANEL_ROWS}"
+            )
+        packed = tuple(self.linear(own, in_features, out_features).weight for own in names)
+        kinds = {weight.dtype for weight in packed}
+        if len(kinds) > 1:
+            raise ModelError(
+                f"{names[0][0]}: experts of one layer are stored in several types, which become "
+                f"{' and '.join(sorted(kinds))}; --quantization none or int8 makes them one"
+            )
+        return NativeExperts(packed)
 
     def tied(self, embedding: _native.Packed) -> NativeLinear:
         return NativeLinear(embedding)
@@ -92,7 +115,7 @@ class NativeLoader:
         if not self._ledger.is_complete:
             return _native.Packed(1, 1, self._dtype)  # never used: `finish` will raise
         packings = choose_packings(
-            [stored.dtype for stored in parts if stored is not None],
+            [form_of(stored) for stored in parts if stored is not None],
             sizes,
             self._dtype,
             self._quantization,
@@ -104,10 +127,9 @@ class NativeLoader:
             assert stored is not None  # since nothing is missing
             if stored.offset:
                 raise ModelError(f"{stored.name}: a matrix with an offset cannot be packed")
+            form = in_form(stored)
             try:
-                packed.pack(
-                    self._team, first_row, stored.data, stored.dtype, num_rows, stored.row_map
-                )
+                packed.pack(self._team, first_row, form.data, form.dtype, num_rows, form.row_map)
             except ValueError as error:
                 raise ModelError(f"{stored.name} cannot be packed: {error}") from error
             self._ledger.account(stored)

@@ -40,7 +40,8 @@ def choose_packings(
 ) -> list[Packing]:
     """The packing of each of a matrix's parts, which are stored as these types, of so many rows.
 
-    `is_vocabulary` says that its rows are tokens: the embedding, the head.
+    `is_vocabulary` says that its rows are tokens, as the embedding's and the head's; those of a
+    router, which are experts, count too.
     """
     match quantization:
         case "none":

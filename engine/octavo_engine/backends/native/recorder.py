@@ -13,6 +13,7 @@ from octavo_engine.backends.native.graph import (
     Graph,
     LayerNorm,
     Linear,
+    Moe,
     PoolRows,
     RmsNorm,
     Scale,
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine import _native
-    from octavo_engine.backends.native.graph import Instruction, NativeLinear
-    from octavo_engine.ops import Activation, AttentionSpec, Pool
+    from octavo_engine.backends.native.graph import Dtype, Instruction, NativeExperts, NativeLinear
+    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, Pool
 
 
 def record(forward: Callable[[Recorder], Value]) -> Graph:
@@ -75,6 +76,23 @@ class Recorder:
     def glu(self, x: Value, activation: Activation) -> Value:
         return self._add(Glu(self._value(x.cols // 2, x), x, activation))
 
+    def experts(
+        self,
+        x: Value,
+        scores: Value,
+        gate_up: NativeExperts,
+        down: NativeExperts,
+        spec: ExpertsSpec,
+    ) -> Value:
+        wide, narrow = gate_up.weights[0], down.weights[0]
+        out = self._value(x.cols, x)
+        # Ids below zero: no other instruction writes them.
+        first = -1 - 3 * out.id
+        gathered = Value(first, spec.top_k * x.cols, x.rows, _input_dtype(wide))
+        hidden = Value(first - 1, spec.top_k * narrow.cols, x.rows, _input_dtype(narrow))
+        results = Value(first - 2, spec.top_k * x.cols, x.rows)
+        return self._add(Moe(out, x, scores, gathered, hidden, results, gate_up, down, spec))
+
     def activation(self, x: Value, activation: Activation) -> Value:
         return self._add(Activate(self._value(x.cols, x), x, activation))
 
@@ -99,3 +117,7 @@ class Recorder:
     def _add(self, instruction: Instruction) -> Value:
         self.instructions.append(instruction)
         return instruction.out
+
+
+def _input_dtype(weight: _native.Packed) -> Dtype:
+    return "bf16" if weight.dtype == "bf16" else "f32"

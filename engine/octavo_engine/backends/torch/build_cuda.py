@@ -12,7 +12,7 @@ from octavo_engine.backends.torch.cuda import CudaBackend
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_engine.config import DType
+    from octavo_engine.config import DType, EngineConfig
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.weights.checkpoint import Checkpoint
 
@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 def build_cuda(
+    engine: EngineConfig,
     config: ModelConfig,
     checkpoint: Checkpoint,
     *,
-    dtype: DType,
     max_model_len: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> CudaBackend:
@@ -35,7 +35,12 @@ def build_cuda(
         config,
         checkpoint,
         max_model_len=max_model_len,
-        dtype=settle_dtype(dtype, config.torch_dtype),
+        dtype=settle_dtype(engine.dtype, config.torch_dtype),
+        kernels=engine.kernels,
+        attention=engine.attention_backend,
+        use_graphs=not engine.enforce_eager,
+        batch_invariant=engine.batch_invariant,
+        keep_quantized=engine.quantization != "none",
         progress=progress,
     )
 

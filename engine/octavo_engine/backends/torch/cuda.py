@@ -26,6 +26,7 @@ from octavo_engine.backends.torch.device_step import (
 )
 from octavo_engine.backends.torch.graphs import GraphCache, bucket_sizes, choose_bucket
 from octavo_engine.backends.torch.kernels import choose_kernels
+from octavo_engine.backends.torch.packed import Format
 from octavo_engine.backends.torch.ropes import RopeTables
 from octavo_engine.backends.torch.upload import Uploader
 from octavo_engine.config import BLOCK_SIZE
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import BackendLimits, Step
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.graphs import Recorder, Replay
-    from octavo_engine.backends.torch.kernels import KernelChoice
+    from octavo_engine.backends.torch.kernels import Kernels
+    from octavo_engine.config import AttentionBackend, KernelChoice
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
     from octavo_engine.weights.checkpoint import Checkpoint
@@ -65,24 +67,24 @@ class CudaBackend:
         dtype: torch.dtype = torch.bfloat16,
         device: str = "cuda",
         kernels: KernelChoice = "auto",
+        attention: AttentionBackend = "auto",
         use_graphs: bool = True,
         batch_invariant: bool = False,
+        keep_quantized: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        """Weights that the file holds quantised stay so unless told otherwise."""
         settled = open_device(device)
+        chosen = choose_kernels(
+            settled, dtype, config,
+            choice=kernels, attention=attention, batch_invariant=batch_invariant,
+        )  # fmt: skip
+        formats = chosen.formats if keep_quantized else frozenset[Format]()
         with Uploader(settled) as uploader:
-            loader = CudaLoader(checkpoint, uploader, dtype, progress)
+            loader = CudaLoader(checkpoint, uploader, dtype, progress, formats=formats)
             model = build_model(config, loader, max_model_len)
             loader.finish()
-        self._init(
-            config,
-            model,
-            settled,
-            dtype,
-            kernels,
-            use_graphs=use_graphs,
-            batch_invariant=batch_invariant,
-        )
+        self._init(config, model, settled, dtype, chosen, use_graphs=use_graphs)
 
     @classmethod
     def of_model(
@@ -93,20 +95,17 @@ class CudaBackend:
         dtype: torch.dtype,
         device: torch.device,
         kernels: KernelChoice = "auto",
+        attention: AttentionBackend = "auto",
         use_graphs: bool = True,
         batch_invariant: bool = False,
     ) -> CudaBackend:
         """A model whose weights are on the device already; for measuring without files."""
         backend = cls.__new__(cls)
-        backend._init(
-            config,
-            model,
-            device,
-            dtype,
-            kernels,
-            use_graphs=use_graphs,
-            batch_invariant=batch_invariant,
-        )
+        chosen = choose_kernels(
+            device, dtype, config,
+            choice=kernels, attention=attention, batch_invariant=batch_invariant,
+        )  # fmt: skip
+        backend._init(config, model, device, dtype, chosen, use_graphs=use_graphs)
         return backend
 
     def _init(
@@ -115,18 +114,15 @@ class CudaBackend:
         model: Model,
         device: torch.device,
         dtype: torch.dtype,
-        kernels: KernelChoice,
+        kernels: Kernels,
         *,
         use_graphs: bool,
-        batch_invariant: bool,
     ) -> None:
         self.config = config
         self.device = device
         self._model: Model | None = model
         self._dtype = dtype
-        self._kernels = choose_kernels(
-            device, dtype, config, choice=kernels, batch_invariant=batch_invariant
-        )
+        self._kernels = kernels
         self._use_graphs = use_graphs and device.type == "cuda" and self._kernels.can_capture
         self._recorder: Recorder[tuple[Tensor, Tensor]] = CudaRecorder(device)
         self._context: Context | None = None

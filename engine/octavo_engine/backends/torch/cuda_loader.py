@@ -1,4 +1,5 @@
-"""Weights straight from the mapped file to the device, in the backend's dtype."""
+"""Weights straight from the mapped file to the device, in the backend's dtype, or packed as stored
+where the kernels take them so."""
 
 from __future__ import annotations
 
@@ -12,12 +13,22 @@ from torch.nn import functional
 
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.backends.ledger import WeightLedger
+from octavo_engine.backends.torch import repack
+from octavo_engine.backends.torch.packed import (
+    FP8,
+    GroupedWeight,
+    ScaledWeight,
+    grouped_product,
+    scaled_product,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
+    from octavo_engine.backends.torch.packed import Format
     from octavo_engine.backends.torch.upload import Uploader
     from octavo_engine.weights.checkpoint import Checkpoint, StoredTensor
 
@@ -28,11 +39,20 @@ _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 class DeviceLinear:
     """A weight [out, in] with its bias. `is_head`: the result stays float32, as logits must."""
 
-    weight: Tensor
+    weight: Tensor | GroupedWeight | ScaledWeight
     bias: Tensor | None = None
     is_head: bool = False
 
     def apply(self, x: Tensor) -> Tensor:
+        """The product in torch alone."""
+        if not isinstance(self.weight, torch.Tensor):
+            y = (
+                grouped_product(x, self.weight)
+                if isinstance(self.weight, GroupedWeight)
+                else scaled_product(x, self.weight)
+            )
+            y = y if self.bias is None else y + self.bias.float()
+            return y if self.is_head else y.to(x.dtype)
         if not self.is_head or x.dtype == torch.float32:
             return functional.linear(x, self.weight, self.bias)
         # Two logits that differ must not be rounded into a tie.
@@ -61,10 +81,16 @@ class CudaLoader:
         uploader: Uploader,
         dtype: torch.dtype,
         progress: Callable[[int, int], None] | None = None,
+        *,
+        formats: frozenset[Format] = frozenset(),
     ) -> None:
+        """`formats` may stay packed; all else is expanded to `dtype`."""
         self._ledger = WeightLedger(checkpoint, progress)
         self._uploader = uploader
         self._dtype = dtype
+        # float32 is asked for to compute with the file's numbers: no input is rounded then.
+        rounding: frozenset[Format] = frozenset(("int8", "fp8"))
+        self._formats = formats - rounding if dtype == torch.float32 else formats
 
     def embedding(self, name: str, rows: int, columns: int) -> Tensor:
         return self._matrix([f"{name}.weight"], [rows], columns)
@@ -79,9 +105,17 @@ class CudaLoader:
     ) -> DeviceLinear:
         names = [names] if isinstance(names, str) else list(names)
         sizes = [out_features] if isinstance(out_features, int) else list(out_features)
-        weight = self._matrix([f"{name}.weight" for name in names], sizes, in_features)
+        weight = self._weight([f"{name}.weight" for name in names], sizes, in_features)
         total = self._matrix([f"{name}.bias" for name in names], sizes) if bias else None
         return DeviceLinear(weight, total, is_head=names == ["lm_head"])
+
+    def experts(
+        self, names: Sequence[Sequence[str]], in_features: int, out_features: Sequence[int]
+    ) -> Tensor:
+        """[experts, out, in], in the backend's dtype."""
+        flat = [f"{name}.weight" for own in names for name in own]
+        whole = self._matrix(flat, list(out_features) * len(names), in_features)
+        return whole.view(len(names), -1, in_features) if self._ledger.is_complete else whole
 
     def tied(self, embedding: Tensor) -> DeviceLinear:
         return DeviceLinear(embedding, is_head=True)
@@ -99,10 +133,87 @@ class CudaLoader:
         self._uploader.finish()
         self._ledger.finish()
 
+    def _weight(
+        self, names: list[str], sizes: list[int], columns: int
+    ) -> Tensor | GroupedWeight | ScaledWeight:
+        parts = self._take(names, sizes, (columns,))
+        packed = self._packed(parts) if self._ledger.is_complete else None
+        if packed is None:
+            return self._filled(parts, sizes, (columns,))
+        for stored in parts:
+            if stored is not None:
+                self._ledger.account(stored)
+        return packed
+
+    def _packed(self, parts: list[StoredTensor | None]) -> GroupedWeight | ScaledWeight | None:
+        """As stored, if all parts are so and the kernels take it; they become one."""
+        stored = [part for part in parts if part is not None]
+        first = stored[0]
+        order = _order_of(stored)
+        if first.dtype == "F8_E4M3" and "fp8" in self._formats:
+            return self._packed_float8(stored)
+        if any(part.dtype not in repack.BLOCK_BYTES for part in stored) or order is None:
+            return None
+        if any((part.dtype == "Q8_0") != (first.dtype == "Q8_0") for part in stored):
+            return None  # of 8 bits and of 4
+        wants_int8 = "int8" in self._formats and all(p.input_dtype == "int8" for p in stored)
+        if not wants_int8 and "grouped" not in self._formats:
+            return None
+        blocks = repack.stacked([self._blocks(part) for part in stored])
+        if wants_int8 and not len(order):
+            whole = repack.whole_rows(blocks)
+            if whole is not None:
+                return whole
+        if "grouped" not in self._formats:
+            return None
+        device_order = torch.from_numpy(order).to(self._uploader.device) if len(order) else None
+        return repack.grouped(blocks, device_order)
+
+    def _packed_float8(self, stored: list[StoredTensor]) -> ScaledWeight | None:
+        columns = stored[0].shape[1]
+        values, scales, blocks = [], [], set()
+        for part in stored:
+            if part.dtype != "F8_E4M3" or part.scales is None or part.row_map is not None:
+                return None
+            factors, rows, block = part.scales
+            blocks.add(block)
+            by_row = factors.repeat(rows, axis=0)[: part.shape[0]]
+            scales.append(torch.from_numpy(np.ascontiguousarray(by_row)).to(self._uploader.device))
+            values.append(self._raw(part).view(FP8).view(part.shape))
+        block = min(blocks)
+        is_usual = block == columns or (block >= 32 and block & (block - 1) == 0)
+        if len(blocks) != 1 or not is_usual:
+            return None
+        return repack.scaled(values, scales, block)
+
+    def _blocks(self, stored: StoredTensor) -> repack.Blocks:
+        blocks = repack.read_blocks(self._raw(stored), stored.dtype, stored.shape[0])
+        if stored.row_map is None:
+            return blocks
+        rows = torch.from_numpy(stored.row_map).long().to(self._uploader.device)
+        q, scales, minima = blocks
+        return repack.Blocks(q[rows], scales[rows], None if minima is None else minima[rows])
+
+    def _raw(self, stored: StoredTensor) -> Tensor:
+        """The stored bytes on the device."""
+        raw = torch.empty(stored.data.size, dtype=torch.uint8, device=self._uploader.device)
+        self._uploader.copy(raw, stored.data)
+        self._uploader.finish()
+        return raw
+
+    def _take(
+        self, names: list[str], sizes: list[int], tail: tuple[int, ...]
+    ) -> list[StoredTensor | None]:
+        return [self._ledger.take(name, (n, *tail)) for name, n in zip(names, sizes, strict=True)]
+
     def _matrix(self, names: list[str], sizes: list[int], columns: int | None = None) -> Tensor:
         """The stored tensors behind one another along their first dimension."""
         tail = () if columns is None else (columns,)
-        parts = [self._ledger.take(name, (n, *tail)) for name, n in zip(names, sizes, strict=True)]
+        return self._filled(self._take(names, sizes, tail), sizes, tail)
+
+    def _filled(
+        self, parts: list[StoredTensor | None], sizes: list[int], tail: tuple[int, ...]
+    ) -> Tensor:
         if not self._ledger.is_complete:  # the load fails in the end: spare the device
             return torch.empty((0, *tail), dtype=self._dtype)
         shape = (sum(sizes), *tail)
@@ -115,7 +226,8 @@ class CudaLoader:
 
     def _fill(self, place: Tensor, stored: StoredTensor) -> None:
         dtype = _DTYPES.get(stored.dtype)
-        if dtype is None or stored.row_map is not None or stored.offset:
+        is_plain = stored.row_map is None and stored.column_map is None and not stored.offset
+        if dtype is None or not is_plain:
             values = torch.from_numpy(np.ascontiguousarray(to_float32(stored)))
             place.copy_(values)
         elif dtype == self._dtype:
@@ -125,3 +237,15 @@ class CudaLoader:
             self._uploader.copy(raw, stored.data)
             self._uploader.finish()
             place.copy_(raw)
+
+
+def _order_of(stored: list[StoredTensor]) -> NDArray[np.int64] | None:
+    """The input's column that meets each stored one; empty if they are in order, None if the parts
+    do not agree."""
+    maps = [part.column_map for part in stored]
+    first = maps[0]
+    if first is None:
+        return np.empty(0, np.int64) if all(m is None for m in maps) else None
+    if any(m is None or (m != first).any() for m in maps):
+        return None
+    return np.argsort(first)

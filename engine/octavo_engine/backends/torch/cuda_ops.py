@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.device_step import DeviceStep
     from octavo_engine.backends.torch.kernels import Kernels
     from octavo_engine.backends.torch.ropes import RopeTables
-    from octavo_engine.ops import Activation, AttentionSpec
+    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
 
 
 class Sum:
@@ -90,6 +90,12 @@ class CudaOps:
 
     def glu(self, x: Value, activation: Activation) -> Tensor:
         return self._kernels.glu(_formed(x), activation)
+
+    def experts(
+        self, x: Value, scores: Value, gate_up: Tensor, down: Tensor, spec: ExpertsSpec
+    ) -> Tensor:
+        x = _formed(x).to(self._dtype)
+        return self._kernels.experts(x, _formed(scores), gate_up, down, spec)
 
     def activation(self, x: Value, activation: Activation) -> Tensor:
         return activate(_formed(x), activation)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from octavo_engine.backends.torch.flashinfer import FlashInferAttention, choose_attention
 from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
-    from octavo_engine.ops import Activation, AttentionSpec
-
-KernelChoice = Literal["auto", "triton", "plain"]
+    from octavo_engine.backends.torch.packed import Format
+    from octavo_engine.config import AttentionBackend, KernelChoice
+    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
 
 # Triton's matrix instructions for 16-bit floats begin here.
 MIN_CAPABILITY = (8, 0)
@@ -34,6 +35,10 @@ class Kernels(Protocol):
     @property
     def can_capture(self) -> bool:
         """Whether a step launches the same work whatever its values are: a graph may hold it."""
+
+    @property
+    def formats(self) -> frozenset[Format]:
+        """The quantised weights that products take as they are stored."""
 
     def tokens_per_tile(self, *, is_decode: bool) -> int:
         """How many of a sequence's tokens one attention program takes."""
@@ -53,6 +58,11 @@ class Kernels(Protocol):
         out_dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """(x + scale * y in x's dtype, its norm)."""
+
+    def experts(
+        self, x: Tensor, scores: Tensor, gate_up: Tensor, down: Tensor, spec: ExpertsSpec
+    ) -> Tensor:
+        """As `Ops.experts`, in x's dtype; weights [experts, out, in]."""
 
     def glu(self, x: Tensor, activation: Activation) -> Tensor: ...
 
@@ -97,6 +107,7 @@ def choose_kernels(
     shape: HeadShape,
     *,
     choice: KernelChoice = "auto",
+    attention: AttentionBackend = "auto",
     batch_invariant: bool = False,
 ) -> Kernels:
     """What suits the device; logs it with the reason. Raises ConfigError if a choice cannot be."""
@@ -105,12 +116,19 @@ def choose_kernels(
     if name == "plain":
         if batch_invariant:
             raise ConfigError(f"batch-invariant results need the Triton kernels; {reason}")
+        if attention != "auto":
+            raise ConfigError(
+                f"--attention-backend {attention} goes with the Triton kernels; {reason}"
+            )
         from octavo_engine.backends.torch.plain import PlainKernels
 
         return PlainKernels()
     from octavo_engine.backends.torch.triton_kernels import TritonKernels
 
-    return TritonKernels(device, dtype, shape, batch_invariant=batch_invariant)
+    attends = choose_attention(attention, dtype, shape, batch_invariant=batch_invariant)
+    logger.info("Chose %s for attention: %s", attends.name, attends.reason)
+    prompts = FlashInferAttention(device) if attends.name == "flashinfer" else None
+    return TritonKernels(device, dtype, shape, batch_invariant=batch_invariant, prompts=prompts)
 
 
 def _settle(device: torch.device, choice: KernelChoice) -> tuple[str, str]:

@@ -23,6 +23,10 @@ class TorchLinear(NamedTuple):
     bias: Tensor | None  # [out]
 
 
+class TorchExperts(NamedTuple):
+    weights: Tensor  # [experts, out, in]
+
+
 class TorchLoader:
     """The Loader of the reference."""
 
@@ -52,6 +56,12 @@ class TorchLoader:
         weight = torch.cat([self._read(f"{name}.weight", (n, in_features)) for name, n in parts])
         total = torch.cat([self._read(f"{name}.bias", (n,)) for name, n in parts]) if bias else None
         return TorchLinear(self._precision.stored(weight), total)
+
+    def experts(
+        self, names: Sequence[Sequence[str]], in_features: int, out_features: Sequence[int]
+    ) -> TorchExperts:
+        parts = [self.linear(own, in_features, out_features).weight for own in names]
+        return TorchExperts(torch.stack(parts))
 
     def tied(self, embedding: Tensor) -> TorchLinear:
         return TorchLinear(embedding, None)

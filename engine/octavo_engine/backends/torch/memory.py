@@ -10,6 +10,7 @@ from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from octavo_engine.backends.backend import BackendLimits
+    from octavo_engine.models.config import ExpertsConfig
 
 # cuBLAS' workspace, compiled kernels, captured graphs' own memory and the allocator's rounding.
 SPARE_BYTES = 768 << 20
@@ -30,6 +31,8 @@ class StepShape(Protocol):
     def head_dim(self) -> int: ...
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def experts(self) -> ExpertsConfig | None: ...
 
 
 class DeviceMemory(NamedTuple):
@@ -59,6 +62,9 @@ def step_bytes(shape: StepShape, limits: BackendLimits, itemsize: int) -> int:
     """The most that the largest step holds at once: one layer's values, and the logits."""
     attention = (shape.num_heads * 3 + shape.num_kv_heads * 2) * shape.head_dim * itemsize
     mlp = shape.intermediate_size * 3 * itemsize
+    if shape.experts is not None:
+        e = shape.experts
+        mlp = max(mlp, e.top_k * (e.width * 3 * itemsize + shape.hidden_size * (itemsize + 4)))
     residual = shape.hidden_size * (3 * 4 + 2 * itemsize)
     layer = limits.max_tokens * (residual + max(attention, mlp))
     # The logits in float32, and as much again in keys and masses when a row has unusual wishes.

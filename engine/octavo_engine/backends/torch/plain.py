@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
+from octavo_engine.backends.torch.packed import ALL_FORMATS
 from octavo_engine.backends.torch.plain_draw import draw
 from octavo_engine.config import BLOCK_SIZE
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
-    from octavo_engine.ops import Activation, AttentionSpec
+    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
 
 
 class PlainKernels:
@@ -23,6 +24,7 @@ class PlainKernels:
 
     name = "plain"
     can_capture = False
+    formats = ALL_FORMATS
 
     def tokens_per_tile(self, *, is_decode: bool) -> int:
         return 1 if is_decode else BLOCK_SIZE  # there are no tiles here
@@ -48,6 +50,18 @@ class PlainKernels:
     def glu(self, x: Tensor, activation: Activation) -> Tensor:
         left, right = x.float().chunk(2, dim=-1)
         return (activate(left, activation) * right).to(x.dtype)
+
+    def experts(
+        self, x: Tensor, scores: Tensor, gate_up: Tensor, down: Tensor, spec: ExpertsSpec
+    ) -> Tensor:
+        shares, chosen = choose_experts(scores, spec)
+        out = torch.zeros_like(x, dtype=torch.float32)
+        for expert in range(len(gate_up)):
+            tokens, places = torch.nonzero(chosen == expert, as_tuple=True)
+            h = self.glu(functional.linear(x[tokens], gate_up[expert]), spec.activation)
+            h = functional.linear(h, down[expert]).float()
+            out.index_add_(0, tokens, shares[tokens, places, None] * h)
+        return out.to(x.dtype)
 
     def turn_and_store(
         self,
@@ -94,6 +108,15 @@ class PlainKernels:
 
     def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
         return draw(logits, params)
+
+
+def choose_experts(scores: Tensor, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
+    """Each row's best experts and their shares, [T, top_k] both; of equal scores the first."""
+    ranked = scores.float().softmax(-1).sort(dim=-1, descending=True, stable=True)
+    shares, chosen = ranked.values[:, : spec.top_k], ranked.indices[:, : spec.top_k]
+    if spec.renormalise:
+        shares = shares / shares.sum(-1, keepdim=True)
+    return shares, chosen
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.backend import Step
-    from octavo_engine.backends.torch.loader import TorchLinear
+    from octavo_engine.backends.torch.loader import TorchExperts, TorchLinear
     from octavo_engine.backends.torch.precision import Precision
-    from octavo_engine.ops import Activation, AttentionSpec, Rope
+    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, Rope
 
 
 class PagedKV:
@@ -61,6 +61,25 @@ class ReferenceOps:
     def glu(self, x: Tensor, activation: Activation) -> Tensor:
         left, right = x.chunk(2, dim=-1)
         return self.activation(left, activation) * right
+
+    def experts(
+        self,
+        x: Tensor,
+        scores: Tensor,
+        gate_up: TorchExperts,
+        down: TorchExperts,
+        spec: ExpertsSpec,
+    ) -> Tensor:
+        shares, chosen = scores.softmax(-1).topk(spec.top_k, dim=-1)
+        if spec.renormalise:
+            shares = shares / shares.sum(-1, keepdim=True)
+        out = torch.zeros_like(x)
+        for expert, (wide, narrow) in enumerate(zip(gate_up.weights, down.weights, strict=True)):
+            tokens, places = torch.nonzero(chosen == expert, as_tuple=True)
+            h = functional.linear(self._precision.stored(x[tokens]), wide)
+            h = functional.linear(self._precision.stored(self.glu(h, spec.activation)), narrow)
+            out.index_add_(0, tokens, shares[tokens, places, None] * h)
+        return out
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
         match activation:

@@ -6,16 +6,33 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from octavo_engine.backends.torch.triton import attention, draw, heads, matmul, rows
+from octavo_engine.backends.torch.packed import ALL_FORMATS, GroupedWeight
+from octavo_engine.backends.torch.plain import choose_experts
+from octavo_engine.backends.torch.triton import (
+    attention,
+    draw,
+    experts,
+    grouped,
+    heads,
+    matmul,
+    rows,
+    scaled,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
+    from octavo_engine.backends.torch.flashinfer import FlashInferAttention
     from octavo_engine.backends.torch.kernels import HeadShape
-    from octavo_engine.ops import Activation, AttentionSpec
+    from octavo_engine.backends.torch.packed import Format
+    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
 
+FP8_CAPABILITY = (
+    8,
+    9,
+)  # the first NVIDIA matrix units that know e4m3; AMD's before MI350 know another
 INVARIANT_SPLIT_TOKENS = 1024  # a fixed cut of a context gives the same sums in any company
 
 
@@ -32,7 +49,10 @@ class TritonKernels:
         shape: HeadShape,
         *,
         batch_invariant: bool = False,
+        prompts: FlashInferAttention | None = None,
     ) -> None:
+        """`prompts` attends in steps that are not of single tokens, if given."""
+        self._prompts = prompts
         group = shape.num_heads // shape.num_kv_heads
         size = {"group": group, "head_dim": shape.head_dim, "itemsize": dtype.itemsize}
         self._prompt_tile = attention.choose_tile(**size, is_decode=False)
@@ -43,6 +63,7 @@ class TritonKernels:
         )
         self._group = group
         self._batch_invariant = batch_invariant
+        self.formats = _formats(device)
         self._num_processors = (
             torch.cuda.get_device_properties(device).multi_processor_count
             if device.type == "cuda"
@@ -53,10 +74,21 @@ class TritonKernels:
         return self._tile(is_decode=is_decode).block_m // self._group
 
     def linear(self, x: Tensor, weight: DeviceLinear) -> Tensor:
-        if not self._batch_invariant:
-            return weight.apply(x)  # cuBLAS
         dtype = torch.float32 if weight.is_head else x.dtype
-        return matmul.matmul(x.contiguous(), weight.weight, weight.bias, dtype)
+        if isinstance(weight.weight, torch.Tensor):
+            if not self._batch_invariant:
+                return weight.apply(x)  # cuBLAS
+            return matmul.matmul(x.contiguous(), weight.weight, weight.bias, dtype)
+        processors, invariant = self._num_processors, self._batch_invariant
+        if isinstance(weight.weight, GroupedWeight):
+            return grouped.matmul(
+                x, weight.weight, weight.bias, dtype,
+                num_processors=processors, batch_invariant=invariant,
+            )  # fmt: skip
+        return scaled.matmul(
+            x, weight.weight, weight.bias, dtype,
+            num_processors=processors, batch_invariant=invariant,
+        )  # fmt: skip
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor:
         return rows.rms_norm(x, weight, eps, out_dtype)
@@ -74,6 +106,20 @@ class TritonKernels:
 
     def glu(self, x: Tensor, activation: Activation) -> Tensor:
         return rows.glu(x, activation)
+
+    def experts(
+        self, x: Tensor, scores: Tensor, gate_up: Tensor, down: Tensor, spec: ExpertsSpec
+    ) -> Tensor:
+        shares, chosen = choose_experts(scores, spec)
+        tiles = experts.cut_tiles(chosen, len(gate_up), batch_invariant=self._batch_invariant)
+        num_pairs = chosen.numel()
+        h = self.glu(experts.product(x.contiguous(), gate_up, tiles, num_pairs), spec.activation)
+        h = experts.product(h, down, tiles, num_pairs).view(*chosen.shape, x.shape[1])
+        # A token's own experts in the order of its own scores: in any company the same sum.
+        total = shares[:, 0, None] * h[:, 0]
+        for place in range(1, spec.top_k):
+            total = total + shares[:, place, None] * h[:, place]
+        return total.to(x.dtype)
 
     def turn_and_store(
         self,
@@ -94,6 +140,8 @@ class TritonKernels:
         step: DeviceStep,
         spec: AttentionSpec,
     ) -> Tensor:
+        if self._prompts is not None and not step.is_decode:
+            return self._prompts.attend(q, k_cache, v_cache, step, spec)
         if self._batch_invariant:
             split_tokens = INVARIANT_SPLIT_TOKENS
             num_splits = -(-step.max_seq_len // split_tokens)
@@ -116,3 +164,12 @@ class TritonKernels:
 
     def _tile(self, *, is_decode: bool) -> attention.Tile:
         return self._decode_tile if is_decode else self._prompt_tile
+
+
+def _formats(device: torch.device) -> frozenset[Format]:
+    """All but those the device's matrix units do not know."""
+    if device.type != "cuda":  # the interpreter knows all
+        return ALL_FORMATS
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY:
+        return ALL_FORMATS
+    return ALL_FORMATS - {"fp8"}

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from octavo_engine.backends.registry import build_backend
+from octavo_engine.backends.torch import build_cuda
 from octavo_engine.backends.torch.build_cuda import settle_dtype
 from octavo_engine.backends.torch.kernels import choose_kernels
 from octavo_engine.config import EngineConfig
@@ -60,3 +61,26 @@ def test_asking_for_a_gpu_that_is_not_there_is_an_error_not_another_device():
     config = EngineConfig(device="cuda", load_format="dummy")
     with pytest.raises(ConfigError, match="--device cuda needs a GPU that torch can use"):
         build_backend(config, files)
+
+
+def test_flags_reach_the_backend(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(build_cuda, "CudaBackend", lambda *args, **options: seen.update(options))
+    files = ModelFiles("tiny", Path("nowhere"), "safetensors", tiny_model("llama").config, {})
+    config = EngineConfig(device="cuda", load_format="dummy")
+    build_backend(config, files)
+    assert (seen["kernels"], seen["use_graphs"], seen["keep_quantized"]) == ("auto", True, True)
+    assert not seen["batch_invariant"]
+    chosen = config.replace(
+        kernels="triton", enforce_eager=True, batch_invariant=True, quantization="none"
+    )
+    build_backend(chosen, files)
+    assert (seen["kernels"], seen["use_graphs"], seen["keep_quantized"]) == ("triton", False, False)
+    assert seen["batch_invariant"]
+    assert seen["attention"] == "auto"
+
+
+def test_the_reference_has_no_batch_invariant_mode():
+    with pytest.raises(ConfigError, match="--device must be cpu or cuda; got torch"):
+        EngineConfig(device="torch", batch_invariant=True)
+    assert EngineConfig(device="cpu", batch_invariant=True).batch_invariant  # as it always is

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import correctness, run
+from benchmarks.gpu import correctness, products, run
+from benchmarks.gpu.measure import Ceilings
 from benchmarks.gpu.random_model import TINY, Bench
 from octavo_engine.backends.backend import BackendLimits
 
@@ -40,6 +42,32 @@ def test_filled_rows_decode_as_one_prompt_would():
     np.testing.assert_allclose(
         whole.backend.logits(whole.step([64], [7])), logits[:1], rtol=1e-4, atol=1e-5
     )
+
+
+def test_products_and_experts_are_measured_beside_bf16():
+    best = Ceilings(bytes_per_s=1e9, flops_per_s=1e12)
+    calls = []
+
+    def timer(work):
+        calls.append(work())
+        return 2.0
+
+    options: dict[str, Any] = {
+        "device": torch.device("cpu"),
+        "rows": (1, 3),
+        "kernels": "plain",
+        "timer": timer,
+    }
+    found = products.quantized(best, shape=(64, 256), **options)
+    assert found["bf16_1_bandwidth_share"] == pytest.approx(64 * 256 * 2 / 2e-3 / 1e9)
+    assert found["int4_1_bandwidth_share"] == pytest.approx((64 * 128 + 64 * 2 * 4) / 2e-3 / 1e9)
+    assert {name.rsplit("_", 2)[0] for name in found if name.endswith("_3_ms")} == set(
+        products.KINDS
+    )
+    mixed = products.mixtures(best, shapes={"tiny": (4, 2, 64, 32)}, **options)
+    assert mixed["tiny_3_peak_share"] == pytest.approx(2 * 3 * 2 * 3 * 64 * 32 / 2e-3 / 1e12)
+    assert len(calls) == 2 * len(products.KINDS) + 2
+    assert all(torch.isfinite(result).all() for result in calls)
 
 
 def test_goals_are_judged_beside_their_numbers(capsys):

@@ -1,0 +1,45 @@
+// Who computes a token in a mixture of experts, and the sum of what they say.
+//
+// A few numbers beside the products around them: plain loops, the same on every instruction set.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cpu/kernels.h"
+
+namespace octavo {
+
+constexpr int64_t kMaxExperts = 1024;
+constexpr int64_t kMaxTopK = 64;
+
+// Tokens and their experts: a pair is one of each. `places` and `weights` are by pair, [tokens,
+// top_k], highest score first; places count by expert, each one's tokens ascending.
+struct Pairs {
+    std::vector<int32_t> experts;
+    std::vector<float> weights;
+    std::vector<int32_t> places;
+    std::vector<int32_t> tokens;  // by place
+    std::vector<int32_t> starts;  // by expert: its first place; then the end
+
+    void make_room(int64_t num_pairs, int64_t num_experts);
+};
+
+struct Routing {
+    const float* scores;  // [tokens, num_experts]
+    int64_t num_experts;
+    int64_t top_k;
+    bool renormalise;  // weights are shares among the chosen experts, not among all
+};
+
+// The experts with the highest scores for tokens [begin, end), and their weights by a softmax.
+void route(const Routing& routing, Pairs& pairs, int64_t begin, int64_t end);
+
+// Places for all pairs of so many tokens, once they are routed.
+void place(const Routing& routing, Pairs& pairs, int64_t num_tokens);
+
+// dst[token] = the sum of weight * results[place] over the token's pairs, in their order.
+void combine(const cpu::Matrix& dst, const float* results, const Pairs& pairs, int64_t top_k,
+             int64_t begin, int64_t end);
+
+}  // namespace octavo

@@ -1,0 +1,150 @@
+// A mixture of experts: each token's rows are gathered by expert, computed there, and summed.
+//
+// Every product is an ordinary linear of some rows, which do not depend on their company, and the
+// sum is in the order of the token's own scores: so a token's bits depend on nothing but itself.
+#include <algorithm>
+
+#include "common/check.h"
+#include "program.h"
+
+namespace octavo {
+
+using cpu::Matrix;
+
+namespace {
+
+Dtype wanted(const Packed& weight) {
+    return weight.packing() == cpu::Packing::BF16 ? Dtype::BF16 : Dtype::F32;
+}
+
+void check_expert(const char* which, const Packed& weight, const Packed& first, int64_t rows,
+                  int64_t cols) {
+    check(weight.packing() == first.packing(), "moe: a ", which, " is packed as ",
+          name_of(weight.packing()), ", another one as ", name_of(first.packing()));
+    check(weight.rows() == rows && weight.cols() == cols, "moe: a ", which, " is ", weight.rows(),
+          " x ", weight.cols(), "; it must be ", rows, " x ", cols);
+}
+
+}  // namespace
+
+void Program::moe(const MoeBuffers& at_index, const MoeOptions& options) {
+    const Buffer& dst = at("moe", at_index.dst);
+    const Buffer& src = at("moe", at_index.src);
+    const Buffer& scores = at("moe", at_index.scores);
+    const Buffer& gathered = at("moe", at_index.gathered);
+    const Buffer& hidden = at("moe", at_index.hidden);
+    const Buffer& results = at("moe", at_index.results);
+    const auto num_experts = static_cast<int64_t>(options.gate_up.size());
+    const int64_t k = options.top_k;
+    check(num_experts >= 1 && num_experts <= kMaxExperts &&
+              options.down.size() == options.gate_up.size(),
+          "moe: ", num_experts, " gate_up and ", options.down.size(),
+          " down; there must be as many of both, at most ", kMaxExperts);
+    check(k >= 1 && k <= std::min(num_experts, kMaxTopK), "moe: top_k is ", k, " of ", num_experts,
+          " experts; at most ", kMaxTopK);
+    check(options.activation != cpu::Activation::None, "moe needs an activation");
+    const Packed& gate_up = *options.gate_up.front();
+    const Packed& down = *options.down.front();
+    const int64_t cols = src.matrix.cols;
+    const int64_t width = gate_up.rows() / 2;
+    check(gate_up.rows() % (2 * cpu::kPanelRows) == 0, "moe: gate_up has ", gate_up.rows(),
+          " rows; each half must be a multiple of ", cpu::kPanelRows);
+    for (int64_t e = 0; e < num_experts; ++e) {
+        const auto index = static_cast<size_t>(e);
+        check_expert("gate_up", *options.gate_up[index], gate_up, 2 * width, cols);
+        check_expert("down", *options.down[index], down, cols, width);
+    }
+    const struct {
+        const char* name;
+        const Buffer& buffer;
+        int64_t cols;
+        Dtype dtype;
+    } wishes[] = {{"dst", dst, cols, Dtype::F32},
+                  {"src", src, cols, Dtype::F32},
+                  {"scores", scores, num_experts, Dtype::F32},
+                  {"gathered", gathered, k * cols, wanted(gate_up)},
+                  {"hidden", hidden, k * width, wanted(down)},
+                  {"results", results, k * cols, Dtype::F32}};
+    for (const auto& wish : wishes) {
+        const Matrix& matrix = wish.buffer.matrix;
+        check(wish.buffer.rows == Rows::Tokens && matrix.cols == wish.cols &&
+                  matrix.dtype == wish.dtype,
+              "moe: ", wish.name, " must have rows T of ", wish.cols, " columns of ",
+              octavo::name_of(wish.dtype), "; it has ", matrix.cols, " of ",
+              octavo::name_of(matrix.dtype));
+        for (const auto& other : wishes) {
+            if (&other != &wish) {
+                check_overlap("moe", wish.buffer, other.buffer, false);
+            }
+        }
+    }
+    Moe instruction{};
+    instruction.src = src.matrix;
+    instruction.gathered = {gathered.matrix.data, cols, gathered.matrix.dtype};
+    instruction.hidden = {hidden.matrix.data, width, hidden.matrix.dtype};
+    instruction.results = {results.matrix.data, cols, Dtype::F32};
+    instruction.activation = options.activation;
+    for (size_t e = 0; e < options.gate_up.size(); ++e) {
+        instruction.gate_up.push_back(options.gate_up[e]->panels());
+        instruction.down.push_back(options.down[e]->panels());
+    }
+    pairs_.make_room(max_tokens_ * k, num_experts);
+    instruction.dst = dst.matrix;
+    instruction.routing = {reinterpret_cast<const float*>(scores.matrix.data), num_experts, k,
+                           options.renormalise};
+    for (const Packed* weight : {&gate_up, &down}) {
+        scratch_bytes_ =
+            std::max(scratch_bytes_, team_.kernels().linear_scratch_bytes(weight->panels()));
+    }
+    instructions_.push_back({Rows::Tokens, std::move(instruction)});
+}
+
+void Program::run_moe(const Moe& moe, int64_t num_tokens, int worker) {
+    const int workers = team_.num_threads();
+    const int64_t top_k = moe.routing.top_k;
+    const Range tokens = split(num_tokens, worker, workers);
+    route(moe.routing, pairs_, tokens.begin, tokens.end);
+    team_.barrier();
+    if (worker == 0) {
+        place(moe.routing, pairs_, num_tokens);
+    }
+    team_.barrier();
+
+    cpu::RowOpArgs gather{.op = cpu::RowOp::Select, .dst = moe.gathered, .src = moe.src};
+    gather.rows = pairs_.tokens.data();
+    const Range pairs = split(num_tokens * top_k, worker, workers);
+    team_.kernels().row_op(gather, pairs.begin, pairs.end);
+    team_.barrier();
+    for_each_expert(moe.gate_up, moe.gathered, moe.hidden, moe.activation, worker);
+    team_.barrier();
+    for_each_expert(moe.down, moe.hidden, moe.results, cpu::Activation::None, worker);
+    team_.barrier();
+
+    combine(moe.dst, reinterpret_cast<const float*>(moe.results.data), pairs_, top_k, tokens.begin,
+            tokens.end);
+}
+
+// One product for each expert that has rows; with an activation, of gate and up.
+void Program::for_each_expert(const std::vector<cpu::Panels>& weights, const Matrix& src,
+                              const Matrix& dst, cpu::Activation activation, int worker) {
+    for (size_t e = 0; e < weights.size(); ++e) {
+        const int64_t first = pairs_.starts[e];
+        const int64_t count = pairs_.starts[e + 1] - first;
+        if (count == 0) {
+            continue;
+        }
+        cpu::LinearArgs args{};
+        args.dst = {dst.row(first), dst.cols, dst.dtype};
+        args.src = {src.row(first), src.cols, src.dtype};
+        args.num_rows = count;
+        args.weight = weights[e];
+        args.activation = activation;
+        if (activation != cpu::Activation::None) {
+            args.mode = cpu::LinearMode::Glu;
+        }
+        const Range units = split(args.units(), worker, team_.num_threads());
+        team_.kernels().linear(args, units.begin, units.end, scratch(worker));
+    }
+}
+
+}  // namespace octavo

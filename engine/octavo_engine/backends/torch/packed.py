@@ -1,0 +1,121 @@
+"""Weights that stay quantised on the device: their values, and what they mean in plain torch.
+
+A `GroupedWeight` holds integers of 4 or 8 bits; its input stays in 16 bits. A `ScaledWeight` holds
+int8 or FP8 that meet inputs of their own kind, rounded token by token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Format = Literal["grouped", "int8", "fp8"]
+ALL_FORMATS: frozenset[Format] = frozenset(("grouped", "int8", "fp8"))
+
+FP8 = torch.float8_e4m3fn
+LARGEST = {torch.int8: 127.0, FP8: 448.0}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupedWeight:
+    """value = integer * scale + minimum, scale and minimum shared by `group_size` columns.
+
+    Four bits are stored in tiles of 2 * half columns: byte j has column j in its low bits and
+    column half + j in its high ones, so that each half is a matrix as it stands. Without minima the
+    integers are signed: 4 bits less 8.
+    """
+
+    packed: Tensor  # int8 [out, in * bits / 8]
+    scales: Tensor  # float16 [out, groups]
+    minima: Tensor | None  # float16 [out, groups]
+    bits: int
+    half: int
+    order: Tensor | None = None  # the input's column that meets column i
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.packed), self.packed.shape[1] * 8 // self.bits
+
+    @property
+    def group_size(self) -> int:
+        return self.shape[1] // self.scales.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        minima = 0 if self.minima is None else self.minima.nbytes
+        return self.packed.nbytes + self.scales.nbytes + minima
+
+    def arranged(self, x: Tensor) -> Tensor:
+        """x [T, in] with its columns as the weight's lie."""
+        return x if self.order is None else x[:, self.order]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaledWeight:
+    """value = stored * scale. One scale for each row and block of columns."""
+
+    values: Tensor  # int8 or float8_e4m3fn [out, in]
+    scales: Tensor  # float32 [out, column blocks]
+    block: int  # columns that share a scale, here and in the rounded input
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.values), self.values.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scales.nbytes
+
+
+class RoundedRows(NamedTuple):
+    values: Tensor  # [T, columns]
+    scales: Tensor  # float32 [T, column blocks]
+
+
+def grouped_product(x: Tensor, weight: GroupedWeight) -> Tensor:
+    """x · weightᵀ, in float32."""
+    return weight.arranged(x).float() @ dequantize(weight).t()
+
+
+def dequantize(weight: GroupedWeight) -> Tensor:
+    """The weight's values in float32, columns as they lie."""
+    rows, columns = weight.shape
+    if weight.bits == 4:
+        words = weight.packed.view(torch.uint8).view(rows, -1, 1, weight.half)
+        q = torch.cat([words & 15, words >> 4], dim=2).view(rows, columns).float()
+        q = q - 8 if weight.minima is None else q
+    else:
+        q = weight.packed.float()
+    grouped = q.view(rows, -1, weight.group_size) * weight.scales.float()[..., None]
+    if weight.minima is not None:
+        grouped = grouped + weight.minima.float()[..., None]
+    return grouped.view(rows, columns)
+
+
+def round_rows(x: Tensor, dtype: torch.dtype, block: int) -> RoundedRows:
+    """Each row's blocks of columns as `dtype`, the largest value of a block as its largest."""
+    num_rows, columns = x.shape
+    num_blocks = -(-columns // block)
+    padded = torch.nn.functional.pad(x.float(), (0, num_blocks * block - columns))
+    blocks = padded.view(num_rows, num_blocks, block)
+    scales = blocks.abs().amax(-1) / LARGEST[dtype]
+    scales = torch.where(scales > 0, scales, 1.0)
+    scaled = (blocks / scales[..., None]).view(num_rows, -1)[:, :columns]
+    values = scaled.round().to(dtype) if dtype == torch.int8 else scaled.to(dtype)
+    return RoundedRows(values, scales)
+
+
+def scaled_product(x: Tensor, weight: ScaledWeight) -> Tensor:
+    """x, rounded, · weightᵀ, in float32."""
+    rounded = round_rows(x, weight.values.dtype, weight.block)
+    return _spread(*rounded, weight.block) @ _spread(weight.values, weight.scales, weight.block).t()
+
+
+def _spread(values: Tensor, scales: Tensor, block: int) -> Tensor:
+    columns = values.shape[1]
+    return values.float() * scales.repeat_interleave(block, dim=1)[:, :columns]

@@ -1,0 +1,137 @@
+"""Products with integers of 4 and 8 bits in groups; the input stays as it is.
+
+The integers meet the matrix units as they are, exact in any 16-bit float, and the partial sum of
+each group is scaled: nothing is rounded that the checkpoint did not round.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from octavo_engine.backends.torch.triton.splits import cut, join
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from octavo_engine.backends.torch.packed import GroupedWeight
+    from octavo_engine.backends.torch.triton.splits import Cut
+
+
+@triton.jit
+def grouped_kernel(
+    out,  # [splits, M, N]
+    x,  # [M, K]
+    packed,  # int8 [N, K * BITS / 8]
+    scales,  # [N, K / group_size]
+    minima,
+    bias,  # [N], if HAS_BIAS
+    num_rows,
+    num_outputs,
+    num_inputs,
+    group_size,
+    tiles_per_split,
+    BITS: tl.constexpr,
+    HAS_MINIMA: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ONE_GROUP: tl.constexpr,  # a tile's two halves share it
+    HALF: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """out[split] = x · (q * scale + minimum)ᵀ over the split's tiles of 2 * HALF columns."""
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    split = tl.program_id(2)
+    row_ok, output_ok = rows < num_rows, outputs < num_outputs
+    columns = tl.arange(0, HALF)
+    x_rows = x + rows.to(tl.int64)[:, None] * num_inputs + columns[None, :]
+    row_bytes = num_inputs * BITS // 8
+    weight_rows = packed + outputs.to(tl.int64)[None, :] * row_bytes + columns[:, None]
+    num_groups = num_inputs // group_size
+    group_rows = outputs.to(tl.int64) * num_groups
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    first = split * tiles_per_split
+    last = tl.minimum(first + tiles_per_split, num_inputs // (2 * HALF))
+    for tile in range(first, last):
+        k = tile * 2 * HALF
+        left = tl.load(x_rows + k, mask=row_ok[:, None], other=0.0)
+        right = tl.load(x_rows + k + HALF, mask=row_ok[:, None], other=0.0)
+        if BITS == 4:
+            words = tl.load(weight_rows + tile * HALF, mask=output_ok[None, :], other=0)
+            low, high = words & 15, (words >> 4) & 15
+            if not HAS_MINIMA:
+                low, high = low - 8, high - 8
+        else:
+            low = tl.load(weight_rows + k, mask=output_ok[None, :], other=0)
+            high = tl.load(weight_rows + k + HALF, mask=output_ok[None, :], other=0)
+        group = k // group_size
+        scale = tl.load(scales + group_rows + group, mask=output_ok, other=0.0).to(tl.float32)
+        part = tl.dot(left, low.to(x.dtype.element_ty), input_precision="ieee")
+        if ONE_GROUP:
+            part = tl.dot(right, high.to(x.dtype.element_ty), part, input_precision="ieee")
+            acc += part * scale[None, :]
+            if HAS_MINIMA:
+                minimum = tl.load(minima + group_rows + group, mask=output_ok, other=0.0)
+                sums = tl.sum(left.to(tl.float32), 1) + tl.sum(right.to(tl.float32), 1)
+                acc += sums[:, None] * minimum.to(tl.float32)[None, :]
+        else:
+            acc += part * scale[None, :]
+            other = (k + HALF) // group_size
+            other_scale = tl.load(scales + group_rows + other, mask=output_ok, other=0.0)
+            part = tl.dot(right, high.to(x.dtype.element_ty), input_precision="ieee")
+            acc += part * other_scale.to(tl.float32)[None, :]
+            if HAS_MINIMA:
+                minimum = tl.load(minima + group_rows + group, mask=output_ok, other=0.0)
+                sums = tl.sum(left.to(tl.float32), 1)
+                acc += sums[:, None] * minimum.to(tl.float32)[None, :]
+                minimum = tl.load(minima + group_rows + other, mask=output_ok, other=0.0)
+                sums = tl.sum(right.to(tl.float32), 1)
+                acc += sums[:, None] * minimum.to(tl.float32)[None, :]
+    if HAS_BIAS:
+        acc += tl.load(bias + outputs, mask=output_ok, other=0.0).to(tl.float32)[None, :]
+    target = out + (split.to(tl.int64) * num_rows + rows)[:, None] * num_outputs + outputs[None, :]
+    tl.store(target, acc.to(out.dtype.element_ty), mask=row_ok[:, None] & output_ok[None, :])
+
+
+def matmul(
+    x: Tensor,
+    weight: GroupedWeight,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    *,
+    num_processors: int,
+    batch_invariant: bool = False,
+) -> Tensor:
+    """x · weightᵀ + bias."""
+    x = weight.arranged(x).contiguous()
+    num_rows, (num_outputs, num_inputs) = len(x), weight.shape
+    if num_rows == 0:
+        return x.new_empty((0, num_outputs), dtype=out_dtype)
+    num_tiles = num_inputs // (2 * weight.half)
+    work = cut(
+        num_rows, num_outputs, num_tiles, num_processors,
+        batch_invariant=batch_invariant, sums_twice=True,
+    )  # fmt: skip
+    parts = _parts(x, work, num_outputs, out_dtype)
+    own_bias = bias if work.num_splits == 1 else None
+    grouped_kernel[(triton.cdiv(num_rows, work.block_m), triton.cdiv(num_outputs, work.block_n),
+                    work.num_splits)](
+        parts, x, weight.packed, weight.scales,
+        weight.scales if weight.minima is None else weight.minima,
+        weight.scales if own_bias is None else own_bias,
+        num_rows, num_outputs, num_inputs, weight.group_size, work.steps_per_split,
+        BITS=weight.bits, HAS_MINIMA=weight.minima is not None, HAS_BIAS=own_bias is not None,
+        ONE_GROUP=weight.group_size % (2 * weight.half) == 0, HALF=weight.half,
+        BLOCK_M=work.block_m, BLOCK_N=work.block_n,
+        num_warps=work.num_warps, num_stages=work.num_stages,
+    )  # fmt: skip
+    return parts[0] if work.num_splits == 1 else join(parts, bias, out_dtype)
+
+
+def _parts(x: Tensor, work: Cut, num_outputs: int, out_dtype: torch.dtype) -> Tensor:
+    dtype = out_dtype if work.num_splits == 1 else torch.float32
+    return x.new_empty((work.num_splits, len(x), num_outputs), dtype=dtype)

@@ -1,0 +1,166 @@
+"""Products of int8 or FP8 on both sides: the input is rounded row by row first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from octavo_engine.backends.torch.packed import LARGEST, RoundedRows
+from octavo_engine.backends.torch.triton.splits import cut, join
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from octavo_engine.backends.torch.packed import ScaledWeight
+
+BLOCK_K = 128
+
+
+@triton.jit
+def round_rows_kernel(
+    out,  # int8 or float8e4nv [M, K]
+    scales,  # [M, blocks]
+    x,  # [M, K]
+    num_columns,
+    block_columns,
+    num_blocks,
+    largest,
+    IS_INTEGER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One block of one row: its largest value becomes `largest`."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    lanes = tl.arange(0, BLOCK)
+    columns = block * block_columns + lanes
+    mask = (lanes < block_columns) & (columns < num_columns)
+    values = tl.load(x + row * num_columns + columns, mask=mask, other=0.0).to(tl.float32)
+    scale = tl.div_rn(tl.max(tl.abs(values), 0), largest)
+    scale = tl.where(scale > 0, scale, 1.0)
+    tl.store(scales + row * num_blocks + block, scale)
+    values = tl.div_rn(values, scale)
+    if IS_INTEGER:
+        values = (values + 12582912.0) - 12582912.0  # 1.5 * 2^23: to the nearest, ties to even
+    else:
+        # NOTE: rounded here, not by the cast: that one is the device's own, and cuts in the
+        # interpreter. Three bits of mantissa; below 2^-6 steps of 2^-9.
+        bits = values.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
+        small = (values + 24576.0) - 24576.0
+        is_small = tl.abs(values) < 0.015625
+        values = tl.where(is_small, small, bits.to(tl.float32, bitcast=True))
+    tl.store(out + row * num_columns + columns, values.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def scaled_kernel(
+    out,  # [splits, M, N]
+    x,  # [M, K]
+    x_scales,  # [M, blocks]
+    values,  # [N, K]
+    scales,  # [N, blocks]
+    bias,  # [N], if HAS_BIAS
+    num_rows,
+    num_outputs,
+    num_inputs,
+    num_blocks,
+    steps_per_split,
+    IS_INTEGER: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IN_BLOCKS: tl.constexpr,  # a scale for each BLOCK_K columns, else one for all
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """out[split] = x · valuesᵀ times the scales of both, over the split's steps."""
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    split = tl.program_id(2)
+    row_ok, output_ok = rows < num_rows, outputs < num_outputs
+    x_rows = x + rows.to(tl.int64)[:, None] * num_inputs
+    value_rows = values + outputs.to(tl.int64)[None, :] * num_inputs
+    x_scale_rows = x_scales + rows.to(tl.int64) * num_blocks
+    scale_rows = scales + outputs.to(tl.int64) * num_blocks
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if IS_INTEGER else tl.float32)
+    first = split * steps_per_split
+    last = tl.minimum(first + steps_per_split, tl.cdiv(num_inputs, BLOCK_K))
+    for step in range(first, last):
+        columns = step * BLOCK_K + tl.arange(0, BLOCK_K)
+        column_ok = columns < num_inputs
+        a_mask = row_ok[:, None] & column_ok[None, :]
+        b_mask = column_ok[:, None] & output_ok[None, :]
+        a = tl.load(x_rows + columns[None, :], mask=a_mask, other=0.0)
+        b = tl.load(value_rows + columns[:, None], mask=b_mask, other=0.0)
+        if IS_INTEGER:
+            acc = tl.dot(a, b, acc, out_dtype=tl.int32)
+        elif IN_BLOCKS:
+            x_scale = tl.load(x_scale_rows + step, mask=row_ok, other=0.0)
+            scale = tl.load(scale_rows + step, mask=output_ok, other=0.0)
+            acc += tl.dot(a, b) * x_scale[:, None] * scale[None, :]
+        else:
+            # Hopper's units keep few bits of a long sum of FP8: it goes on in registers each step.
+            acc = tl.dot(a, b, acc, max_num_imprecise_acc=BLOCK_K)
+    result = acc.to(tl.float32)
+    if not IN_BLOCKS:
+        x_scale = tl.load(x_scale_rows, mask=row_ok, other=0.0)
+        scale = tl.load(scale_rows, mask=output_ok, other=0.0)
+        result = result * x_scale[:, None] * scale[None, :]
+    if HAS_BIAS:
+        result += tl.load(bias + outputs, mask=output_ok, other=0.0).to(tl.float32)[None, :]
+    target = out + (split.to(tl.int64) * num_rows + rows)[:, None] * num_outputs + outputs[None, :]
+    tl.store(target, result.to(out.dtype.element_ty), mask=row_ok[:, None] & output_ok[None, :])
+
+
+def round_rows(x: Tensor, dtype: torch.dtype, block: int) -> RoundedRows:
+    """As `packed.round_rows`."""
+    num_rows, num_columns = x.shape
+    num_blocks = triton.cdiv(num_columns, block)
+    out = torch.empty_like(x, dtype=dtype)
+    scales = x.new_empty((num_rows, num_blocks), dtype=torch.float32)
+    lanes = triton.next_power_of_2(block)
+    round_rows_kernel[(num_rows, num_blocks)](
+        out, scales, x, num_columns, block, num_blocks, LARGEST[dtype],
+        IS_INTEGER=dtype == torch.int8, BLOCK=lanes, num_warps=max(1, min(16, lanes // 512)),
+    )  # fmt: skip
+    return RoundedRows(out, scales)
+
+
+def matmul(
+    x: Tensor,
+    weight: ScaledWeight,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    *,
+    num_processors: int,
+    batch_invariant: bool = False,
+) -> Tensor:
+    """x, rounded, · weightᵀ + bias."""
+    num_rows, (num_outputs, num_inputs) = len(x), weight.shape
+    if num_rows == 0:
+        return x.new_empty((0, num_outputs), dtype=out_dtype)
+    dtype = weight.values.dtype
+    in_blocks = weight.block < num_inputs
+    step = weight.block if in_blocks else BLOCK_K
+    rounded = round_rows(x.contiguous(), dtype, weight.block)
+    num_steps = triton.cdiv(num_inputs, step)
+    work = cut(
+        num_rows, num_outputs, num_steps, num_processors,
+        batch_invariant=batch_invariant, sums_twice=in_blocks,
+    )  # fmt: skip
+    parts = x.new_empty(
+        (work.num_splits, num_rows, num_outputs),
+        dtype=out_dtype if work.num_splits == 1 else torch.float32,
+    )
+    own_bias = bias if work.num_splits == 1 else None
+    scaled_kernel[(triton.cdiv(num_rows, work.block_m), triton.cdiv(num_outputs, work.block_n),
+                   work.num_splits)](
+        parts, rounded.values, rounded.scales, weight.values, weight.scales,
+        weight.scales if own_bias is None else own_bias,
+        num_rows, num_outputs, num_inputs, weight.scales.shape[1], work.steps_per_split,
+        IS_INTEGER=dtype == torch.int8, HAS_BIAS=own_bias is not None, IN_BLOCKS=in_blocks,
+        BLOCK_M=work.block_m, BLOCK_N=work.block_n, BLOCK_K=step,
+        num_warps=work.num_warps, num_stages=work.num_stages,
+    )  # fmt: skip
+    return parts[0] if work.num_splits == 1 else join(parts, bias, out_dtype)

@@ -1,0 +1,117 @@
+"""A mixture of experts on the device: tiles, products, and whole layers against plain torch."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from octavo_engine.backends.torch.cuda import CudaBackend
+from octavo_engine.backends.torch.kernels import choose_kernels
+from octavo_engine.backends.torch.plain import PlainKernels, choose_experts
+from octavo_engine.backends.torch.triton import experts
+from octavo_engine.models.config import ModelConfig
+from octavo_engine.ops import ExpertsSpec
+from tests.engine.backends.driver import random_tokens, run_alone
+from tests.engine.backends.tolerance import FLOAT32
+from tests.engine.models.tiny import tiny_model
+
+SHAPE = SimpleNamespace(num_heads=4, num_kv_heads=2, head_dim=16)
+PLAIN = PlainKernels()
+
+
+def random(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def layer(num_experts, columns, width, device):
+    gate_up = random(num_experts, 2 * width, columns, seed=1) * columns**-0.5
+    down = random(num_experts, columns, width, seed=2) * width**-0.5
+    return gate_up.to(device), down.to(device)
+
+
+def triton(device, **options):
+    return choose_kernels(device, torch.float32, SHAPE, choice="triton", **options)
+
+
+@pytest.mark.parametrize(("num_tokens", "num_experts"), [(1, 8), (3, 8), (40, 4), (200, 2)])
+def test_every_pair_is_in_one_tile_of_its_expert(num_tokens, num_experts):
+    chosen = random(num_tokens, num_experts).argsort(1)[:, :2]
+    tiles = experts.cut_tiles(chosen, num_experts, batch_invariant=False)
+    seen = []
+    for tile, owner in enumerate(tiles.experts.tolist()):
+        pairs = tiles.pairs[tile * tiles.block_m : (tile + 1) * tiles.block_m]
+        pairs = pairs[pairs >= 0]
+        assert (chosen.flatten()[pairs.long()] == owner).all()
+        seen += pairs.tolist()
+    assert sorted(seen) == list(range(2 * num_tokens))
+
+
+def test_an_expert_that_nobody_chose_has_no_tile():
+    tiles = experts.cut_tiles(torch.tensor([[3, 1]] * 9), 5, batch_invariant=False)
+    assert tiles.experts.tolist() == [1, 3, -1, -1, -1, -1, -1]
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("num_tokens", [1, 5, 70])
+def test_experts_equal_their_plain_twin(num_tokens, renormalise, device):
+    spec = ExpertsSpec(top_k=3, renormalise=renormalise, activation="silu")
+    x, scores = random(num_tokens, 72).to(device), random(num_tokens, 6, seed=3).to(device)
+    gate_up, down = layer(6, 72, 40, device)
+    found = triton(device).experts(x, scores, gate_up, down, spec)
+    torch.testing.assert_close(
+        found, PLAIN.experts(x, scores, gate_up, down, spec), rtol=2e-5, atol=2e-5
+    )
+    one = PLAIN.experts(x[:1], scores[:1], gate_up, down, spec)[0]
+    shares, chosen = choose_experts(scores[:1], spec)
+    truth = torch.zeros(72, device=device)
+    for share, expert in zip(shares[0], chosen[0], strict=True):
+        left, right = (gate_up[expert] @ x[0]).chunk(2)
+        truth += share * (down[expert] @ (torch.nn.functional.silu(left) * right))
+    torch.testing.assert_close(one, truth, rtol=2e-5, atol=2e-5)
+
+
+def test_of_equal_scores_the_first_expert_is_taken():
+    spec = ExpertsSpec(top_k=2, renormalise=True, activation="silu")
+    shares, chosen = choose_experts(torch.tensor([[1.0, 2.0, 2.0, 2.0]]), spec)
+    assert chosen.tolist() == [[1, 2]]
+    assert shares.tolist() == [[0.5, 0.5]]
+
+
+@pytest.mark.usefixtures("row_by_row")
+def test_batch_invariant_tokens_have_the_same_bits_in_any_company(device):
+    spec = ExpertsSpec(top_k=2, renormalise=True, activation="silu")
+    kernels = triton(device, batch_invariant=True)
+    x, scores = random(40, 64).to(device), random(40, 4, seed=3).to(device)
+    gate_up, down = layer(4, 64, 32, device)
+    together = kernels.experts(x, scores, gate_up, down, spec)
+    for rows in (slice(0, 1), slice(30, 40)):
+        alone = kernels.experts(x[rows], scores[rows], gate_up, down, spec)
+        assert torch.equal(alone, together[rows])
+
+
+def test_no_tokens(device):
+    spec = ExpertsSpec(top_k=2, renormalise=True, activation="silu")
+    gate_up, down = layer(4, 64, 32, device)
+    for kernels in (PLAIN, triton(device)):
+        found = kernels.experts(
+            torch.empty((0, 64), device=device), torch.empty((0, 4), device=device),
+            gate_up, down, spec,
+        )  # fmt: skip
+        assert found.shape == (0, 64)
+
+
+def test_a_whole_model_of_experts_in_the_interpreter(device):
+    model = tiny_model("mixtral")
+    backend = CudaBackend(
+        ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=512,
+        dtype=torch.float32, device=device.type, kernels="triton",
+    )  # fmt: skip
+    token_ids = random_tokens(20, seed=1)
+    logits = run_alone(backend, token_ids, chunks=[18, 1])
+    np.testing.assert_allclose(logits, model.logits(token_ids), **FLOAT32)
+    names = [name for name in model.tensors if ".experts." in name]
+    assert len(names) == 2 * 4 * 3 and len(set(itertools.chain(names))) == len(names)
