@@ -28,6 +28,8 @@ SMALL_NODE = (
     "router.drainSeconds=20",
 )
 TIMEOUT = "180s"
+# What Kubernetes itself puts into each namespace.
+_IN_EACH = {f"ConfigMap/{NAMESPACE}/kube-root-ca.crt", f"ServiceAccount/{NAMESPACE}/default"}
 # Kubernetes' own, which come and go by themselves.
 _PASSING = ("events", "events.events.k8s.io", "endpoints", "endpointslices.discovery.k8s.io")
 
@@ -59,6 +61,11 @@ def inventory(kubectl: Kubectl) -> set[str]:
     line = "{.kind}/{.metadata.namespace}/{.metadata.name}"
     path = f"jsonpath={{range .items[*]}}{line}{{'\\n'}}{{end}}"
     return set(kubectl("get", wanted, "--all-namespaces", "--output", path).splitlines())
+
+
+def left_behind(kubectl: Kubectl) -> set[str]:
+    """Of ours, in the chart's namespace."""
+    return {each for each in inventory(kubectl) if f"/{NAMESPACE}/" in each} - _IN_EACH
 
 
 def fenced(page: Path, before: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from e2e.helm import CRD, RELEASE
+from e2e.helm import CRD, RELEASE, left_behind
 from e2e.models import Model, simulated
 from e2e.traffic import Traffic
 
@@ -43,6 +43,8 @@ def test_what_serves_outlives_the_release_and_is_found_by_the_next(
     model.await_settled()
     engines = {pod["metadata"]["uid"] for pod in model.pods()}
     platform.helm("uninstall", RELEASE, "--wait")
+    # The Lease is its Deployment's, and collected a moment after it.
+    model.until(lambda: not left_behind(platform.kubectl), "namespace without ours", 60)
     assert platform.kubectl("get", "crd", CRD, "--output=name").strip().endswith(CRD)
     assert {pod["metadata"]["uid"] for pod in model.pods()} == engines
     platform.helm.upgrade()

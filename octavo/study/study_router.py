@@ -18,6 +18,7 @@ from octavo_router.signals.follow import Follower
 if TYPE_CHECKING:
     from octavo.study.engine_models import EngineModel
     from octavo.study.timeline import Timeline
+    from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.residency.native import HotPath
 
 TICK_S = 1.0
@@ -36,7 +37,7 @@ class StudyRouter:
         seed: int,
         hot_path: HotPath,
     ) -> None:
-        index = hot_path.ResidencyIndex()
+        self._index = index = hot_path.ResidencyIndex()
         self.registry = Registry(index)
         self.dispatcher = build_dispatcher(
             RouterConfig(routing=RoutingConfig(policy=policy)),
@@ -51,23 +52,25 @@ class StudyRouter:
             EndpointSpec(f"engine-{i}", Address(f"10.0.0.{i + 1}", 8000), POOL, kind="octavo")
             for i in range(num_engines)
         ]
-        hello = Hello(
+        self._hello = Hello(
             epoch="study", model=POOL, names=[POOL], num_blocks=model.sim.kv_blocks,
             max_model_len=model.scheduler.max_model_len,
             max_num_seqs=model.scheduler.max_num_seqs,
         )  # fmt: skip
-        counts = SignalCounts()
-        self.followers: list[Follower] = []
-        for endpoint in self.registry.replace("study", specs).added:
-            follower = Follower(
-                endpoint, index, counts=counts, set_state=self.registry.report,
-                on_changed=self.registry.changed, now=timeline.clock,
-            )  # fmt: skip
-            follower.begin()
-            follower.take(hello)
-            follower.take(Snapshot(b"", last=True))
-            self.followers.append(follower)
+        self._counts = SignalCounts()
+        self.followers = [self.follow(e) for e in self.registry.replace("study", specs).added]
         self._tick()
+
+    def follow(self, endpoint: Endpoint) -> Follower:
+        """Its engine serves from now on, and nothing is cached there yet."""
+        follower = Follower(
+            endpoint, self._index, counts=self._counts, set_state=self.registry.report,
+            on_changed=self.registry.changed, now=self._timeline.clock,
+        )  # fmt: skip
+        follower.begin()
+        follower.take(self._hello)
+        follower.take(Snapshot(b"", last=True))
+        return follower
 
     def _tick(self) -> None:
         self.dispatcher.tick()

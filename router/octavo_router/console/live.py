@@ -142,7 +142,8 @@ class Live:
             "revision": endpoint.spec.revision,
             "kind": endpoint.kind,
             "state": endpoint.state,
-            "reason": endpoint.reason,
+            # Bytes, rate and what is left say more than that it does not answer yet.
+            "reason": str(endpoint.progress or endpoint.reason),
             "loading": endpoint.loading,
             "in_flight": endpoint.in_flight,
             "running": load.running if told else None,

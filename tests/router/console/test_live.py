@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from octavo_engine.protocol.loading import LoadProgress
 from octavo_router.console.live import MAX_VIEWERS, Live, Sources
 from octavo_router.console.recent import NUM_KEPT, Recent
 from octavo_router.errors import Refused
@@ -101,6 +102,18 @@ async def test_a_viewer_sees_engines_pools_and_what_has_ended():
     assert "client" not in request
     assert shown["tokens"] == {"prompt": 40, "output": 5, "cached": 32}
     assert shown["num_requests"] == 1
+
+
+@on_loop
+async def test_an_engine_that_loads_says_how_far_it_is():
+    rig = Rig()
+    first = rig.world.endpoints[0]
+    first.loading, first.progress = 0.5, LoadProgress("fetching", 2**30, 2**31, 2**28)
+    first.reason = "/octavo/v1/stream answers 503"
+    (shown,) = await rig.look(1)
+    loading, other = shown["endpoints"]
+    assert loading["reason"] == "fetching weights: 1.0 of 2.0 GiB at 256.0 MiB/s, 4 s left"
+    assert other["reason"] == ""
 
 
 @on_loop

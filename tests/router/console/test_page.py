@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from octavo_engine.protocol.loading import LoadProgress
 from octavo_router.console.pages import FILES
+from tests.fakes.engine import FakeEngine
 from tests.fakes.http_client import RawClient
+from tests.fakes.router_process import routing
 from tests.fakes.router_rig import on_loop
+from tests.fakes.server import running as serving
 from tests.router.test_server import configuration, running
 
 if TYPE_CHECKING:
@@ -121,6 +125,22 @@ def test_it_fits_a_phone_and_speaks_to_screen_readers(page):
     assert unnamed == []
     for name in ("Now", "Engines", "Chat", "Requests"):
         assert page.get_by_role("heading", name=name, exact=True).count() == 1
+
+
+@browser_only
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_an_engine_that_loads_says_how_far_it_is(browser, scheme):
+    told = LoadProgress("loading", int(1.2 * 2**30), int(3.9 * 2**30), 400 * 2**20)
+    with (
+        serving(FakeEngine(state="loading", progress=0.3, loading=told)) as engine,
+        routing("--upstreams", engine.url) as router,
+    ):
+        page = browser.new_page(color_scheme=scheme)
+        page.set_default_timeout(15_000)
+        page.goto(router.url + "/")
+        page.get_by_text("loading weights: 1.2 of 3.9 GiB at 400.0 MiB/s, 7 s left").wait_for()
+        assert page.get_by_label("30% loaded").is_visible()
+        page.close()
 
 
 @browser_only
