@@ -74,10 +74,22 @@ _BEGINNINGS: dict[str, dict[str, Any]] = {
 
 def spec_schema() -> dict[str, Any]:
     """Of the fields that are Octavo's own; those of podTemplate are the core API's."""
-    crd = read_yaml(CRD_FILE.read_text(encoding="utf-8"))
-    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    schema = _whole_schema()
     fields = {name: field for name, field in schema["properties"].items() if name != "podTemplate"}
     return {**schema, "properties": fields}
+
+
+def template_fields() -> Iterator[str]:
+    """Paths of what podTemplate may lay over; what is within is merged as it is."""
+    parts = _whole_schema()["properties"]["podTemplate"]["properties"]
+    return (f"{part}.{name}" for part, field in parts.items() for name in field["properties"])
+
+
+def _whole_schema() -> dict[str, Any]:
+    crd = read_yaml(CRD_FILE.read_text(encoding="utf-8"))
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    assert isinstance(schema, dict)
+    return schema
 
 
 def leaves(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

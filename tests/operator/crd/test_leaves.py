@@ -1,0 +1,261 @@
+"""Every field does something: from each leaf of the CRD to what it changes, and back.
+
+What a spec leads to is looked at in four parts: the revision of its pods, the objects that are
+applied (what routers read is among them), how a rollout goes on, and how replicas follow demand.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from octavo_engine.protocol.state import TTFT_BOUNDS_S
+from octavo_operator import canary
+from octavo_operator.autoscale import Memory, Signals, decide
+from octavo_operator.canary import CanaryState, Sample
+from octavo_operator.desired import desired_objects, revision_of
+from octavo_operator.errors import SpecInvalid
+from octavo_operator.plan import Wish, plan_capacity
+from octavo_operator.rollout import Group
+from octavo_operator.settings import OPTIONAL_KINDS, Settings
+from tests.fakes.deployments import make_deployment
+from tests.fakes.random_specs import leaves, spec_schema, template_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from octavo_operator.plan import CapacityPlan
+    from octavo_operator.spec import Autoscaling, Rollout
+
+SETTINGS = Settings(capabilities=OPTIONAL_KINDS)
+BASE: dict[str, Any] = {"model": {"uri": "hf://org/name"}, "replicas": 4}
+KEY_REF = {"name": "a", "key": "b"}
+# What has to stand beside a leaf for it to mean something; of a leaf's the longest counts.
+AROUND: dict[str, dict[str, Any]] = {
+    "engine.env": {"engine": {"env": [{"name": "A", "value": "1"}]}},
+    "engine.env.[].valueFrom": {"engine": {"env": [{"name": "A"}]}},
+    "engine.env.[].valueFrom.secretKeyRef": {
+        "engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": KEY_REF}}]}
+    },
+    "engine.env.[].valueFrom.configMapKeyRef": {
+        "engine": {"env": [{"name": "A", "valueFrom": {"configMapKeyRef": KEY_REF}}]}
+    },
+    "rollout.canary": {"rollout": {"strategy": "Canary", "canary": {"steps": [{"weight": 20}]}}},
+    "autoscaling": {"autoscaling": {"maxReplicas": 8, "targets": {"queuedTokens": 1000}}},
+    "autoscaling.targets": {"autoscaling": {"maxReplicas": 8}},
+    "autoscaling.prometheusURL": {
+        "autoscaling": {"maxReplicas": 8, "provider": "keda", "targets": {"inFlight": 8}}
+    },
+    "cache.size": {"cache": {"kind": "PersistentVolumeClaim"}},
+    "cache.storageClassName": {"cache": {"kind": "PersistentVolumeClaim"}},
+    "cache.accessMode": {"cache": {"kind": "PersistentVolumeClaim"}},
+    "cache.existingClaim": {"cache": {"kind": "PersistentVolumeClaim"}},
+    "cache.hostPath": {"cache": {"kind": "HostPath"}},
+}
+# Leaf → two of its values, and what differs between them.
+PODS, OBJECTS, PLAN, SCALE = "revision objects", "objects", "rollout", "autoscaling"
+CHANGES: dict[str, tuple[str, Any, Any]] = {
+    "model.uri": (PODS, "hf://org/name", "hf://org/other"),
+    "model.revision": (PODS, "main", "v1.0"),
+    "model.digest": (PODS, "sha256:" + "0" * 64, "sha256:" + "1" * 64),
+    "model.servedName": (PODS, "a", "b"),
+    "model.aliases.[]": (PODS, "a", "b"),
+    "model.secretRef.name": (PODS, "a", "b"),
+    "engine.device": (PODS, "cpu", "sim"),
+    "engine.dtype": (PODS, "auto", "float32"),
+    "engine.quantization": (PODS, "none", "int8"),
+    "engine.maxModelLen": (PODS, 1024, 2048),
+    "engine.maxNumSeqs": (PODS, 16, 32),
+    "engine.maxNumBatchedTokens": (PODS, 1024, 2048),
+    "engine.kvCacheMemory": (PODS, "1Gi", "2Gi"),
+    "engine.prefixCaching": (PODS, True, False),
+    "engine.startupTimeout": (PODS, "5m", "10m"),
+    "engine.image": (PODS, "host/a:1", "host/a:2"),
+    "engine.args.{}": (PODS, 64, 65),
+    "engine.env.[].name": (PODS, "A", "B"),
+    "engine.env.[].value": (PODS, "1", "2"),
+    "engine.env.[].valueFrom.secretKeyRef.name": (PODS, "a", "c"),
+    "engine.env.[].valueFrom.secretKeyRef.key": (PODS, "b", "c"),
+    "engine.env.[].valueFrom.secretKeyRef.optional": (PODS, True, False),
+    "engine.env.[].valueFrom.configMapKeyRef.name": (PODS, "a", "c"),
+    "engine.env.[].valueFrom.configMapKeyRef.key": (PODS, "b", "c"),
+    "engine.env.[].valueFrom.configMapKeyRef.optional": (PODS, True, False),
+    "replicas": (OBJECTS, 4, 5),
+    "resources.requests.{}": (PODS, "1Gi", "2Gi"),
+    "resources.limits.{}": (PODS, "1Gi", "2Gi"),
+    "routing.policy": (OBJECTS, "prefix-load", "session"),
+    "routing.holdTimeout": (OBJECTS, "10s", "20s"),
+    "rollout.strategy": (PLAN, "Rolling", "Recreate"),
+    "rollout.maxSurge": (PLAN, 1, "50%"),
+    "rollout.maxUnavailable": (PLAN, 0, 1),
+    "rollout.drainTimeout": (PODS, "60s", "90s"),
+    "rollout.progressDeadline": (OBJECTS, "5m", "10m"),
+    "rollout.canary.steps.[].weight": (PLAN, 20, 50),
+    "rollout.canary.steps.[].pause": (PLAN, "60s", "5m"),
+    "rollout.canary.analysis.maxErrorRate": (PLAN, 0.01, 0.5),
+    "rollout.canary.analysis.maxTTFTp95Ratio": (PLAN, 1.5, 3),
+    "rollout.canary.analysis.maxITLRatio": (PLAN, 1.5, 3),
+    "rollout.canary.analysis.minRequests": (PLAN, 50, 500),
+    "autoscaling.minReplicas": (SCALE, 1, 3),
+    "autoscaling.maxReplicas": (SCALE, 8, 5),
+    "autoscaling.provider": ("objects autoscaling", "octavo", "hpa"),
+    "autoscaling.targets.queuedTokens": (SCALE, 1000, 3000),
+    "autoscaling.targets.kvUsage": (SCALE, 0.3, 0.9),
+    "autoscaling.targets.inFlight": (SCALE, 5, 15),
+    "autoscaling.targets.ttft": (SCALE, "1s", "3s"),
+    "autoscaling.behavior.scaleUp.window": (SCALE, "0s", "30s"),
+    "autoscaling.behavior.scaleUp.step": (SCALE, 1, "100%"),
+    "autoscaling.behavior.scaleDown.window": (SCALE, "0s", "1m"),
+    "autoscaling.behavior.scaleDown.step": (SCALE, 1, "100%"),
+    "autoscaling.scaleToZero.after": (SCALE, "1m", "5m"),
+    "autoscaling.prometheusURL": (OBJECTS, "http://a:9090", "http://b:9090"),
+    "cache.kind": (PODS, "PersistentVolumeClaim", "EmptyDir"),
+    "cache.size": (OBJECTS, "1Gi", "2Gi"),
+    "cache.storageClassName": (OBJECTS, "slow", "fast"),
+    "cache.accessMode": (OBJECTS, "ReadWriteOnce", "ReadWriteMany"),
+    "cache.existingClaim": (PODS, "mine", "yours"),
+    "cache.hostPath": (PODS, "/var/models", "/srv/models"),
+    "suspend": (OBJECTS, False, True),
+    "podTemplate.metadata.labels": (PODS, {"a": "b"}, {"a": "c"}),
+    "podTemplate.metadata.annotations": (PODS, {"a": "b"}, {"a": "c"}),
+    "podTemplate.spec.affinity": (
+        PODS, {"nodeAffinity": {}},
+        {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "a"}]}},
+    ),
+    "podTemplate.spec.automountServiceAccountToken": (PODS, False, True),
+    "podTemplate.spec.containers": (
+        PODS, [{"name": "a", "image": "b"}], [{"name": "a", "image": "c"}],
+    ),
+    "podTemplate.spec.dnsConfig": (PODS, {"searches": ["a"]}, {"searches": ["b"]}),
+    "podTemplate.spec.dnsPolicy": (PODS, "Default", "None"),
+    "podTemplate.spec.hostAliases": (
+        PODS, [{"ip": "10.0.0.1", "hostnames": ["a"]}], [{"ip": "10.0.0.1", "hostnames": ["b"]}],
+    ),
+    "podTemplate.spec.imagePullSecrets": (PODS, [{"name": "a"}], [{"name": "b"}]),
+    "podTemplate.spec.initContainers": (
+        PODS, [{"name": "a", "image": "b"}], [{"name": "a", "image": "c"}],
+    ),
+    "podTemplate.spec.nodeSelector": (PODS, {"a": "b"}, {"a": "c"}),
+    "podTemplate.spec.priorityClassName": (PODS, "a", "b"),
+    "podTemplate.spec.runtimeClassName": (PODS, "a", "b"),
+    "podTemplate.spec.schedulerName": (PODS, "a", "b"),
+    "podTemplate.spec.securityContext": (PODS, {"fsGroup": 1}, {"fsGroup": 2}),
+    "podTemplate.spec.serviceAccountName": (PODS, "a", "b"),
+    "podTemplate.spec.tolerations": (PODS, [{"key": "a"}], [{"key": "b"}]),
+    "podTemplate.spec.topologySpreadConstraints": (
+        PODS, [{"maxSkew": 1, "topologyKey": "a", "whenUnsatisfiable": "ScheduleAnyway"}],
+        [{"maxSkew": 2, "topologyKey": "a", "whenUnsatisfiable": "ScheduleAnyway"}],
+    ),
+    "podTemplate.spec.volumes": (
+        PODS, [{"name": "a", "emptyDir": {}}], [{"name": "a", "hostPath": {"path": "/a"}}],
+    ),
+}  # fmt: skip
+# Refused in words, for as long as nothing can carry them out: the leaf, and what would need it.
+REFUSED: dict[str, Any] = {
+    "engine.tensorParallelSize": 2,
+    "engine.pipelineParallelSize": 2,
+    "engine.executor": "mp",
+    "adapters.[].name": "lora",
+    "adapters.[].uri": "hf://org/lora",
+}
+
+
+def test_the_table_has_every_leaf_and_no_other():
+    known = {".".join(path) for path in leaves(spec_schema())}
+    known |= {f"podTemplate.{path}" for path in template_fields()}
+    assert known == CHANGES.keys() | REFUSED.keys()
+
+
+@pytest.mark.parametrize("leaf", CHANGES)
+def test_a_leaf_changes_what_it_is_for_and_back(leaf: str):
+    parts, first, second = CHANGES[leaf]
+    before = consequences(placed(leaf, first))
+    after = consequences(placed(leaf, second))
+    assert {part for part, value in before.items() if after[part] != value} == set(parts.split())
+    assert consequences(placed(leaf, first)) == before
+
+
+@pytest.mark.parametrize("leaf", REFUSED)
+def test_what_nothing_can_carry_out_is_refused(leaf: str):
+    spec = BASE | {"adapters": [{"name": "a", "uri": "hf://a/b"}]} if "adapters" in leaf else BASE
+    with pytest.raises(SpecInvalid) as refused:
+        make_deployment(placed(leaf, REFUSED[leaf], spec))
+    assert refused.value.reason == "Unsupported"
+
+
+def placed(leaf: str, value: Any, base: dict[str, Any] = BASE) -> dict[str, Any]:
+    """A spec with this value there, and around it what it needs."""
+    beside = max((name for name in AROUND if leaf.startswith(name)), key=len, default="")
+    spec = copy.deepcopy(base | AROUND.get(beside, {}))
+    at: Any = spec
+    *path, last = leaf.split(".")
+    for name, following in pairwise([*path, last]):
+        if name == "[]":
+            at = at[0]
+            continue
+        at = at.setdefault(name, [{}] if following == "[]" else {})
+    if last == "[]":
+        at[:] = [value]
+    else:
+        at["memory" if "resources" in path else "max-queue" if last == "{}" else last] = value
+    return spec
+
+
+def consequences(spec: dict[str, Any]) -> dict[str, str]:
+    deployment = make_deployment(spec)
+    scaling = deployment.autoscaling
+    return {
+        "revision": revision_of(deployment, SETTINGS),
+        "objects": json.dumps(desired_objects(deployment, SETTINGS)),
+        "rollout": "\n".join(next_steps(deployment.rollout)),
+        "autoscaling": "" if scaling is None else "\n".join(replicas_of_a_day(scaling)),
+    }
+
+
+def next_steps(rollout: Rollout) -> Iterator[str]:
+    """From four engines of the old revision to the new one, however it fares."""
+    wish = Wish("new", 4, rollout)
+    yield told(plan_capacity(wish, [Group("old", 4, 4, 4)], CanaryState(stable="old")))
+    both = [Group("old", 4, 4, 4), Group("new", 4, 4, 4)]
+    trial = CanaryState(stable="old", revision="new", step_started_at=1.0)
+    yield told(plan_capacity(wish, both, trial, now=100.0))
+    for fared in (sample(), sample(errors=5), sample(ttft_s=0.2), sample(itl_s=0.1)):
+        verdict = canary.judge(rollout.canary.analysis, sample(), fared)
+        yield told(plan_capacity(wish, both, trial, verdict=verdict, now=100.0))
+
+
+def told(plan: CapacityPlan) -> str:
+    """Without its words: those alone change nothing."""
+    return f"{plan.step.targets} {plan.weights} {replace(plan.state, message='')}"
+
+
+def sample(errors: int = 0, ttft_s: float = 0.1, itl_s: float = 0.05) -> Sample:
+    buckets = (*(100 if ttft_s <= bound else 0 for bound in TTFT_BOUNDS_S), 100)
+    return Sample(100, errors, ttft_s * 100, 100, itl_s * 100, 100, buckets)
+
+
+def replicas_of_a_day(rules: Autoscaling) -> Iterator[str]:
+    """Two minutes of work for some engines, and then nobody."""
+    if rules.provider != "octavo":
+        return
+    memory, replicas = Memory(), 2
+    for now in range(0, 900, 5):
+        is_busy = now <= 120
+        signals = Signals(
+            is_known=True,
+            serving=replicas,
+            queued_tokens=6000 * is_busy,
+            kv_usage=0.9 * is_busy,
+            ttft_p95_s=3.0 if is_busy else None,
+            in_flight=30 * is_busy,
+            held=0,
+            last_request_age_s=max(0.0, now - 120.0),
+        )
+        decision = decide(rules, signals, replicas, memory, float(now))
+        memory, replicas = decision.memory, decision.replicas
+        yield f"{now} {replicas}"
