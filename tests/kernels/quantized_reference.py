@@ -68,7 +68,7 @@ class Blocks:
 
     @property
     def columns(self) -> int:
-        return self.data.shape[1] * block_values(self.packing)
+        return int(self.data.shape[1]) * block_values(self.packing)
 
     def values(self) -> Floats:
         """[rows, columns]"""

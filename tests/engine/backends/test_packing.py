@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch_file
 
 from octavo_engine import _native
 from octavo_engine.backends.native.loader import NativeLoader
@@ -193,14 +195,44 @@ def test_a_compressed_checkpoint_is_computed_as_it_is_stored(tmp_path: Path) -> 
     config = model.config | {"quantization_config": scheme}
     files = ModelFiles("m", tmp_path, "safetensors", config, {})
 
-    def logits(device: Device, dtype: DType, quantization: Quantization) -> NDArray[np.float32]:
-        settings = EngineConfig(
-            device=device, dtype=dtype, quantization=quantization, num_threads=1, max_model_len=160
-        )
-        backend: Any = build_backend(settings, files)
-        return run_alone(backend, random_tokens(80))
-
-    truth = logits("torch", "float32", "auto")
-    kept, rounded = (logits("cpu", "bfloat16", how) for how in ("auto", "none"))
+    truth = logits(files, "torch", "float32")
+    kept, rounded = (logits(files, "cpu", "bfloat16", how) for how in ("auto", "none"))
     # Embedding, head, keys and values are still bf16 in both.
     assert error(kept, truth) < error(rounded, truth) < BF16_AGAINST_FLOAT32
+
+
+def test_what_8_bit_floats_lose_as_integers_is_little_beside_what_they_have_lost(
+    tmp_path: Path,
+) -> None:
+    model = tiny_model("qwen3")
+    original = {name: tensor.float() for name, tensor in model.tensors.items()}
+    tensors = dict(original)
+    for name, values in original.items():
+        if name.endswith("proj.weight"):
+            scale = values.abs().amax(1, keepdim=True) / 448
+            tensors[name] = (values / scale).to(torch.float8_e4m3fn)
+            tensors[f"{name}_scale"] = scale
+    scheme: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    scheme |= {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}
+    files = []
+    for folder, stored_tensors, more in (
+        (tmp_path / "original", original, {}),
+        (tmp_path / "floats8", tensors, {"quantization_config": scheme}),
+    ):
+        folder.mkdir()
+        save_torch_file(stored_tensors, folder / "model.safetensors")
+        files.append(ModelFiles("m", folder, "safetensors", model.config | more, {}))
+    before, truth = (logits(of, "torch", "float32") for of in files)
+    kept = logits(files[1], "cpu", "bfloat16")
+    assert error(kept, truth) < error(truth, before) / 2
+    assert error(kept, before) < error(truth, before) * 1.1
+
+
+def logits(
+    files: ModelFiles, device: Device, dtype: DType, quantization: Quantization = "auto"
+) -> NDArray[np.float32]:
+    settings = EngineConfig(
+        device=device, dtype=dtype, quantization=quantization, num_threads=1, max_model_len=160
+    )
+    backend: Any = build_backend(settings, files)
+    return run_alone(backend, random_tokens(80))
