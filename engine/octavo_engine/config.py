@@ -15,7 +15,7 @@ BLOCK_SIZE = 16
 
 MAX_THREADS = 1024  # the extension's own bound
 
-Device = Literal["auto", "cpu", "cuda", "torch", "sim"]
+Device = Literal["auto", "cpu", "cuda", "plugin", "torch", "sim"]
 LoadFormat = Literal["auto", "dummy"]
 SimTask = Literal["generate", "embed"]
 Policy = Literal["fcfs", "priority"]
@@ -106,6 +106,7 @@ class EngineConfig:
     served_model_names: tuple[str, ...] = ()  # default: the model reference as given
     revision: str | None = None  # of a hub model
     device: Device = "auto"
+    platform: str | None = None  # of --device plugin: xpu, hpu, npu, tpu, or an entry point's name
     dtype: DType = "auto"
     quantization: Quantization = "auto"  # of weights; auto: as the file has them
     kernels: KernelChoice = "auto"  # of --device cuda
@@ -131,6 +132,8 @@ class EngineConfig:
         _check_choice("--dtype", self.dtype, DType)
         _check_choice("--quantization", self.quantization, Quantization)
         _check_choice("--kernels", self.kernels, KernelChoice)
+        _check(self.platform is None or self.device == "plugin",
+               "--platform goes with --device plugin", f"--device {self.device}")  # fmt: skip
         _check_choice("--attention-backend", self.attention_backend, AttentionBackend)
         _check(not (self.batch_invariant and self.device == "torch"),
                "--batch-invariant is a mode of --device cuda, and how --device cpu always is; the "
