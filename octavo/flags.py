@@ -56,6 +56,7 @@ ENGINE_FLAGS = (
     Flag("served_model_names", "names the model answers to", "served-model-name"),
     Flag("revision", "branch, tag or commit of a hub model"),
     Flag("device", "where to compute; sim models the time and invents the tokens"),
+    Flag("platform", "of --device plugin: xpu, hpu, npu, tpu (all untested) or a plug-in's name"),
     Flag("dtype", "of KV cache and plain weights; auto: what the model and the device do best"),
     Flag("quantization", "weights as integers; auto: 8- and 4-bit ones stay as the file has them"),
     Flag("kv_cache_dtype", "of the KV cache; 8 bits halve it; auto: as dtype; fp8: fp8_e4m3"),

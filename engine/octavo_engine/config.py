@@ -16,7 +16,7 @@ BLOCK_SIZE = 16
 MAX_THREADS = 1024  # the extension's own bound
 MAX_SPECULATION = 64  # tokens guessed ahead: what a step has rows of logits for beside its own
 
-Device = Literal["auto", "cpu", "cuda", "torch", "sim"]
+Device = Literal["auto", "cpu", "cuda", "plugin", "torch", "sim"]
 LoadFormat = Literal["auto", "dummy"]
 SimTask = Literal["generate", "embed"]
 Policy = Literal["fcfs", "priority"]
@@ -142,6 +142,7 @@ class EngineConfig:
     served_model_names: tuple[str, ...] = ()  # default: the model reference as given
     revision: str | None = None  # of a hub model
     device: Device = "auto"
+    platform: str | None = None  # of --device plugin: xpu, hpu, npu, tpu, or an entry point's name
     dtype: DType = "auto"
     quantization: Quantization = "auto"  # of weights; auto: as the file has them
     kv_cache_dtype: KVCacheDType = "auto"  # auto: as dtype; fp8 is fp8_e4m3
@@ -170,6 +171,8 @@ class EngineConfig:
         _check_choice("--quantization", self.quantization, Quantization)
         _check_choice("--kv-cache-dtype", self.kv_cache_dtype, KVCacheDType)
         _check_choice("--kernels", self.kernels, KernelChoice)
+        _check(self.platform is None or self.device == "plugin",
+               "--platform goes with --device plugin", f"--device {self.device}")  # fmt: skip
         _check_choice("--attention-backend", self.attention_backend, AttentionBackend)
         _check(not (self.batch_invariant and self.device == "torch"),
                "--batch-invariant is a mode of --device cuda, and how --device cpu always is; the "

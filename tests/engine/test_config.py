@@ -9,7 +9,7 @@ from octavo_engine.errors import ConfigError
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("device", "gpu", "--device must be one of auto, cpu, cuda, torch, sim; got gpu"),
+        ("device", "gpu", "--device must be one of auto, cpu, cuda, plugin, torch, sim; got gpu"),
         ("dtype", "int3", "--dtype must be one of auto, bfloat16, float16, float32; got int3"),
         (
             "kv_cache_dtype",

@@ -43,7 +43,7 @@ def build_backend(
         )
     if config.device == "torch":
         return _build_torch(config, model, files, max_model_len=max_model_len, progress=progress)
-    if config.device == "cuda":
+    if config.device in ("cuda", "plugin"):
         return _build_cuda(config, model, files, max_model_len=max_model_len, progress=progress)
     return _build_native(config, model, files, max_model_len=max_model_len, progress=progress)
 
@@ -119,10 +119,14 @@ def _build_cuda(
     progress: Callable[[int, int], None] | None,
 ) -> Backend:
     try:
-        from octavo_engine.backends.torch.build_cuda import build_cuda
+        from octavo_engine.backends.torch.build_cuda import build_cuda, build_plugin
     except ImportError as error:
-        raise ConfigError("--device cuda needs torch; pip install 'octavo[cuda]'") from error
-    return build_cuda(
+        extra = "cuda" if config.device == "cuda" else "torch"
+        raise ConfigError(
+            f"--device {config.device} needs torch; pip install 'octavo[{extra}]'"
+        ) from error
+    build = build_plugin if config.device == "plugin" else build_cuda
+    return build(
         config,
         model,
         _open(config, model, files),

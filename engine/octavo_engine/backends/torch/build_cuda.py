@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from octavo_engine.backends.torch.cuda import CudaBackend
+from octavo_engine.backends.torch.platforms import find_platform
+from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from octavo_engine.backends.torch.platforms import Platform
     from octavo_engine.config import DType, EngineConfig
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.weights.checkpoint import Checkpoint
@@ -43,6 +46,43 @@ def build_cuda(
         keep_quantized=engine.quantization != "none",
         progress=progress,
     )
+
+
+def build_plugin(
+    engine: EngineConfig,
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    *,
+    max_model_len: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> CudaBackend:
+    """The model on --platform, by plain kernels. Raises ConfigError and ModelError."""
+    platform = find_platform(engine.platform)
+    logger.warning("Computing on %s by plain torch, which has not been tested there", platform.name)
+    return CudaBackend(
+        config,
+        checkpoint,
+        max_model_len=max_model_len,
+        dtype=_platform_dtype(platform, engine.dtype, config.torch_dtype),
+        device=str(platform.device()),
+        label=platform.name,
+        kernels="plain",
+        use_graphs=False,
+        batch_invariant=engine.batch_invariant,
+        keep_quantized=engine.quantization != "none",
+        memory_of=platform.memory,
+        progress=progress,
+    )
+
+
+def _platform_dtype(platform: Platform, asked: DType, stored: str) -> torch.dtype:
+    wanted = [_DTYPES[asked]] if asked != "auto" else [
+        torch.float16 if stored == "float16" else torch.bfloat16, torch.bfloat16, torch.float32
+    ]  # fmt: skip
+    for dtype in wanted:
+        if platform.supports(dtype):
+            return dtype
+    raise ConfigError(f"--dtype {asked} is not available on {platform.name}; use auto")
 
 
 def settle_dtype(asked: DType, stored: str) -> torch.dtype:

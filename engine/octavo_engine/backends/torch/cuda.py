@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.graphs import Recorder, Replay
     from octavo_engine.backends.torch.kernels import Kernels
+    from octavo_engine.backends.torch.memory import DeviceMemory
     from octavo_engine.config import AttentionBackend, KernelChoice
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
@@ -71,9 +72,12 @@ class CudaBackend:
         use_graphs: bool = True,
         batch_invariant: bool = False,
         keep_quantized: bool = True,
+        label: str = "cuda",
+        memory_of: Callable[[], DeviceMemory | None] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Weights that the file holds quantised stay so unless told otherwise."""
+        """Weights that the file holds quantised stay so unless told otherwise. `memory_of` is how
+        much memory a device has that is neither a GPU nor the host."""
         settled = open_device(device)
         chosen = choose_kernels(
             settled, dtype, config,
@@ -84,7 +88,10 @@ class CudaBackend:
             loader = CudaLoader(checkpoint, uploader, dtype, progress, formats=formats)
             model = build_model(config, loader, max_model_len)
             loader.finish()
-        self._init(config, model, settled, dtype, chosen, use_graphs=use_graphs)
+        self._init(
+            config, model, settled, dtype, chosen,
+            use_graphs=use_graphs, label=label, memory_of=memory_of,
+        )  # fmt: skip
 
     @classmethod
     def of_model(
@@ -117,9 +124,13 @@ class CudaBackend:
         kernels: Kernels,
         *,
         use_graphs: bool,
+        label: str = "cuda",
+        memory_of: Callable[[], DeviceMemory | None] | None = None,
     ) -> None:
         self.config = config
         self.device = device
+        self._label = label
+        self._memory_of = memory_of
         self._model: Model | None = model
         self._dtype = dtype
         self._kernels = kernels
@@ -135,7 +146,7 @@ class CudaBackend:
     @property
     def name(self) -> str:
         dtype = str(self._dtype).removeprefix("torch.")
-        return f"cuda/{dtype}/{self._kernels.name}"
+        return f"{self._label}/{dtype}/{self._kernels.name}"
 
     @property
     def isa(self) -> str:
@@ -154,9 +165,15 @@ class CudaBackend:
 
     def kv_memory(self, limits: BackendLimits, fraction: float) -> int | None:
         """As the protocol says. Raises ConfigError if nothing is left."""
-        if self.device.type != "cuda":  # a CPU in a test: its memory is the host's
+        if self.device.type == "cuda":
+            free = memory.device_memory(self.device).free_bytes
+        elif self._memory_of is None:  # a CPU in a test: its memory is the host's
             return None
-        free = memory.device_memory(self.device).free_bytes
+        else:
+            told = self._memory_of()
+            if told is None:  # then only --kv-cache-memory-bytes can say
+                return 0
+            free = told.free_bytes
         needed = memory.step_bytes(self.config, limits, self._dtype.itemsize)
         return memory.kv_budget(free, needed, fraction=fraction)
 
