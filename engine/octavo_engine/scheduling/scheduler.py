@@ -37,6 +37,7 @@ SPARE_LOGITS = 64  # rows of logits in a step beyond one a sequence, for prompt 
 MIN_CHUNK = 16  # prefill tokens that a step computes however slow it is: prompts must advance
 ALONE = 4  # times max_step_ms is a step long in which nobody decodes
 MAX_LONG = 2  # prompts longer than half a step's room that run at once: more would only hold memory
+LONG_LOOK_STEPS = 8  # after so many, a long prompt may have become short: its prefix is cached
 MAX_PASSED = 8  # sequences without memory that are looked past in one step
 
 
@@ -348,6 +349,9 @@ class Scheduler:
                 break  # who is let in computes at least one token now
             if sequence.awaits in self.kv.computing:
                 continue
+            has_no_place = num_long >= MAX_LONG
+            if has_no_place and self._stats.steps < sequence.long_until_step:
+                continue
             match = self.kv.match(sequence)
             sequence.awaits = match.awaits
             if match.awaits is not None:
@@ -356,7 +360,8 @@ class Scheduler:
             if self._is_hopeless(sequence, length, now):
                 self._finished.append(self._finish(sequence, "deadline"))
                 continue
-            if num_long >= MAX_LONG and is_long(length, budget):
+            if has_no_place and is_long(length, budget):
+                sequence.long_until_step = self._stats.steps + LONG_LOOK_STEPS
                 continue
             reserve = self._admission.reserve(sequence)
             # With nothing running all memory is free, and add() saw that it is enough.

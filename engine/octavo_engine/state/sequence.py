@@ -32,6 +32,7 @@ class Sequence:
         "finish_reason",
         "grammar",
         "guesser",
+        "long_until_step",
         "max_num_tokens",
         "min_num_tokens",
         "num_admitted_tokens",
@@ -98,6 +99,7 @@ class Sequence:
         self.added_at = added_at
         self.awaits: bytes | None = None  # digest of a block that another sequence is computing
         self.blocked_at: float | None = None  # since when memory does not suffice
+        self.long_until_step = 0  # how long it counts as a long prompt without another look
         self.num_preemptions = 0
         self.queued_s = 0.0  # from arrival to its first admission
 

@@ -168,6 +168,27 @@ def test_long_prompts_do_not_hold_up_short_ones():
     assert loop.run() <= (3 * 1500) // 64 + 3  # and no step was wasted
 
 
+def test_long_prompts_that_wait_are_not_looked_up_in_each_step(monkeypatch):
+    loop = make_loop(400, max_num_batched_tokens=64, max_model_len=2000)
+    for first in range(42):
+        loop.scheduler.add(make_request(make_prompt(1500, first=first), max_tokens=1))
+    loop.step()
+    kv, looked_up = loop.scheduler.kv, []
+    monkeypatch.setattr(type(kv), "match", spy(type(kv).match, looked_up))
+    for _ in range(16):
+        loop.step()
+    assert loop.scheduler.stats().num_running == 2
+    assert len(looked_up) == 2 * 40
+
+
+def spy(match, looked_up):
+    def seen(self, sequence):
+        looked_up.append(sequence)
+        return match(self, sequence)
+
+    return seen
+
+
 def test_a_stream_of_short_prompts_does_not_hold_up_a_long_one():
     """The oldest gets half of every step, whatever comes after it."""
     loop = make_loop(400, max_num_batched_tokens=64, max_model_len=2000)
