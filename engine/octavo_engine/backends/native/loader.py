@@ -144,7 +144,7 @@ def _is_packable(stored: StoredTensor) -> bool:
 
 
 def _expanded(stored: StoredTensor) -> StoredTensor:
-    data = to_float32(stored).view(np.uint8).reshape(-1)
+    data = np.ascontiguousarray(to_float32(stored)).view(np.uint8).reshape(-1)
     return StoredTensor(stored.name, "F32", stored.shape, data)
 
 
