@@ -18,8 +18,9 @@ from octavo_engine.backends.text_part import TextPart
 from octavo_engine.backends.torch.loader import TorchLoader
 from octavo_engine.backends.torch.precision import Precision
 from octavo_engine.errors import ModelError
-from octavo_engine.weights.checkpoint import StoredTensor
+from octavo_engine.weights.checkpoint import Scales, StoredTensor
 from octavo_engine.weights.dummy import DummyCheckpoint
+from octavo_engine.weights.integer_blocks import q8_0_blocks
 from tests.engine.models.tiny import MemoryCheckpoint
 
 if TYPE_CHECKING:
@@ -180,3 +181,20 @@ def test_the_text_part_has_its_plain_names(prefix: str) -> None:
     assert list(part.names()) == ["model.layers.0.mlp.up_proj.weight"]
     assert part.read("model.layers.0.mlp.up_proj.weight", (4, 4)) is layer
     assert part.total_bytes == 72
+
+
+def test_forms_that_no_kernel_knows_are_packed_as_numbers() -> None:
+    """FP8 with scales, and integers whose columns were sorted by their groups."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 126, (32, 64)).astype(np.uint8)
+    scales = Scales(rng.uniform(0.5, 2, (2, 2)).astype(np.float32), 16, 32)
+    blocks = q8_0_blocks(rng.integers(-127, 128, (32, 64)).astype(np.int8), np.ones((32, 2), "f4"))
+    place = rng.permutation(64).astype(np.int32)
+    for stored in (
+        StoredTensor("w.weight", "F8_E4M3", (32, 64), codes.reshape(-1), scales=scales),
+        StoredTensor("w.weight", "Q8_0", (32, 64), blocks, column_map=place),
+    ):
+        loader = NativeLoader(StoredCheckpoint(stored), _native.Team(1), "f32")
+        np.testing.assert_array_equal(
+            loader.linear("w", 64, 32).weight.unpack(), to_float32(stored)
+        )

@@ -25,7 +25,7 @@ def in_form(stored: StoredTensor) -> StoredTensor:
         return dataclasses.replace(stored, data=_blocks(stored), scales=None)
     if form == stored.dtype:
         return stored
-    data = to_float32(stored).view(np.uint8).reshape(-1)
+    data = np.ascontiguousarray(to_float32(stored)).view(np.uint8).reshape(-1)
     return StoredTensor(stored.name, "F32", stored.shape, data)
 
 
