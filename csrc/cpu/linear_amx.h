@@ -126,7 +126,7 @@ class AmxLinear {
     void sweep(int64_t first_panel, int64_t second_panel) {
         const int64_t panels[2] = {first_panel, second_panel};
         for (int i = 0; i < (kTwoWide ? 2 : 1); ++i) {
-            panel_[i] = args_.weight.data + panels[i] * args_.weight.panel_bytes();
+            panel_[i] = args_.weight.panel(panels[i]).data;
             if (tail_pairs_ != 0) {  // behind a panel is another one, or nothing
                 std::memset(tail_[i], 0, kTileBytes);
                 std::memcpy(tail_[i], panel_[i] + whole_steps_ * kTileBytes,

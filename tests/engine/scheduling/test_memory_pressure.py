@@ -173,7 +173,7 @@ def test_long_prompts_that_wait_are_not_looked_up_in_each_step(monkeypatch):
     for first in range(42):
         loop.scheduler.add(make_request(make_prompt(1500, first=first), max_tokens=1))
     loop.step()
-    kv, looked_up = loop.scheduler.kv, []
+    kv, looked_up = loop.scheduler.kv, list[object]()
     monkeypatch.setattr(type(kv), "match", spy(type(kv).match, looked_up))
     for _ in range(16):
         loop.step()
