@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,14 +106,8 @@ def _config(args: argparse.Namespace, folder: Path, sizes: Sizes) -> EngineConfi
         config = config.replace(
             model=str(folder), served_model_names=(args.shape,), load_format="dummy"
         )
+    from octavo.measure import study
+
     if config.device not in ("auto", "cpu"):
         raise ConfigError(f"--device {config.device}: single steps are measured on the CPU only")
-    scheduler = config.scheduler
-    largest = max(sizes.batch_sizes[-1], scheduler.max_num_seqs)
-    longest = max(sizes.prompt_len, scheduler.max_num_batched_tokens)
-    return config.replace(
-        # The prompt in one step, whatever it takes: the limit is that of one step.
-        scheduler=replace(
-            scheduler, max_num_seqs=largest, max_num_batched_tokens=longest, max_step_ms=60e3
-        )
-    )
+    return study.roomy(config, sizes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -72,12 +72,15 @@ class Series(NamedTuple):
     points: tuple[tuple[str, float, float], ...]  # label, FLOP a byte, GFLOP/s
 
 
-def measure(config: EngineConfig, sizes: Sizes, *, name: str | None = None) -> Study:
-    """Loads the model. Raises ConfigError, ModelError."""
+def measure(
+    config: EngineConfig, sizes: Sizes, *, name: str | None = None, limits: Limits | None = None
+) -> Study:
+    """Loads the model, and measures the limits unless they are given. Raises as the engine does."""
     from octavo_engine.core.build import build_engine, resolve
 
-    limits = measure_limits()
-    print(limits.describe(), file=sys.stderr, flush=True)
+    if limits is None:
+        limits = measure_limits()
+        print(limits.describe(), file=sys.stderr, flush=True)
     rss_before = _rss_bytes()
     started_at = time.perf_counter()
     engine, info = build_engine(config)
@@ -114,6 +117,18 @@ def measure(config: EngineConfig, sizes: Sizes, *, name: str | None = None) -> S
         tuple(decode),
         prompt,
         long_context,
+    )
+
+
+def roomy(config: EngineConfig, sizes: Sizes) -> EngineConfig:
+    """With room for the largest batch, and for the prompt in one step: the limit is one step's."""
+    scheduler = config.scheduler
+    most = max(sizes.batch_sizes[-1], scheduler.max_num_seqs)
+    longest = max(sizes.prompt_len, scheduler.max_num_batched_tokens)
+    return config.replace(
+        scheduler=replace(
+            scheduler, max_num_seqs=most, max_num_batched_tokens=longest, max_step_ms=60e3
+        )
     )
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from octavo.measure.limits import Limits
+    from octavo_engine.backends.native.graph import Dtype
     from octavo_engine.config import EngineConfig
     from octavo_engine.weights.source import ModelFiles
 
@@ -62,7 +63,7 @@ class ModelWork:
         model = ModelConfig.from_hf(files.config)
         counter = _Counter()
         build_model(model, counter, 16)
-        dtype = "f32" if config.dtype == "float32" else "bf16"
+        dtype: Dtype = "f32" if config.dtype == "float32" else "bf16"
         body_types, head_types = _stored_types(config, files)
         return cls(
             body_weights=counter.body,
