@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.servers import NotReady, Server, free_port
+from benchmarks.servers import NotReady, Server, free_port, warn_if_busy
 from octavo.measure import roofline, study
 from octavo.measure.limits import Limits, measure_limits
 from octavo.measure.shapes import write_shape
@@ -74,6 +74,7 @@ def main() -> None:
     )  # fmt: skip
     args = parser.parse_args()
 
+    warn_if_busy()
     limits = measure_limits()
     print(limits.describe(), file=sys.stderr, flush=True)
     figures = []

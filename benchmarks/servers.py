@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 STOP_WITHIN_S = 20.0
+BUSY = 1.0  # load average before anything was started
 # Thread counts are each server's own business; what the shell says of them is not for all.
 _UNSET = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOMP_CPU_AFFINITY",
           "KMP_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES", "LD_PRELOAD")  # fmt: skip
@@ -81,9 +83,11 @@ class Server:
         try:
             while not _answers(url + ready):
                 if process.poll() is not None:
-                    raise NotReady(f"it ended with {process.returncode}: {_last_line(log)}")
+                    raise NotReady(f"it ended with {process.returncode}: {_complaint(log)}")
                 if time.perf_counter() - started_at > within_s:
-                    raise NotReady(f"not ready after {within_s:.0f} s: {_last_line(log)}")
+                    raise NotReady(
+                        f"not ready after {within_s:.0f} s; it said last: {_last_line(log)}"
+                    )
                 time.sleep(0.01)
         except BaseException:
             server.stop()
@@ -133,6 +137,17 @@ class Server:
             os.killpg(self.process.pid, number)
 
 
+def warn_if_busy() -> None:
+    """Figures of a machine that does something else are worth nothing."""
+    busy = os.getloadavg()[0]
+    if busy > BUSY:
+        print(
+            f"NOTE: this machine is busy (load average {busy:.1f}): what follows shows that it"
+            " runs, not how fast",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -149,12 +164,17 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _last_line(log: Path) -> str:
-    """Errors come last, mostly."""
-    lines = log.read_text(errors="replace").split("\n")
-    said = [line.strip() for line in lines if line.strip()]
-    named = [line for line in said if "Error" in line or "error" in line]
-    return f"{(named or said or ['it said nothing'])[-1][:300]} (all of it: {log})"
+def _complaint(log: Path) -> str:
+    """Of a process that ended: the last error that it named, else its last line."""
+    return _last_line(log, "Error") or _last_line(log)
+
+
+def _last_line(log: Path, word: str = "") -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").split("\n")]
+    said = [line for line in lines if line and word in line]
+    if word and not said:
+        return ""
+    return f"{(said or ['nothing'])[-1][:300]} (all of it: {log})"
 
 
 def _tree(pid: int) -> list[int]:

@@ -85,7 +85,7 @@ def _vllm(name: str, *, is_tuned: bool) -> Contender:
         ("{peers}/vllm/bin/vllm", "serve", f"{{models}}/{SAFETENSORS}", "--host", "127.0.0.1",
          "--port", "{port}", "--served-model-name", "smollm2", "--dtype", "bfloat16",
          "--max-model-len", "4096"),
-        env=env, within_s=400.0,
+        env=env, within_s=900.0,
     )  # fmt: skip
 
 

@@ -132,7 +132,7 @@ def test_requests_that_fail_are_no_figures(tmp_path):
 
 
 def test_a_server_that_does_not_get_ready_is_ended(tmp_path):
-    with pytest.raises(NotReady, match=r"not ready after 0 s: it said nothing"):
+    with pytest.raises(NotReady, match=r"not ready after 0 s; it said last: nothing"):
         Server.start(
             [sys.executable, "-c", "import time; time.sleep(60)"],
             port=free_port(), log=tmp_path / "log", within_s=0.2,
