@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.servers import NotReady, Server, free_port, warn_if_busy
 from octavo.measure import roofline, study
+from octavo.measure.beside import batch_best_s
 from octavo.measure.limits import Limits, measure_limits
 from octavo.measure.shapes import write_shape
 from octavo.measure.work import ModelWork, Step
@@ -203,9 +204,9 @@ def streams(
     ]
     rate = statistics.median(run["output_throughput"] for run in runs)
     per_token_ms = statistics.median(run["p50_tpot_ms"] for run in runs)
-    prompts_s = STREAMS * work.best_s(Step.prefill(STREAM_IN), limits)
-    step = Step.decode(STREAMS, STREAM_IN + STREAM_OUT // 2)
-    best_s = prompts_s + (STREAM_OUT - 1) * work.best_s(step, limits)
+    best_s = batch_best_s(
+        work, limits, count=STREAMS, at_once=STREAMS, input_len=STREAM_IN, output_len=STREAM_OUT
+    )
     what = f"{STREAMS} streams, {STREAM_IN} in, {STREAM_OUT} out, {name}"
     best_rate = STREAMS * STREAM_OUT / best_s
     return [

@@ -7,14 +7,20 @@ import subprocess
 import sys
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import WordLevel
 
-from octavo.measure import limits, roofline, study
+from octavo.commands import bench_latency, bench_throughput
+from octavo.measure import beside, limits, roofline, study
 from octavo.measure.limits import Limits
 from octavo.measure.shapes import SHAPES, write_shape
 from octavo.measure.steps import Stepper
+from octavo.measure.work import ModelWork, Step
 from octavo_engine.config import EngineConfig
 from octavo_engine.core.build import build_engine
 from octavo_engine.errors import ConfigError
+from octavo_engine.weights.source import resolve_model
 from tests.fakes.process import environment
 
 LIMITS = Limits(2, read_gb_s=10.0, gemm_gflop_s={"float32": 100.0, "bf16": 200.0, "int8": 400.0})
@@ -44,6 +50,7 @@ def refused(*argv):
 def test_a_study_has_every_step_beside_its_limit(tmp_path, capsys):
     found = study.measure(config_of(tmp_path), SIZES, name="tiny", limits=LIMITS)
 
+    assert found.long_context is not None
     lines = [*found.decode, found.prompt, found.long_context]
     assert [line.what for line in lines] == ["decode 1", "decode 3", "prompt", "decode 1 at 200"]
     assert [line.num_tokens for line in lines] == [1, 3, 40, 1]
@@ -55,17 +62,18 @@ def test_a_study_has_every_step_beside_its_limit(tmp_path, capsys):
     assert "decode 3" in capsys.readouterr().out
 
 
-def test_only_steps_count_in_which_every_sequence_gets_one_token(tmp_path):
+def test_only_steps_count_in_which_every_sequence_gets_one_token(tmp_path, monkeypatch):
     engine, info = build_engine(config_of(tmp_path))
     sizes = []
     step = engine.step
 
     def recorded():
         report = step()
+        assert report.stats is not None
         sizes.append(report.stats.step_tokens)
         return report
 
-    engine.step = recorded
+    monkeypatch.setattr(engine, "step", recorded)
     try:
         timed = Stepper(engine, info).decode(5, 30, 4)
     finally:
@@ -137,3 +145,38 @@ def test_a_narrower_type_is_at_least_as_fast_as_the_one_it_widens_to(monkeypatch
     monkeypatch.setattr(limits, "_torch_peaks", dict)
     monkeypatch.setattr(limits, "_multiplies_bf16", lambda: True)
     assert limits._gemm_peaks() == {"float32": numpy_peak}  # bf16's is not known without torch
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "count"),
+    [(bench_latency, ("--batch-size", "3", "--num-iters", "1"), 3),
+     (bench_throughput, ("--num-prompts", "3"), 3)],
+)  # fmt: skip
+def test_other_benches_stand_beside_the_limits_too(tmp_path, monkeypatch, command, flags, count):
+    monkeypatch.setattr(beside, "measure_limits", lambda: LIMITS)
+    write_shape("tiny", tmp_path)
+    # A tokenizer that holds nothing: prompts are token ids.
+    words = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
+    words.decoder = ByteLevel()
+    words.save(str(tmp_path / "tokenizer.json"))
+    file = tmp_path / "figures.json"
+    sizes = ("--input-len", "10", "--output-len", "5", "--kv-cache-memory-bytes", "8MiB")
+    argv = [str(tmp_path), "--load-format", "dummy", *flags, *sizes, "--json", str(file)]
+    assert command.main("bench", argv) == 0
+
+    figures = json.loads(file.read_text())
+    config = config_of(tmp_path)
+    work = ModelWork.of(config, resolve_model(str(tmp_path)), kv_bytes_per_token=2 * 2 * 2 * 64)
+    best_s = count * work.best_s(Step.prefill(10), LIMITS)
+    best_s += 4 * work.best_s(Step.decode(count, 12), LIMITS)
+    assert figures["limit_s"] == pytest.approx(best_s)
+    assert figures["machine"] == LIMITS.describe()
+    assert 0 < figures["percent_of_limit"] < 100
+
+
+def test_more_sequences_than_fit_at_once_come_in_waves(tmp_path):
+    work = ModelWork.of(config_of(tmp_path), resolve_model(str(tmp_path)), kv_bytes_per_token=512.0)
+    sizes = {"input_len": 8, "output_len": 3}
+    two = beside.batch_best_s(work, LIMITS, count=8, at_once=4, **sizes)
+    one = beside.batch_best_s(work, LIMITS, count=4, at_once=4, **sizes)
+    assert two == pytest.approx(2 * one)

@@ -29,6 +29,7 @@ def test_the_demo_model_s_weights_are_those_of_its_file():
     assert work.head_weights == 49_152 * 576  # tied: the embedding is the head
     norms = 61 * 576
     assert work.body_weights + work.head_weights + norms == 134_515_008
+    assert files.gguf is not None
     # Q8_0 and Q4_1 are computed from as they are: all of the file's matrices, byte for byte.
     matrices = [t for t in files.gguf.tensors.values() if len(t.shape) == 2]
     assert work.weight_bytes == sum(t.end - t.begin for t in matrices)
