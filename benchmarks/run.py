@@ -22,7 +22,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.servers import NotReady, Server, free_port, warn_if_busy
+from benchmarks.servers import (
+    NotReady,
+    Server,
+    end_cleanly_on_sigterm,
+    free_port,
+    warn_if_busy,
+)
 from octavo.measure import roofline, study
 from octavo.measure.beside import batch_best_s
 from octavo.measure.limits import Limits, measure_limits
@@ -75,6 +81,7 @@ def main() -> None:
     )  # fmt: skip
     args = parser.parse_args()
 
+    end_cleanly_on_sigterm()
     warn_if_busy()
     limits = measure_limits()
     print(limits.describe(), file=sys.stderr, flush=True)

@@ -137,6 +137,11 @@ class Server:
             os.killpg(self.process.pid, number)
 
 
+def end_cleanly_on_sigterm() -> None:
+    """Whoever ends a benchmark ends its servers too: they are sessions of their own."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 def warn_if_busy() -> None:
     """Figures of a machine that does something else are worth nothing."""
     busy = os.getloadavg()[0]

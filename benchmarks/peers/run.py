@@ -25,7 +25,14 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers import contenders as all_of
 from benchmarks.peers.contenders import FOLDER, Contender
-from benchmarks.servers import Memory, NotReady, Server, free_port, warn_if_busy
+from benchmarks.servers import (
+    Memory,
+    NotReady,
+    Server,
+    end_cleanly_on_sigterm,
+    free_port,
+    warn_if_busy,
+)
 from octavo import load
 from octavo.bench_report import random_prompts
 from octavo.http_client import Address
@@ -93,6 +100,7 @@ def main() -> int:
             )
     scenarios = [_shorter(one) for one in SCENARIOS] if args.quick else list(SCENARIOS)
 
+    end_cleanly_on_sigterm()
     warn_if_busy()
     limits = measure_limits()
     print(limits.describe(), file=sys.stderr, flush=True)

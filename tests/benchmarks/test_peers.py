@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def simulator(name, *, scale="0.05", is_ours=False, form="bf16"):
 @pytest.fixture(autouse=True)
 def logs(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "LOGS", tmp_path)
+    monkeypatch.setattr(run, "end_cleanly_on_sigterm", lambda: None)  # the test runner's own
 
 
 def test_servers_take_turns_and_what_is_missing_is_named(tmp_path, monkeypatch, capsys):
@@ -170,3 +172,24 @@ def test_the_models_of_all_peers_hold_the_same_numbers(tmp_path):
         theirs = to_float32(again.read(name, shape))
         expected = truth if len(shape) == 1 else (rounded.astype(np.uint32) << 16).view(np.float32)
         np.testing.assert_array_equal(theirs, expected.reshape(shape))
+
+
+def test_servers_end_with_whoever_measures_them(tmp_path):
+    script = (
+        "import sys, time; from pathlib import Path; from benchmarks.servers import *;"
+        "end_cleanly_on_sigterm(); Path(sys.argv[1]).touch(); port = free_port();"
+        "command = [sys.executable, '-m', 'http.server', '--bind', '127.0.0.1', str(port)];"
+        "server = Server.start(command, port=port, log=Path(sys.argv[1]), ready='/');"
+        "server.pause();\n"
+        "with server: print(server.process.pid, flush=True); time.sleep(60)"
+    )
+    measuring = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True,
+        env=environment(),
+    )  # fmt: skip
+    assert measuring.stdout is not None
+    with measuring:
+        pid = int(measuring.stdout.readline())
+        measuring.terminate()
+        assert measuring.wait(60) == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{pid}").exists()
