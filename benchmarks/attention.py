@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import numpy as np
 
-from benchmarks.limits import measure_limits
+from octavo.measure.limits import measure_limits
 from octavo_engine import _native
 from octavo_engine.backends.native.kv_format import FormatName
 from octavo_engine.config import BLOCK_SIZE

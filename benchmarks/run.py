@@ -1,9 +1,10 @@
 """The figures of this machine, as its users see them: a server process, HTTP, the real model.
 
-    python -m benchmarks.run [--json FILE] [--full]
+    python -m benchmarks.run [--full] [--json FILE] [--plot FILE]
 
-Each figure is the median of its rounds and stands beside the limit that bounds it. Run it on an
-idle machine; nothing is sent anywhere but to this machine's loopback.
+Each figure is the median of its rounds and stands beside the limit that bounds it: the least time
+in which this machine could read the bytes, or multiply the numbers, measured at the start. Run it
+on an idle machine; nothing is sent anywhere but to this machine's loopback.
 """
 
 from __future__ import annotations
@@ -11,45 +12,46 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.limits import Limits, measure_limits
+from benchmarks.servers import (
+    NotReady,
+    Server,
+    end_cleanly_on_sigterm,
+    free_port,
+    warn_if_busy,
+)
+from octavo.measure import roofline, study
+from octavo.measure.beside import batch_best_s
+from octavo.measure.limits import Limits, measure_limits
+from octavo.measure.shapes import write_shape
+from octavo.measure.work import ModelWork, Step
+from octavo_engine.config import EngineConfig
+from octavo_engine.weights.source import resolve_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-READY_WITHIN_S = 120.0
+    from octavo.measure.study import Sizes, Study
+    from octavo_engine.config import Quantization
+
 IDLE_S = 5.0
 MODEL = "demo://smollm2"
-# SmolLM2-135M. Its embedding is also its head, which a prompt needs for its last token only.
-NUM_WEIGHTS = 134_515_008
-BODY_WEIGHTS = NUM_WEIGHTS - 49_152 * 576
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """A form that the model's weights can take in memory."""
-
-    name: str
-    flag: str
-    num_bytes: int  # all of them: what one generated token has to read
-
-
-WEIGHTS = (
-    Weights("bf16", "none", 2 * NUM_WEIGHTS),
-    # The file's own form: the embedding in 8.5 bits a weight, the layers in 5.
-    Weights("4-bit", "auto", (49_152 * 576 * 17 + BODY_WEIGHTS * 10) // 16),
+LARGER = "1.5b"  # so that nothing is tuned to one small model
+OUT = Path("build/bench")
+STREAMS, STREAM_IN, STREAM_OUT, PROMPT = 32, 256, 128, 1024
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+FORMS: tuple[tuple[str, Quantization], ...] = (
+    ("bf16", "none"),
+    ("4-bit", "auto"),  # the file's own
 )
 
 
@@ -69,62 +71,93 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--full", action="store_true", help="more rounds")
+    parser.add_argument(
+        "--plot", type=Path, default=OUT / "roofline.png", metavar="FILE",
+        help=f"the roofline (default: {OUT}/roofline.png)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--full", action="store_true",
+        help=f"more rounds, 8-bit weights, a context of 8000, and the shape {LARGER}",
+    )  # fmt: skip
     args = parser.parse_args()
-    rounds = 5 if args.full else 2
 
+    end_cleanly_on_sigterm()
+    warn_if_busy()
     limits = measure_limits()
+    print(limits.describe(), file=sys.stderr, flush=True)
     figures = []
-    for figure in measure(limits, rounds):  # each is said as soon as it is known
+    for figure in measure(limits, is_full=args.full):  # each is said as soon as it is known
         print(f"{figure.what}: {figure.value:.3g} {figure.unit}", file=sys.stderr, flush=True)
         figures.append(figure)
+    studies = []
+    for found in curves(limits, is_full=args.full):
+        study.show(found)
+        studies.append(found)
     report(limits, figures)
+    draw(args.plot, limits, studies)
     if args.json:
-        document = {"limits": asdict(limits), "figures": [asdict(f) for f in figures]}
+        document = {
+            "limits": asdict(limits),
+            "figures": [asdict(figure) for figure in figures],
+            "steps": [study.as_json(found) for found in studies],
+        }
         Path(args.json).write_text(json.dumps(document, indent=2) + "\n")
 
 
-def measure(limits: Limits, rounds: int) -> Iterator[Figure]:
+def measure(limits: Limits, *, is_full: bool) -> Iterator[Figure]:
+    rounds = 5 if is_full else 2
     yield from start_up(rounds)
     yield step_overhead()
-    for weights in WEIGHTS:
-        with serving(MODEL, "--quantization", weights.flag) as (url, process, _):
-            if weights is WEIGHTS[0]:
-                yield idle(process)
-            yield single_stream(url, weights, limits, rounds)
-            yield prefill(url, weights, limits, rounds)
-            yield from streams(url, weights, rounds)
+    for name, quantization in forms(is_full=is_full):
+        work = work_of(quantization)
+        with serving(MODEL, "--quantization", quantization) as server:
+            if quantization == "none":
+                yield idle(server)
+            beside = server.memory().total_bytes - work.weight_bytes
+            yield Figure(
+                f"memory beside weights, {name}", beside / 1e6, "MB",
+                note="both processes, KV cache untouched; target 200 MB",
+            )  # fmt: skip
+            yield single_stream(server.url, name, work, limits, rounds)
+            yield prefill(server.url, name, work, limits, rounds)
+            yield from streams(server.url, name, work, limits, rounds, is_full=is_full)
+
+
+def forms(*, is_full: bool) -> list[tuple[str, Quantization]]:
+    return [*FORMS, ("8-bit", "int8")] if is_full else list(FORMS)
+
+
+def work_of(quantization: Quantization) -> ModelWork:
+    config = EngineConfig(model=MODEL, quantization=quantization)
+    files = resolve_model(MODEL)
+    shape = files.config
+    per_token = 4 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
+    return ModelWork.of(config, files, kv_bytes_per_token=per_token)  # of bf16
 
 
 @contextmanager
-def serving(*flags: str) -> Iterator[tuple[str, subprocess.Popen[bytes], float]]:
-    """A server that is ready, and how many seconds it took to be."""
-    port = _free_port()
-    url = f"http://127.0.0.1:{port}"
-    started_at = time.perf_counter()
+def serving(*flags: str) -> Iterator[Server]:
+    """A server of ours that is ready."""
+    port = free_port()
     command = [sys.executable, "-m", "octavo.cli", "serve", *flags, "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        while not _is_ready(url):
-            if process.poll() is not None or time.perf_counter() - started_at > READY_WITHIN_S:
-                sys.exit(f"the server did not get ready: {' '.join(command)}")
-            time.sleep(0.01)
-        yield url, process, time.perf_counter() - started_at
-    finally:
-        process.terminate()
-        process.wait()
+        server = Server.start(command, port=port, log=OUT / "server.log", ready="/ready")
+    except NotReady as error:
+        sys.exit(f"{' '.join(command)}: {error}")
+    with server:
+        yield server
 
 
 def start_up(rounds: int) -> list[Figure]:
     def seconds(*flags: str) -> float:
         times = []
         for _ in range(rounds + 1):
-            with serving(*flags) as (_, _, ready_s):
-                times.append(ready_s)
+            with serving(*flags) as server:
+                times.append(server.ready_s)
         return statistics.median(times)
 
     return [
-        Figure("start to ready", seconds(MODEL), "s", note="target 3 s"),
+        Figure("start to ready", seconds(MODEL), "s", note="target 2 s"),
         Figure("start to ready, simulator", seconds("--device", "sim"), "s", note="target 1 s"),
     ]
 
@@ -136,51 +169,56 @@ def step_overhead() -> Figure:
     return Figure("Python per step, 64 sequences", row["total_us"], "µs", note="target 200 µs")
 
 
-def idle(process: subprocess.Popen[bytes]) -> Figure:
+def idle(server: Server) -> Figure:
     """CPU of the server and its core while nothing happens."""
-    before = cpu_s(process.pid)
+    before = server.cpu_s()
     time.sleep(IDLE_S)
-    used = cpu_s(process.pid) - before
+    used = server.cpu_s() - before
     return Figure("idle", 100 * used / IDLE_S, "% of a core", note="target below 1 %")
 
 
-def cpu_s(pid: int) -> float:
-    """CPU seconds of a process and its children so far, from Linux' /proc."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return own + sum(cpu_s(int(child)) for child in children)
-
-
-def single_stream(url: str, weights: Weights, limits: Limits, rounds: int) -> Figure:
+def single_stream(url: str, name: str, work: ModelWork, limits: Limits, rounds: int) -> Figure:
     runs = [
         bench(url, prompts=2, concurrency=1, input_len=32, output_len=128) for _ in range(rounds)
     ]
-    per_token_s = statistics.median(run["p50_tpot_ms"] for run in runs) / 1e3
-    of_limit = weights.num_bytes / per_token_s / 1e9 / limits.read_gb_s
-    what = f"one stream, {weights.name}"
-    return Figure(what, 1 / per_token_s, "tok/s", of_limit, "of read bandwidth")
+    seconds = statistics.median(run["p50_tpot_ms"] for run in runs) / 1e3
+    step = Step.decode(1, 32 + 64)
+    return Figure(
+        f"one stream, {name}", 1 / seconds, "tok/s",
+        work.best_s(step, limits) / seconds, f"of {work.bound(step, limits)}",
+    )  # fmt: skip
 
 
-def prefill(url: str, weights: Weights, limits: Limits, rounds: int) -> Figure:
+def prefill(url: str, name: str, work: ModelWork, limits: Limits, rounds: int) -> Figure:
     runs = [
-        bench(url, prompts=4, concurrency=1, input_len=1024, output_len=2) for _ in range(rounds)
+        bench(url, prompts=3, concurrency=1, input_len=PROMPT, output_len=2) for _ in range(rounds)
     ]
     seconds = statistics.median(run["p50_ttft_ms"] for run in runs) / 1e3
-    of_limit = 2 * BODY_WEIGHTS * 1024 / seconds / 1e9 / limits.gemm_gflop_s
-    what = f"prompt of 1024, {weights.name}"
-    return Figure(what, 1024 / seconds, "tok/s", of_limit, "of float32 GEMM peak")
+    step = Step.prefill(PROMPT)
+    return Figure(
+        f"prompt of {PROMPT}, {name}", PROMPT / seconds, "tok/s",
+        work.best_s(step, limits) / seconds, f"of {work.bound(step, limits)}",
+    )  # fmt: skip
 
 
-def streams(url: str, weights: Weights, rounds: int) -> list[Figure]:
+def streams(
+    url: str, name: str, work: ModelWork, limits: Limits, rounds: int, *, is_full: bool
+) -> list[Figure]:
+    count = STREAMS * (2 if is_full else 1)
     runs = [
-        bench(url, prompts=64, concurrency=32, input_len=256, output_len=128) for _ in range(rounds)
+        bench(url, prompts=count, concurrency=STREAMS, input_len=STREAM_IN, output_len=STREAM_OUT)
+        for _ in range(rounds)
     ]
     rate = statistics.median(run["output_throughput"] for run in runs)
-    itl_ms = statistics.median(run["p50_tpot_ms"] for run in runs)
+    per_token_ms = statistics.median(run["p50_tpot_ms"] for run in runs)
+    best_s = batch_best_s(
+        work, limits, count=STREAMS, at_once=STREAMS, input_len=STREAM_IN, output_len=STREAM_OUT
+    )
+    what = f"{STREAMS} streams, {STREAM_IN} in, {STREAM_OUT} out, {name}"
+    best_rate = STREAMS * STREAM_OUT / best_s
     return [
-        Figure(f"32 streams, 256 in, 128 out, {weights.name}", rate, "tok/s"),
-        Figure("the same, per token and stream", itl_ms, "ms"),
+        Figure(what, rate, "tok/s", rate / best_rate, "of prompts and steps, each at its limit"),
+        Figure("the same, per token and stream", per_token_ms, "ms"),
     ]
 
 
@@ -202,36 +240,58 @@ def bench(
     return result
 
 
+def curves(limits: Limits, *, is_full: bool) -> Iterator[Study]:
+    """Single steps of the engine in this process: what one sequence more costs."""
+    sizes = study.Sizes(
+        batch_sizes=BATCHES,
+        context_len=128 if is_full else 64,
+        prompt_len=PROMPT,
+        long_context_len=8000 if is_full else None,
+        num_steps=20 if is_full else 8,
+    )
+    for name, quantization in forms(is_full=is_full):
+        config = _roomy(EngineConfig(model=MODEL, quantization=quantization), sizes)
+        print(f"steps, {name} ...", file=sys.stderr, flush=True)
+        yield study.measure(config, sizes, name="SmolLM2-135M", limits=limits)
+    if is_full:
+        for quantization in ("none", "int4"):
+            print(f"steps, shape {LARGER}, {quantization} ...", file=sys.stderr, flush=True)
+            yield larger(quantization, sizes, limits)
+
+
+def larger(quantization: Quantization, sizes: Sizes, limits: Limits) -> Study:
+    """Random weights."""
+    with tempfile.TemporaryDirectory(prefix="octavo-shape-") as folder:
+        write_shape(LARGER, Path(folder))
+        config = EngineConfig(model=folder, load_format="dummy", quantization=quantization)
+        return study.measure(_roomy(config, sizes), sizes, name=LARGER, limits=limits)
+
+
+def draw(path: Path, limits: Limits, studies: list[Study]) -> None:
+    from octavo_engine.errors import ConfigError
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        roofline.draw(path, limits, [study.series(found) for found in studies])
+    except ConfigError as error:  # figures are worth as much without a picture
+        print(f"no roofline: {error}", file=sys.stderr)
+        return
+    print(f"roofline: {path}")
+
+
 def report(limits: Limits, figures: list[Figure]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    title = (
-        f"{limits.num_cores} cores, {limits.read_gb_s:.1f} GB/s read, "
-        f"{limits.gemm_gflop_s:.0f} GFLOP/s float32"
-    )
-    table = Table("", "value", "unit", "of limit", "", title=title)
+    table = Table("", "value", "unit", "of limit", "", title=limits.describe())
     for f in figures:
         share = "" if f.of_limit is None else f"{100 * f.of_limit:.0f} %"
         table.add_row(f.what, f"{f.value:.3g}", f.unit, share, f.note)
     Console().print(table)
 
 
-def _is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url + "/ready", timeout=1):
-            return True
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _roomy(config: EngineConfig, sizes: Sizes) -> EngineConfig:
+    return study.roomy(config.replace(kv_cache_memory_bytes=1 << 30), sizes)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`octavo bench`: throughput, latency, serve, router; each in its own module."""
+"""`octavo bench`: steps, throughput, latency, serve, router; each in its own module."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 KINDS = {
+    "steps": "single steps beside this machine's limits: a batch of 1 to 64, a prompt",
     "throughput": "many prompts at once, offline: tokens per second",
     "latency": "one batch again and again, offline: seconds per batch",
     "serve": "a running server, as clients see it: time to first token, between tokens, in all",
@@ -24,6 +25,8 @@ def main(prog: str, argv: Sequence[str]) -> int:
         module = import_module(f"octavo.commands.bench_{argv[0]}")
         code: int = module.main(f"{prog} {argv[0]}", argv[1:])
         return code
+    if any(word.partition("=")[0] == "--shape" for word in argv):  # only steps are measured of one
+        return main(prog, ["steps", *argv])
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Measure.",

@@ -24,12 +24,15 @@ def main(prog: str, argv: Sequence[str]) -> int:
     add_engine_options(parser)
     args = parser.parse_args(argv)
     config = engine_config(args)
+    from octavo.measure.beside import limits_for, of_limit
     from octavo_engine.core.llm import LLM
     from octavo_engine.state.sampling_params import SamplingParams
 
+    limits = limits_for(config)
     times: list[float] = []
     with LLM.from_config(config) as llm:
-        vocab_size, backend = llm.info.vocab_size, llm.info.backend
+        info = llm.info
+        vocab_size, backend = info.vocab_size, info.backend
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=args.output_len)
         for number in range(args.num_iters_warmup + args.num_iters):
             # New prompts every time: a prefix found in the cache would be no work.
@@ -54,6 +57,15 @@ def main(prog: str, argv: Sequence[str]) -> int:
         **summary("latency", times),
         "min_latency_ms": min(times) * 1e3,
         "ms_per_output_token": min(times) * 1e3 / args.output_len,
+        **of_limit(
+            limits,
+            config,
+            info,
+            min(times),
+            count=args.batch_size,
+            input_len=args.input_len,
+            output_len=args.output_len,
+        ),
     }
     if args.json != "-":
         show("Latency of a batch", figures)

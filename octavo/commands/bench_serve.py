@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from octavo.load import Plan
 
-DEFAULT_VOCAB_SIZE = 1000  # of servers that do not say; every model has so many tokens
+DEFAULT_VOCAB_SIZE = 256  # of servers that do not say; every model has a token for each byte
 
 
 def main(prog: str, argv: Sequence[str]) -> int:

@@ -22,11 +22,14 @@ def main(prog: str, argv: Sequence[str]) -> int:
     add_engine_options(parser)
     args = parser.parse_args(argv)
     config = engine_config(args)
+    from octavo.measure.beside import limits_for, of_limit
     from octavo_engine.core.llm import LLM
     from octavo_engine.state.sampling_params import SamplingParams
 
+    limits = limits_for(config)
     with LLM.from_config(config) as llm:
-        vocab_size, backend = llm.info.vocab_size, llm.info.backend
+        info = llm.info
+        vocab_size, backend = info.vocab_size, info.backend
         prompts = random_prompts(config.seed, args.num_prompts, args.input_len, vocab_size)
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=args.output_len)
         warm = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=2)
@@ -52,6 +55,15 @@ def main(prog: str, argv: Sequence[str]) -> int:
         "requests_per_second": args.num_prompts / elapsed_s,
         "output_tokens_per_second": output_tokens / elapsed_s,
         "tokens_per_second": (prompt_tokens + output_tokens) / elapsed_s,
+        **of_limit(
+            limits,
+            config,
+            info,
+            elapsed_s,
+            count=args.num_prompts,
+            input_len=args.input_len,
+            output_len=args.output_len,
+        ),
     }
     if args.json != "-":
         show("Throughput", figures)

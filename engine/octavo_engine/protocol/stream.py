@@ -46,6 +46,7 @@ class Hello:
     pod_uid: str = ""
     architecture: str = ""  # of the model; empty: not told
     format: str = ""  # of its weights, such as "safetensors bfloat16"; empty: not told
+    vocab_size: int = 0  # 0: not told
     tokens: bool = True  # understands STREAM_HEADER and RESUME_HEADER
 
 

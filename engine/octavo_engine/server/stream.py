@@ -178,6 +178,7 @@ class Hub:
             version=__version__,
             architecture=info.architecture,
             format=info.format,
+            vocab_size=info.vocab_size,
             pod_uid=self._service.settings.pod_uid,
         )
         subscriber.put(frame(HELLO, hello))

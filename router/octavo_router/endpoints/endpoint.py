@@ -63,6 +63,7 @@ class Endpoint:
     names: tuple[str, ...] = ()
     adapters: frozenset[str] = frozenset()
     max_model_len: int = 0
+    vocab_size: int = 0  # 0: not told
     max_num_seqs: int = 0
     epoch: str = ""
 

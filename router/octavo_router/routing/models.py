@@ -52,6 +52,7 @@ class Card:
     root: str  # whose weights answer
     parent: str | None  # of an adapter
     max_model_len: int  # the least that its engines take; 0 while unknown
+    vocab_size: int = 0  # the least that its engines have; 0 while unknown
 
     def to_json(self, created: int) -> dict[str, object]:
         return {
@@ -62,6 +63,7 @@ class Card:
             "root": self.root,
             "parent": self.parent,
             "max_model_len": self.max_model_len or None,
+            "vocab_size": self.vocab_size or None,
         }
 
 
@@ -260,7 +262,8 @@ class Models:
         for pool in self.pools_of(name):
             endpoints += self._registry.pool(pool)
         lengths = [endpoint.max_model_len for endpoint in endpoints if endpoint.max_model_len]
-        return Card(name, target, parent, min(lengths, default=0))
+        sizes = [endpoint.vocab_size for endpoint in endpoints if endpoint.vocab_size]
+        return Card(name, target, parent, min(lengths, default=0), min(sizes, default=0))
 
 
 def _count(table: dict[str, dict[str, int]], name: str, pool: str) -> None:

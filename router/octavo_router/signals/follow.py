@@ -109,6 +109,7 @@ class Follower:
         endpoint.names = spec.names or tuple(hello.names)
         endpoint.adapters = frozenset(hello.adapters)
         endpoint.max_model_len = hello.max_model_len
+        endpoint.vocab_size = hello.vocab_size
         endpoint.max_num_seqs = hello.max_num_seqs
         endpoint.model = ModelState(hello.model, hello.architecture, hello.format)
         if _profile(endpoint) != before:

@@ -31,6 +31,7 @@ class _Model(msgspec.Struct):
     id: str
     parent: str | None = None  # vLLM's: an adapter names its base model
     max_model_len: int | None = None
+    vocab_size: int | None = None  # an Octavo engine's, asked as any other server
 
 
 class _Models(msgspec.Struct):
@@ -143,6 +144,7 @@ class PlainFollower:
         adapters = frozenset(model.id for model in models if model.parent)
         lengths = [model.max_model_len for model in models if model.max_model_len]
         endpoint.max_model_len = max(lengths, default=0)
+        endpoint.vocab_size = min((m.vocab_size for m in models if m.vocab_size), default=0)
         if (names, adapters) != (endpoint.names, endpoint.adapters):
             endpoint.names, endpoint.adapters = names, adapters
             self._on_changed(endpoint)

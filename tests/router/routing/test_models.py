@@ -182,6 +182,7 @@ def test_an_adapter_is_a_model_with_a_parent():
     endpoint = registry.endpoints["pod-0"]
     endpoint.adapters = frozenset({"sql-lora"})
     endpoint.max_model_len = 2048
+    endpoint.vocab_size = 512
     registry.changed(endpoint)
     models = Models(registry)
     assert models.resolve("sql-lora") == Route("pool", adapter="sql-lora")
@@ -194,6 +195,7 @@ def test_an_adapter_is_a_model_with_a_parent():
             "root": "base",
             "parent": None,
             "max_model_len": 2048,
+            "vocab_size": 512,
         },
         {
             "id": "sql-lora",
@@ -203,6 +205,7 @@ def test_an_adapter_is_a_model_with_a_parent():
             "root": "sql-lora",
             "parent": "base",
             "max_model_len": 2048,
+            "vocab_size": 512,
         },
     ]
 

@@ -33,7 +33,7 @@ process_start_time_seconds 1.7e9
 """
 MODELS = {
     "data": [
-        {"id": "m", "max_model_len": 4096, "root": "m", "parent": None},
+        {"id": "m", "max_model_len": 4096, "vocab_size": 512, "root": "m", "parent": None},
         {"id": "law", "parent": "m"},
     ]
 }
@@ -113,7 +113,7 @@ def test_a_plain_server_is_found_out_and_polled():
             assert endpoint.kind == "openai"
             assert endpoint.names == ("m", "law")
             assert endpoint.adapters == {"law"}
-            assert endpoint.max_model_len == 4096
+            assert (endpoint.max_model_len, endpoint.vocab_size) == (4096, 512)
             assert endpoint.load == Load(running=3, waiting=2, kv_usage=0.25)
             engine.pages["/v1/models"] = (200, models("other"))
             await until(lambda: endpoint.names == ("other",))

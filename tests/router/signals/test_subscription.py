@@ -13,7 +13,9 @@ from tests.fakes.listening import FAST, listening
 
 def test_an_engine_becomes_ready_with_its_name_and_its_keys():
     async def story() -> None:
-        hello = Hello("e1", "m", ["m", "alias"], ["lora"], max_model_len=2048, max_num_seqs=8)
+        hello = Hello(
+            "e1", "m", ["m", "alias"], ["lora"], max_model_len=2048, max_num_seqs=8, vocab_size=512
+        )
         engine = EngineStream(hello, stored=pack_stored((5, 16), (6, 32)))
         async with engine, listening() as router:
             (endpoint,) = router.add(engine.spec())
@@ -24,6 +26,7 @@ def test_an_engine_becomes_ready_with_its_name_and_its_keys():
             assert endpoint.names == ("m", "alias")
             assert endpoint.adapters == {"lora"}
             assert (endpoint.max_model_len, endpoint.max_num_seqs) == (2048, 8)
+            assert endpoint.vocab_size == 512
             assert router.index.num_keys(endpoint.slot) == 2
             assert router.registry.routable("default") == [endpoint]
 

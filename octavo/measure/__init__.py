@@ -1,0 +1,1 @@
+"""Measuring an engine beside what its machine allows."""

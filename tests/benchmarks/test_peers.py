@@ -1,0 +1,195 @@
+"""The engine beside its peers: simulators stand in for the servers that are not installed here."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.peers import contenders, models, run
+from benchmarks.peers.contenders import CONTENDERS, Contender
+from benchmarks.servers import NotReady, Server, free_port
+from octavo.measure.limits import Limits
+from octavo_engine.backends.dequantize import to_float32
+from octavo_engine.weights.gguf import GGUFFile
+from octavo_engine.weights.gguf_checkpoint import GGUFCheckpoint
+from octavo_engine.weights.safetensors import SafetensorsCheckpoint
+from octavo_engine.weights.source import resolve_model
+from tests.fakes.process import environment
+
+LIMITS = Limits(2, 10.0, {"float32": 100.0})
+TINY = run.Scenario("few", 2, 4, 12, 6, ("out_tok_s", "ttft_ms", "tpot_ms"))
+
+
+def simulator(name, *, scale="0.05", is_ours=False, form="bf16"):
+    return Contender(
+        name, form,
+        (sys.executable, "-m", "octavo.cli", "serve", "--device", "sim", "--port", "{port}",
+         "--sim-vocab-size", "49152", "--served-model-name", "smollm2",
+         "--sim-time-scale", scale),
+        env=environment(), ready="/ready", is_ours=is_ours,
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def logs(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "LOGS", tmp_path)
+    monkeypatch.setattr(run, "end_cleanly_on_sigterm", lambda: None)  # the test runner's own
+
+
+def test_servers_take_turns_and_what_is_missing_is_named(tmp_path, monkeypatch, capsys):
+    missing = Contender("gone", "bf16", ("{peers}/gone/bin/gone",))
+    broken = Contender(
+        "broken", "bf16", (sys.executable, "-c", "raise SystemExit('Error: no AVX')")
+    )
+    chosen = (simulator("octavo", is_ours=True), missing, broken, simulator("peer", scale="1"))
+    monkeypatch.setattr(contenders, "CONTENDERS", chosen)
+    monkeypatch.setattr(run, "SCENARIOS", (TINY,))
+    monkeypatch.setattr(run, "measure_limits", lambda: LIMITS)
+    file = tmp_path / "out.json"
+    monkeypatch.setattr(
+        sys, "argv", ["run", "--rounds", "2", "--peers", str(tmp_path), "--json", str(file)]
+    )
+
+    assert run.main() == 0
+
+    out, log = capsys.readouterr()
+    document = json.loads(file.read_text())
+    assert [server["name"] for server in document["servers"]] == ["octavo", "peer"]
+    assert all(len(server["runs"]["few"]) == 2 for server in document["servers"])
+    assert (
+        "gone is not there; benchmarks/peers/setup.sh installs it" in document["failures"]["gone"]
+    )
+    assert "it ended with 1: Error: no AVX" in document["failures"]["broken"]
+    assert "Not compared:" in out
+    ours, peers = document["servers"]
+    assert ours["octavo_is"] == {"few": {"out_tok_s": None, "ttft_ms": None, "tpot_ms": None}}
+    assert peers["octavo_is"]["few"]["tpot_ms"] > 1  # a slower clock
+    turns = [line.split(", ")[2].split(":")[0] for line in log.splitlines() if "round" in line]
+    assert turns == ["octavo", "peer", "peer", "octavo"]
+
+
+def test_an_advantage_is_above_one_where_octavo_is_better():
+    ours = run.Standing(simulator("octavo", is_ours=True), None)  # type: ignore[arg-type]
+    theirs = run.Standing(simulator("peer"), None)  # type: ignore[arg-type]
+    other = run.Standing(simulator("other form", form="4-bit"), None)  # type: ignore[arg-type]
+    ours.runs["few"] = [{"out_tok_s": v, "ttft_ms": 10.0} for v in (300.0, 90.0, 310.0)]
+    theirs.runs["few"] = [{"out_tok_s": 150.0, "ttft_ms": 40.0}]
+    all_of = [ours, theirs, other]
+
+    assert run.advantage(theirs, all_of, "few", "out_tok_s") == 2.0  # of medians
+    assert run.advantage(theirs, all_of, "few", "ttft_ms") == 4.0
+    assert run.advantage(ours, all_of, "few", "out_tok_s") is None
+    assert run.advantage(other, all_of, "few", "out_tok_s") is None
+    assert "| peer | 150 | 2.00 x | 40 | 4.00 x | - |  |" in run.report(
+        LIMITS, [], [TINY], {}, 1
+    ) + "\n".join(
+        f"| {s.contender.name} | "
+        + " | ".join(run._cell(s, all_of, "few", f) for f in TINY.figures) + " |"
+        for s in all_of
+    )  # fmt: skip
+
+
+def test_a_server_that_stands_still_uses_no_core_and_answers_when_it_goes_on(tmp_path):
+    port = free_port()
+    contender = simulator("octavo")
+    with Server.start(
+        contender.start_command(port, tmp_path), port=port, log=tmp_path / "log", ready="/ready",
+        env=contender.env,
+    ) as server:  # fmt: skip
+        standing = run.Standing(contender, server)
+        server.pause()
+        before = server.cpu_s()
+        assert not server_answers(server)
+        assert server.cpu_s() == before
+        server.resume()
+        figures, error = run.measure(standing, TINY, "seed")
+        assert (error, figures["out_tok_s"] > 0) == ("", True)
+        assert server.memory().total_bytes > server.memory().anonymous_bytes / 2 > 1 << 20
+        process = server.process
+        server.pause()  # it must end all the same
+    assert process.returncode in (0, -signal.SIGTERM, -signal.SIGKILL)
+
+
+def server_answers(server):
+    from benchmarks.servers import _answers
+
+    return _answers(server.url + "/ready")
+
+
+def test_requests_that_fail_are_no_figures(tmp_path):
+    port = free_port()
+    command = simulator("octavo").start_command(port, tmp_path)
+    with Server.start(
+        command, port=port, log=tmp_path / "log", ready="/ready", env=environment()
+    ) as server:
+        too_long = run.Scenario("long", 1, 1, 100_000, 2, ())
+        figures, error = run.measure(run.Standing(simulator("octavo"), server), too_long, "seed")
+    assert (figures, error) == ({}, "1 x http 400")
+
+
+def test_a_server_that_does_not_get_ready_is_ended(tmp_path):
+    with pytest.raises(NotReady, match=r"not ready after 0 s; it said last: nothing"):
+        Server.start(
+            [sys.executable, "-c", "import time; time.sleep(60)"],
+            port=free_port(), log=tmp_path / "log", within_s=0.2,
+        )  # fmt: skip
+
+
+def test_every_contender_names_what_is_not_installed(tmp_path):
+    for contender in CONTENDERS:
+        missing = contender.missing(tmp_path)
+        assert missing.startswith(str(tmp_path)), contender.name
+        words = contender.start_command(8123, tmp_path)
+        assert "8123" in words
+        assert not [word for word in words if "{" in word]
+
+
+def test_the_models_of_all_peers_hold_the_same_numbers(tmp_path):
+    source = Path(resolve_model("demo://smollm2").path)
+    file = GGUFFile(source)
+    models.write_safetensors(file, tmp_path / "model.safetensors")
+    models.write_gguf(source, tmp_path / "bf16.gguf")
+
+    original, again = GGUFCheckpoint(file), GGUFCheckpoint(GGUFFile(tmp_path / "bf16.gguf"))
+    written = SafetensorsCheckpoint.open(tmp_path)
+    assert set(written.names()) == set(original.names()) == set(again.names())
+    for name, shape in (
+        ("model.embed_tokens.weight", (49152, 576)),
+        ("model.layers.3.self_attn.q_proj.weight", (576, 576)),  # whose rows GGUF permutes
+        ("model.layers.29.mlp.down_proj.weight", (576, 1536)),
+        ("model.norm.weight", (576,)),
+    ):
+        truth = to_float32(original.read(name, shape))
+        rounded = models.bfloat16(truth)
+        np.testing.assert_array_equal(written.read(name, shape).data.view(np.uint16),
+                                      rounded.reshape(-1))  # fmt: skip
+        theirs = to_float32(again.read(name, shape))
+        expected = truth if len(shape) == 1 else (rounded.astype(np.uint32) << 16).view(np.float32)
+        np.testing.assert_array_equal(theirs, expected.reshape(shape))
+
+
+def test_servers_end_with_whoever_measures_them(tmp_path):
+    script = (
+        "import sys, time; from pathlib import Path; from benchmarks.servers import *;"
+        "end_cleanly_on_sigterm(); Path(sys.argv[1]).touch(); port = free_port();"
+        "command = [sys.executable, '-m', 'http.server', '--bind', '127.0.0.1', str(port)];"
+        "server = Server.start(command, port=port, log=Path(sys.argv[1]), ready='/');"
+        "server.pause();\n"
+        "with server: print(server.process.pid, flush=True); time.sleep(60)"
+    )
+    measuring = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True,
+        env=environment(),
+    )  # fmt: skip
+    assert measuring.stdout is not None
+    with measuring:
+        pid = int(measuring.stdout.readline())
+        measuring.terminate()
+        assert measuring.wait(60) == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{pid}").exists()
