@@ -20,7 +20,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test test-emulated test-arm64 check format bench bench-router fuzz docs e2e images sbom cluster clean
+.PHONY: demo test test-emulated test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom cluster clean
 
 # --- what people run ---------------------------------------------------------------------------------
 
@@ -77,8 +77,11 @@ fuzz: $(VENV)/.test  ## Made-up requests to every endpoint, for FUZZ_SECONDS; a 
 docs: $(VENV)/.docs  ## The site, in build/site; a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: $(VENV)/.installed  ## Figures of this machine, beside its limits
-	$(BIN)/python -m benchmarks.run
+bench: $(VENV)/.test  ## Figures of this machine beside its limits, and a roofline: minutes; BENCH_ARGS=--full
+	$(BIN)/python -m benchmarks.run $(BENCH_ARGS)
+
+bench-peers: $(VENV)/.test  ## The engine beside vLLM and llama.cpp; benchmarks/peers/setup.sh installs them
+	$(BIN)/python -m benchmarks.peers.run $(BENCH_ARGS)
 
 bench-router: $(VENV)/.test  ## The router beside other routers; needs nginx and wrk
 	$(BIN)/python -m benchmarks.router.run

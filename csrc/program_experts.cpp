@@ -14,13 +14,13 @@ using cpu::Matrix;
 namespace {
 
 Dtype wanted(const Packed& weight) {
-    return weight.packing() == cpu::Packing::BF16 ? Dtype::BF16 : Dtype::F32;
+    return weight.panels().packing() == cpu::Packing::BF16 ? Dtype::BF16 : Dtype::F32;
 }
 
 void check_expert(const char* which, const Packed& weight, const Packed& first, int64_t rows,
                   int64_t cols) {
-    check(weight.packing() == first.packing(), "moe: a ", which, " is packed as ",
-          name_of(weight.packing()), ", another one as ", name_of(first.packing()));
+    check(weight.name() == first.name(), "moe: a ", which, " is packed as ", weight.name(),
+          ", another one as ", first.name());
     check(weight.rows() == rows && weight.cols() == cols, "moe: a ", which, " is ", weight.rows(),
           " x ", weight.cols(), "; it must be ", rows, " x ", cols);
 }
