@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "router/events.h"
+#include "router/express/bindings.h"
 #include "router/json_reader.h"
 #include "router/residency.h"
 #include "router/route_keys.h"
@@ -196,6 +197,8 @@ NB_MODULE(_fast, module) {
     module.attr("ROUTE_KEYS_VERSION") = bytes_of(kRouteKeysVersion);
     bind_scan(module);
     bind_index(module);
+    bind_underway(module);
+    bind_express(module);
     module.def("split_token_lines", &split);
     module.def("tally", &tally_all);
     module.def("find_usage", [](const nb::bytes& answer) {

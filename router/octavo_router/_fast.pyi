@@ -1,6 +1,20 @@
 """The router's hot path, compiled (csrc/router). What it means: octavo_router.residency.api."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from octavo_router.endpoints.endpoint import Endpoint
+from octavo_router.errors import Refused
+from octavo_router.flow.tenant import Tenant
+from octavo_router.http.client_connection import ClientConnection
+from octavo_router.http.request_head import RequestHead
+from octavo_router.http.response_head import AnswerHead
+from octavo_router.http.upstream_connection import Loss, UpstreamConnection
+from octavo_router.metrics.record import RequestRecord
+from octavo_router.proxy.exchange import Exchange
+from octavo_router.proxy.heads import EndpointLines
+from octavo_router.proxy.paths import ProxiedPath
+from octavo_router.proxy.service import Proxy
+from octavo_router.routing.models import Route
 
 ROUTE_KEYS_VERSION: bytes  # of protocol.route_keys when this was built
 
@@ -53,6 +67,82 @@ class ResidencyIndex:
     def memory_bytes(self) -> int: ...
     @property
     def num_refused(self) -> int: ...
+
+class Underway:
+    """The twin of octavo_router.residency.underway.Underway."""
+
+    @property
+    def num_computing(self) -> int: ...
+    def begin(self, names: Sequence[bytes], /) -> None: ...
+    def end(self, names: Sequence[bytes], /) -> None: ...
+    def compute(self, names: Sequence[bytes], keys: bytes, endpoint: Endpoint, /) -> None: ...
+    def computed(self, names: Sequence[bytes], endpoint: Endpoint, /) -> None: ...
+    def sharers(self, name: bytes, /) -> int: ...
+    def credit(
+        self,
+        names: Sequence[bytes],
+        keys: bytes,
+        endpoints: Sequence[Endpoint],
+        matched: list[int],
+        tokens_per_key: float,
+        /,
+    ) -> None: ...
+
+class Flight:
+    """A request on the express lane: see octavo_router.proxy.express."""
+
+    connection: ClientConnection
+    head: RequestHead
+    body: bytes
+    path: ProxiedPath
+    record: RequestRecord
+    tenant: Tenant
+    route: Route
+    endpoint: Endpoint
+    lines: EndpointLines
+    upstream: UpstreamConnection | None
+    policy: str
+    reason: str
+    scan: Scan
+    keys: bytes
+    names: tuple[bytes, ...]
+    prompt_tokens: int
+    matched_tokens: int
+    uncached_tokens: int
+    generation: int
+    is_computing: bool
+    is_over: bool
+    began_at: float
+    attempt_at: float
+    total_at: float
+
+    def on_connected(self, connection: UpstreamConnection, /) -> None: ...
+    def on_whole(self, head: AnswerHead, body: bytes, /) -> None: ...
+    def on_head(self, head: AnswerHead, /) -> None: ...
+    def on_body(self, data: bytes, /) -> None: ...
+    def on_end(self) -> None: ...
+    def on_lost(self, loss: Loss, problem: str, /) -> None: ...
+    def client_gone(self) -> None: ...
+    def client_paused(self) -> None: ...
+    def client_resumed(self) -> None: ...
+    def client_too_slow(self) -> None: ...
+    def probe(self) -> bytes: ...
+    def on_deadline(self, now: float, /) -> None: ...
+    def shut_down(self, error: Refused, /) -> None: ...
+
+class Lane:
+    def __init__(
+        self,
+        proxy: Proxy,
+        take_over: Callable[[Flight], Exchange],
+        broke: Callable[[Flight, Exception], None],
+        /,
+    ) -> None: ...
+    @property
+    def num_flights(self) -> int: ...
+    def begin(
+        self, connection: ClientConnection, head: RequestHead, body: bytes, /
+    ) -> Scan | bool: ...
 
 def split_token_lines(
     data: bytes, /

@@ -104,6 +104,7 @@ class App:
         self.dispatcher = build_dispatcher(
             config, self.registry, index,
             clock=clock, rng=self._rng, observer=MetricsObserver(self.metrics),
+            make_underway=hot_path.Underway,
         )  # fmt: skip
         self.models = Models(self.registry, config.models)
         self._rooms = Rooms(self.registry, config.flow)

@@ -140,6 +140,18 @@ class Exchange:
         except Exception:
             self._broke()
 
+    def go_on(self, upstream: UpstreamConnection | None) -> None:
+        """It was sent as a flight of the express lane, and becomes an exchange on its way."""
+        self._state = AWAITING
+        self._upstream = upstream
+
+    def break_off(self, error: Exception) -> None:
+        """As `go_on`; but the flight has met with a mistake of ours."""
+        try:
+            raise error
+        except Exception:
+            self._broke()
+
     # -- placing and sending
 
     def _place(self, exclude: Collection[Endpoint] = ()) -> None:

@@ -18,6 +18,7 @@ from octavo_router.metrics.record import RequestRecord
 from octavo_router.proxy.account import Account
 from octavo_router.proxy.events import EventRelay
 from octavo_router.proxy.exchange import Exchange
+from octavo_router.proxy.express import make_lane
 from octavo_router.proxy.facts import FactReader, HeadFacts
 from octavo_router.proxy.kept import Kept
 from octavo_router.proxy.mirror import Mirrors
@@ -28,6 +29,7 @@ from octavo_router.routing.models import Route
 from octavo_router.routing.request import RouteRequest
 
 if TYPE_CHECKING:
+    from octavo_router._fast import Flight
     from octavo_router.config import RouterConfig
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.flow.gate import Waiting
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from octavo_router.http.request_head import RequestHead
     from octavo_router.metrics.histogram import Histogram
     from octavo_router.proxy.seams import Parts
+    from octavo_router.residency.api import Scan
     from octavo_router.routing.dispatcher import Lease
 
 logger = logging.getLogger("octavo.router")
@@ -52,7 +55,7 @@ class Proxy:
         self.dispatcher = parts.dispatcher
         self.budget = parts.budget
         self.upstreams = parts.upstreams
-        self.exchanges: set[Exchange] = set()  # under way
+        self.exchanges: set[Exchange | Flight] = set()  # under way
         self.mirrors = Mirrors(parts.dispatcher, parts.upstreams)
         self._losses = Losses(time.monotonic)
         self._kept = Kept(parts.registry)
@@ -70,6 +73,7 @@ class Proxy:
         self._num_ids = 0
         self._adapters: dict[str, str] = {}
         self._version = -1  # of the registry, when they were learnt
+        self._lane = make_lane(self, parts)
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Requests from now on go by these settings."""
@@ -92,6 +96,12 @@ class Proxy:
             connection.context = self._gate.authenticate(head.credentials, facts.tenant_hint)
 
     def handle(self, connection: ClientConnection, head: RequestHead, body: bytes) -> None:
+        scan: Scan | None = None
+        if self._lane is not None:
+            begun = self._lane.begin(connection, head, body)
+            if begun is True:  # what most come to; the rest of this is for the others
+                return
+            scan = begun or None
         facts: HeadFacts = head.facts
         request_id = head.request_id or self.new_request_id()
         path = facts.path
@@ -117,7 +127,8 @@ class Proxy:
             try:
                 if self._version != self._registry.version:
                     self._learn_adapters()
-                scan = self._scan(body, path.kind, self._adapters)
+                if scan is None:
+                    scan = self._scan(body, path.kind, self._adapters)
             except ScanError as error:
                 raise Refused(400, "invalid_json", error.message) from None
             request.model = record.model = scan.model
@@ -148,7 +159,7 @@ class Proxy:
         record.pool, record.revision = route.pool, route.revision
         if route.upstream_model and path.is_json:
             name = json.dumps(route.upstream_model).encode()
-            if scan.model_end:
+            if scan is not None and scan.model_end:
                 body = b"".join((body[: scan.model_start], name, body[scan.model_end :]))
         total_s, wanted_s = self.timeouts.total_s, facts.timeout_s
         deadline = now + (wanted_s if 0.0 < wanted_s < total_s else total_s)

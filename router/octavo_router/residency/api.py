@@ -9,6 +9,8 @@ from octavo_router.errors import RouterError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from octavo_router.endpoints.endpoint import Endpoint
+
 # What a path expects in its body: decides which fields `scan` reads and what it makes keys of.
 CHAT: Final = 0
 COMPLETION: Final = 1
@@ -119,6 +121,31 @@ class MakeIndex(Protocol):
         max_keys_per_slot: int = MAX_KEYS_PER_SLOT,
         max_assumed_keys_per_slot: int = MAX_ASSUMED_KEYS_PER_SLOT,
     ) -> ResidencyIndex: ...
+
+
+class Underway(Protocol):
+    """Prompts that are asked for right now, by their names; see residency.underway."""
+
+    @property
+    def num_computing(self) -> int: ...
+    def begin(self, names: Sequence[bytes], /) -> None: ...
+    def end(self, names: Sequence[bytes], /) -> None: ...
+    def compute(self, names: Sequence[bytes], keys: bytes, endpoint: Endpoint, /) -> None: ...
+    def computed(self, names: Sequence[bytes], endpoint: Endpoint, /) -> None: ...
+    def sharers(self, name: bytes, /) -> int: ...
+    def credit(
+        self,
+        names: Sequence[bytes],
+        keys: bytes,
+        endpoints: Sequence[Endpoint],
+        matched: list[int],
+        tokens_per_key: float,
+        /,
+    ) -> None: ...
+
+
+class MakeUnderway(Protocol):
+    def __call__(self) -> Underway: ...
 
 
 TokenLine = tuple[int, list[int]]  # which answer, its new token ids

@@ -7,13 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.route_keys import VERSION
-from octavo_router.residency import index, scan, token_lines, usage
+from octavo_router.residency import index, scan, token_lines, underway, usage
 
 if TYPE_CHECKING:
     from octavo_router.residency.api import (
         FindEventEnd,
         FindUsage,
         MakeIndex,
+        MakeUnderway,
         ScanFunction,
         SplitTokenLines,
     )
@@ -25,6 +26,7 @@ class HotPath:
 
     scan: ScanFunction
     ResidencyIndex: MakeIndex
+    Underway: MakeUnderway
     split_token_lines: SplitTokenLines
     find_event_end: FindEventEnd
     find_usage: FindUsage
@@ -47,6 +49,7 @@ def load() -> HotPath:
         return HotPath(
             fast.scan,
             fast.ResidencyIndex,
+            fast.Underway,
             fast.split_token_lines,
             fast.find_event_end,
             fast.find_usage,
@@ -59,6 +62,7 @@ def in_python(reason: str) -> HotPath:
     return HotPath(
         scan.scan,
         index.ResidencyIndex,
+        underway.Underway,
         token_lines.split_token_lines,
         token_lines.find_event_end,
         usage.find_usage,

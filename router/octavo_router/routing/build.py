@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from octavo_router.config import POLICIES, ProfileConfig, RouterConfig, RoutingConfig
 from octavo_router.errors import ConfigInvalid
+from octavo_router.residency.underway import Underway
 from octavo_router.routing.adapters import LoraAffinity
 from octavo_router.routing.dispatcher import Dispatcher, Index, Observer
 from octavo_router.routing.filters import FILTERS
@@ -17,13 +18,14 @@ from octavo_router.routing.prefix_load import PrefixLoad
 from octavo_router.routing.profile import Anyone, MaxScore, Picker, Profile, WeightedRandom
 from octavo_router.routing.scorers import SCORERS
 from octavo_router.routing.shadow import Shadows
-from octavo_router.routing.underway import Underway
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
     from octavo_router.endpoints.registry import Registry
+    from octavo_router.residency import api
+    from octavo_router.residency.api import MakeUnderway
 
 
 def build_dispatcher(
@@ -34,9 +36,10 @@ def build_dispatcher(
     clock: Callable[[], float],
     rng: Random,
     observer: Observer | None = None,
+    make_underway: MakeUnderway = Underway,
 ) -> Dispatcher:
     """A dispatcher as configured. On reload give it new `policies` and `shadows` instead."""
-    underway = Underway()
+    underway = make_underway()
     return Dispatcher(
         registry,
         index,
@@ -62,7 +65,7 @@ def reconfigure(dispatcher: Dispatcher, config: RouterConfig, rng: Random) -> No
         dispatcher.health.config = config.health
 
 
-def build_policies(config: RoutingConfig, underway: Underway, rng: Random) -> Policies:
+def build_policies(config: RoutingConfig, underway: api.Underway, rng: Random) -> Policies:
     """Pools of one policy do not share its state."""
     by_pool = {
         pool.name: build_policy(pool.policy or config.policy, config, underway, rng)
@@ -71,7 +74,7 @@ def build_policies(config: RoutingConfig, underway: Underway, rng: Random) -> Po
     return Policies(build_policy(config.policy, config, underway, rng), by_pool)
 
 
-def build_shadows(config: RoutingConfig, underway: Underway, rng: Random) -> Shadows | None:
+def build_shadows(config: RoutingConfig, underway: api.Underway, rng: Random) -> Shadows | None:
     if not config.shadows:
         return None
     return Shadows([build_policy(name, config, underway, rng) for name in config.shadows])
@@ -83,7 +86,7 @@ def policy_names(config: RoutingConfig) -> list[str]:
     return names + [profile.name for profile in config.profiles]
 
 
-def build_policy(name: str, config: RoutingConfig, underway: Underway, rng: Random) -> Policy:
+def build_policy(name: str, config: RoutingConfig, underway: api.Underway, rng: Random) -> Policy:
     """A built-in policy, or a profile of the configuration."""
     for profile in config.profiles:
         if profile.name == name:

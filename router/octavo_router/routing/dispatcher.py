@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
+from octavo_router.residency.underway import names_of
 from octavo_router.routing import pricing
 from octavo_router.routing.decision import Decision, describe
 from octavo_router.routing.estimate import TokenRates
 from octavo_router.routing.filters import narrow
 from octavo_router.routing.outcome import CLIENT_GONE, Outcome, Result
-from octavo_router.routing.underway import Underway, names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.endpoints.registry import Change, Registry
+    from octavo_router.residency.api import Underway
     from octavo_router.routing.health import Health
     from octavo_router.routing.policies import Policies
     from octavo_router.routing.request import RouteRequest

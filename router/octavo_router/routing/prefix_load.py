@@ -16,16 +16,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo_router.residency.underway import num_inner
 from octavo_router.routing.pricing import UNCACHED_WEIGHT, note_report, seconds, wait_s
-from octavo_router.routing.underway import num_inner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from octavo_router.endpoints.endpoint import Endpoint
+    from octavo_router.residency.api import Underway
     from octavo_router.routing.policies import Scores
     from octavo_router.routing.request import RouteRequest
-    from octavo_router.routing.underway import Underway
 
 LOWEST = "lowest price"
 COPY = "lowest price, where a hot prefix gets another copy"

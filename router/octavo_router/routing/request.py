@@ -30,4 +30,4 @@ class RouteRequest:
     explain: bool = False
     subset: tuple[str, ...] = ()  # only these endpoints (host:port), where a gateway says so
     placed_at: float = 0.0  # monotonic, of the latest attempt; 0 where nobody looked at a clock
-    names: Sequence[bytes] = ()  # a few of its keys: routing.underway fills them in
+    names: Sequence[bytes] = ()  # a few of its keys: residency.underway fills them in

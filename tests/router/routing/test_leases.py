@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo_router.residency.underway import Underway
 from octavo_router.routing.outcome import Outcome, Result
 from tests.fakes.endpoints import World, make_request
 
@@ -13,6 +14,7 @@ def counts(world):
 
 def is_clean(world):
     underway = world.dispatcher.underway
+    assert isinstance(underway, Underway)
     return (
         counts(world) == [(0, 0, 0)] * len(world.endpoints)
         and not underway._requests

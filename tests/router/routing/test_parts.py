@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_router.config import FlowConfig
+from octavo_router.residency.underway import Underway, names_of, num_common, num_inner
 from octavo_router.routing.estimate import TokenRates
 from octavo_router.routing.outcome import Result
 from octavo_router.routing.prefill_decode import choose_pair
 from octavo_router.routing.rooms import Rooms
-from octavo_router.routing.underway import Underway, names_of, num_common, num_inner
 from tests.fakes.endpoints import World, make_endpoint, make_keys
 
 

@@ -8,9 +8,9 @@ import pytest
 from octavo_router.config import ProfileConfig, RouterConfig, RoutingConfig, WeightedConfig
 from octavo_router.config_load import load_config
 from octavo_router.errors import ConfigInvalid
+from octavo_router.residency.underway import Underway
 from octavo_router.routing.build import build_policies, build_policy, reconfigure
 from octavo_router.routing.hashing import rank
-from octavo_router.routing.underway import Underway
 from tests.fakes.endpoints import World, make_keys, make_request
 
 

@@ -1,0 +1,108 @@
+// The express lane: a request that nothing happens to, from its bytes to its answer's, in two
+// calls.
+//
+// `begin` takes a request from its client to an engine, `land` its answer back. They do what
+// proxy/service.py, proxy/exchange.py and all that those call do, on the same Python objects, so
+// that whoever looks or goes on from there finds what they would have left behind. Between the two
+// calls a `Flight` stands for the request. Whatever is not usual takes the long way, in Python:
+// before it has begun, because `begin` decides before it changes anything; later, because a flight
+// can become an exchange at any moment (proxy/express.py).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "router/express/placing.h"
+#include "router/express/shapes.h"
+#include "router/scan.h"
+
+namespace octavo::router {
+
+class Lane;
+
+// A request under way: what Exchange, Account, Ticket and Lease would hold.
+struct Flight {
+    Lane* lane = nullptr;  // lives as long as its proxy
+    nb::object successor;  // the exchange that it became
+    nb::object connection, head, body, path, record, tenant, route;
+    nb::object endpoint, lines, upstream, policy, reason;
+    Scan scan;
+    Underway::Keys keys;
+    Names names;
+    int64_t prompt_tokens = 0;
+    int64_t matched_tokens = 0;
+    int64_t uncached_tokens = 0;
+    int64_t generation = 0;
+    bool is_computing = false;
+    bool is_over = false;
+    double began_at = 0.0;
+    double attempt_at = 0.0;
+    double total_at = 0.0;
+};
+
+class Lane {
+  public:
+    // `take_over` makes an exchange of a flight, `broke` ends one that an error of ours has hit.
+    Lane(nb::handle proxy, nb::handle take_over, nb::handle broke);
+
+    // True: it is on its way. Else the long way: False, or the body's scan where it was read.
+    nb::object begin(nb::handle connection, nb::handle head, nb::handle body);
+
+    // False: this answer wants a closer look, and nothing has happened.
+    bool land(nb::handle self, Flight& flight, nb::handle head, nb::handle body);
+
+    // Requests that went this way.
+    int64_t num_flights() const { return num_flights_; }
+
+    nb::object take_over(nb::handle flight) const { return take_over_(flight); }
+    void broke(nb::handle flight, nb::handle error) const { broke_(flight, error); }
+
+  private:
+    struct Facts {  // of a head that may go this way
+        PyObject *head, *facts, *path, *tenant;
+    };
+
+    bool read_facts(PyObject* connection, PyObject* head, Facts& facts) const;
+    bool is_open(PyObject* tenant) const;
+    PyObject* route_of(nb::handle model) const;
+    PyObject* upstream_of(PyObject* endpoint, double now) const;
+    double rate_of(nb::handle pool) const;
+    nb::object new_record(const Flight& flight, const Facts& facts, nb::handle model) const;
+    void finish_lease(const Flight& flight, double now, int64_t prompt_tokens,
+                      int64_t output_tokens);
+    void note_health(const Flight& flight, double now, int64_t output_tokens);
+    void count_window(PyObject* window, double now, double second) const;
+    void finish_connection(const Flight& flight, double now) const;
+    double now() const;
+
+    nb::object request_bytes(const Flight& flight) const;
+    nb::object answer_bytes(const Flight& flight, nb::handle head, nb::handle body) const;
+
+    Shapes shapes_;
+    nb::object proxy_, take_over_, broke_, clock_;
+    nb::object registry_, dispatcher_, gate_, models_, budget_, upstreams_, metrics_, access_log_;
+    nb::object observer_, health_, throttle_;  // None where there is none
+    nb::object exchanges_, queues_, candidates_, by_id_, tenants_, rates_;
+    nb::object template_;  // a record without a request
+    int64_t num_flights_ = 0;
+    std::vector<Slot> record_slots_;
+    Placing placing_;
+    int64_t head_state_, busy_state_;
+    int64_t min_underway_tokens_, min_rate_bytes_;
+    double tokens_per_byte_, rate_weight_, chunk_bytes_;
+    nb::object ok_, result_ok_, zero_, one_, two_hundred_;
+
+    Attribute version_{"version"}, own_version_{"_version"}, adapters_{"_adapters"};
+    Attribute plain_{"_plain"}, shares_{"shares"}, policies_{"policies"}, by_pool_{"by_pool"};
+    Attribute default_{"default"}, name_{"name"}, sample_every_{"sample_every"};
+    Attribute num_picks_{"num_picks"}, num_active_{"num_active"}, timeouts_{"timeouts"};
+    Attribute num_ids_{"_num_ids"}, id_prefix_{"_id_prefix"}, placed_at_{"_placed_at"};
+    Attribute picks_{"_picks"}, ends_{"_ends"}, endpoints_{"endpoints"}, records_{"_records"};
+    Attribute make_record_{"_record"}, pools_{"_pools"}, count_{"count"}, wake_{"wake"};
+    Attribute finish_{"finish"}, takes_all_{"takes_all"}, write_{"write"}, send_{"send"};
+    Attribute append_{"append"}, note_{"note"}, client_{"client"};
+    Attribute begin_{"begin"};
+};
+
+}  // namespace octavo::router

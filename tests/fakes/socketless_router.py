@@ -1,0 +1,203 @@
+"""A whole data path without sockets or a clock: what is written can be read, time is told."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import fields
+from random import Random
+from typing import TYPE_CHECKING, Any, cast
+
+from octavo_router.endpoints.endpoint import Address, EndpointSpec
+from octavo_router.endpoints.registry import Registry
+from octavo_router.flow.budget import RetryBudget, Throttle
+from octavo_router.flow.gate import Gate
+from octavo_router.flow.keys import KeyTable
+from octavo_router.http.client_connection import ClientConnection
+from octavo_router.http.deadlines import Deadlines
+from octavo_router.http.shared import Shared
+from octavo_router.http.upstream_connection import UpstreamConnection
+from octavo_router.http.upstream_pool import UpstreamPool
+from octavo_router.metrics import RouterMetrics
+from octavo_router.observer import MetricsObserver
+from octavo_router.proxy.seams import Parts
+from octavo_router.proxy.service import Proxy
+from octavo_router.proxy.upstreams import Upstreams
+from octavo_router.routing.build import build_dispatcher
+from octavo_router.routing.models import Models
+from octavo_router.routing.rooms import Rooms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from octavo_router.config import RouterConfig
+    from octavo_router.endpoints.endpoint import Kind
+    from octavo_router.http.upstream_connection import User
+    from octavo_router.metrics.record import RequestRecord
+    from octavo_router.residency.native import HotPath
+    from tests.fakes.clock import ManualClock
+
+
+class Wire:
+    """A transport: keeps what is written, tells its protocol when it is cut."""
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        self.written: list[bytes] = []
+        self.is_cut = False
+        self._protocol = protocol
+        protocol.connection_made(cast("asyncio.Transport", self))
+
+    def write(self, data: bytes) -> None:
+        self.written.append(bytes(data))
+
+    def cut(self) -> None:
+        if not self.is_cut:
+            self.is_cut = True
+            self._protocol.connection_lost(None)
+
+    def abort(self) -> None:
+        asyncio.get_running_loop().call_soon(self.cut)
+
+    close = write_eof = abort
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def is_closing(self) -> bool:
+        return self.is_cut
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("192.0.2.1", 4000) if name == "peername" else default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+class Unconnected:
+    """Stands for the task that connects: it is done already."""
+
+    def cancel(self) -> None: ...
+
+
+class InstantPool(UpstreamPool):
+    """Connects at once, in memory."""
+
+    __slots__ = ("wires",)
+
+    wires: list[tuple[UpstreamConnection, Wire]]
+
+    def connect(self, user: User) -> asyncio.Task[None]:
+        connection = UpstreamConnection(self, self._parser)
+        self.wires.append((connection, Wire(connection)))
+        asyncio.get_running_loop().call_soon(user.on_connected, connection)
+        return cast("asyncio.Task[None]", Unconnected())
+
+
+class SocketlessRouter:
+    """Lives on a running loop; `clock` must stand in for time.monotonic before it is made."""
+
+    def __init__(
+        self,
+        hot_path: HotPath,
+        clock: ManualClock,
+        *,
+        kinds: Iterable[Kind],
+        num_clients: int,
+        config: RouterConfig,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        index = hot_path.ResidencyIndex()
+        self.registry = registry = Registry(index)
+        self.records: list[RequestRecord] = []
+        self.metrics = metrics = RouterMetrics(now=clock)
+        metrics.on_counted = self.records.extend
+        self.observer = MetricsObserver(metrics)
+        self.dispatcher = build_dispatcher(
+            config, registry, index, clock=clock, rng=Random(1), observer=self.observer,
+            make_underway=hot_path.Underway,
+        )  # fmt: skip
+        self.throttle = Throttle(config.retry, clock, Random(2))
+        rooms = Rooms(registry, config.flow)
+        self.gate = Gate(config.flow, KeyTable({}), rooms, clock, throttle=self.throttle)
+        self.dispatcher.on_room = self.gate.wake
+        self.dispatcher.on_result = self.throttle.note
+        self.deadlines = Deadlines(loop)
+        upstreams = Upstreams(config.timeouts, self.deadlines, loop)
+        registry.subscribe(upstreams.changed)
+        self.proxy = Proxy(
+            Parts(
+                config=config, loop=loop, registry=registry, dispatcher=self.dispatcher,
+                gate=self.gate, budget=RetryBudget(config.retry, clock),
+                models=Models(registry, config.models), upstreams=upstreams, hot_path=hot_path,
+                metrics=metrics, access_log=None,
+            )
+        )  # fmt: skip
+        self.proxy._id_prefix = "req-"
+        specs = [
+            EndpointSpec(id=f"e{i}", address=Address("192.0.2.9", i), names=("m",), kind=kind)
+            for i, kind in enumerate(kinds)
+        ]
+        registry.replace("test", specs)
+        self.wires: list[tuple[UpstreamConnection, Wire]] = []
+        for endpoint in registry.endpoints.values():
+            registry.report(endpoint, "ready")
+            upstream = upstreams.of(endpoint)
+            upstream.pool.close()
+            upstream.pool = pool = InstantPool(
+                "192.0.2.9", 1, deadlines=self.deadlines, loop=loop,
+                idle_s=config.timeouts.upstream_idle_s, connect_timeout_s=1.0,
+            )  # fmt: skip
+            pool.wires = self.wires
+        shared = Shared(self.proxy, config.limits, config.timeouts, self.deadlines, loop)
+        self.clients = [ClientConnection(shared) for _ in range(num_clients)]
+        self.client_wires = [Wire(client) for client in self.clients]
+
+    def renew_client(self, number: int) -> None:
+        """Another one comes in its place."""
+        client = ClientConnection(self.clients[number]._shared)
+        self.clients[number] = client
+        self.client_wires[number] = Wire(client)
+
+    @property
+    def busy(self) -> list[UpstreamConnection]:
+        """Connections whose engines owe an answer, in the order in which they were opened."""
+        return [connection for connection, _ in self.wires if connection.user is not None]
+
+    def wire_of(self, connection: UpstreamConnection) -> Wire:
+        return next(wire for one, wire in self.wires if one is connection)
+
+    def state(self) -> dict[str, Any]:
+        """All that a request could change."""
+        budget, health = self.proxy.budget, self.dispatcher.health
+        assert health is not None
+        return {
+            "to clients": [wire.written for wire in self.client_wires],
+            "to engines": [wire.written for _, wire in self.wires],
+            "cut": [wire.is_cut for wire in (*self.client_wires, *(w for _, w in self.wires))],
+            "connections": [
+                (c._state, c.deadline, c.has_begun, c.owner is None, c.context is None)
+                for c in self.clients
+            ],
+            "upstreams": [(c._state, c.user is None, c.num_uses) for c, _ in self.wires],
+            "endpoints": [
+                {field.name: getattr(endpoint, field.name) for field in fields(endpoint)}
+                for endpoint in self.registry.endpoints.values()
+            ],
+            "under way": (len(self.proxy.exchanges), self.dispatcher.underway.num_computing),
+            "picks": self.dispatcher.num_picks,
+            "looked at": list(self.dispatcher.decisions),
+            "tenants": {n: t.in_flight for n, t in self.gate.tenants._anonymous.items()},
+            "budget": (budget.num_active, budget.num_repeating),
+            "windows": [
+                {key: (w._first, w._second, w._parts) for key, w in windows.items()}
+                for windows in (budget._tenants, self.throttle._pools)
+            ],
+            "rates": dict(self.dispatcher.token_rates._rates),
+            "health": health._records,
+            "placed": dict(self.observer._placed_at),
+            "counts": [
+                {(key[0].id, *key[1:]): count for key, count in counts.items()}
+                for counts in (self.observer._picks, self.observer._ends)
+            ],
+            "records": [*self.records, *self.metrics._over],
+        }

@@ -1,0 +1,220 @@
+"""The express lane and the long way leave the same behind: every byte, every number, every time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from octavo_engine.protocol.stream import Load
+from octavo_router.config import RouterConfig
+from octavo_router.residency import native
+from tests.fakes.clock import ManualClock
+from tests.fakes.router_rig import on_loop
+from tests.fakes.socketless_router import SocketlessRouter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NUM_CLIENTS = 40
+NUM_STEPS = 700
+KINDS = ("openai", "octavo", "openai", "octavo")
+HEADS = (
+    "",
+    "authorization: Bearer secret\r\n",
+    "x-request-id: mine\r\ntraceparent: 00-1-2-01\r\n",
+    "x-llm-d-inference-fairness-id: somebody\r\n",
+    "x-octavo-explain: 1\r\n",
+    "connection: close\r\n",
+)
+
+
+@pytest.fixture
+def way() -> None:
+    """Both at once: see `Twins`."""
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    clock = ManualClock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
+
+
+def difference(fast: object, slow: object) -> object:
+    """The first thing that differs, for a message that can be read."""
+    if isinstance(fast, list) and isinstance(slow, list) and len(fast) == len(slow):
+        return next(
+            (number, difference(one, other))
+            for number, (one, other) in enumerate(zip(fast, slow, strict=True))
+            if one != other
+        )
+    if isinstance(fast, dict) and isinstance(slow, dict) and fast.keys() == slow.keys():
+        return next(
+            (key, difference(fast[key], slow[key])) for key in slow if fast[key] != slow[key]
+        )
+    return fast, slow
+
+
+class Twins:
+    """Two routers to which the same happens; one of them is all Python."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        config = RouterConfig()
+        config = replace(
+            config,
+            routing=replace(config.routing, sample_every=16, balance_slack=3),
+            retry=replace(config.retry, max_attempts=2),
+        )
+        fast = native.load()
+        # Only the words in which a bad body is refused are the reader's own.
+        slow = replace(native.in_python("it is the truth"), scan=fast.scan)
+        self.fast, self.slow = (
+            SocketlessRouter(path, clock, kinds=KINDS, num_clients=NUM_CLIENTS, config=config)
+            for path in (fast, slow)
+        )
+        assert self.fast.proxy._lane is not None
+        assert self.slow.proxy._lane is None
+
+    async def both(self, act: Callable[[SocketlessRouter], object]) -> None:
+        for router in (self.fast, self.slow):
+            act(router)
+            for _ in range(3):
+                await asyncio.sleep(0)
+        fast, slow = self.fast.state(), self.slow.state()
+        for name in slow:
+            assert fast[name] == slow[name], (name, difference(fast[name], slow[name]))
+
+
+def chat(random: Random) -> bytes:
+    system = f"system {random.randrange(6)} " * random.choice((1, 40, 120))
+    body: dict[str, Any] = {
+        "model": "m" if random.random() < 0.97 else "who",
+        "messages": [
+            {"role": "system", "content": system},
+            {"role": "user", "content": f"question {random.randrange(50)}"},
+        ],
+    }
+    if random.random() < 0.1:
+        body["stream"] = True
+    return json.dumps(body).encode() if random.random() < 0.98 else b'{"model": }'
+
+
+def request(random: Random) -> bytes:
+    body = chat(random)
+    head = random.choice(HEADS) if random.random() < 0.4 else ""
+    return (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{head}"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    ).encode() + body
+
+
+def answer(random: Random) -> list[bytes]:
+    """What an engine says, as it arrives."""
+    prompt, output = random.randrange(1, 900), random.randrange(9)
+    usage = {"prompt_tokens": prompt, "completion_tokens": output}
+    if random.random() < 0.3:
+        usage |= {"prompt_tokens_details": {"cached_tokens": random.randrange(prompt)}}  # type: ignore[dict-item]  # as engines say it
+    body = json.dumps({"choices": [], **({"usage": usage} if random.random() < 0.9 else {})})
+    status = random.choices(("200 OK", "500 Broken", "400 Bad"), (30, 1, 1))[0]
+    kind = "text/html" if random.random() < 0.02 else "application/json"
+    close = "connection: close\r\n" if random.random() < 0.05 else ""
+    head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\nx-engine: 1\r\n{close}"
+    if random.random() < 0.1:
+        chunks = f"{len(body):x}\r\n{body}\r\n0\r\n\r\n"
+        return [f"{head}transfer-encoding: chunked\r\n\r\n".encode(), chunks.encode()]
+    whole = f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
+    at = random.randrange(1, len(whole)) if random.random() < 0.15 else len(whole)
+    return [piece for piece in (whole[:at], whole[at:]) if piece]
+
+
+class Life:
+    """A random one: clients come, ask, leave; engines answer, err, die, tell their load."""
+
+    def __init__(self, twins: Twins, seed: int) -> None:
+        self.twins = twins
+        self.random = Random(seed)
+
+    async def live(self) -> None:
+        acts = (self.ask, self.answer, self.lose, self.leave, self.tell, self.tick)
+        for _ in range(NUM_STEPS):
+            self.twins.clock.advance(self.random.random() * 0.02)
+            [act] = self.random.choices(acts, (52, 40, 2, 2, 4, 2))
+            await act()
+
+    async def ask(self) -> None:
+        clients = enumerate(self.twins.slow.clients)
+        idle = [number for number, client in clients if client.owner is None]
+        if not idle:
+            return
+        number, data = self.random.choice(idle), request(self.random)
+        if self.twins.slow.client_wires[number].is_cut:
+            await self.twins.both(lambda router: router.renew_client(number))
+        await self.twins.both(lambda router: router.clients[number].data_received(data))
+
+    async def answer(self) -> None:
+        count = len(self.twins.slow.busy)
+        if not count:
+            return
+        at = self.random.randrange(count)
+        fast, slow = self.twins.fast.busy[at], self.twins.slow.busy[at]
+        for piece in answer(self.random):
+            if slow.user is not None:
+                await self.twins.both(
+                    lambda router, piece=piece: (  # type: ignore[misc]  # a default is no type
+                        fast if router is self.twins.fast else slow
+                    ).data_received(piece)
+                )
+
+    async def lose(self) -> None:
+        """An engine closes a connection."""
+        if count := len(self.twins.slow.busy):
+            at = self.random.randrange(count)
+            await self.twins.both(lambda router: router.wire_of(router.busy[at]).cut())
+
+    async def leave(self) -> None:
+        number = self.random.randrange(NUM_CLIENTS)
+        await self.twins.both(lambda router: router.client_wires[number].cut())
+
+    async def tell(self) -> None:
+        id_ = self.random.choice(list(self.twins.slow.registry.endpoints))
+        load = Load(
+            running=self.random.randrange(40),
+            waiting=self.random.randrange(3),
+            queued_tokens=self.random.randrange(2000),
+            kv_usage=self.random.random(),
+            prefill_tokens_per_s=self.random.choice((0.0, 500.0, 4000.0)),
+            is_saturated=self.random.random() < 0.1,
+        )
+
+        def act(router: SocketlessRouter) -> None:
+            endpoint = router.registry.endpoints[id_]
+            endpoint.load, endpoint.load_at = load, self.twins.clock.now
+
+        await self.twins.both(act)
+
+    async def tick(self) -> None:
+        clock = self.twins.clock
+        clock.advance(self.random.choice((0.3, 1.0, 11.0)))
+        await self.twins.both(lambda router: router.dispatcher.tick())
+        await self.twins.both(lambda router: router.deadlines.check(clock.now))
+        await self.twins.both(lambda router: router.throttle.tick())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_both_ways_leave_the_same_behind(clock: ManualClock, seed: int):
+    @on_loop
+    async def run() -> None:
+        twins = Twins(clock)
+        await Life(twins, seed).live()
+        lane = twins.fast.proxy._lane
+        assert lane is not None
+        assert lane.num_flights > 100
+
+    run()
