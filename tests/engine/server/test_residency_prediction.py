@@ -3,7 +3,7 @@
 A recorded trace gives lengths and shared prefixes, cut down so that a pool of a few hundred blocks
 overflows all the time. Its prompts come as token ids, as text and as chats, with and without salts,
 and chats go on for some turns, in the words of chat completions, of Anthropic's messages and of
-responses, with calls of tools. The router is a plain dict that knows frames and nothing else.
+responses. The router is a plain dict that knows frames and nothing else.
 
 Red when: an eviction is not told; a key is stored before its block can be found; a text is placed
 too late in the prompt; a token is counted that merges with what follows; an answer is promised that
@@ -257,7 +257,7 @@ def pieces(request: dict[str, Any]) -> list[tuple[int, int]]:
     ]
 
 
-async def replay(bench: Bench) -> None:
+async def replay(bench: Bench, *, with_calls: bool = False) -> None:
     rng = random.Random(7)
     open_chats: list[tuple[route_keys.Kind, dict[str, Any]]] = []
     for request in requests():
@@ -288,7 +288,7 @@ async def replay(bench: Bench) -> None:
             open_chats.append((kind, body))
         if open_chats and rng.random() < 0.6:
             kind, body = open_chats[rng.randrange(len(open_chats))]
-            if kind != "chat" and body["temperature"] and rng.random() < 0.4:
+            if with_calls and kind != "chat" and rng.random() < 0.4:
                 call = f"call_{rng.randrange(10**9)}"
                 body["messages"][-1]["call"] = call
                 message = {"role": "tool", "call": call}
@@ -376,6 +376,22 @@ def test_a_recorded_load_is_predicted(capsys):
         )
     assert num_evicted > 1000
     assert figures.share_within_a_block >= 0.999
+
+
+def test_calls_of_tools_are_predicted_within_two_blocks(monkeypatch):
+    """Where a call stands among the prompt's tokens is not known, only between which texts."""
+    monkeypatch.setattr("tests.engine.server.test_residency_prediction.NUM_REQUESTS", 60)
+
+    async def work() -> Figures:
+        async with simulated(prose(99, 4000), num_blocks=400) as bench:
+            await replay(bench, with_calls=True)
+            figures: Figures = bench.figures
+            return figures
+
+    figures = asyncio.run(work())
+    assert len(figures.errors) > 80
+    assert np.abs(figures.errors).max() <= 2 * BLOCK_SIZE, figures
+    assert figures.share_within_a_block >= 0.98, figures
 
 
 QUESTIONS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -18,13 +19,13 @@ MESSAGES = "/v1/messages"
 BODY = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
 
 
-def error_of(body: bytes) -> dict[str, str]:
+def error_of(body: bytes) -> dict[str, Any]:
     """What Anthropic's clients read; nothing else is in it."""
     whole = json.loads(body)
     assert whole.keys() == {"type", "error", "request_id"}
     assert whole["type"] == "error"
     assert whole["error"].keys() == {"type", "message"}
-    return whole["error"] | {"request_id": whole["request_id"]}
+    return {**whole["error"], "request_id": whole["request_id"]}
 
 
 @pytest.mark.parametrize(
