@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
@@ -91,6 +92,11 @@ def test_goodput_is_that_of_the_engines_and_the_rest_hears_it_at_once(times):
             if times > 3:
                 assert ledger.refused_in_s
             assert rig.gate.demand("default").queued == 0
+            # W87: what clients saw is what is counted, by code.
+            counted: Counter[str] = Counter()
+            for (_, _, code, _, _), count in rig.metrics.requests.items():
+                counted[code] += count
+            assert counted == Counter(map(str, ledger.statuses))
             refusals = [record for record in rig.records if record.status != 200]
             assert len(refusals) == len(ledger.refused_in_s)
             assert all(record.code == "queue_full" for record in refusals)
