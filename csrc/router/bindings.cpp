@@ -63,8 +63,8 @@ class Buffer {
 }
 
 Scan scan_body(nb::handle body, int kind, const nb::object& adapters) {
-    if (kind < 0 || kind > static_cast<int>(BodyKind::other)) {
-        throw nb::value_error("kind must be CHAT, COMPLETION or OTHER");
+    if (kind < 0 || kind > static_cast<int>(BodyKind::responses)) {
+        throw nb::value_error("kind must be CHAT, COMPLETION, OTHER, MESSAGES or RESPONSES");
     }
     const Buffer buffer(body);
     AdapterOf adapter_of;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <span>
 
 #include "router/blake2b.h"
 
@@ -23,7 +24,30 @@ constexpr blake2b::State kRootState = blake2b::initial_state(kKeyBytes, "octavo 
 constexpr blake2b::State kMediaState = blake2b::initial_state(kMediaBytes, "octavo media");
 
 constexpr std::string_view name_of(Form form) {
-    return form == Form::chat ? "chat" : form == Form::text ? "text" : "ids";
+    constexpr std::array<std::string_view, 5> kNames = {"chat", "text", "ids", "chat", "chat"};
+    return kNames[static_cast<size_t>(form)];
+}
+
+// In the order in which the root has them.
+constexpr std::array kChatFields = {
+    kTools,           kDocuments,         kChatTemplate,     kChatTemplateKwargs,
+    kReasoningEffort, kMmProcessorKwargs, kAddSpecialTokens, kTruncatePromptTokens,
+    kTruncationSide};
+constexpr std::array kPromptFields = {kAddSpecialTokens, kTruncatePromptTokens, kTruncationSide};
+constexpr std::array kMessagesFields = {kTools, kChatTemplateKwargs, kThinking, kOutputConfig};
+constexpr std::array kResponsesFields = {kTools, kChatTemplateKwargs, kReasoning};
+
+std::span<const RootField> fields_of(Form form) {
+    switch (form) {
+        case Form::chat:
+            return kChatFields;
+        case Form::messages:
+            return kMessagesFields;
+        case Form::responses:
+            return kResponsesFields;
+        default:
+            return kPromptFields;
+    }
 }
 
 uint64_t chunk_key(uint64_t parent, const char* chunk) {
@@ -88,6 +112,37 @@ uint64_t plain_root(Form form) {
     return blake2b::digest(kRootState, root_material(form, "", ""))[0];
 }
 
+void begin_message(std::string_view role, std::string& data) {
+    data.push_back(kMessage);
+    data += role;
+    data.push_back(kContent);
+}
+
+void begin_message(const Raw& role, std::string& data) {
+    data.push_back(kMessage);
+    append_text(data, role);
+    data.push_back(kContent);
+}
+
+// Some members of an object, as they were named; none where it is no object.
+template <size_t N>
+std::array<Raw, N> members_of(const Raw& object, const std::array<std::string_view, N>& names,
+                              KeyStack& keys) {
+    std::array<Raw, N> found;
+    if (object.is_object()) {
+        Reader reader(object.json(), keys);
+        reader.object(0, [&](std::string_view key) {
+            const auto name = std::find(names.begin(), names.end(), key);
+            const auto place = static_cast<size_t>(name - names.begin());
+            const Raw value = reader.value(0);
+            if (place < N) {
+                found[place] = value;
+            }
+        });
+    }
+    return found;
+}
+
 // Whether the engine would do the same without the field.
 bool is_default(size_t field, Form form, const Raw& value) {
     return field == kAddSpecialTokens && value.json() == (form == Form::chat ? "false" : "true");
@@ -117,16 +172,16 @@ bool is_integer(const Raw& value) {
 
 uint64_t root_key(Form form, const RootParts& parts, KeyStack& keys, size_t* prompt_bytes) {
     // Most requests have nothing of their own here.
-    static const std::array<uint64_t, 3> plain_roots = {
-        plain_root(Form::chat), plain_root(Form::text), plain_root(Form::ids)};
+    static const std::array<uint64_t, 5> plain_roots = {
+        plain_root(Form::chat), plain_root(Form::text), plain_root(Form::ids),
+        plain_root(Form::messages), plain_root(Form::responses)};
     const bool has_fields = std::any_of(parts.fields.begin(), parts.fields.end(),
                                         [](const Raw& field) { return field.is_given(); });
     if (!has_fields && parts.adapter.empty() && parts.salt.empty()) {
         return plain_roots[static_cast<size_t>(form)];
     }
     std::string material = root_material(form, parts.adapter, parts.salt);
-    const size_t first = form == Form::chat ? kTools : kAddSpecialTokens;
-    for (size_t field = first; field < kNumRootFields; ++field) {
+    for (const RootField field : fields_of(form)) {
         const Raw& value = parts.fields[field];
         if (is_absent(value) || is_default(field, form, value)) {
             continue;
@@ -220,18 +275,10 @@ void Conversation::append(const Message& message, std::string& data) {
         is_valid_ = false;
         return;
     }
-    data.push_back(kMessage);
-    append_text(data, message.role);
-    data.push_back(kContent);
-    if (content.is_string()) {
-        append_content(content, data);
-    } else if (content.is_list()) {
-        append_parts(content, data);
-    } else if (content.is_given() && *content.begin != 'n') {
+    begin_message(message.role, data);
+    if (!append_content(content, false, data)) {
         is_valid_ = false;
         return;
-    } else if (opening_ == 0) {
-        opening_ = data.size();  // no text counts as an empty one
     }
     append_field("name", message.name, data);
     append_field("tool_call_id", message.tool_call_id, data);
@@ -241,52 +288,189 @@ void Conversation::append(const Message& message, std::string& data) {
                  data);
 }
 
-void Conversation::append_content(const Raw& string, std::string& data) {
+// The instructions, which stand before all messages.
+void Conversation::append_opening(const Raw& text, std::string& data) {
+    if (!is_absent(text)) {
+        begin_message("system", data);
+        is_valid_ = append_content(text, false, data);
+    }
+}
+
+void Conversation::read_turns(const Raw& system, const Raw& messages, std::string& data) {
+    separator_ = '\n';  // texts beside each other become one
+    append_opening(system, data);
+    Reader reader(messages.json(), *keys_);
+    reader.list(0, [&](size_t) {
+        const Raw message = reader.value(0);
+        if (is_valid_) {
+            append_turn(message, data);
+        }
+    });
+}
+
+void Conversation::append_turn(const Raw& message, std::string& data) {
+    const auto [role, content] = members_of<2>(message, {"role", "content"}, *keys_);
+    if (!role.is_string()) {
+        is_valid_ = false;
+        return;
+    }
+    begin_message(role, data);
+    is_valid_ = append_content(content, true, data);
+}
+
+void Conversation::read_items(const Raw& instructions, const Raw& input, std::string& data) {
+    append_opening(instructions, data);
+    if (!is_valid_) {
+        return;
+    }
+    if (input.is_string()) {
+        begin_message("user", data);
+        append_string(input, data);
+        return;
+    }
+    if (!input.is_list()) {
+        is_valid_ = false;
+        return;
+    }
+    Reader reader(input.json(), *keys_);
+    reader.list(0, [&](size_t) {
+        const Raw item = reader.value(0);
+        if (is_valid_) {
+            append_item(item, data);
+        }
+    });
+}
+
+void Conversation::append_item(const Raw& item, std::string& data) {
+    if (!item.is_object()) {
+        is_valid_ = false;
+        return;
+    }
+    const auto [type, role, content, call_id, output] =
+        members_of<5>(item, {"type", "role", "content", "call_id", "output"}, *keys_);
+    const bool is_message = !type.is_given() || text_equals(type, "message");
+    const Raw& author = is_message ? role : type;
+    if (!author.is_string()) {
+        is_valid_ = false;
+        return;
+    }
+    begin_message(author, data);
+    if (is_message) {
+        is_valid_ = append_content(content, false, data);
+    } else if (text_equals(type, "function_call_output")) {
+        append_media(call_id, data);
+        data.push_back(separator_);
+        is_valid_ = append_content(output, false, data);
+    } else {
+        note_text(data);
+        append_field("item", item, data);
+    }
+}
+
+bool Conversation::append_content(const Raw& content, bool has_blocks, std::string& data) {
+    if (content.is_string()) {
+        append_string(content, data);
+    } else if (content.is_list()) {
+        append_parts(content, has_blocks, data);
+    } else if (content.is_given() && *content.begin != 'n') {
+        return false;
+    } else {
+        note_text(data);  // no text counts as an empty one
+    }
+    return true;
+}
+
+void Conversation::note_text(const std::string& data) {
     if (opening_ == 0) {
         opening_ = data.size();
     }
+}
+
+void Conversation::append_string(const Raw& string, std::string& data) {
+    note_text(data);
     append_text(data, string);
 }
 
-void Conversation::append_parts(const Raw& content, std::string& data) {
+struct Conversation::Part {
+    Raw whole;
+    Raw type;
+    Raw text;
+    Raw tool_use_id;
+    Raw content;
+
+    Raw* field(std::string_view key) {
+        return key == "type"          ? &type
+               : key == "text"        ? &text
+               : key == "tool_use_id" ? &tool_use_id
+               : key == "content"     ? &content
+                                      : nullptr;
+    }
+};
+
+void Conversation::append_parts(const Raw& content, bool has_blocks, std::string& data) {
     Reader reader(content.json(), *keys_);
     reader.list(0, [&](size_t index) {
         if (index != 0) {
-            data.push_back(kPart);
+            data.push_back(separator_);
         }
         if (reader.peek() == '"') {
-            append_content(reader.string(), data);
+            append_string(reader.string(), data);
             return;
         }
-        const char* start = reader.position();
-        Raw type;
-        Raw text;
+        Part part;
+        part.whole.begin = reader.position();
         if (reader.peek() == '{') {
             reader.object(0, [&](std::string_view key) {
-                const bool is_type = key == "type";
-                const bool is_text = key == "text";
+                Raw* field = part.field(key);
                 const Raw value = reader.value(0);
-                if (is_type) {
-                    type = value;
-                } else if (is_text) {
-                    text = value;
+                if (field != nullptr) {
+                    *field = value;
                 }
             });
         } else {
             reader.value(0);
         }
-        const bool is_text = text_equals(type, "text") || text_equals(type, "input_text") ||
-                             text_equals(type, "output_text");
-        if (is_text && text.is_string()) {
-            append_content(text, data);
-            return;
+        part.whole.end = reader.position();
+        const bool is_text = text_equals(part.type, "text") ||
+                             text_equals(part.type, "input_text") ||
+                             text_equals(part.type, "output_text");
+        if (is_text && part.text.is_string()) {
+            append_string(part.text, data);
+        } else if (!has_blocks || !append_block(part, data)) {
+            append_media(part.whole, data);
         }
-        packed_.clear();
-        pack_value(packed_, Raw{start, reader.position()}, *keys_);
-        const blake2b::State digest = blake2b::digest(kMediaState, packed_);
-        data.push_back(kMedia);
-        data.append(reinterpret_cast<const char*>(digest.data()), kMediaBytes);
     });
+}
+
+// What tools are asked and say; false for any other block.
+bool Conversation::append_block(const Part& part, std::string& data) {
+    if (text_equals(part.type, "tool_use")) {
+        begin_message("tool_use", data);
+        note_text(data);
+        append_field("item", part.whole, data);
+        return true;
+    }
+    if (!text_equals(part.type, "tool_result") || is_absent(part.content)) {
+        return false;
+    }
+    append_media(part.tool_use_id, data);
+    data.push_back(separator_);
+    if (!append_content(part.content, false, data)) {
+        append_media(part.content, data);
+    }
+    return true;
+}
+
+void Conversation::append_media(const Raw& value, std::string& data) {
+    packed_.clear();
+    if (value.is_given()) {
+        pack_value(packed_, value, *keys_);
+    } else {
+        packed_.push_back('n');
+    }
+    const blake2b::State digest = blake2b::digest(kMediaState, packed_);
+    data.push_back(kMedia);
+    data.append(reinterpret_cast<const char*>(digest.data()), kMediaBytes);
 }
 
 void Conversation::append_field(std::string_view name, const Raw& value, std::string& data) {

@@ -14,10 +14,9 @@ inline constexpr std::string_view kRouteKeysVersion = "octavo-route-1";
 inline constexpr size_t kChunkBytes = 64;
 inline constexpr size_t kKeyBytes = 8;
 
-enum class Form { chat, text, ids };
+enum class Form { chat, text, ids, messages, responses };
 
-// Fields outside of the conversation that shape a prompt, in the order in which the root has them;
-// a completion has the last three.
+// Fields outside of the conversation that shape a prompt; `root_key` knows which form has which.
 enum RootField : size_t {
     kTools,
     kDocuments,
@@ -28,6 +27,9 @@ enum RootField : size_t {
     kAddSpecialTokens,
     kTruncatePromptTokens,
     kTruncationSide,
+    kThinking,
+    kOutputConfig,
+    kReasoning,
     kNumRootFields,
 };
 inline constexpr std::array<std::string_view, kNumRootFields> kRootFieldNames = {
@@ -39,7 +41,10 @@ inline constexpr std::array<std::string_view, kNumRootFields> kRootFieldNames = 
     "mm_processor_kwargs",
     "add_special_tokens",
     "truncate_prompt_tokens",
-    "truncation_side"};
+    "truncation_side",
+    "thinking",
+    "output_config",
+    "reasoning"};
 
 struct RootParts {
     std::string_view adapter;
@@ -62,20 +67,33 @@ class Conversation {
     explicit Conversation(KeyStack& keys) : keys_(&keys) {}
     // At the opening bracket of the list.
     void read(Reader& reader, int depth, std::string& data);
+    // The other shapes' conversations, from values that were read before.
+    void read_turns(const Raw& system, const Raw& messages, std::string& data);
+    void read_items(const Raw& instructions, const Raw& input, std::string& data);
     bool is_valid() const { return is_valid_; }
     // Where in the data the first text begins; 0 without one.
     size_t opening() const { return opening_; }
 
   private:
     struct Message;
+    struct Part;
     void append(const Message& message, std::string& data);
-    void append_content(const Raw& string, std::string& data);
-    void append_parts(const Raw& content, std::string& data);
+    void append_opening(const Raw& text, std::string& data);
+    void append_turn(const Raw& message, std::string& data);
+    void append_item(const Raw& item, std::string& data);
+    // Whether it has the form of a content.
+    bool append_content(const Raw& content, bool has_blocks, std::string& data);
+    void append_string(const Raw& string, std::string& data);
+    void append_parts(const Raw& content, bool has_blocks, std::string& data);
+    bool append_block(const Part& part, std::string& data);
+    void append_media(const Raw& value, std::string& data);
+    void note_text(const std::string& data);
     void append_field(std::string_view name, const Raw& value, std::string& data);
 
     KeyStack* keys_;
     std::string packed_;
     size_t opening_ = 0;
+    char separator_ = '\xfd';  // between the parts of a content
     bool is_valid_ = true;
 };
 

@@ -19,6 +19,7 @@ enum Field : size_t {
     kStreamOptions,
     kMaxTokens,
     kMaxCompletionTokens,
+    kMaxOutputTokens,
     kN,
     kPriority,
     kUser,
@@ -27,6 +28,11 @@ enum Field : size_t {
     kSessionParams,
     kPromptCacheKey,
     kToolChoice,
+    kSystem,
+    kInstructions,
+    kInput,
+    kPreviousResponseId,
+    kTruncation,
     kNumFields,
 };
 constexpr std::array<std::string_view, kNumFields - kModel> kFieldNames = {"model",
@@ -36,6 +42,7 @@ constexpr std::array<std::string_view, kNumFields - kModel> kFieldNames = {"mode
                                                                            "stream_options",
                                                                            "max_tokens",
                                                                            "max_completion_tokens",
+                                                                           "max_output_tokens",
                                                                            "n",
                                                                            "priority",
                                                                            "user",
@@ -43,7 +50,12 @@ constexpr std::array<std::string_view, kNumFields - kModel> kFieldNames = {"mode
                                                                            "session_id",
                                                                            "session_params",
                                                                            "prompt_cache_key",
-                                                                           "tool_choice"};
+                                                                           "tool_choice",
+                                                                           "system",
+                                                                           "instructions",
+                                                                           "input",
+                                                                           "previous_response_id",
+                                                                           "truncation"};
 
 using Fields = std::array<Raw, kNumFields>;
 
@@ -195,6 +207,28 @@ void read_fields(std::string_view body, BodyKind kind, Workspace& space, Fields&
     }
 }
 
+bool is_null(const Raw& value) { return !value.is_given() || *value.begin == 'n'; }
+
+// The conversation of a body of this kind, as data. No form: there is none, or not all of it.
+std::optional<Form> read_conversation(const Fields& fields, BodyKind kind, Workspace& space,
+                                      Conversation& conversation) {
+    Form form = Form::chat;
+    bool is_there = fields[kMessages].is_list();
+    if (kind == BodyKind::messages && is_there) {
+        form = Form::messages;
+        conversation.read_turns(fields[kSystem], fields[kMessages], space.data);
+    } else if (kind == BodyKind::responses) {
+        // What was said before is kept by one engine, and what is dropped is known to it alone.
+        is_there =
+            is_null(fields[kPreviousResponseId]) && !text_equals(fields[kTruncation], "auto");
+        form = Form::responses;
+        if (is_there) {
+            conversation.read_items(fields[kInstructions], fields[kInput], space.data);
+        }
+    }
+    return is_there && conversation.is_valid() ? std::optional(form) : std::nullopt;
+}
+
 uint64_t read_root(const Fields& fields, Form form, const AdapterOf& adapter_of, Workspace& space,
                    Scan& scan) {
     RootParts parts;
@@ -203,7 +237,9 @@ uint64_t read_root(const Fields& fields, Form form, const AdapterOf& adapter_of,
     parts.adapter = adapter;
     parts.salt = scan.cache_salt;
     std::copy_n(fields.begin(), kNumRootFields, parts.fields.begin());
-    parts.hides_tools = text_equals(fields[kToolChoice], "none");
+    const Raw& choice = fields[kToolChoice];
+    parts.hides_tools = text_equals(
+        form == Form::messages ? member_of(choice, "type", space.keys) : choice, "none");
     return root_key(form, parts, space.keys, &scan.prompt_bytes);
 }
 
@@ -239,6 +275,8 @@ Scan scan(std::string_view body, BodyKind kind, const AdapterOf& adapter_of) {
     std::optional<int64_t> max_tokens;
     if (kind == BodyKind::chat) {
         max_tokens = int_of(fields[kMaxCompletionTokens]);
+    } else if (kind == BodyKind::responses) {
+        max_tokens = int_of(fields[kMaxOutputTokens]);
     }
     if (!max_tokens) {
         max_tokens = int_of(fields[kMaxTokens]);
@@ -247,18 +285,20 @@ Scan scan(std::string_view body, BodyKind kind, const AdapterOf& adapter_of) {
     scan.num_answers = std::max<int64_t>(1, int_of(fields[kN]).value_or(1));
     scan.priority = int_of(fields[kPriority]).value_or(0);
 
-    const std::string_view data = space.data;
-    if (kind == BodyKind::chat && fields[kMessages].is_list() && conversation.is_valid()) {
-        scan.num_prompts = 1;
-        scan.prompt_bytes = data.size();
-        const uint64_t root = read_root(fields, Form::chat, adapter_of, space, scan);
-        const uint64_t opening = opening_key(root, data.substr(0, conversation.opening()));
-        scan.keys.reserve(kKeyBytes * (1 + data.size() / kChunkBytes));
-        scan.keys.append(reinterpret_cast<const char*>(&opening), sizeof opening);
-        append_chain(scan.keys, root, data);
-    } else if (kind == BodyKind::completion) {
+    if (kind == BodyKind::completion) {
         if (const std::optional<Form> form = read_prompt(fields[kPrompt], space, scan)) {
             append_chain(scan.keys, read_root(fields, *form, adapter_of, space, scan), space.data);
+        }
+    } else if (kind != BodyKind::other) {
+        if (const std::optional<Form> form = read_conversation(fields, kind, space, conversation)) {
+            const std::string_view data = space.data;
+            scan.num_prompts = 1;
+            scan.prompt_bytes = data.size();
+            const uint64_t root = read_root(fields, *form, adapter_of, space, scan);
+            const uint64_t opening = opening_key(root, data.substr(0, conversation.opening()));
+            scan.keys.reserve(kKeyBytes * (1 + data.size() / kChunkBytes));
+            scan.keys.append(reinterpret_cast<const char*>(&opening), sizeof opening);
+            append_chain(scan.keys, root, data);
         }
     }
     return scan;

@@ -8,7 +8,7 @@
 
 namespace octavo::router {
 
-enum class BodyKind { chat = 0, completion = 1, other = 2 };
+enum class BodyKind { chat = 0, completion = 1, other = 2, messages = 3, responses = 4 };
 
 // See octavo_router/residency/api.py.
 struct Scan {

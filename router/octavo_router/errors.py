@@ -1,4 +1,4 @@
-"""Whatever a client can be refused for, in OpenAI's error shape.
+"""Whatever a client can be refused for, in the shape of errors that the clients of its path read.
 
 RouterError
 ├── ConfigInvalid      the router's own configuration; never reaches a client
@@ -9,6 +9,14 @@ RouterError
 from __future__ import annotations
 
 import json
+from typing import Final
+
+_MESSAGES: Final = "/v1/messages"
+# Where Anthropic has another word: the engine's own table, see its error_shapes.
+_ANTHROPIC_TYPES: Final = {"server_error": "api_error"}
+_ANTHROPIC_STATUSES: Final = {
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
 
 
 class RouterError(Exception):
@@ -53,8 +61,14 @@ class Refused(RouterError):
         self.param = param
         self.retry_after_s = retry_after_s
         self.close = close  # the connection cannot be used any more
+        self.path = ""  # where it is known of a head that cannot be taken
 
-    def body(self) -> bytes:
+    def body(self, path: str = "", request_id: str = "") -> bytes:
+        """As clients of this path read it: OpenAI's object or Anthropic's."""
+        if is_anthropic(path):
+            words = {"type": self._anthropic_type(), "message": self.message}
+            whole = {"type": "error", "error": words, "request_id": request_id}
+            return json.dumps(whole, ensure_ascii=False).encode()
         error = {
             "message": self.message,
             "type": self.type,
@@ -62,6 +76,13 @@ class Refused(RouterError):
             "code": self.code,
         }
         return json.dumps({"error": error}, ensure_ascii=False).encode()
+
+    def _anthropic_type(self) -> str:
+        return _ANTHROPIC_STATUSES.get(self.status) or _ANTHROPIC_TYPES.get(self.type, self.type)
+
+
+def is_anthropic(path: str) -> bool:
+    return path == _MESSAGES or path.startswith(_MESSAGES + "/")
 
 
 def _type_of(status: int) -> str:

@@ -19,7 +19,7 @@ from octavo_router.endpoints.endpoint import Address, EndpointSpec
 from octavo_router.endpoints.registry import Registry
 from octavo_router.metrics import SignalCounts
 from octavo_router.residency import native
-from octavo_router.residency.api import CHAT, COMPLETION
+from octavo_router.residency.api import CHAT, COMPLETION, MESSAGES, RESPONSES
 from octavo_router.routing.build import build_dispatcher
 from octavo_router.routing.outcome import OK
 from octavo_router.routing.request import RouteRequest
@@ -29,6 +29,11 @@ from tests.engine.server.test_residency_prediction import Figures, Index, prose,
 
 if TYPE_CHECKING:
     from octavo_engine.protocol import route_keys
+
+
+KINDS: dict[route_keys.Kind, int] = {
+    "chat": CHAT, "completion": COMPLETION, "messages": MESSAGES, "responses": RESPONSES,
+}  # fmt: skip
 
 
 class Router(Index):
@@ -65,7 +70,7 @@ class Router(Index):
             data = data[piece:]
 
     def predict(self, body: dict[str, Any], kind: route_keys.Kind) -> int:
-        scan = self._scan(json.dumps(body).encode(), CHAT if kind == "chat" else COMPLETION)
+        scan = self._scan(json.dumps(body).encode(), KINDS[kind])
         request = RouteRequest()
         request.pool = self.endpoint.pool
         request.keys = scan.keys

@@ -14,6 +14,11 @@ fields and however its strings are escaped:
     chat     data = for each message: MESSAGE role CONTENT content, then its FIELDs
              content = a text, or parts joined by PART; a part that is no text is MEDIA and a digest
              FIELD  = name END value, in the order of MESSAGE_FIELDS
+    messages data = as a chat, but for line ends between parts. `system` comes first; a tool_use is
+             a message of that role: no text, and itself as a FIELD; a tool_result is its id's
+             digest and its content
+    responses data = as a chat. `instructions` come first; other items are written as a tool_use, a
+             function_call_output as its id's digest and its output
     text     data = the prompt in UTF-8; of a list of prompts, the first
     ids      data = the token ids, u32 little-endian
 
@@ -39,7 +44,7 @@ CHUNK_BYTES = 64
 KEY_BYTES = 8
 VERSION = b"octavo-route-1"  # raise it when the recipe changes: old and new must never meet
 
-Kind = Literal["chat", "completion"]
+Kind = Literal["chat", "completion", "messages", "responses"]
 Form = Literal["chat", "text", "ids"]
 
 MESSAGE = b"\xff"
@@ -63,9 +68,13 @@ ROOT_FIELDS: Mapping[Kind, tuple[str, ...]] = {
         "truncation_side",
     ),
     "completion": ("add_special_tokens", "truncate_prompt_tokens", "truncation_side"),
+    "messages": ("tools", "chat_template_kwargs", "thinking", "output_config"),
+    "responses": ("tools", "chat_template_kwargs", "reasoning"),
 }
 # Whether a prompt gets the tokenizer's special tokens where the request does not say.
-ADD_SPECIAL_TOKENS: Mapping[Kind, bool] = {"chat": False, "completion": True}
+ADD_SPECIAL_TOKENS: Mapping[Kind, bool] = {
+    "chat": False, "completion": True, "messages": False, "responses": False,
+}  # fmt: skip
 # The fields of a message besides role and content that templates write.
 MESSAGE_FIELDS = ("name", "tool_call_id", "tool_calls", "reasoning")
 TEXT_PARTS = ("text", "input_text", "output_text")
@@ -98,15 +107,13 @@ class Canonical:
 
 def canonical(body: Mapping[str, Any], *, kind: Kind, adapter: str = "") -> Canonical | None:
     """A decoded body's root and data. None where it has no prompt that an engine would take."""
-    if kind == "chat":
-        messages = body.get("messages")
-        conversation = _conversation(messages) if isinstance(messages, list) else None
+    if kind != "completion":
+        conversation = _conversation_of(body, kind)
         if conversation is None:
             return None
-        data, spans = conversation
+        data, spans, continues = conversation
         # Fields after the content would separate it from an answer that continues it.
-        is_open = body.get("continue_final_message") is True and bool(spans)
-        is_open = is_open and spans[-1].end == len(data)
+        is_open = continues and bool(spans) and spans[-1].end == len(data)
         return Canonical("chat", _root(body, kind, "chat", adapter), data, spans, is_open)
     prompt = _first_prompt(body.get("prompt"))
     if prompt is None:
@@ -186,31 +193,127 @@ def continuation(canonical: Canonical, answer: str) -> Canonical | None:
 # ── the conversation ──
 
 
-def _conversation(messages: list[Any]) -> tuple[bytes, list[Span]] | None:
-    data = bytearray()
-    spans: list[Span] = []
-    for number, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+def _conversation_of(body: Mapping[str, Any], kind: Kind) -> tuple[bytes, list[Span], bool] | None:
+    """Data, spans, and whether the answer continues the last message."""
+    writer = _Writer()
+    messages = body.get("messages")
+    if kind == "responses":
+        # What was said before is kept by one engine, and what is dropped is known to it alone.
+        if body.get("previous_response_id") is not None or body.get("truncation") == "auto":
             return None
-        data += MESSAGE + _utf8(message["role"]) + CONTENT
-        content = message.get("content")
+        is_valid = writer.opening(body.get("instructions")) and writer.items(body.get("input"))
+        return (bytes(writer.data), writer.spans, False) if is_valid else None
+    if not isinstance(messages, list):
+        return None
+    if kind == "messages":
+        writer.separator = b"\n"  # texts beside each other become one
+        if not (writer.opening(body.get("system")) and all(map(writer.turn, messages))):
+            return None
+        continues = bool(messages) and messages[-1]["role"] == "assistant"
+    else:
+        if not all(map(writer.message, messages)):
+            return None
+        continues = body.get("continue_final_message") is True
+    return bytes(writer.data), writer.spans, continues
+
+
+class _Writer:
+    """Puts messages into data, one after another. Each method tells whether it was one."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.spans: list[Span] = []
+        self.separator = PART  # between the parts of a content
+        self._number = -1  # of the message that is written
+
+    def message(self, message: Any) -> bool:
+        """Of a chat."""
+        if not self._begin(message) or not self._content(message.get("content")):
+            return False
+        for name, value in _message_fields(message):
+            self._field(name, value)
+        return True
+
+    def turn(self, message: Any) -> bool:
+        """Of /v1/messages."""
+        return self._begin(message) and self._content(message.get("content"), has_blocks=True)
+
+    def opening(self, text: Any) -> bool:
+        """The instructions, which stand before all messages."""
+        return _is_absent(text) or (self._begin({"role": "system"}) and self._content(text))
+
+    def items(self, given: Any) -> bool:
+        """The input of /v1/responses."""
+        if isinstance(given, str):
+            return self.message({"role": "user", "content": given})
+        return isinstance(given, list) and all(map(self._item, given))
+
+    def _item(self, item: Any) -> bool:
+        if not isinstance(item, dict):
+            return False
+        kind = item.get("type", "message")
+        if kind == "message":
+            return self._begin(item) and self._content(item.get("content"))
+        if not isinstance(kind, str):
+            return False
+        if kind == "function_call_output":
+            self._begin({"role": kind})
+            self._media(item.get("call_id"))
+            self.data += self.separator
+            return self._content(item.get("output"))
+        self._apart(kind, item)
+        return True
+
+    def _apart(self, kind: str, value: Any) -> None:
+        """As a message of its own: the text before it is told by itself."""
+        self._begin({"role": kind})
+        self._text("")
+        self._field("item", value)
+
+    def _begin(self, message: Any) -> bool:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            return False
+        self._number += 1
+        self.data += MESSAGE + _utf8(message["role"]) + CONTENT
+        return True
+
+    def _content(self, content: Any, *, has_blocks: bool = False) -> bool:
         match content:
             case None | str():
-                spans.append(_append(data, content or "", number))
+                self._text(content or "")
             case list():
                 for index, part in enumerate(content):
                     if index:
-                        data += PART
-                    text = _part_text(part)
-                    if text is None:
-                        data += MEDIA + _media_digest(part)
-                    else:
-                        spans.append(_append(data, text, number))
+                        self.data += self.separator
+                    self._part(part, has_blocks=has_blocks)
             case _:
-                return None
-        for name, value in _message_fields(message):
-            data += FIELD + name.encode() + END + pack_value(value)
-    return bytes(data), spans
+                return False
+        return True
+
+    def _part(self, part: Any, *, has_blocks: bool) -> None:
+        text = _part_text(part)
+        if text is not None:
+            self._text(text)
+            return
+        kind = part.get("type") if has_blocks and isinstance(part, dict) else None
+        if kind == "tool_use":
+            self._apart("tool_use", part)
+        elif kind == "tool_result" and not _is_absent(content := part.get("content")):
+            self._media(part.get("tool_use_id"))
+            self.data += self.separator
+            if not self._content(content):
+                self._media(content)
+        else:
+            self._media(part)
+
+    def _text(self, text: str) -> None:
+        self.spans.append(_append(self.data, text, self._number))
+
+    def _media(self, value: Any) -> None:
+        self.data += MEDIA + _media_digest(value)
+
+    def _field(self, name: str, value: Any) -> None:
+        self.data += FIELD + name.encode() + END + pack_value(value)
 
 
 def _append(data: bytearray, text: str, message: int) -> Span:
@@ -283,8 +386,14 @@ def root_fields(body: Mapping[str, Any], kind: Kind) -> Iterator[tuple[str, Any]
         if name == "add_special_tokens" and value is ADD_SPECIAL_TOKENS[kind]:
             continue
         yield name, value
-        if name == "tools" and body.get("tool_choice") == "none":
+        if name == "tools" and _hides_tools(body.get("tool_choice"), kind):
             yield "tool_choice", "none"  # some engines then hide the tools; no other choice matters
+
+
+def _hides_tools(choice: Any, kind: Kind) -> bool:
+    if kind == "messages":
+        choice = choice.get("type") if isinstance(choice, dict) else None
+    return bool(choice == "none")
 
 
 def _is_absent(value: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from octavo_engine.server.unsupported import refuse_unsupported
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from octavo_engine.protocol.route_keys import Kind
     from octavo_engine.server.exchange import Exchange
     from octavo_engine.server.schemas import ChatCompletionRequest
     from octavo_engine.server.service import Service
@@ -66,12 +66,11 @@ async def prepare(
     request: ChatCompletionRequest,
     *,
     prefix: str = "chatcmpl",
-    is_own_body: bool = True,
+    kind: Kind = "chat",
 ) -> Asked:
     """The id is `prefix` and the exchange's own.
 
-    `is_own_body` false: the request was made from a body of another shape, which routers know by
-    other keys or by none.
+    `kind` is the shape of the body that came, by which routers know it.
     """
     model = service.check_model(request.model)
     check_task("generate", service.engine.info)
@@ -112,14 +111,10 @@ async def prepare(
     params = _with_reading(params, reading)
     id_ = f"{prefix}-{exchange.request_id}"
     job = generation.make_job(service, request, id_, [ids], params)
-    if is_own_body:
-        job = await generation.routed(
-            exchange, service, job, "chat", text=prompt.text,
-            render_next=_next_turn(service, request, reading),
-        )  # fmt: skip
-    else:
-        left_s = exchange.time_left_s(settings.request_timeout_s)
-        job = dataclasses.replace(job, deadline_s=left_s)
+    job = await generation.routed(
+        exchange, service, job, kind, text=prompt.text,
+        render_next=_next_turn(service, request, reading),
+    )  # fmt: skip
     resume = exchange.resume
     return Asked(
         request=request,

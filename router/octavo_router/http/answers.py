@@ -6,11 +6,13 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from octavo_engine.protocol.endpoints import REQUEST_ID_HEADER
+from octavo_router.errors import is_anthropic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from octavo_router.errors import Refused
+    from octavo_router.http.request_head import RequestHead
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 CHUNKED: Final = b"transfer-encoding: chunked\r\n"
@@ -34,25 +36,27 @@ def status_line(status: int, reason: bytes = b"") -> bytes:
 def refusal(
     error: Refused,
     request_id: str,
+    head: RequestHead | None,
     *,
     keep_alive: bool,
-    is_http10: bool = False,
-    is_head: bool = False,
 ) -> bytes:
-    """The whole answer to a request that is refused."""
+    """The whole answer to a request that is refused; `head` is None where it could not be read."""
+    path = head.path if head is not None else error.path
     fields = [("x-error-code", error.code)]
     if error.retry_after_s is not None:
         fields.append(("retry-after", str(max(1, round(error.retry_after_s)))))
+    if is_anthropic(path):
+        fields.append(("request-id", request_id))  # where its clients look
     if error.status == 401:
         fields.append(("www-authenticate", "Bearer"))
     return whole(
         error.status,
-        error.body(),
+        error.body(path, request_id),
         request_id=request_id,
         fields=fields,
         keep_alive=keep_alive and not error.close,
-        is_http10=is_http10,
-        is_head=is_head,
+        is_http10=head is not None and head.is_http10,
+        is_head=head is not None and head.method == "HEAD",
     )
 
 

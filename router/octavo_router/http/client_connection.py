@@ -244,17 +244,8 @@ class ClientConnection(asyncio.Protocol):
 
     def refuse(self, error: Refused, request_id: str) -> None:
         """Answers with an error, and finishes."""
-        head = self.head
         keep_alive = not (error.close or self.wants_close)
-        self.write(
-            answers.refusal(
-                error,
-                request_id,
-                keep_alive=keep_alive,
-                is_http10=head is not None and head.is_http10,
-                is_head=head is not None and head.method == "HEAD",
-            )
-        )
+        self.write(answers.refusal(error, request_id, self.head, keep_alive=keep_alive))
         self.finish(keep_alive=keep_alive)
 
     def abort(self) -> None:
@@ -407,13 +398,7 @@ class ClientConnection(asyncio.Protocol):
         self.owner = None
         request_id = (head.request_id if head else "") or shared.service.new_request_id()
         keep_alive = is_read and not (error.close or self.wants_close)
-        self.write(
-            answers.refusal(
-                error, request_id, keep_alive=keep_alive,
-                is_http10=head is not None and head.is_http10,
-                is_head=head is not None and head.method == "HEAD",
-            )
-        )  # fmt: skip
+        self.write(answers.refusal(error, request_id, head, keep_alive=keep_alive))
         shared.service.refused(self, head, error, request_id)
         if is_read:
             self.finish(keep_alive=keep_alive)

@@ -107,6 +107,14 @@ class HeadParser:
             raise _refused(431, "headers_too_large", f"there are more than {limit} header fields")
         head = RequestHead()
         self._request_line(head, lines[0])
+        try:
+            self._fields(head, lines)
+        except Refused as error:
+            error.path = head.path  # whose clients want errors in words of their own
+            raise
+        return head
+
+    def _fields(self, head: RequestHead, lines: list[bytes]) -> None:
         known, forward, fields = self._known, [], head.fields
         special: list[tuple[bytes, bytes, bytes]] = []
         for line in lines[1:]:
@@ -122,7 +130,6 @@ class HeadParser:
         head.forward = b"\r\n".join(forward)
         if head.content_length > self._limits.max_body_bytes:
             raise too_large(self._limits.max_body_bytes)
-        return head
 
     def _request_line(self, head: RequestHead, line: bytes) -> None:
         method, _, rest = line.partition(b" ")

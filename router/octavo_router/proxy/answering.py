@@ -102,21 +102,21 @@ class ClientAnswer:
         """Ends it with an error. False: that cannot be said any more, only shown by aborting."""
         if not self.has_begun:
             self.keeps_alive = not (error.close or self._connection.wants_close)
-            head = self._connection.head
             self.status = error.status
             self._connection.write(
                 answers.refusal(
                     error,
                     self.request_id.decode(),
+                    self._connection.head,
                     keep_alive=self.keeps_alive,
-                    is_http10=head is not None and head.is_http10,
-                    is_head=head is not None and head.method == "HEAD",
                 )
             )
             return True
         if not self.is_event_stream:
             return False
-        self.write(error_events(error))
+        head = self._connection.head
+        path = head.path if head is not None else ""
+        self.write(error_events(error, path, self.request_id.decode()))
         self.end()
         return True
 

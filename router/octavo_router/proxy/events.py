@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final, Protocol
 
+from octavo_router.errors import is_anthropic
 from octavo_router.proxy.token_stream import EventCutter
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 DONE: Final = b"data: [DONE]\n\n"
 COMMENT: Final = b":\n\n"  # a client's parser drops it
 _TAIL_BYTES: Final = 1024
+_RESPONSES: Final = "/v1/responses"
 
 
 class Relay(Protocol):
@@ -57,17 +59,26 @@ class EventRelay:
         return b""
 
 
-def error_events(error: Refused) -> bytes:
-    """How a stream that had begun says that it failed."""
-    return b"data: " + error.body() + b"\n\n" + DONE
+def error_events(error: Refused, path: str = "", request_id: str = "") -> bytes:
+    """How a stream that had begun says that it failed, in the words of its path's clients."""
+    body = error.body(path, request_id)
+    if is_anthropic(path):
+        return b"event: error\ndata: " + body + b"\n\n"
+    if path == _RESPONSES:
+        # No number: what passed was not read, and clients do not ask for one of an error.
+        event = {"type": "error", "code": error.code, "message": error.message, "param": None}
+        return b"event: error\ndata: " + json.dumps(event).encode() + b"\n\n"
+    return b"data: " + body + b"\n\n" + DONE
 
 
-def error_events_of(body: bytes, error: Refused) -> bytes:
+def error_events_of(body: bytes, error: Refused, path: str = "", request_id: str = "") -> bytes:
     """An engine's error object inside a stream; `error` if what it sent is none."""
     try:
         value = json.loads(body)
     except ValueError:
         value = None
     if not isinstance(value, dict) or "error" not in value:
-        return error_events(error)
-    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n" + DONE
+        return error_events(error, path, request_id)
+    if path != _RESPONSES and not is_anthropic(path):
+        return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n" + DONE
+    return b"event: error\ndata: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"

@@ -333,7 +333,9 @@ class Exchange:
             self._fail(Failure.BAD_ANSWER)
             return
         if answer.has_begun:  # the client was given a stream while it waited
-            answer.write(error_events_of(body, refused_for(Failure.BAD_ANSWER)))
+            error = refused_for(Failure.BAD_ANSWER)
+            path, request_id = self._path.path, answer.request_id.decode()
+            answer.write(error_events_of(body, error, path, request_id))
             answer.end()
         else:
             answer.send_whole(head, self._account.lines, body)

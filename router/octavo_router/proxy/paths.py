@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from octavo_router.residency.api import CHAT, COMPLETION, OTHER
+from octavo_router.residency.api import CHAT, COMPLETION, MESSAGES, OTHER, RESPONSES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,8 +39,8 @@ _ROWS: Final = (
     ProxiedPath("/v1/completions/render"),
     ProxiedPath("/inference/v1/generate", generates=True),
     ProxiedPath("/generative_scoring"),
-    ProxiedPath("/v1/responses", generates=True, keeps=True),
-    ProxiedPath("/v1/messages", generates=True),
+    ProxiedPath("/v1/responses", kind=RESPONSES, generates=True, keeps=True),
+    ProxiedPath("/v1/messages", kind=MESSAGES, generates=True),
     ProxiedPath("/v1/messages/count_tokens"),
     ProxiedPath("/v1/embeddings"),
     ProxiedPath("/v1/rerank"),

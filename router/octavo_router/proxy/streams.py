@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from octavo_router.flow.retry import Failure
@@ -26,18 +27,46 @@ class End(NamedTuple):
 
 
 _WHOLE: Final = End(Result.OK, "ok")
+_REJECTED: Final = End(Result.REJECTED, "rejected")
+_FAILED: Final = End(Result.ERROR_5XX, "upstream_error")
 _ALL_BUT_DONE: Final = End(Result.OK, "ok", DONE)
 
 
 def end_of(memory: StreamMemory | None, relay: EventRelay | None) -> End | Failure:
     """The connection ended as it should; did the answer?"""
-    if memory is None:  # a 200 without one event is no answer
-        return _WHOLE if relay is not None and relay.tail else Failure.BAD_ANSWER
+    if memory is None:
+        if relay is None or not relay.tail:  # a 200 without one event is no answer
+            return Failure.BAD_ANSWER
+        return _end_of_plain(relay.tail)
     if memory.failed_with:  # the engine gave it up, and the client was told
         return End(*verdict_on_event(memory.failed_with))
     if memory.is_over:
         return _WHOLE
     return _ALL_BUT_DONE if memory.missing else Failure.LOST
+
+
+def _end_of_plain(tail: bytes) -> End:
+    """Of a stream that passed unread: its last event may be an error, which the client has got."""
+    if b'"error"' not in tail:  # nearly all
+        return _WHOLE
+    lines = [line for line in tail.splitlines() if line.startswith(b"data:")]
+    while lines and lines[-1][5:].strip() == b"[DONE]":
+        lines.pop()
+    try:
+        event = json.loads(lines[-1][5:]) if lines else None
+    except ValueError:
+        return _WHOLE
+    if not isinstance(event, dict):
+        return _WHOLE
+    error = event.get("error")
+    if event.get("type") != "error" and not isinstance(error, dict):
+        return _WHOLE
+    words = error if isinstance(error, dict) else event
+    code, kind = words.get("code"), words.get("type")
+    is_clients = kind in ("invalid_request_error", "BadRequestError")
+    if type(code) is int:
+        is_clients = 400 <= code < 500
+    return _REJECTED if is_clients else _FAILED
 
 
 def loss_of(memory: StreamMemory) -> Failure:

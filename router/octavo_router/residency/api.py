@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 CHAT: Final = 0
 COMPLETION: Final = 1
 OTHER: Final = 2  # only what all bodies share; no keys
+MESSAGES: Final = 3
+RESPONSES: Final = 4
 
 MAX_DEPTH = 32  # objects and lists inside one another
 MAX_NUMBER_BYTES = 4300  # what Python, and so an engine, converts

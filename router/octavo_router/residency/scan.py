@@ -15,13 +15,18 @@ from octavo_router.residency.api import (
     MAX_BODY_BYTES,
     MAX_DEPTH,
     MAX_NUMBER_BYTES,
+    MESSAGES,
+    RESPONSES,
     ScanError,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_KINDS: Final[dict[int, route_keys.Kind]] = {CHAT: "chat", COMPLETION: "completion"}
+_KINDS: Final[dict[int, route_keys.Kind]] = {
+    CHAT: "chat", COMPLETION: "completion", MESSAGES: "messages", RESPONSES: "responses",
+}  # fmt: skip
+_NEWER_MAX_TOKENS: Final = {CHAT: "max_completion_tokens", RESPONSES: "max_output_tokens"}
 _MAX_INT = 2**53  # beyond which JSON's readers disagree
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _BLANK = b" \t\r\n"
@@ -52,7 +57,7 @@ def scan(body: bytes, kind: int, adapters: dict[str, str] | None = None, /) -> S
     text, fields = _parse(body)
     model = _string(fields, "model")
     start, end = _model_place(text) if isinstance(fields.get("model"), str) else (0, 0)
-    max_tokens = _int(fields, "max_completion_tokens") if kind == CHAT else None
+    max_tokens = _int(fields, _NEWER_MAX_TOKENS.get(kind, "max_tokens"))
     if max_tokens is None:
         max_tokens = _int(fields, "max_tokens") or 0
     options = fields.get("stream_options")
@@ -62,13 +67,13 @@ def scan(body: bytes, kind: int, adapters: dict[str, str] | None = None, /) -> S
         reduced = route_keys.canonical(fields, kind=_KINDS[kind], adapter=adapter)
         if reduced is not None:
             keys = route_keys.pack_keys(route_keys.lookup_keys(reduced))
-    if kind == CHAT and reduced is not None:
+    if kind == COMPLETION:
+        num_prompts, prompt_bytes, num_prompt_ids = _prompt_sizes(fields.get("prompt"))
+    elif kind in _KINDS and reduced is not None:
         num_prompts, prompt_bytes = 1, len(reduced.data)
-        for name, value in route_keys.root_fields(fields, "chat"):
+        for name, value in route_keys.root_fields(fields, _KINDS[kind]):
             if name in ("tools", "documents"):
                 prompt_bytes += len(route_keys.pack_value(value))
-    elif kind == COMPLETION:
-        num_prompts, prompt_bytes, num_prompt_ids = _prompt_sizes(fields.get("prompt"))
     return Scan(
         model=model,
         model_start=start,

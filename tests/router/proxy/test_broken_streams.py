@@ -95,6 +95,50 @@ def test_a_stream_that_its_engine_ends_with_an_error(code, outcome):
     ask()
 
 
+PLAIN_ERRORS = [
+    (b'{"error": {"message": "x", "type": "InternalServerError", "code": 500}}', "failed"),
+    (b'{"error": {"message": "x", "type": "server_error"}}', "failed"),
+    (b'{"type": "error", "error": {"type": "api_error", "message": "x"}}', "failed"),
+    (b'{"error": {"message": "x", "type": "BadRequestError", "code": 400}}', "rejected"),
+    (b'{"error": {"message": "x", "type": "invalid_request_error"}}', "rejected"),
+    (b'{"choices": [{"delta": {"content": "an \\"error\\""}}]}', "ok"),
+    (b'{"error": null, "choices": []}', "ok"),
+    (b'{"error"', "ok"),
+]
+
+
+@pytest.mark.parametrize("ending", [b"data: [DONE]\n\n", b""])
+@pytest.mark.parametrize(("data", "outcome"), PLAIN_ERRORS)
+def test_a_stream_that_a_plain_server_ends_with_an_error(data, outcome, ending):
+    """The client has the error already; it counts all the same, and against the server."""
+
+    async def gives_up(peer: Peer, request: Received) -> None:
+        await peer.begin_stream()
+        await peer.chunk(WORD)
+        await peer.chunk(b"event: error\ndata: %b\n\n%b" % (data, ending))
+        await peer.end_stream()
+
+    @on_loop
+    async def ask() -> None:
+        async with (
+            ScriptedUpstream(gives_up) as upstream,
+            routing_to(upstream.port) as rig,
+            await RawClient.open(rig.port) as client,
+        ):
+            told: list[str] = []
+            rig.proxy.dispatcher.on_result = (  # type: ignore[attr-defined]
+                lambda pool, result: told.append(result.value)
+            )
+            answer = await client.ask(chat(stream=True))
+            assert data in answer.body
+            await rig.settled()
+            assert counted(rig) == {("200", outcome): 1}
+            expected = {"failed": "error_5xx", "rejected": "rejected", "ok": "ok"}
+            assert told == [expected[outcome]]
+
+    ask()
+
+
 @on_loop
 async def test_a_whole_answer_too_large_to_be_kept_that_breaks():
     async def breaks(peer: Peer, request: Received) -> None:

@@ -12,8 +12,18 @@ from typing import Any
 
 from octavo_router.residency import native
 from octavo_router.residency import scan as slow
-from octavo_router.residency.api import CHAT, COMPLETION, OTHER, Scan, ScanError, ScanFunction
+from octavo_router.residency.api import (
+    CHAT,
+    COMPLETION,
+    MESSAGES,
+    OTHER,
+    RESPONSES,
+    Scan,
+    ScanError,
+    ScanFunction,
+)
 
+KINDS = (CHAT, COMPLETION, OTHER, MESSAGES, RESPONSES)
 FIELDS = tuple(slow.Scan.__slots__)
 ADAPTERS = {"lora": "adapter"}
 CHARACTERS = [
@@ -37,7 +47,8 @@ TOP_LEVEL = [
     "mm_processor_kwargs", "add_special_tokens", "truncate_prompt_tokens", "truncation_side",
     "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "priority",
     "user", "cache_salt", "session_id", "session_params", "prompt_cache_key", "tool_choice",
-    "temperature", "x",
+    "temperature", "x", "system", "instructions", "input", "thinking", "output_config", "reasoning",
+    "max_output_tokens",
 ]  # fmt: skip
 FRAGMENTS = [
     b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"null", b"true", b"NaN", b"-Infinity", b"-",
@@ -101,6 +112,17 @@ class Bodies:
         for name in TOP_LEVEL:
             if self.chance(0.12):
                 fields[name] = self.value()
+        if self.chance(0.5):
+            fields["system"] = self.content()
+        if self.chance(0.5):
+            fields["instructions"] = self.text()
+        if self.chance(0.6):
+            fields["input"] = [self.item() for _ in range(random.randrange(5))]
+        if self.chance(0.05):
+            fields["previous_response_id"] = self.value()
+            fields["truncation"] = random.choice(["auto", "disabled"])
+        if self.chance(0.1):
+            fields["tool_choice"] = {"type": random.choice(["none", "auto"])}
         if self.chance(0.1):
             fields["tool_choice"] = "none"
         if self.chance(0.1):
@@ -125,6 +147,20 @@ class Bodies:
             message["role"] = self.value()
         return self.shuffled(message)
 
+    def item(self) -> Any:
+        if self.chance(0.03):
+            return self.value()
+        kinds = ["message", "function_call", "function_call_output", "reasoning", self.value()]
+        item: dict[str, Any] = {"type": self.random.choice(kinds), "role": "user"}
+        if self.chance(0.3):
+            del item["type"]
+        for name in ("content", "output"):
+            if self.chance(0.6):
+                item[name] = self.content()
+        if self.chance(0.5):
+            item["call_id"] = self.text()
+        return self.shuffled(item)
+
     def content(self) -> Any:
         if self.chance(0.5):
             return self.text()
@@ -139,6 +175,12 @@ class Bodies:
                 {"type": "input_text", "text": self.text(), "x": 1},
                 {"type": "image_url", "image_url": {"url": self.text()}},
                 {"type": "text"},
+                {"type": "tool_use", "id": self.text(), "input": self.value()},
+                {"type": "tool_result", "tool_use_id": self.text(), "content": self.value()},
+                {
+                    "type": "tool_result",
+                    "content": [{"type": "text", "text": self.text()}, self.value()],
+                },
                 {"type": self.value(), "text": self.value()},
                 self.value(),
             ]
@@ -191,13 +233,13 @@ def main() -> None:
     num_refused = 0
     for _ in range(count):
         body = bodies.broken()
-        for kind in (CHAT, COMPLETION, OTHER):
+        for kind in KINDS:
             expected = outcome(slow.scan, body, kind, ADAPTERS)
             found = outcome(fast.scan, body, kind, ADAPTERS)
             if found != expected:
                 raise SystemExit(f"kind {kind}: {body!r}\n{found}\nbut in Python\n{expected}")
             num_refused += expected == ("refused",)
-    print(f"{3 * count} scans of {count} bodies agree, {num_refused} of them refusals")  # noqa: T201
+    print(f"{len(KINDS) * count} scans of {count} bodies agree, {num_refused} of them refusals")  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ async def create_message(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(MessagesRequest)
     turn = read_turn(request)
     try:
-        asked = await prepare(exchange, service, turn.chat, prefix="msg", is_own_body=False)
+        asked = await prepare(exchange, service, turn.chat, prefix="msg", kind="messages")
         asked, is_cut_short = _with_room(asked, service.engine.info.max_model_len)
         run = ChatRun(service, asked)
         answer = Answer(

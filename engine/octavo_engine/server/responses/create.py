@@ -44,7 +44,7 @@ async def create_response(exchange: Exchange, service: Service) -> None:
     try:
         if request.truncation == "auto":
             await fitted(service, turn, request.max_output_tokens)
-        asked = await prepare(exchange, service, turn.chat, prefix="resp", is_own_body=False)
+        asked = await prepare(exchange, service, turn.chat, prefix="resp", kind="responses")
         work = _Work(service, exchange, request, turn, asked, owner)
         if request.background:
             await work.in_background(exchange)
