@@ -94,11 +94,14 @@ async def routed(
 ) -> Job:  # fmt: skip
     """The job with the route keys of its first prompt and the time it has left.
 
-    Of a chat, `text` is its rendered prompt.
+    Of a chat, `text` is its rendered prompt. A server that no router ever listened to does not
+    pay for keys; what it cached before the first one came is named when it is used again.
     """
-    route = await service.labeller.route(
-        exchange.fields, kind, job.prompts[0], text, render_next=render_next
-    )
+    route = None
+    if service.hub.was_joined:
+        route = await service.labeller.route(
+            exchange.fields, kind, job.prompts[0], text, render_next=render_next
+        )
     left_s = exchange.time_left_s(service.settings.request_timeout_s)
     return dataclasses.replace(job, route=route, deadline_s=left_s)
 
