@@ -66,6 +66,11 @@ def grammar_spec(text: str, *, after: str | None = None) -> GrammarSpec:
     return GrammarSpec(kind="lark", text=to_lark(_text(text, "a grammar")), after=after)
 
 
+def anything_spec() -> GrammarSpec:
+    """Any answer, control tokens included: for what is asked only of the text before it."""
+    return GrammarSpec(kind="lark", text="start: <[*]>*")
+
+
 def structural_tag_spec(tag: dict[str, Any] | str, *, after: str | None = None) -> GrammarSpec:
     """Free text with structured parts: `{format}`, or the older `{structures, triggers}`."""
     if isinstance(tag, str):

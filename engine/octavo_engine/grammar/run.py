@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo_engine.grammar.panics import is_failure
+from octavo_engine.grammar.prelude import Prelude
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +42,6 @@ class GrammarRun:
         "_is_jumping",
         "_later",
         "_matcher",
-        "_state",
         "_vocabulary",
         "error",
         "forced",
@@ -67,8 +67,7 @@ class GrammarRun:
         self.workers = workers
         self._matcher = matcher
         self._vocabulary = vocabulary
-        self._before = before  # None: the grammar has begun
-        self._state = 0  # of `before`
+        self._before = None if before is None else Prelude(before)  # None: it has begun
         # Where the text may end, the caller's own stop ids may end it too.
         size = vocabulary.mask_words * 32
         extra = [i for i in stop_token_ids if 0 <= i < size]
@@ -113,8 +112,7 @@ class GrammarRun:
         if self._ahead:
             self._accept_forced(token)
         elif self._before is not None:
-            self._state = self._before.follow(self._state, token)
-            if self._state == len(self._before.after):
+            if self._before.follow(token):
                 self._before = None
                 self._settle()
         elif self._consume(token):
@@ -156,7 +154,7 @@ class GrammarRun:
 
     def _next_mask(self) -> Mask:
         if self._before is not None:
-            return self._before.mask(self._state)
+            return self._before.mask
         mask = self._vocabulary.row()
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error():

@@ -120,6 +120,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None  # of each answer; -1: no limit
     parallel_tool_calls: bool | None = None
     echo: bool | None = None
     return_prompt_text: bool | None = None
@@ -132,7 +133,6 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
-    thinking_token_budget: Any = None
 
     @property
     def conversation(self) -> Conversation:

@@ -36,7 +36,6 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "modalities": lambda value: value in (["text"], []),
     "audio": _empty,
     "web_search_options": lambda value: False,
-    "thinking_token_budget": lambda value: value == -1,
 }
 
 

@@ -207,7 +207,5 @@ def test_a_whole_number_ends_also_where_its_schema_has_no_bound(
     assert not begins(json_schema_spec(inside), '{"n":' + "1" * 30)
 
 
-def test_bounds_of_a_schema_beyond_ours_are_its_own() -> None:
-    above = {"type": "integer", "minimum": MAX_INTEGER + 10**17}
-    assert accepts(json_schema_spec(above), "1" + "0" * 30)
+def test_multiples_have_as_many_digits_as_they_like() -> None:
     assert accepts(json_schema_spec({"type": "integer", "multipleOf": 5}), "5" * 30)
