@@ -92,6 +92,7 @@ class Message(msgspec.Struct, kw_only=True):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    function_call: dict[str, Any] | None = None  # as before there were tool_calls
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -113,6 +114,8 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    functions: list[dict[str, Any]] | None = None  # tools of old
+    function_call: Any = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
@@ -128,8 +131,6 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     # not honoured yet
-    functions: Any = None
-    function_call: Any = None
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None

@@ -31,8 +31,6 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "kv_transfer_params": _empty,
     "vllm_xargs": _empty,
     "suffix": _empty,
-    "functions": _empty,
-    "function_call": lambda value: value in ("none", "auto"),
     "modalities": lambda value: value in (["text"], []),
     "audio": _empty,
     "web_search_options": lambda value: False,
