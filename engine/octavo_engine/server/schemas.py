@@ -60,8 +60,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     response_format: Any = None
     structured_outputs: Any = None
     repetition_detection: RepetitionDetection | None = None
+    use_beam_search: bool | None = None  # n is the number of beams; temperature has no effect
+    length_penalty: float | None = None  # of beams: above 1 favours long answers
     # not honoured yet
-    use_beam_search: Any = None
     best_of: Any = None
     guided_json: Any = None
     guided_regex: Any = None

@@ -16,16 +16,11 @@ if TYPE_CHECKING:
     import msgspec
 
 
-def _false(value: Any) -> bool:
-    return value is False
-
-
 def _empty(value: Any) -> bool:
     return value in ("", [], {})
 
 
 HARMLESS: dict[str, Callable[[Any], bool]] = {
-    "use_beam_search": _false,
     "best_of": lambda value: value == 1,
     "prompt_embeds": _empty,
     "kv_transfer_params": _empty,
