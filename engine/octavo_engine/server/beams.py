@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from octavo_engine.server.service import Service
     from octavo_engine.state.sampling_params import SamplingParams
 
+MAX_LENGTH_PENALTY = 10  # a length to its power is a number still
+
 # What would change which texts are likely, or would have to be told of each. Temperature and the
 # like change nothing there.
 _EXCLUDED = (
@@ -52,6 +54,12 @@ def read_beams(
             f"n must be at most {MAX_BEAM_WIDTH} with use_beam_search; got {params.n}", param="n"
         )
     penalty = request.length_penalty
+    if penalty is not None and not -MAX_LENGTH_PENALTY <= penalty <= MAX_LENGTH_PENALTY:
+        raise InvalidRequest(
+            f"length_penalty must be between -{MAX_LENGTH_PENALTY} and {MAX_LENGTH_PENALTY}; "
+            f"got {penalty:g}",
+            param="length_penalty",
+        )
     return BeamSearchParams(
         beam_width=params.n,
         max_tokens=max(1, min(params.max_tokens or room, room)),

@@ -69,6 +69,8 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "use_beam_search": "yes"}, "use_beam_search"),
     (COMPLETIONS, {"prompt": "a", "use_beam_search": True, "n": 3, "stop": "a"}, "stop"),
     (COMPLETIONS, {"prompt": "a", "use_beam_search": True, "stream": True}, "stream"),
+    (COMPLETIONS, {"prompt": "a", "use_beam_search": True, "length_penalty": 1e300},
+     "length_penalty"),
     (COMPLETIONS, {"prompt": "a", "use_beam_search": True, "logprobs": 1}, "logprobs"),
     (COMPLETIONS, {"prompt": "a", "use_beam_search": True, "structured_outputs": {"regex": "a"}},
      "use_beam_search"),
