@@ -16,13 +16,22 @@ import httpx
 from octavo_engine.config import SimConfig
 from octavo_engine.core.beam_search import BeamSearchParams
 from octavo_engine.core.llm import LLM
+from octavo_engine.server.beams import read_beams
+from octavo_engine.server.schemas import CompletionRequest
 from octavo_engine.server.settings import ServerSettings
+from octavo_engine.state.sampling_params import SamplingParams
 from tests.fakes.server import post
 from tests.fakes.simulated import CONFIG, simulating
 
 SLOW = CONFIG.replace(sim=SimConfig(kv_blocks=256, step_base_ms=20.0))
 PROMPT = "The opposite of cold is"
-ASKED = {"prompt": PROMPT, "max_tokens": 6, "n": 3, "use_beam_search": True, "length_penalty": 0.7}
+ASKED: dict[str, Any] = {
+    "prompt": PROMPT,
+    "max_tokens": 6,
+    "n": 3,
+    "use_beam_search": True,
+    "length_penalty": 0.7,
+}
 
 
 def ask(url: str, path: str = "/v1/completions", **body: Any) -> httpx.Response:
@@ -65,7 +74,22 @@ def test_too_many_beams_are_refused():
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "n"
 
 
-LONG = {"prompt": PROMPT, "max_tokens": 400, "n": 3, "use_beam_search": True, "ignore_eos": True}
+def test_what_is_searched_for_is_what_was_asked():
+    asked = CompletionRequest(**{**ASKED, "max_tokens": 90})
+    params = SamplingParams(n=3, max_tokens=90, ignore_eos=True)
+    found = read_beams(asked, params, room=40)
+    assert found == BeamSearchParams(
+        beam_width=3, max_tokens=40, ignore_eos=True, length_penalty=0.7
+    )
+
+
+LONG: dict[str, Any] = {
+    "prompt": PROMPT,
+    "max_tokens": 400,
+    "n": 3,
+    "use_beam_search": True,
+    "ignore_eos": True,
+}
 
 
 def test_a_client_that_leaves_ends_its_search():
@@ -93,3 +117,4 @@ def test_a_search_that_is_ended_answers_with_what_it_has():
     assert told.json()["not_found"] == []
     assert answer.status_code == 200, answer.text
     assert {choice["finish_reason"] for choice in answer.json()["choices"]} == {"abort"}
+    assert answer.json()["usage"]["completion_tokens"] < 3 * LONG["max_tokens"]

@@ -39,13 +39,15 @@ class Store(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def store(**files: bytes) -> Iterator[tuple[str, dict[str, bytes]]]:
-    handler = type("Handler", (Store,), {"files": {f"/{name}": v for name, v in files.items()}})
-    with HTTPServer(("127.0.0.1", 0), handler) as server:
+def store(**given: bytes) -> Iterator[tuple[str, dict[str, bytes]]]:
+    class Handler(Store):
+        files = {f"/{name}": content for name, content in given.items()}  # noqa: RUF012
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", handler.files
+            yield f"http://127.0.0.1:{server.server_port}", Handler.files
         finally:
             server.shutdown()
             thread.join()
