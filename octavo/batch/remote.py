@@ -86,6 +86,7 @@ def _shown(url: str) -> str:
 
 def _say(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
+        error.close()  # it holds the answer's connection
         return f"the server answered {error.code} {error.reason}"
     if isinstance(error, urllib.error.URLError):
         return f"cannot be reached: {error.reason}"
