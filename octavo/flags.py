@@ -123,6 +123,7 @@ SERVER_FLAGS = (
     Flag("tool_call_parser", "how the model writes tool calls; auto: as its chat template shows"),
     Flag("reasoning_parser", "how it marks its thoughts; auto: as its chat template shows"),
     Flag("tool_parser_plugin", "Python file with TOOL_FORMATS and REASONING_FORMATS of its own"),
+    Flag("reasoning_parser_plugin", "another such file; either may have both"),
     Flag("enable_auto_tool_choice", "let the model decide whether to call tools"),
     Flag("exclude_tools_when_tool_choice_none", "do not show it tools that it may not call"),
     Flag("response_store", "keep responses of /v1/responses, in memory, to fetch and go on from"),

@@ -23,7 +23,7 @@ def opened_input(path: str) -> Iterator[IO[bytes]]:
         yield sys.stdin.buffer
         return
     if "://" in path:
-        raise ConfigError(f"--input-file {path}: fetch it first; only files and - are read")
+        raise ConfigError(f"--input-file {path}: only files, http(s) URLs and - are read")
     try:
         file = open(path, "rb")  # noqa: SIM115  (closed below)
     except OSError as error:

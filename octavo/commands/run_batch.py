@@ -9,8 +9,10 @@ from typing import IO, TYPE_CHECKING
 
 from octavo.batch.files import count_lines, earlier, opened_input, opened_output
 from octavo.batch.lines import Reader
+from octavo.batch.remote import is_remote, local_input, local_output
 from octavo.command_parser import CommandParser, positive
 from octavo.options import add_engine_options, engine_config
+from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,10 +31,18 @@ _NOTE_S = 10.0  # between lines of progress where there is no terminal
 def main(prog: str, argv: Sequence[str]) -> int:
     parser = CommandParser(prog, DESCRIPTION)
     parser.add_argument(
-        "-i", "--input-file", required=True, metavar="FILE", help="requests; - for standard input"
+        "-i",
+        "--input-file",
+        required=True,
+        metavar="FILE",
+        help="requests; - for standard input; http(s) URLs are fetched",
     )
     parser.add_argument(
-        "-o", "--output-file", required=True, metavar="FILE", help="answers; - for standard output"
+        "-o",
+        "--output-file",
+        required=True,
+        metavar="FILE",
+        help="answers; - for standard output; to http(s) URLs by PUT",
     )
     parser.add_argument(
         "--concurrency", type=positive, default=256, metavar="N", help="requests at once (256)"
@@ -43,15 +53,18 @@ def main(prog: str, argv: Sequence[str]) -> int:
     add_engine_options(parser)
     args = parser.parse_args(argv)
     config = engine_config(args)
-    done = earlier(args.output_file, resume=args.resume, overwrite=args.overwrite)
-    total = count_lines(args.input_file)
-    with (
-        opened_input(args.input_file) as source,
-        opened_output(args.output_file, resume=args.resume) as target,
-    ):
-        progress = Progress(None if total is None else total - len(done.ids) - len(done.lines))
-        entries = Reader(done).read(source)
-        tally = asyncio.run(_run(config, entries, target, args.concurrency, progress))
+    if args.resume and is_remote(args.output_file):
+        raise ConfigError("--resume needs an --output-file on this disk to go on with")
+    with local_input(args.input_file) as questions, local_output(args.output_file) as answers:
+        done = earlier(answers, resume=args.resume, overwrite=args.overwrite)
+        total = count_lines(questions)
+        with (
+            opened_input(questions) as source,
+            opened_output(answers, resume=args.resume) as target,
+        ):
+            progress = Progress(None if total is None else total - len(done.ids) - len(done.lines))
+            entries = Reader(done).read(source)
+            tally = asyncio.run(_run(config, entries, target, args.concurrency, progress))
     progress.end(tally)
     return 1 if tally.failed else 0
 

@@ -44,8 +44,10 @@ def main(prog: str, argv: Sequence[str]) -> int:
 
 def _serve(config: EngineConfig, settings: ServerSettings) -> int:
     began_at = time.monotonic()
+    from octavo_engine.server.dialect import known_formats
     from octavo_engine.server.port import open_port, open_unix_socket
 
+    known_formats(settings)  # a name that is none is said before anybody can connect
     if settings.uds:
         listener = open_unix_socket(settings.uds)
         url = f"unix:{settings.uds}"

@@ -46,10 +46,7 @@ def beam_search(
     """All prompts side by side. A beam's beginning is found in the prefix cache at every step."""
     ends = frozenset((*info.eos_token_ids, *tokenizer.eos_token_ids))
     searches = [BeamSearch(params, ends) for _ in prompts]
-    one = SamplingParams(
-        max_tokens=1, temperature=0.0, logprobs=2 * params.beam_width, detokenize=False,
-        ignore_eos=True,
-    )  # fmt: skip
+    one = one_token(params)
     for number in range(params.max_tokens):
         asked = [
             (search, [*ids, *beam.token_ids])
@@ -62,7 +59,7 @@ def beam_search(
         answers = generate([tokens for _, tokens in asked], one)
         choices: dict[int, list[list[Choice]]] = {}
         for (search, _), answer in zip(asked, answers, strict=True):
-            choices.setdefault(id(search), []).append(_choices(answer))
+            choices.setdefault(id(search), []).append(choices_of(answer))
         for search in searches:
             if id(search) in choices:
                 search.advance(choices[id(search)])
@@ -74,7 +71,15 @@ def beam_search(
     return results
 
 
-def _choices(answer: RequestOutput) -> list[Choice]:
+def one_token(params: BeamSearchParams) -> SamplingParams:
+    """What a beam asks of the engine at every step."""
+    return SamplingParams(
+        max_tokens=1, temperature=0.0, logprobs=2 * params.beam_width, detokenize=False,
+        ignore_eos=True,
+    )  # fmt: skip
+
+
+def choices_of(answer: RequestOutput) -> list[Choice]:
     logprobs = answer.outputs[0].logprobs
     if not logprobs:
         return []  # it failed: the beam ends here

@@ -22,6 +22,7 @@ def check(spec: GrammarSpec, limits: GrammarLimits = DEFAULT_LIMITS) -> None:
     """Raises InvalidRequest. Needs no tokenizer; takes milliseconds, a second for the most hostile,
     with the GIL released."""
     _check_text(spec.text, "the grammar")
+    _check_text(spec.whitespace, "whitespace_pattern")
     if spec.after is not None:
         _check_text(spec.after, "after")
         if not 0 < len(spec.after.encode()) <= limits.max_after_bytes:

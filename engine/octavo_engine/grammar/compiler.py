@@ -239,7 +239,10 @@ class GrammarCompiler:
             matcher.compute_bitmask()  # so that the first step finds automata begun
         if matcher.is_error():
             raise refusal(matcher.get_error())
-        before = BeforeMasks(vocabulary, spec.after.encode()) if spec.after else None
+        before = None
+        if spec.after:
+            opens = tuple(mark.encode() for mark in spec.opens)
+            before = BeforeMasks(vocabulary, spec.after.encode(), budget=spec.budget, opens=opens)
         return Compiled(matcher, before, vocabulary)
 
 

@@ -17,6 +17,7 @@ def json_schema_spec(
     *,
     strict: bool = False,
     any_whitespace: bool = True,
+    whitespace: str = "",
     after: str | None = None,
 ) -> GrammarSpec:
     """`strict`: objects that list their properties have no others unless the schema says so."""
@@ -27,12 +28,19 @@ def json_schema_spec(
             f"a JSON schema is an object or a boolean; got {type(schema).__name__}", param=PARAM
         )
     text = _dumped(stripped(schema, close=strict))
-    return GrammarSpec(kind="json_schema", text=text, any_whitespace=any_whitespace, after=after)
+    return GrammarSpec(
+        kind="json_schema", text=text, any_whitespace=any_whitespace, whitespace=whitespace,
+        after=after,
+    )  # fmt: skip
 
 
-def json_object_spec(*, any_whitespace: bool = True, after: str | None = None) -> GrammarSpec:
+def json_object_spec(
+    *, any_whitespace: bool = True, whitespace: str = "", after: str | None = None
+) -> GrammarSpec:
     """Any JSON object."""
-    return json_schema_spec({"type": "object"}, any_whitespace=any_whitespace, after=after)
+    return json_schema_spec(
+        {"type": "object"}, any_whitespace=any_whitespace, whitespace=whitespace, after=after
+    )
 
 
 def regex_spec(pattern: str, *, after: str | None = None) -> GrammarSpec:
@@ -56,6 +64,11 @@ def choice_spec(choices: list[str] | tuple[str, ...], *, after: str | None = Non
 def grammar_spec(text: str, *, after: str | None = None) -> GrammarSpec:
     """A grammar in Lark's notation or in EBNF as llama.cpp (GBNF), xgrammar and others have it."""
     return GrammarSpec(kind="lark", text=to_lark(_text(text, "a grammar")), after=after)
+
+
+def anything_spec() -> GrammarSpec:
+    """Any answer, control tokens included: for what is asked only of the text before it."""
+    return GrammarSpec(kind="lark", text="start: <[*]>*")
 
 
 def structural_tag_spec(tag: dict[str, Any] | str, *, after: str | None = None) -> GrammarSpec:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from octavo_engine.grammar.panics import is_failure
+from octavo_engine.grammar.prelude import Prelude
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,7 +43,6 @@ class GrammarRun:
         "_is_jumping",
         "_later",
         "_matcher",
-        "_state",
         "_vocabulary",
         "drafts",
         "error",
@@ -69,8 +70,7 @@ class GrammarRun:
         self.workers = workers
         self._matcher = matcher
         self._vocabulary = vocabulary
-        self._before = before  # None: the grammar has begun
-        self._state = 0  # of `before`
+        self._before = None if before is None else Prelude(before)  # None: it has begun
         # Where the text may end, the caller's own stop ids may end it too.
         size = vocabulary.mask_words * 32
         extra = [i for i in stop_token_ids if 0 <= i < size]
@@ -117,8 +117,7 @@ class GrammarRun:
         if self._ahead:
             self._accept_forced(token)
         elif self._before is not None:
-            self._state = self._before.follow(self._state, token)
-            if self._state == len(self._before.after):
+            if self._before.follow(token):
                 self._before = None
                 self._settle()
         elif self._consume(token):
@@ -190,15 +189,12 @@ class GrammarRun:
         return masks
 
     def _before_behind(self, drafts: list[int]) -> Iterator[Mask]:
-        before, state = self._before, self._state
+        before = copy.copy(self._before)
         assert before is not None
         for token in drafts:
-            if not _has(before.mask(state), token):
+            if not _has(before.mask, token) or before.follow(token):
                 return
-            state = before.follow(state, token)
-            if state == len(before.after):
-                return
-            yield before.mask(state)
+            yield before.mask
 
     def _bound_behind(self, drafts: list[int]) -> Iterator[Mask]:
         matcher, mask, ends = self._matcher.deep_copy(), self.mask, self._vocabulary.ends
@@ -215,7 +211,7 @@ class GrammarRun:
 
     def _next_mask(self) -> Mask:
         if self._before is not None:
-            return self._before.mask(self._state)
+            return self._before.mask
         mask = self._mask_of(self._matcher)
         if self._matcher.is_error():
             self._fail(self._matcher.get_error())

@@ -37,6 +37,7 @@ _HARMLESS: dict[str, tuple[object, ...]] = {
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SINGLE = ("items", "additionalProperties")
+MAX_INTEGER = 9 * 10**18  # of numbers that a schema leaves open; they fit 64 bits
 _OPTIONS = "x-guidance"  # the compiler's own settings: not for requests
 
 
@@ -63,6 +64,34 @@ def stripped(schema: Any, *, close: bool) -> Any:
     """The schema without keywords that assert nothing; with `close`, objects that list their
     properties have no others."""
     return _rebuilt(schema, close=close, depth=0)
+
+
+def bounded(schema: Any) -> Any:
+    """The schema with bounds on whole numbers that have none: small models can write digits for
+    ever. `check_schema` has seen it, so it ends."""
+    if not isinstance(schema, dict):
+        return schema
+    kept = dict(schema)
+    _replace(kept, lambda child, **_: bounded(child))
+    kinds = kept.get("type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if "integer" not in kinds or "number" in kinds:
+        return kept
+    if any(word in kept for word in ("const", "enum", "multipleOf")):
+        return kept
+    low = kept.get("minimum", kept.get("exclusiveMinimum"))
+    high = kept.get("maximum", kept.get("exclusiveMaximum"))
+    # A bound of the schema's own beyond ours leaves the other side open.
+    if low is None and (high is None or _is_below(-MAX_INTEGER, high)):
+        kept["minimum"] = -MAX_INTEGER
+    if high is None and (low is None or _is_below(low, MAX_INTEGER)):
+        kept["maximum"] = MAX_INTEGER
+    return kept
+
+
+def _is_below(low: object, high: object) -> bool:
+    """False for what is no number: the compiler will say so."""
+    return isinstance(low, int | float) and isinstance(high, int | float) and low < high
 
 
 def _check_keywords(node: dict[Any, Any], where: str, limits: GrammarLimits) -> None:

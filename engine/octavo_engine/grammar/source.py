@@ -9,7 +9,7 @@ from llguidance import LLMatcher, regex_to_lark
 
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.grammar.limits import DEFAULT_LIMITS
-from octavo_engine.grammar.schema import PARAM, check_schema
+from octavo_engine.grammar.schema import PARAM, bounded, check_schema
 from octavo_engine.grammar.tags import tags_source
 
 if TYPE_CHECKING:
@@ -35,8 +35,10 @@ def source_of(
             _check_size(spec.text, limits.max_schema_bytes, "the JSON schema")
             schema = parsed(spec.text)
             check_schema(schema, limits)
+            _check_size(spec.whitespace, limits.max_regex_bytes, "whitespace_pattern")
+            whitespace = WHITESPACE if spec.any_whitespace else None
             return LLMatcher.grammar_from_json_schema(
-                json.dumps(with_options(schema, any_whitespace=spec.any_whitespace))
+                json.dumps(with_options(schema, spec.whitespace or whitespace))
             )
         case "regex":
             _check_size(spec.text, limits.max_regex_bytes, "the regular expression")
@@ -49,8 +51,8 @@ def source_of(
             return LLMatcher.grammar_from_lark(spec.text)
         case "structural_tag":
             _check_size(spec.text, limits.max_schema_bytes, "the structural tag")
-            options = {"any_whitespace": spec.any_whitespace}
-            return tags_source(parsed(spec.text), specials or {}, limits, options)
+            whitespace = WHITESPACE if spec.any_whitespace else None
+            return tags_source(parsed(spec.text), specials or {}, limits, whitespace)
 
 
 def lark_regex(pattern: str) -> str:
@@ -59,17 +61,18 @@ def lark_regex(pattern: str) -> str:
     return regex_to_lark(pattern, "dws")
 
 
-def with_options(schema: Any, *, any_whitespace: bool) -> dict[str, Any]:
-    """The schema with the compiler's settings at its root."""
+def with_options(schema: Any, whitespace: str | None) -> dict[str, Any]:
+    """The schema, its whole numbers bounded, with the compiler's settings at its root."""
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
-    options = {
-        "whitespace_flexible": any_whitespace,
-        "whitespace_pattern": WHITESPACE if any_whitespace else None,
+    options: dict[str, Any] = {
+        "whitespace_flexible": whitespace is not None,
         "coerce_one_of": False,
         "lenient": False,
     }
-    return {**schema, "x-guidance": {k: v for k, v in options.items() if v is not None}}
+    if whitespace is not None:
+        options["whitespace_pattern"] = whitespace
+    return {**bounded(schema), "x-guidance": options}
 
 
 def parsed(text: str) -> Any:

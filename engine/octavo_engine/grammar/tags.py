@@ -25,9 +25,10 @@ _MAX_DEPTH = 16
 
 
 def tags_source(
-    tag: Any, specials: Mapping[str, int], limits: GrammarLimits, options: Mapping[str, Any]
+    tag: Any, specials: Mapping[str, int], limits: GrammarLimits, whitespace: str | None
 ) -> str:
-    """The compiler's source text. Raises InvalidRequest that names the part."""
+    """The compiler's source text; `whitespace` is what may stand between tokens of JSON. Raises
+    InvalidRequest that names the part."""
     if not isinstance(tag, dict):
         raise _refusal("must be a JSON object", "")
     if "format" in tag:
@@ -36,7 +37,7 @@ def tags_source(
         shape = _from_structures(tag)
     else:
         raise _refusal("needs a format, or structures and triggers", "")
-    builder = _Builder(specials, limits, bool(options.get("any_whitespace", True)))
+    builder = _Builder(specials, limits, whitespace)
     start = builder.rule(shape, "format", 1)
     lark = "\n".join([f"start: {start}", *builder.rules])
     grammars = [{"name": "start", "lark_grammar": lark}, *builder.grammars]
@@ -47,13 +48,13 @@ class _Builder:
     """Collects rules under names of their own."""
 
     def __init__(
-        self, specials: Mapping[str, int], limits: GrammarLimits, any_whitespace: bool
+        self, specials: Mapping[str, int], limits: GrammarLimits, whitespace: str | None
     ) -> None:
         self.rules: list[str] = []
         self.grammars: list[dict[str, Any]] = []
         self._specials = sorted(specials.items(), key=lambda item: -len(item[0]))
         self._limits = limits
-        self._any_whitespace = any_whitespace
+        self._whitespace = whitespace
         self._num_parts = 0
 
     def rule(self, shape: Any, where: str, depth: int) -> str:
@@ -165,8 +166,8 @@ class _Builder:
         schema = stripped(schema, close=False)
         check_schema(schema, self._limits)
         name = f"g{len(self.grammars)}"
-        options = with_options(schema, any_whitespace=self._any_whitespace)
-        self.grammars.append({"name": name, "json_schema": options})
+        source = with_options(schema, self._whitespace)
+        self.grammars.append({"name": name, "json_schema": source})
         return f"@{name}"
 
     def _regex(self, pattern: str) -> str:

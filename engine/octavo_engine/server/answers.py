@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 import msgspec
 
-FinishReason = Literal["stop", "length", "tool_calls", "abort", "error", "repetition"]
+FinishReason = Literal[
+    "stop", "length", "tool_calls", "function_call", "abort", "error", "repetition"
+]
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True):
@@ -195,6 +197,7 @@ class ChatDelta(msgspec.Struct, kw_only=True):
     content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionCallDelta | None = None  # where functions were given, not tools
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):

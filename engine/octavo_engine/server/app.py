@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from octavo_engine.core.logs import REQUEST_ID
 from octavo_engine.errors import RequestError
-from octavo_engine.protocol.endpoints import POD_UID_HEADER, REQUEST_ID_HEADER
+from octavo_engine.protocol.endpoints import POD_UID_HEADER
 from octavo_engine.server.exchange import ClientGone, Exchange
 from octavo_engine.server.http_errors import from_routing, internal_error
 from octavo_engine.server.openapi import document
@@ -55,16 +55,9 @@ def build_app(
     app.router.redirect_slashes = False  # a scraper or client follows no redirect
     app.state.service = service
     if settings.allowed_origins:
-        from starlette.middleware.cors import CORSMiddleware  # only where browsers call
+        from octavo_engine.server.cors import allow_origins  # only where browsers call
 
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(settings.allowed_origins),
-            allow_methods=list(settings.allowed_methods),
-            allow_headers=list(settings.allowed_headers),
-            allow_credentials=settings.allow_credentials,
-            expose_headers=[REQUEST_ID_HEADER, "retry-after"],
-        )
+        allow_origins(app, settings)
     return app
 
 

@@ -8,6 +8,7 @@ from octavo_engine.errors import RequestError
 from octavo_engine.server.chat_request import prepare
 from octavo_engine.server.chat_stream import answer_stream
 from octavo_engine.server.chat_whole import answer_whole
+from octavo_engine.server.legacy_functions import rename_tools
 from octavo_engine.server.schemas import ChatCompletionRequest
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ async def chat_completions(exchange: Exchange, service: Service) -> None:
     except RequestError as error:  # name the field as this client knows it
         if error.param == "prompt":
             error.param = "messages"
+        elif request.functions:
+            rename_tools(error)
         elif error.param == "max_tokens" and request.max_completion_tokens is not None:
             error.param = "max_completion_tokens"
         raise

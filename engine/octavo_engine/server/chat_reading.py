@@ -7,6 +7,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from octavo_engine.dialects.answer import AnswerParser
 from octavo_engine.dialects.grammar_of_tools import (
     Enforced,
@@ -91,6 +93,7 @@ async def plan(
             "how this model writes calls cannot be told from its chat template: name it with "
             '--tool-call-parser, or use tool_choice "required" or a function\'s name',
         )
+    budget = _budget(request, dialect)
     reasoning = dialect.reasoning
     is_open = reasoning is not None and _is_open(reasoning, request, prompt)
     after = reasoning.closes[0] if reasoning is not None and is_open else None
@@ -102,8 +105,43 @@ async def plan(
         shows_reasoning=request.include_reasoning is not False,
     )
     if offer.mode in ("none", "auto") and not wants_grammar(request) and not _has_strict(offer):
+        return _limited(reading, budget, after)
+    reading = await asyncio.to_thread(_enforce, reading, request, after)
+    return _limited(reading, budget, after)
+
+
+def _budget(request: ChatCompletionRequest, dialect: Dialect) -> int | None:
+    """Tokens that the model may think for; None: as many as it likes."""
+    field, budget = "thinking_token_budget", request.thinking_token_budget
+    if budget is None or budget == -1:
+        return None
+    if not 0 <= budget < 2**31:
+        raise InvalidRequest(f"{field} must be -1 or at least 0; got {budget}", param=field)
+    if dialect.reasoning is None:
+        raise not_supported(
+            field,
+            "how this model marks its thoughts cannot be told from its chat template: name it with "
+            "--reasoning-parser",
+        )
+    return budget
+
+
+def _limited(reading: Reading, budget: int | None, after: str | None) -> Reading:
+    """With the end of thoughts forced where their tokens are used up."""
+    if budget is None or reading.reasoning is None:
         return reading
-    return await asyncio.to_thread(_enforce, reading, request, after)
+    from octavo_engine.grammar import normal
+
+    grammar = reading.grammar
+    if after is not None:
+        grammar = grammar or normal.anything_spec()
+        grammar = msgspec.structs.replace(grammar, after=after, budget=budget)
+    elif grammar is None:  # an enforced answer begins at once, without thoughts
+        grammar = msgspec.structs.replace(
+            normal.anything_spec(), after=reading.reasoning.closes[0], budget=budget,
+            opens=reading.reasoning.opens,
+        )  # fmt: skip
+    return dataclasses.replace(reading, grammar=grammar)
 
 
 def _is_open(reasoning: ReasoningFormat, request: ChatCompletionRequest, prompt: str) -> bool:

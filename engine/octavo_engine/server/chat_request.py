@@ -15,6 +15,7 @@ from octavo_engine.server import generation
 from octavo_engine.server.chat_reading import Reading, plan
 from octavo_engine.server.chat_tools import read_offer
 from octavo_engine.server.conversations import render, rendered
+from octavo_engine.server.legacy_functions import adopt_functions
 from octavo_engine.server.params import check_sizes, sampling_params
 from octavo_engine.server.prompts import truncate
 from octavo_engine.server.request_ids import adopt
@@ -44,6 +45,7 @@ class Asked:
     reading: Reading
     prompt: str  # as it was rendered
     opened: set[int]  # choices that began before: of a stream that is resumed
+    has_functions: bool = False  # a call is told as function_call, as it was asked for
 
     @property
     def as_ids(self) -> bool:
@@ -79,6 +81,7 @@ async def prepare(
     settings = service.settings
     check_sizes(request, settings.limits)
     logprobs = _logprobs_wanted(request, settings.limits.max_logprobs)
+    has_functions = adopt_functions(request)
     offer = read_offer(request.tools, request.tool_choice, request.parallel_tool_calls)
     if offer.mode == "auto" and not settings.enable_auto_tool_choice:
         raise InvalidRequest(
@@ -126,6 +129,7 @@ async def prepare(
         reading=reading,
         prompt=prompt.text,
         opened=opened(resume),
+        has_functions=has_functions,
     )
 
 

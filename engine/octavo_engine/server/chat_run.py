@@ -69,6 +69,11 @@ class ChatNews:
     output: RequestOutput  # of the engine, with all that is said of the prompt
 
 
+def told_reason(asked: Asked, reason: str | None) -> str | None:
+    """Why an answer ended, in the words of the chat endpoint's clients."""
+    return "function_call" if reason == "tool_calls" and asked.has_functions else reason
+
+
 class ChatRun:
     """One request's. `usage` is true after each piece of news."""
 

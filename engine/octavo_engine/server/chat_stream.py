@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.server.chat_run import ChatRun
+from octavo_engine.server.chat_run import ChatRun, told_reason
 from octavo_engine.server.logprobs import chat_logprobs
 from octavo_engine.server.sse import DONE, Chunks
 from octavo_engine.server.token_lines import TokenLines
@@ -92,6 +92,7 @@ class _Writer:
 
     def _chunk(self, news: ChoiceNews) -> bytes:
         logprobs = usage = None
+        news.finish_reason = told_reason(self._asked, news.finish_reason)
         if self._wants_sums:
             self._sums.note_answer(0, news.index, news.num_tokens)
             if news.reasoning_tokens:
@@ -103,22 +104,23 @@ class _Writer:
             news.index,
             news,
             news.content,
-            delta=None if self._is_plain else _delta(news),
+            delta=None if self._is_plain else self._delta(news),
             logprobs=logprobs,
             token_ids=news.token_ids if self._wants_ids else None,
             usage=usage,
         )
 
-
-def _delta(news: ChoiceNews) -> dict[str, Any]:
-    delta: dict[str, Any] = {}
-    if news.reasoning:
-        delta["reasoning"] = news.reasoning
-    if news.content:
-        delta["content"] = news.content
-    if news.calls:
-        delta["tool_calls"] = [_call(call) for call in news.calls]
-    return delta
+    def _delta(self, news: ChoiceNews) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        if news.reasoning:
+            delta["reasoning"] = news.reasoning
+        if news.content:
+            delta["content"] = news.content
+        if news.calls and self._asked.has_functions:  # there is one at most
+            delta["function_call"] = _call(news.calls[0])["function"]
+        elif news.calls:
+            delta["tool_calls"] = [_call(call) for call in news.calls]
+        return delta
 
 
 def _call(call: CallNews) -> dict[str, Any]:

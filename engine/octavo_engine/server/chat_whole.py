@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo_engine.server.chat_run import ChatRun
+from octavo_engine.server.chat_run import ChatRun, told_reason
 from octavo_engine.server.logprobs import chat_logprobs, prompt_logprobs
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def _choice(asked: Asked, choice: WholeChoice) -> dict[str, Any]:
     content: str | None = asked.echo + choice.content
     if not content and (choice.calls or choice.reasoning):
         content = None
+    calls = [{"name": call.name, "arguments": call.arguments} for call in choice.calls.values()]
     return {
         "index": choice.index,
         "message": {
@@ -101,19 +102,16 @@ def _choice(asked: Asked, choice: WholeChoice) -> dict[str, Any]:
             "refusal": None,
             "annotations": None,
             "audio": None,
-            "function_call": None,
+            "function_call": calls[0] if calls and asked.has_functions else None,
             "tool_calls": [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for call in choice.calls.values()
+                {"id": call.id, "type": "function", "function": function}
+                for call, function in zip(choice.calls.values(), calls, strict=True)
+                if not asked.has_functions
             ],
             "reasoning": choice.reasoning or None,
         },
         "logprobs": logprobs,
-        "finish_reason": choice.finish_reason,
+        "finish_reason": told_reason(asked, choice.finish_reason),
         "stop_reason": choice.stop_reason,
         "token_ids": choice.token_ids if asked.request.return_token_ids else None,
     }

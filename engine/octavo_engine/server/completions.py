@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from octavo_engine.server.request_ids import adopt
 from octavo_engine.server.resume import continued, opened
 from octavo_engine.server.schemas import CompletionRequest
 from octavo_engine.server.sse import DONE, Chunks
-from octavo_engine.server.structured import grammar_of, wants_grammar, with_grammar
+from octavo_engine.server.structured import with_grammar
 from octavo_engine.server.token_lines import TokenLines
 from octavo_engine.server.unsupported import refuse_unsupported
 from octavo_engine.server.usage import Usage
@@ -93,9 +92,6 @@ async def prepare(exchange: Exchange, service: Service, request: CompletionReque
         defaults=info.default_params if service.settings.generation_config == "auto" else {},
         limits=limits,
     )
-    if wants_grammar(request):
-        grammar = await asyncio.to_thread(grammar_of, request)
-        params = msgspec.structs.replace(params, grammar=grammar)
     params = await with_grammar(request, params)
     if request.echo and request.logprobs is not None:
         wanted = max(request.logprobs, request.prompt_logprobs or 0)

@@ -68,8 +68,13 @@ def known_formats(settings: ServerSettings) -> Formats:
     tools.update({alias: tools[name] for alias, name in TOOL_ALIASES.items()})
     reasoning = dict(REASONING_FORMATS)
     reasoning.update({alias: reasoning[name] for alias, name in REASONING_ALIASES.items()})
-    if settings.tool_parser_plugin:
-        plugin = _load(settings.tool_parser_plugin)
+    for flag, path in (
+        ("--tool-parser-plugin", settings.tool_parser_plugin),
+        ("--reasoning-parser-plugin", settings.reasoning_parser_plugin),
+    ):
+        if not path:
+            continue
+        plugin = _load(flag, path)
         tools.update(getattr(plugin, "TOOL_FORMATS", {}))
         reasoning.update(getattr(plugin, "REASONING_FORMATS", {}))
     _check("--tool-call-parser", settings.tool_call_parser, tools)
@@ -77,17 +82,17 @@ def known_formats(settings: ServerSettings) -> Formats:
     return Formats(tools, reasoning)
 
 
-def _load(path: str) -> object:
+def _load(flag: str, path: str) -> object:
     """The operator's own Python file, with TOOL_FORMATS and REASONING_FORMATS in it."""
-    spec = importlib.util.spec_from_file_location("octavo_tool_parser_plugin", path)
+    spec = importlib.util.spec_from_file_location("octavo_parser_plugin", path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"--tool-parser-plugin: {path} is no Python file")
+        raise ConfigError(f"{flag}: {path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever the operator's file does wrong
         raise ConfigError(
-            f"--tool-parser-plugin: {path} cannot be loaded: {type(error).__name__}: {error}"
+            f"{flag}: {path} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
     return module
 

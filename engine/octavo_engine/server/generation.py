@@ -18,14 +18,17 @@ from octavo_engine.errors import (
     InvalidRequest,
     RequestError,
 )
+from octavo_engine.server.beams import beam_search, read_beams
 from octavo_engine.server.request_log import log_request
 from octavo_engine.server.residency import Answers
 from octavo_engine.server.running import names_of
 from octavo_engine.server.stopwatch import Stopwatch
+from octavo_engine.server.together import all_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
+    from octavo_engine.core.beam_search import BeamSearchParams
     from octavo_engine.core.info import ModelInfo
     from octavo_engine.core.outputs import RequestOutput
     from octavo_engine.core.told import Told
@@ -52,6 +55,7 @@ class Job:
     seeds: tuple[int, ...] = ()  # one a prompt
     told: tuple[Told, ...] = ()  # prompt-major; empty unless resumed
     route: Route | None = None  # how routers know the first prompt
+    beams: BeamSearchParams | None = None  # the likeliest answers are searched, not sampled
 
     @property
     def prompt_tokens(self) -> int:
@@ -85,6 +89,9 @@ def make_job(
         priority=request.priority or 0,
         cache_salt=salt,
         deadline_s=service.settings.request_timeout_s,
+        beams=read_beams(
+            request, params, service.engine.info.max_model_len - max(map(len, prompts))
+        ),
     )
 
 
@@ -94,11 +101,14 @@ async def routed(
 ) -> Job:  # fmt: skip
     """The job with the route keys of its first prompt and the time it has left.
 
-    Of a chat, `text` is its rendered prompt.
+    Of a chat, `text` is its rendered prompt. A server that no router ever listened to does not
+    pay for keys; what it cached before the first one came is named when it is used again.
     """
-    route = await service.labeller.route(
-        exchange.fields, kind, job.prompts[0], text, render_next=render_next
-    )
+    route = None
+    if service.hub.was_joined:
+        route = await service.labeller.route(
+            exchange.fields, kind, job.prompts[0], text, render_next=render_next
+        )
     left_s = exchange.time_left_s(service.settings.request_timeout_s)
     return dataclasses.replace(job, route=route, deadline_s=left_s)
 
@@ -136,12 +146,27 @@ async def run(service: Service, job: Job, *, stream: bool) -> AsyncGenerator[Pie
         log_request(service, job)
     ids = _engine_ids(job)
 
+    is_stopped = False
+
     async def stop() -> None:
+        nonlocal is_stopped
+        is_stopped = True
         for id_ in ids:
             await service.engine.abort(id_)
 
     with service.running.track((*ids, *names_of(job.request_id)), stop):
         try:
+            if job.beams is not None:
+                found = await all_of(
+                    [
+                        beam_search(service, job, job.beams, index, id_, lambda: is_stopped)
+                        for index, id_ in enumerate(ids)
+                    ]
+                )
+                for index, output in enumerate(found):
+                    watch.note(index, output)
+                    yield Piece(index, output)
+                return
             if len(job.prompts) == 1:
                 answers = Answers()
                 async with aclosing(_one(service, job, 0, ids[0], stream=stream)) as news:

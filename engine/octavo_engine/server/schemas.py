@@ -60,8 +60,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     response_format: Any = None
     structured_outputs: Any = None
     repetition_detection: RepetitionDetection | None = None
+    use_beam_search: bool | None = None  # n is the number of beams; temperature has no effect
+    length_penalty: float | None = None  # of beams: above 1 favours long answers
     # not honoured yet
-    use_beam_search: Any = None
     best_of: Any = None
     guided_json: Any = None
     guided_regex: Any = None
@@ -92,6 +93,7 @@ class Message(msgspec.Struct, kw_only=True):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    function_call: dict[str, Any] | None = None  # as before there were tool_calls
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -113,6 +115,8 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    functions: list[dict[str, Any]] | None = None  # tools of old
+    function_call: Any = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
@@ -120,6 +124,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None  # of each answer; -1: no limit
     parallel_tool_calls: bool | None = None
     echo: bool | None = None
     return_prompt_text: bool | None = None
@@ -127,12 +132,9 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     # not honoured yet
-    functions: Any = None
-    function_call: Any = None
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
-    thinking_token_budget: Any = None
 
     @property
     def conversation(self) -> Conversation:

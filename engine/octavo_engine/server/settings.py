@@ -44,6 +44,7 @@ class ServerSettings:
     tool_call_parser: str = "auto"  # name of a format; auto: told from the chat template
     reasoning_parser: str = "auto"
     tool_parser_plugin: str = ""  # Python file with formats of its own
+    reasoning_parser_plugin: str = ""  # another one; either may have both kinds
     enable_auto_tool_choice: bool = True  # off: tools need tool_choice required or a name
     exclude_tools_when_tool_choice_none: bool = False  # they are shown to the model otherwise
     response_store: bool = True  # of /v1/responses, in memory; see also limits

@@ -155,6 +155,8 @@ class Hub:
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = 0.0
         self._draining: Draining | None = None
+        # Whether any router was ever here. Until then prompts are not labelled: nobody would know.
+        self.was_joined = False
 
     def __len__(self) -> int:
         return len(self._subscribers)
@@ -166,6 +168,7 @@ class Hub:
         if state not in ("ready", "draining"):
             raise unavailable("loading", f"The engine is {state}.", retry_after_s=1)
         info = engine.info
+        self.was_joined = True
         subscriber = Subscriber()
         hello = Hello(
             epoch=self._feed.epoch,

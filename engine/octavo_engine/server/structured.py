@@ -82,6 +82,9 @@ def as_shape(spec: GrammarSpec) -> dict[str, Any]:
         return {"type": "regex", "pattern": spec.text}
     if spec.kind == "lark":
         return {"type": "grammar", "grammar": spec.text}
+    if spec.whitespace:
+        field = "structured_outputs.whitespace_pattern"
+        raise not_supported(field, "not together with tools that may be called")
     value = json.loads(spec.text)
     if spec.kind == "json_schema":
         return {"type": "json_schema", "json_schema": value}
@@ -135,17 +138,17 @@ def _of_structured_outputs(value: Any, after: str | None) -> GrammarSpec | None:
     if len(kinds) != 1:
         names = ", ".join(KINDS)
         raise InvalidRequest(f"{at} needs exactly one of {names}; got {len(kinds)}", param=at)
-    if value.get("whitespace_pattern") is not None:
-        field = f"{at}.whitespace_pattern"
-        raise not_supported(field, "disable_any_whitespace is")
     loose = value.get("disable_any_whitespace") is not True
+    whitespace = _whitespace(value, kinds[0], loose=loose)
     closed = value.get("disable_additional_properties") is True
     given = value[kinds[0]]
     match kinds[0]:
         case "json":
-            return normal.json_schema_spec(given, strict=closed, any_whitespace=loose, after=after)
+            return normal.json_schema_spec(
+                given, strict=closed, any_whitespace=loose, whitespace=whitespace, after=after
+            )
         case "json_object":
-            return normal.json_object_spec(any_whitespace=loose, after=after)
+            return normal.json_object_spec(any_whitespace=loose, whitespace=whitespace, after=after)
         case "regex":
             return normal.regex_spec(given, after=after)
         case "choice":
@@ -154,3 +157,18 @@ def _of_structured_outputs(value: Any, after: str | None) -> GrammarSpec | None:
             return normal.grammar_spec(given, after=after)
         case _:
             return normal.structural_tag_spec(given, after=after)
+
+
+def _whitespace(value: dict[str, Any], kind: str, *, loose: bool) -> str:
+    """The pattern of what may stand between JSON's tokens; empty: ours."""
+    field = "structured_outputs.whitespace_pattern"
+    given = value.get("whitespace_pattern")
+    if given is None:
+        return ""
+    if not isinstance(given, str) or not given:
+        raise InvalidRequest(f"{field} must be a regular expression", param=field)
+    if kind not in ("json", "json_object"):
+        raise InvalidRequest(f"{field} is for json and json_object", param=field)
+    if not loose:
+        raise InvalidRequest(f"{field} and disable_any_whitespace exclude each other", param=field)
+    return given

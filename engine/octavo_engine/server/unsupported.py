@@ -16,27 +16,19 @@ if TYPE_CHECKING:
     import msgspec
 
 
-def _false(value: Any) -> bool:
-    return value is False
-
-
 def _empty(value: Any) -> bool:
     return value in ("", [], {})
 
 
 HARMLESS: dict[str, Callable[[Any], bool]] = {
-    "use_beam_search": _false,
     "best_of": lambda value: value == 1,
     "prompt_embeds": _empty,
     "kv_transfer_params": _empty,
     "vllm_xargs": _empty,
     "suffix": _empty,
-    "functions": _empty,
-    "function_call": lambda value: value in ("none", "auto"),
     "modalities": lambda value: value in (["text"], []),
     "audio": _empty,
     "web_search_options": lambda value: False,
-    "thinking_token_budget": lambda value: value == -1,
 }
 
 

@@ -19,5 +19,10 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     kind: GrammarKind
     text: str
     any_whitespace: bool = True  # of json_schema: between tokens, within bounds
+    whitespace: str = ""  # a regular expression for what may stand there instead
     # The grammar begins once this text has been generated, such as "</think>"; None: at once.
     after: str | None = None
+    budget: int | None = None  # tokens that there are for that; then `after` is written for it
+    # `budget` counts from one of these, with which the answer begins; where it does not, nothing is
+    # waited for. Empty: from the first token.
+    opens: tuple[str, ...] = ()

@@ -9,7 +9,12 @@ import pytest
 from llguidance import LLMatcher
 
 from octavo_engine.grammar.masks import MaskWorkers, StepMasks
-from octavo_engine.grammar.normal import choice_spec, json_schema_spec, regex_spec
+from octavo_engine.grammar.normal import (
+    anything_spec,
+    choice_spec,
+    json_schema_spec,
+    regex_spec,
+)
 from octavo_engine.grammar.prelude import BeforeMasks
 from octavo_engine.grammar.run import GrammarRun
 from octavo_engine.grammar.vocabulary import Vocabulary
@@ -159,13 +164,48 @@ def test_random_texts_before_are_followed_as_searching_would() -> None:
         for _ in range(50):
             state, text = 0, b""
             for byte in rng.choice(list(b"ab"), 30).tolist():
-                state = before.follow(state, byte)
+                state = before.follow(state, bytes([byte]))
                 text += bytes([byte])
                 assert (state == len(after)) == text.endswith(after)
                 longest = max(n for n in range(len(after) + 1) if text.endswith(after[:n]))
                 assert state == longest
                 if state == len(after):
                     break
+
+
+def test_a_wait_whose_tokens_are_used_up_is_ended_with_the_longest_pieces() -> None:
+    words = Vocabulary(Words(), vocab_size=300)
+    ids = {words.words[i]: i for i in range(300) if words.words[i]}
+    before = BeforeMasks(words, b"</think>", budget=2)
+    for thoughts, rest in (
+        ([b"h", b"m"], [b"</think>"]),
+        ([b"h", b"</"], [b"think", b">"]),
+        ([b"</", b"think"], [b">"]),
+    ):
+        run = GrammarRun(matcher(regex_spec("[0-9]")), words, WORKERS, before=before)
+        for piece in thoughts:
+            assert len(allowed(run)) > 200
+            run.accept(ids[piece])
+        for piece in rest:
+            assert allowed(run) == [ids[piece]]
+            run.accept(ids[piece])
+        assert allowed(run) == list(b"0123456789")
+
+
+def test_a_budget_counts_from_where_thoughts_begin_and_asks_nothing_without_them() -> None:
+    before = BeforeMasks(vocabulary(), b"</t>", budget=1, opens=(b"<t>", b"[t]"))
+
+    def after(text: bytes) -> list[int]:
+        run = GrammarRun(matcher(anything_spec()), vocabulary(), WORKERS, before=before)
+        for byte in text:
+            assert byte in allowed(run)
+            run.accept(byte)
+        return allowed(run)
+
+    assert after(b"\n[t]x") == after(b"<t>x") == [ord("<")]
+    assert after(b"<t>x</t") == [ord(">")]
+    for free in (b"", b" <", b"no", b"<tx", b"<t>x</t>", b"<t></t>yes"):
+        assert EOS in after(free) and len(after(free)) > 200
 
 
 def test_a_mask_that_is_late_leaves_its_row_out() -> None:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.grammar.check import check
 from octavo_engine.grammar.normal import json_schema_spec, regex_spec, structural_tag_spec
-from octavo_engine.grammar.schema import UNSUPPORTED
+from octavo_engine.grammar.schema import MAX_INTEGER, UNSUPPORTED
 from octavo_engine.state.grammar import GrammarSpec
 from tests.engine.grammar.validity import is_valid
-from tests.engine.grammar.walking import accepts, draw
+from tests.engine.grammar.walking import accepts, begins, draw
 
 VALUES: dict[str, Any] = {
     "not": {}, "if": {}, "then": {}, "else": {}, "dependentSchemas": {}, "dependencies": {},
@@ -185,3 +185,27 @@ def test_any_text_is_served_or_refused(kind: Any, text: str) -> None:
 def test_regular_expressions_that_hang_others(pattern: str) -> None:
     with suppress(InvalidRequest):
         check(regex_spec(pattern))
+
+
+@pytest.mark.parametrize(
+    ("schema", "last", "beyond"),
+    [
+        ({"type": "integer"}, MAX_INTEGER, MAX_INTEGER + 1),
+        ({"type": "integer"}, -MAX_INTEGER, -MAX_INTEGER - 1),
+        ({"type": ["integer", "null"]}, MAX_INTEGER, MAX_INTEGER + 1),
+        ({"type": "integer", "minimum": 5}, MAX_INTEGER, 4),
+        ({"type": "integer", "exclusiveMaximum": 5}, 4, 5),
+    ],
+)
+def test_a_whole_number_ends_also_where_its_schema_has_no_bound(
+    schema: Any, last: int, beyond: int
+) -> None:
+    inside = {"type": "object", "properties": {"n": schema}, "required": ["n"]}
+    assert accepts(json_schema_spec(schema), str(last))
+    assert not accepts(json_schema_spec(schema), str(beyond))
+    assert accepts(json_schema_spec(inside), f'{{"n":{last}}}')
+    assert not begins(json_schema_spec(inside), '{"n":' + "1" * 30)
+
+
+def test_multiples_have_as_many_digits_as_they_like() -> None:
+    assert accepts(json_schema_spec({"type": "integer", "multipleOf": 5}), "5" * 30)

@@ -16,6 +16,7 @@ from octavo_engine.protocol.resume import BEGIN, LINE_PREFIX, Resume, pack
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.server import RunningServer, running
+from tests.fakes.simulated import simulating
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -332,7 +333,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("guided_json", {"extra_body": {"guided_json": {}}}),
     ("documents", {"extra_body": {"documents": [{"text": "a"}]}}),
     ("reasoning_effort", {"extra_body": {"reasoning_effort": "heroic"}}),
-    ("thinking_token_budget", {"extra_body": {"thinking_token_budget": 5}}),
+    ("thinking_token_budget", {"extra_body": {"thinking_token_budget": -5}}),
     ("top_logprobs", {"logprobs": True, "top_logprobs": -1}),
 ]  # fmt: skip
 
@@ -449,3 +450,126 @@ def test_a_resumed_stream_is_byte_for_byte_the_one_that_broke(teller, cut):
         )
         assert told == expected
     assert router.tokens == unbroken.tokens
+
+
+# ── a budget for thoughts ──
+
+
+def grammar_for(using: ServerSettings, **asked: Any) -> Any:
+    with saying("Hello.", using=using) as (server, client):
+        client.chat.completions.create(model="fake", messages=HI, extra_body=asked)
+        return server.engine.requests[-1][1].grammar
+
+
+def test_a_budget_for_thoughts_goes_along_with_what_the_answer_must_be():
+    opened = ServerSettings(reasoning_parser="deepseek_r1")
+    alone = grammar_for(opened, thinking_token_budget=5)
+    assert (alone.after, alone.budget, alone.opens) == ("</think>", 5, ())
+
+    both = grammar_for(
+        opened, thinking_token_budget=0, structured_outputs={"choice": ["yes", "no"]}
+    )
+    assert (both.kind, both.after, both.budget) == ("choice", "</think>", 0)
+
+    by_itself = grammar_for(HERMES, thinking_token_budget=5)
+    assert (by_itself.budget, by_itself.opens) == (5, ("<think>",))
+    assert grammar_for(HERMES, thinking_token_budget=-1) is None
+
+
+def test_a_budget_needs_thoughts_that_can_be_told():
+    with pytest.raises(openai.BadRequestError, match="--reasoning-parser"):
+        grammar_for(ServerSettings(), thinking_token_budget=5)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thoughts_end_when_their_tokens_are_used_up(stream):
+    """Bytes are tokens there, so the mark takes eight of them."""
+    using = ServerSettings(reasoning_parser="deepseek_r1")
+    with (
+        simulating(settings=using) as server,
+        openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client,
+    ):
+        asked: Any = {"max_tokens": 30, "extra_body": {"thinking_token_budget": 5}, "n": 2}
+        if stream:
+            asked |= {"stream": True, "stream_options": {"include_usage": True}}
+        answer = client.chat.completions.create(model="sim", messages=HI, **asked)
+        usage = list(answer)[-1].usage if stream else answer.usage
+        server.check_idle()
+    assert usage.completion_tokens == 2 * (5 + len("</think>") + 1)  # the simulator ends soon
+    assert usage.completion_tokens_details.reasoning_tokens == 2 * (5 + len("</think>"))
+
+
+# ── functions, as they were before tools ──
+
+FUNCTIONS = [tool["function"] for tool in TOOLS]
+CALL = {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
+
+
+def test_functions_are_called_and_told_as_they_were_asked_for():
+    with saying(f"{THOUGHT}{OSLO}\n{NOW}") as (_, client):
+        answer = client.chat.completions.create(model="fake", messages=HI, functions=FUNCTIONS)
+        chunks = list(
+            client.chat.completions.create(
+                model="fake", messages=HI, functions=FUNCTIONS, stream=True
+            )
+        )
+        (choice,) = answer.choices
+    deltas = [chunk.choices[0].delta.function_call for chunk in chunks]
+    told = [delta for delta in deltas if delta is not None]
+
+    assert choice.message.function_call.model_dump() == CALL
+    assert choice.message.tool_calls == [] and choice.message.content is None
+    assert choice.finish_reason == chunks[-1].choices[0].finish_reason == "function_call"
+    assert told[0].name == "get_weather" and not any(delta.name for delta in told[1:])
+    assert "".join(delta.arguments or "" for delta in told) == CALL["arguments"]
+    assert not any(chunk.choices[0].delta.tool_calls for chunk in chunks)
+
+
+def test_one_function_is_enforced_by_its_name():
+    with saying('{"city": "Oslo"}') as (server, client):
+        answer = client.chat.completions.create(
+            model="fake", messages=HI, functions=FUNCTIONS, function_call={"name": "get_weather"}
+        )
+        grammar = server.engine.requests[-1][1].grammar
+    assert answer.choices[0].message.function_call.model_dump() == CALL
+    assert answer.choices[0].finish_reason == "stop"
+    assert grammar is not None and grammar.kind == "json_schema"
+
+
+def test_calls_and_results_of_old_are_read_as_those_of_tools():
+    old = [
+        *HI,
+        {"role": "assistant", "content": None, "function_call": CALL},
+        {"role": "function", "name": "get_weather", "content": "rain"},
+    ]
+    new = [
+        *HI,
+        {"role": "assistant", "tool_calls": [{"id": "call_1", "type": "function",
+                                              "function": CALL}]},
+        {"role": "tool", "name": "get_weather", "tool_call_id": "call_1", "content": "rain"},
+    ]  # fmt: skip
+    with saying("Take an umbrella.") as (server, client):
+        for messages in (old, new):
+            client.chat.completions.create(model="fake", messages=messages)
+        first, second = (asked[0] for asked in server.engine.requests)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("param", "asked"),
+    [
+        ("functions", {"functions": []}),
+        ("functions", {"functions": FUNCTIONS, "tools": TOOLS}),
+        ("functions[1].name", {"functions": [FUNCTIONS[0], FUNCTIONS[0]]}),
+        ("function_call", {"function_call": {"name": "get_weather"}}),
+        ("function_call", {"functions": FUNCTIONS, "function_call": "always"}),
+        ("function_call", {"functions": FUNCTIONS, "function_call": {"name": "nobody"}}),
+        ("messages[0].function_call", {
+            "messages": [{"role": "assistant", "content": "", "function_call": {}}]}),
+    ],
+)  # fmt: skip
+def test_functions_that_make_no_sense_are_refused_by_name(talker, param, asked):
+    with pytest.raises(openai.BadRequestError) as raised:
+        talker.chat.completions.create(**{"model": "fake", "messages": HI, **asked})
+
+    assert raised.value.param == param

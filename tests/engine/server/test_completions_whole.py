@@ -119,7 +119,7 @@ def test_a_grammar_reaches_the_engine(server):
         ({"suffix": "x"}, "suffix", "not_supported"),
         ({"best_of": 2}, "best_of", "not_supported"),
         ({"prompt_embeds": "x"}, "prompt_embeds", "not_supported"),
-        ({"use_beam_search": True}, "use_beam_search", "not_supported"),
+        ({"use_beam_search": True, "min_tokens": 2}, "min_tokens", "not_supported"),
         ({"truncation_side": "top"}, "truncation_side", "invalid_request"),
         ({"request_id": "a b"}, "request_id", "invalid_request"),
         ({"response_format": {"type": "odd"}}, "response_format", "invalid_request"),

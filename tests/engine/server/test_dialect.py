@@ -52,6 +52,7 @@ def test_a_name_wins_over_the_template_and_none_switches_off():
         ("--tool-call-parser", ServerSettings(tool_call_parser="klingon")),
         ("--reasoning-parser", ServerSettings(reasoning_parser="klingon")),
         ("--tool-parser-plugin", ServerSettings(tool_parser_plugin="/nowhere/plugin.py")),
+        ("--reasoning-parser-plugin", ServerSettings(reasoning_parser_plugin="/nowhere/plug.py")),
     ],
 )
 def test_what_is_not_there_is_said_before_the_server_starts(flag, settings):
@@ -78,3 +79,16 @@ def test_a_plug_in_that_breaks_is_the_operators_to_mend(tmp_path):
     plugin.write_text("1 / 0\n")
     with pytest.raises(ConfigError, match="ZeroDivisionError"):
         known_formats(ServerSettings(tool_parser_plugin=str(plugin)))
+
+
+def test_a_file_for_reasoning_may_stand_beside_one_for_calls(tmp_path):
+    plugin = tmp_path / "thoughts.py"
+    plugin.write_text(
+        "from octavo_engine.dialects.reasoning import ReasoningFormat\n"
+        "REASONING_FORMATS = {'mine': ReasoningFormat(opens=('{{',), closes=('}}',))}\n"
+    )
+    using = ServerSettings(reasoning_parser_plugin=str(plugin), reasoning_parser="mine")
+    dialect = chosen(using, FakeTokenizer())
+
+    assert dialect.reasoning is not None
+    assert dialect.reasoning.opens == ("{{",)

@@ -159,12 +159,19 @@ def test_named_origins_may_call():
     with running(settings=settings) as server, server.client() as client:
         asked = client.options(COMPLETIONS, headers=ASKS)  # without a key: browsers send none
         other = client.options(COMPLETIONS, headers=ASKS | {"origin": "https://evil.example"})
+        method = client.options(
+            COMPLETIONS, headers=ASKS | {"access-control-request-method": "PUT"}
+        )
         refused = client.get("/v1/models", headers={"origin": "https://app.example"})
 
     assert asked.status_code == 200
     assert asked.headers["access-control-allow-origin"] == "https://app.example"
     assert "access-control-allow-credentials" not in asked.headers
     assert other.status_code == 400
+    assert other.headers["content-type"] == "application/json"
+    assert other.json()["error"]["param"] == "origin"
+    assert "--allowed-origins" in other.json()["error"]["message"]
+    assert method.json()["error"]["param"] == "access-control-request-method"
     assert refused.status_code == 401  # and the page may read why
     assert refused.headers["access-control-allow-origin"] == "https://app.example"
     assert refused.headers["access-control-expose-headers"] == "x-request-id, retry-after"

@@ -177,13 +177,22 @@ class Bench:
 
 @asynccontextmanager
 async def bench(config: EngineConfig, connect: Any) -> AsyncIterator[Bench]:
+    async with serving(config, connect) as (service, client):
+        yield Bench(service, client)
+
+
+@asynccontextmanager
+async def serving(
+    config: EngineConfig, connect: Any
+) -> AsyncIterator[tuple[Service, httpx.AsyncClient]]:
+    """No router has come yet."""
     engine = await AsyncEngine.start(config, connect=connect)
     try:
         await engine.ready()
         app = build_app(engine, ServerSettings())
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
-            yield Bench(app.state.service, client)
+            yield app.state.service, client
     finally:
         await engine.stop()
 
@@ -429,3 +438,26 @@ def test_chats_with_a_real_model_are_predicted_turn_by_turn():
     assert np.abs(figures.errors).max() <= BLOCK_SIZE, figures
     assert figures.cached > figures.prompt // 2
     assert np.abs(later).max() <= BLOCK_SIZE
+
+
+def test_before_the_first_router_nothing_is_named_and_afterwards_what_is_used_again():
+    """Servers that no router listens to do not pay for keys."""
+    question = {"role": "user", "content": "What is the capital of France? " * 8}
+    body: dict[str, Any] = {"messages": [question], "max_tokens": 4}
+
+    async def work() -> None:
+        config = EngineConfig(model="sim", device="sim", max_model_len=1024)
+        async with serving(config, in_process) as (service, client):
+            answer = await client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            assert service._labeller is None
+            bench = Bench(service, client)
+            await bench.catch_up()
+            assert bench.index.tokens == {}
+            await bench.ask("chat", body)  # found in the cache, and named now
+            assert bench.figures.cached > 0
+            await bench.ask("chat", body)
+            # Within a chunk of the data, whose bytes are tokens here.
+            assert abs(bench.figures.errors[-1]) <= route_keys.CHUNK_BYTES < bench.figures.cached
+
+    asyncio.run(work())

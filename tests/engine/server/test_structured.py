@@ -9,6 +9,7 @@ import pytest
 from octavo_engine.errors import RequestError
 from octavo_engine.server.schemas import SamplingFields
 from octavo_engine.server.structured import as_shape, grammar_of, wants_grammar
+from tests.engine.grammar.walking import accepts
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TAG = {
@@ -97,7 +98,12 @@ def test_equal_wishes_are_equal_grammars():
         ("structured_outputs", {"structured_outputs": {"grammar": "root ::= ("}}),
         ("structured_outputs", {"structured_outputs": {"json": "{"}}),
         ("structured_outputs.whitespace_pattern", {"structured_outputs": {
-            "json": SCHEMA, "whitespace_pattern": " "}}),
+            "json": SCHEMA, "whitespace_pattern": ""}}),
+        ("structured_outputs.whitespace_pattern", {"structured_outputs": {
+            "regex": "a", "whitespace_pattern": " "}}),
+        ("structured_outputs.whitespace_pattern", {"structured_outputs": {
+            "json": SCHEMA, "whitespace_pattern": " ", "disable_any_whitespace": True}}),
+        ("structured_outputs", {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "("}}),
         ("structured_outputs", {"structured_outputs": {"regex": "a"},
                                 "response_format": {"type": "json_object"}}),
         ("guided_json", {"guided_json": SCHEMA}),
@@ -125,3 +131,12 @@ def test_a_grammar_as_a_part_of_a_larger_one(fields, shape):
     spec = grammar_of(SamplingFields(structured_outputs=fields))
 
     assert spec is not None and as_shape(spec) == shape
+
+
+def test_what_may_stand_between_tokens_is_the_callers_to_say():
+    asked = {"json": SCHEMA, "whitespace_pattern": "\n?"}
+    spec = grammar_of(SamplingFields(structured_outputs=asked))
+
+    assert spec is not None
+    assert accepts(spec, '{\n"a":\n1}') and accepts(spec, '{"a":1}')
+    assert not accepts(spec, '{"a": 1}')

@@ -100,7 +100,9 @@ def test_a_pipe_goes_through():
     ("flags", "says"),
     [
         (("-i", "/none/in", "-o", "-"), "--input-file /none/in: No such file"),
-        (("-i", "http://host/in", "-o", "-"), "fetch it first"),
+        (("-i", "ftp://host/in", "-o", "-"), "only files, http"),
+        (("-i", "-", "-o", "http://host/out", "--resume"), "on this disk"),
+        (("-i", "http://127.0.0.1:9/in?sig=secret", "-o", "-"), "127.0.0.1:9/in: cannot be"),
         (("-i", "-", "-o", "/none/out"), "--output-file /none/out: No such file"),
         (("-i", "-", "-o", "-", "--resume"), "--resume needs an --output-file"),
         (("-i", "-"), "-o/--output-file"),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from octavo_engine.errors import InvalidRequest
-from octavo_engine.server.http_errors import not_supported, rename
+from octavo_engine.server.blame import blame
+from octavo_engine.server.http_errors import not_supported
 from octavo_engine.server.messages.bodies import Block, MessagesRequest
 from octavo_engine.server.schemas import ChatCompletionRequest, Message
 
@@ -38,8 +39,15 @@ _NAMES = {
     "response_format.json_schema": "output_config.format",
     "response_format.json_schema.schema": "output_config.format.schema",
 }
-_MESSAGE = re.compile(r"messages\[(\d+)\]")
 _TOOL = re.compile(r"(tools\[\d+\])\.function\.?(parameters)?")
+
+
+def _tool_field(before: str) -> str:
+    met = _TOOL.match(before)
+    if met is None:
+        return before
+    field = "input_schema" if met[2] else before[met.end() :]
+    return f"{met[1]}.{field}" if field else met[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +59,7 @@ class Turn:
 
     def rename(self, error: RequestError) -> None:
         """The field as this client knows it, in the error's words: its form has no other place."""
-        before = error.param
-        if before is None:
-            return
-        after = _NAMES.get(before, before)
-        if met := _MESSAGE.match(before):
-            number = int(met[1])
-            place = self.places[number] if number < len(self.places) else "messages"
-            after = place + before[met.end() :]
-        elif met := _TOOL.match(before):
-            field = "input_schema" if met[2] else before[met.end() :]
-            after = f"{met[1]}.{field}" if field else met[1]
-        rename(error, after)
+        blame(error, _NAMES, self.places, tool=_tool_field)
 
 
 def read_turn(request: CountTokensRequest) -> Turn:

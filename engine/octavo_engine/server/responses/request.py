@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.errors import InvalidRequest
-from octavo_engine.server.http_errors import not_supported, rename
+from octavo_engine.server.blame import blame
+from octavo_engine.server.http_errors import not_supported
 from octavo_engine.server.responses.items import plain, said_in
 from octavo_engine.server.schemas import ChatCompletionRequest, Message
 
@@ -46,7 +46,6 @@ _NAMES = {
     "response_format.json_schema.schema": "text.format.schema",
     "logprobs": "top_logprobs",
 }
-_MESSAGE = re.compile(r"messages\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +58,7 @@ class Turn:
 
     def rename(self, error: RequestError) -> None:
         """The field as this client knows it, in the error's words too."""
-        before = error.param
-        if before is None:
-            return
-        after = _NAMES.get(before, before)
-        if met := _MESSAGE.match(before):
-            number = int(met[1])
-            place = self.places[number] if number < len(self.places) else "input"
-            after = place + before[met.end() :]
-        elif before.startswith("tools["):
-            after = before.replace("].function", "]")
-        rename(error, after)
+        blame(error, _NAMES, self.places, tool=lambda field: field.replace("].function", "]"))
 
 
 def read_turn(request: ResponsesRequest, before: Sequence[Message]) -> Turn:

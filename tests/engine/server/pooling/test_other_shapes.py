@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +10,9 @@ import pytest
 from octavo_engine.server.limits import Limits
 from octavo_engine.server.pooling.encoding import Encoding
 from octavo_engine.server.settings import ServerSettings
+from tests.engine.server.pooling.asking import ask, refusal
 from tests.fakes.engine import FakeEngine
-from tests.fakes.server import RunningServer, running
+from tests.fakes.server import running
 
 ALL = ("embed", "token_embed", "classify", "token_classify")
 
@@ -22,22 +22,6 @@ def server():
     settings = ServerSettings(limits=Limits(max_pooled_numbers=64))
     with running(FakeEngine(tasks=ALL), settings) as server:
         yield server
-
-
-def ask(server: RunningServer, path: str, **body: Any) -> dict[str, Any]:
-    with server.client() as client:
-        answer = client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    result: dict[str, Any] = answer.json()
-    return result
-
-
-def refusal(server: RunningServer, path: str, **body: Any) -> tuple[str, str]:
-    with server.client() as client:
-        answer = client.post(path, json=body)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    return error["param"], error["code"]
 
 
 def test_coheres_embeddings_of_every_type(server):

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from octavo_engine.server.pooling.scoring import beginning, cosines
+from tests.engine.server.pooling.asking import ask, refusal
 from tests.fakes.engine import FakeEngine, FakeTokenizer
-from tests.fakes.server import RunningServer, running
+from tests.fakes.server import running
 
 
 @pytest.fixture(scope="module")
 def by_angle():
     with running(FakeEngine(tasks=("embed",))) as server:
         yield server
-
-
-def ask(server: RunningServer, path: str, **body: Any) -> dict[str, Any]:
-    with server.client() as client:
-        answer = client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    result: dict[str, Any] = answer.json()
-    return result
-
-
-def refusal(server: RunningServer, path: str, **body: Any) -> tuple[str, str]:
-    with server.client() as client:
-        answer = client.post(path, json=body)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    return error["param"], error["code"]
 
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
