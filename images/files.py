@@ -23,6 +23,8 @@ TARGET = Path("/opt/octavo")
 # Of no use to a server, and a tenth of the whole.
 UNUSED = ("tests", "include", "*.pyi", "*.pxd", "*.h", "numpy/distutils", "numpy/f2py")
 PROGRAMS = ("python*", "octavo")
+# Packages that are published with the debugging information of their extensions: 13 MB.
+TO_STRIP = ("uvloop", "httptools")
 
 
 def main(argv: list[str]) -> int:
@@ -60,6 +62,9 @@ def finish(wheels: Path, without: list[str], unused: Sequence[str]) -> None:
     for pattern in unused:
         for path in sorted(packages.rglob(pattern), reverse=True):  # what is inside goes first
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for package in TO_STRIP:
+        for path in sorted((packages / package).rglob("*.so")):
+            subprocess.run(["strip", "--strip-debug", str(path)], check=True)
     for path in (TARGET / "bin").iterdir():
         if not any(path.match(pattern) for pattern in PROGRAMS):
             path.unlink()
