@@ -334,8 +334,7 @@ class Exchange:
             return
         if answer.has_begun:  # the client was given a stream while it waited
             error = refused_for(Failure.BAD_ANSWER)
-            path, request_id = self._path.path, answer.request_id.decode()
-            answer.write(error_events_of(body, error, path, request_id))
+            answer.write(error_events_of(body, error, self._path.path, answer.request_id.decode()))
             answer.end()
         else:
             answer.send_whole(head, self._account.lines, body)
@@ -366,10 +365,9 @@ class Exchange:
     def _repeat(self, failure: Failure, *, retry_after: bytes = b"") -> bool:
         """Tries again where that is safe and affordable. The old attempt is cancelled first."""
         self._abort_upstream()
-        tries = self._tries
-        if tries is None:
-            tries = self._tries = Tries(self._proxy, self._path, self._request, self._account)
-        following = tries.next(
+        if self._tries is None:
+            self._tries = Tries(self._proxy, self._path, self._request, self._account)
+        following = self._tries.next(
             failure, self._memory, was_answered=self._was_answered, retry_after=retry_after
         )
         if following is None:
@@ -485,20 +483,15 @@ class Exchange:
         if usage is NO_USAGE and result is Result.OK and self._pieces and self._path.is_json:
             usage = self._proxy.find_usage(self._pieces[-1])
         account.record.response_bytes = self._answer.num_bytes
-        guess = (self._request.prompt_tokens, num_events)
-        account.close(result, outcome, now, usage, guess=guess)
+        account.close(result, outcome, now, usage, guess=(self._request.prompt_tokens, num_events))
         self._proxy.over(self, account)
 
     def _release_attempt(self) -> None:
-        turn, self._turn = self._turn, None
-        if turn is not None:
-            turn.cancel()
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None:
-            waiting.cancel()  # the task may not have begun to wait
-        connecting, self._connecting = self._connecting, None
-        if connecting is not None:
-            connecting.cancel()
+        pending = (self._turn, self._waiting, self._connecting)
+        self._turn = self._waiting = self._connecting = None
+        for each in pending:
+            if each is not None:
+                each.cancel()  # a task that waits may not have begun to
         self._abort_upstream()
 
     def _abort_upstream(self) -> None:

@@ -147,7 +147,8 @@ def test_a_broken_stream_of_calls_goes_on_exactly(url):
         begin = json.loads(stream.split(b"\n")[0].removeprefix(BEGIN))
         events = read(stream)
         expected = joined(events)
-        assert len(events) > 8
+        # Tokens that come while the server is busy share an event.
+        assert len(events) > 2 and sum(len(ids) for ids, _, _ in events) > 8
         for cut in range(1, len(events) - 1, 5):
             tokens = [token for ids, _, _ in events[:cut] for token in ids]
             known = Resume(begin["id"], begin["created"], begin["seed"], [tokens], [], [0])

@@ -23,7 +23,7 @@ def in_form(stored: StoredTensor) -> StoredTensor:
     form = form_of(stored)
     if form == "F8_E4M3":
         return dataclasses.replace(stored, data=_blocks(stored), scales=None)
-    if form == stored.dtype:
+    if form == stored.dtype and stored.column_map is None:
         return stored
     data = np.ascontiguousarray(to_float32(stored)).view(np.uint8).reshape(-1)
     return StoredTensor(stored.name, "F32", stored.shape, data)
