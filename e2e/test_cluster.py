@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import urllib.error
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from e2e.kubectl import Kubectl
 
 ENGINE = {"app": "engine"}
+NODE_HEARS_S = 30.0
 SECURITY = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -79,7 +82,19 @@ def engine(space: Kubectl) -> Kubectl:
 
 def test_engine_answers_with_the_real_model(engine: Kubectl, node: Cluster) -> None:
     port = engine.get("service", "engine")["spec"]["ports"][0]["nodePort"]
-    assert "Paris" in chat(f"http://{node.node_address}:{port}")
+    assert "Paris" in answer_of(f"http://{node.node_address}:{port}")
+
+
+def answer_of(url: str) -> str:
+    """Of a pod that has just become ready: its node hears of that a moment later."""
+    began_at = time.monotonic()
+    while True:
+        try:
+            return chat(url)
+        except urllib.error.URLError:
+            if time.monotonic() - began_at > NODE_HEARS_S:
+                raise
+            time.sleep(0.2)
 
 
 def test_service_is_found_by_its_name_from_a_pod(engine: Kubectl) -> None:
