@@ -33,6 +33,7 @@ is modelled. A load of 1 is what the engines could just serve if no prompt were 
 
 def main(prog: str, argv: Sequence[str]) -> int:
     args = _make_parser(prog).parse_args(argv)
+    from octavo import plotting
     from octavo.study import plot, report
     from octavo.study.simulation import Setup, compare
 
@@ -45,7 +46,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
         seed=args.seed,
     )
     if args.plot is not None:
-        plot.require(args.plot)
+        plotting.require(args.plot)
     workloads = list(_workloads(args, setup))
     is_quiet = args.json == "-"
     figures: list[dict[str, Any]] = []

@@ -31,10 +31,11 @@ which this machine could read its weights and cache, or multiply its numbers, wh
 
 def main(prog: str, argv: Sequence[str]) -> int:
     args = _make_parser(prog).parse_args(argv)
+    from octavo import plotting
     from octavo.measure import roofline, study
 
     if args.plot is not None:
-        roofline.require(args.plot)
+        plotting.require(args.plot)
     sizes = study.Sizes(
         batch_sizes=args.batch_sizes,
         context_len=args.context_len,

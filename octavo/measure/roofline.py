@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.errors import ConfigError
+from octavo.plotting import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -14,22 +14,10 @@ if TYPE_CHECKING:
     from octavo.measure.limits import Limits
     from octavo.measure.study import Series
 
-ENDINGS = (".png", ".svg", ".pdf")
 _COLOURS = ("#1f6f8b", "#d1793b", "#5b8c5a", "#8a5a9e")
 _ROOF = "#59646a"
 _NUMBERED = ("1", "8", "64")  # more would cover each other
 _WIDEN = 2.5  # of the axes beyond the outermost points
-
-
-def require(path: Path) -> Any:
-    """Matplotlib's figure module, before minutes of work. Raises ConfigError: what is missing."""
-    if path.suffix not in ENDINGS:
-        raise ConfigError(f"--plot must end in {', '.join(ENDINGS)}; got {path.name}")
-    try:
-        from matplotlib import figure
-    except ImportError:
-        raise ConfigError("--plot needs matplotlib; install octavo[plot]") from None
-    return figure
 
 
 def draw(path: Path, limits: Limits, series: Sequence[Series]) -> None:

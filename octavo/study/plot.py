@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from octavo_engine.errors import ConfigError
+from octavo.plotting import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from octavo.study.figures import Figures
 
-ENDINGS = (".png", ".svg", ".pdf")
 
 _PANELS: dict[str, Callable[[Figures], float]] = {
     "hit rate, %": lambda f: f.hit_rate * 100,
@@ -22,17 +21,6 @@ _PANELS: dict[str, Callable[[Figures], float]] = {
     "between tokens, ms": lambda f: f.itl_mean_s * 1e3,
 }
 _OURS, _OTHERS = "#1f6f8b", "#b8c4c9"
-
-
-def require(path: Path) -> Any:
-    """Matplotlib's figure module, before hours of work. Raises ConfigError: what is missing."""
-    if path.suffix not in ENDINGS:
-        raise ConfigError(f"--plot must end in {', '.join(ENDINGS)}; got {path.name}")
-    try:
-        from matplotlib import figure
-    except ImportError:
-        raise ConfigError("--plot needs matplotlib; install octavo[plot]") from None
-    return figure
 
 
 def draw(path: Path, studies: Sequence[tuple[str, Sequence[Figures]]]) -> None:

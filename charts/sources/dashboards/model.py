@@ -43,11 +43,7 @@ MODEL = Dashboard(
                 Panel(
                     title="First token, p95",
                     queries=(
-                        Query(
-                            "histogram_quantile(0.95, sum by (le) "
-                            f"(rate({n.ROUTER_TIME_TO_FIRST_TOKEN_SECONDS}_bucket"
-                            f"{{{_POOL}}}[RANGE])))"
-                        ),
+                        Query(quantile(0.95, n.ROUTER_TIME_TO_FIRST_TOKEN_SECONDS, "", _POOL)),
                     ),
                     unit="s", kind="stat", width=4,
                 ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from charts.sources.dashboards.grafana import Dashboard, Panel, Query, Row, Variable
-from charts.sources.dashboards.promql import quantiles, rate
+from charts.sources.dashboards.promql import quantile, quantiles, rate
 from octavo_engine.protocol import metric_names as n
 
 _POOL = 'pool=~"$pool"'
@@ -43,11 +43,7 @@ OVERVIEW = Dashboard(
                 Panel(
                     title="First token, p95",
                     queries=(
-                        Query(
-                            "histogram_quantile(0.95, sum by (le) "
-                            f"(rate({n.ROUTER_TIME_TO_FIRST_TOKEN_SECONDS}_bucket"
-                            f"{{{_POOL}}}[RANGE])))"
-                        ),
+                        Query(quantile(0.95, n.ROUTER_TIME_TO_FIRST_TOKEN_SECONDS, "", _POOL)),
                     ),
                     unit="s", kind="stat", width=4,
                 ),

@@ -12,8 +12,10 @@ def rate(metric: str, by: str, where: str = "") -> str:
 
 
 def quantile(share: float, metric: str, by: str, where: str = "") -> str:
+    """`by` may be empty: of all series together."""
     selected = f"{{{where}}}" if where else ""
-    inner = f"sum by ({by}, le) (rate({metric}_bucket{selected}[RANGE]))"
+    labels = f"{by}, le" if by else "le"
+    inner = f"sum by ({labels}) (rate({metric}_bucket{selected}[RANGE]))"
     return f"histogram_quantile({share:g}, {inner})"
 
 

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import WordLevel
 
+from octavo import plotting
 from octavo.commands import bench_latency, bench_throughput
 from octavo.measure import beside, limits, roofline, study
 from octavo.measure.limits import Limits
@@ -129,12 +130,12 @@ def test_steps_are_of_the_cpu_engine():
 def test_the_roofline_is_a_picture_of_every_form(tmp_path):
     points = (("decode 1", 1.0, 9.0), ("decode 8", 8.0, 60.0), ("prompt", 300.0, 150.0))
     series = [study.Series("m, bf16", "bf16", points), study.Series("m, 4-bit", "int8", points)]
-    for ending in roofline.ENDINGS:
+    for ending in plotting.ENDINGS:
         path = tmp_path / f"roof{ending}"
         roofline.draw(path, LIMITS, series)
         assert path.stat().st_size > 5000
     with pytest.raises(ConfigError, match=r"must end in \.png, \.svg, \.pdf; got roof\.gif"):
-        roofline.require(tmp_path / "roof.gif")
+        plotting.require(tmp_path / "roof.gif")
 
 
 def test_a_narrower_type_is_at_least_as_fast_as_the_one_it_widens_to(monkeypatch):

@@ -6,6 +6,7 @@ from array import array
 
 import pytest
 
+from octavo import plotting
 from octavo.study import plot, report
 from octavo.study.engine_models import engine_models
 from octavo.study.figures import Record, Tally
@@ -98,7 +99,7 @@ def test_two_percent_behind_the_best_is_the_limit():
 
 def test_a_picture_needs_matplotlib_and_a_name_that_says_what_it_is(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"--plot must end in \.png, \.svg, \.pdf; got x\.gif"):
-        plot.require(tmp_path / "x.gif")
+        plotting.require(tmp_path / "x.gif")
 
     true_import = builtins.__import__
 
@@ -109,7 +110,7 @@ def test_a_picture_needs_matplotlib_and_a_name_that_says_what_it_is(tmp_path, mo
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=r"--plot needs matplotlib; install octavo\[plot\]"):
-        plot.require(tmp_path / "x.png")
+        plotting.require(tmp_path / "x.png")
 
 
 def test_a_picture_is_drawn(tmp_path):
