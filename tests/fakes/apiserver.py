@@ -163,10 +163,14 @@ class ApiServer:
         return name
 
     def install(self, crd_file: Path = CRD_FILE) -> None:
-        """Applies a CRD and waits until it is served."""
+        """Applies a CRD and waits until it is served; one that is being deleted has to go first."""
         crd = read_yaml(crd_file.read_text())
-        self.apply(crd, manager="install")
         deadline = time.monotonic() + _START_TIMEOUT_S
+        while self._is_going(crd):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{crd['metadata']['name']} is still being deleted")
+            time.sleep(0.02)
+        self.apply(crd, manager="install")
         while True:
             conditions = self.get(crd).get("status", {}).get("conditions") or []
             is_true = {c["type"] for c in conditions if c["status"] == "True"}
@@ -238,6 +242,14 @@ class ApiServer:
                     found = (resource["name"], resource["namespaced"])
                     self._resources[api_version, resource["kind"]] = found
         return self._resources[key]
+
+    def _is_going(self, obj: Mapping[str, Any]) -> bool:
+        try:
+            return "deletionTimestamp" in self.get(obj)["metadata"]
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
 
     def _serves(self, crd: Mapping[str, Any]) -> bool:
         spec = crd["spec"]
