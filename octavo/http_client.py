@@ -24,6 +24,10 @@ class ServerError(OctavoError):
     """The server cannot be reached, or answered with an error."""
 
 
+class Unanswered(ServerError):
+    """The connection ended before a byte of the answer: on a kept one, a reason to try anew."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where a server is, as its URL says."""
@@ -79,6 +83,7 @@ class Connection(asyncio.Protocol):
         self._on_event: Callable[[bytes, float], None] | None = None
         self._tail = b""
         self._now = 0.0
+        self._has_begun = False  # with the answer under way
         self.is_open = False
 
     @classmethod
@@ -118,6 +123,7 @@ class Connection(asyncio.Protocol):
             lines.append("content-type: application/json")
         self._parser = httptools.HttpResponseParser(self)
         self._reply, self._tail, self._on_event = Reply(), b"", on_event
+        self._has_begun = False
         self._done = asyncio.get_running_loop().create_future()
         self._reply.sent_at = time.perf_counter()
         self._transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
@@ -144,6 +150,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._now = time.perf_counter()  # before anything is parsed
+        self._has_begun = True
         if self._done is None or self._done.done():
             return
         try:
@@ -153,7 +160,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
-        self._fail(ServerError("the server closed the connection before it had answered"))
+        kind = ServerError if self._has_begun else Unanswered
+        self._fail(kind("the server closed the connection before it had answered"))
 
     # ── httptools ──
 

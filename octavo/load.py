@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from octavo.bench_report import summary
-from octavo.http_client import DONE, Connection, ServerError
+from octavo.http_client import DONE, Connection, Reply, ServerError, Unanswered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from octavo.http_client import Address
 
@@ -145,12 +145,7 @@ async def _one(
 
     try:
         async with asyncio.timeout(plan.timeout_s):
-            while idle and not idle[-1].is_open:
-                idle.pop()
-            connection = idle.pop() if idle else await Connection.connect(plan.address)
-            reply = await connection.request(
-                "POST", "/v1/completions", payload, headers=plan.headers, on_event=on_event
-            )
+            reply, connection = await _send(plan, payload, on_event, idle)
             result.sent_at = reply.sent_at
             if reply.status != 200:
                 result.error = f"http {reply.status}"
@@ -164,3 +159,23 @@ async def _one(
         result.error = str(error)
     finally:
         gate.release()
+
+
+async def _send(
+    plan: Plan, payload: bytes, on_event: Callable[[bytes, float], None], idle: list[Connection]
+) -> tuple[Reply, Connection]:
+    """By a kept connection; by a new one if there is none, or the server has just given it up."""
+    while True:
+        while idle and not idle[-1].is_open:
+            idle.pop()
+        is_kept = bool(idle)
+        connection = idle.pop() if is_kept else await Connection.connect(plan.address)
+        try:
+            reply = await connection.request(
+                "POST", "/v1/completions", payload, headers=plan.headers, on_event=on_event
+            )
+        except Unanswered:
+            if not is_kept:
+                raise
+        else:
+            return reply, connection
