@@ -37,10 +37,11 @@ def test_only_a_kept_connection_that_was_given_up_is_tried_anew(
     answers: Callable[[int], bytes], expected: list[str]
 ) -> None:
     """`answers` says what a connection hears on its nth request; less than all of it is its end."""
-    requests, tasks = [], []
+    requests: list[int] = []
+    tasks: list[asyncio.Task[None]] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.append(asyncio.current_task())
+        tasks.append(asyncio.current_task())  # type: ignore[arg-type]  # within a task
         at = 0
         while (head := await _head(reader)) is not None:
             length = next(
