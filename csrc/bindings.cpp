@@ -55,7 +55,9 @@ void bind_machine(nb::module_& module) {
     module.def("available_cores", &available_cores, nb::arg("cgroups") = "/sys/fs/cgroup",
                nb::arg("membership") = "/proc/self/cgroup");
     nb::class_<Team>(module, "Team", nb::is_weak_referenceable())
-        .def(nb::init<int, const std::string&>(), nb::arg("num_threads"), nb::arg("isa") = "")
+        .def(nb::init<int, const std::string&, std::vector<std::vector<int>>>(),
+             nb::arg("num_threads"), nb::arg("isa") = "",
+             nb::arg("cpus") = std::vector<std::vector<int>>())
         .def_prop_ro("num_threads", &Team::num_threads)
         .def_prop_ro("isa", [](const Team& team) { return team.kernels().isa; });
 }

@@ -1,6 +1,11 @@
 #include "common/team.h"
 
 #include <chrono>
+#include <utility>
+
+#ifdef __linux__
+#include <sched.h>
+#endif
 
 #include "common/check.h"
 #include "cpu/isa.h"
@@ -47,10 +52,40 @@ int checked_threads(int num_threads) {
     return num_threads;
 }
 
+constexpr int kMaxCpus = 1024;  // of a cpu_set_t
+
+std::vector<std::vector<int>> checked_cpus(std::vector<std::vector<int>> cpus, int num_threads) {
+    check(cpus.empty() || static_cast<int>(cpus.size()) == num_threads, "cpus: ", cpus.size(),
+          " lists for ", num_threads, " workers");
+    for (const std::vector<int>& list : cpus) {
+        check(!list.empty(), "cpus: a worker needs one at least");
+        for (const int cpu : list) {
+            check(cpu >= 0 && cpu < kMaxCpus, "cpus: no processor has the number ", cpu);
+        }
+    }
+    return cpus;
+}
+
+// A processor that went away in the meantime is no reason to stop: the thread then runs anywhere.
+void keep_to(const std::vector<int>& cpus) {
+#ifdef __linux__
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const int cpu : cpus) {
+        CPU_SET(static_cast<size_t>(cpu), &set);
+    }
+    sched_setaffinity(0, sizeof(set), &set);
+#else
+    static_cast<void>(cpus);
+#endif
+}
+
 }  // namespace
 
-Team::Team(int num_threads, const std::string& isa)
-    : num_threads_(checked_threads(num_threads)), kernels_(cpu::select_kernels(isa)) {
+Team::Team(int num_threads, const std::string& isa, std::vector<std::vector<int>> cpus)
+    : num_threads_(checked_threads(num_threads)),
+      kernels_(cpu::select_kernels(isa)),
+      cpus_(checked_cpus(std::move(cpus), num_threads)) {
     threads_.reserve(static_cast<size_t>(num_threads - 1));
     try {
         for (int worker = 1; worker < num_threads; ++worker) {
@@ -88,6 +123,9 @@ void Team::run_job(Job job, void* context) {
 }
 
 void Team::work(int worker) {
+    if (!cpus_.empty()) {
+        keep_to(cpus_[static_cast<size_t>(worker)]);
+    }
     uint32_t seen = 0;
     while (true) {
         wait_while(epoch_, seen);

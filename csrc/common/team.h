@@ -20,8 +20,10 @@ struct Kernels;
 
 class Team {
   public:
-    // `isa` as cpu::select_kernels takes it. Throws ValueError on a bad number or instruction set.
-    explicit Team(int num_threads, const std::string& isa = "");
+    // `isa` as cpu::select_kernels takes it. `cpus` says for each worker which processors it may
+    // use; empty: any, and the caller's thread is left alone. Throws ValueError on what cannot be.
+    explicit Team(int num_threads, const std::string& isa = "",
+                  std::vector<std::vector<int>> cpus = {});
     ~Team();
     Team(const Team&) = delete;
     Team& operator=(const Team&) = delete;
@@ -60,6 +62,7 @@ class Team {
 
     const int num_threads_;
     const cpu::Kernels& kernels_;
+    const std::vector<std::vector<int>> cpus_;
     std::mutex run_mutex_;
     Job job_ = nullptr;
     void* context_ = nullptr;

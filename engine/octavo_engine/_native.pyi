@@ -27,9 +27,11 @@ def available_cores(cgroups: str = "/sys/fs/cgroup", membership: str = "/proc/se
 
 class Team:
     """Worker threads that compute together; parked when idle. `isa` as OCTAVO_CPU_ISA or the
-    best."""
+    best. `cpus`: which processors each worker may use; empty: any."""
 
-    def __init__(self, num_threads: int, isa: str = "") -> None: ...
+    def __init__(
+        self, num_threads: int, isa: str = "", cpus: Sequence[Sequence[int]] = ()
+    ) -> None: ...
     @property
     def num_threads(self) -> int: ...
     @property

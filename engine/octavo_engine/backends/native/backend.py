@@ -8,6 +8,7 @@ from octavo_engine import _native
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.kv_format import settle_kv_format
 from octavo_engine.backends.native.loader import NativeLoader
+from octavo_engine.backends.native.placement import make_team
 from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.registry import build_model
@@ -64,7 +65,7 @@ class NativeBackend:
         self.dtype = dtype
         self.kv_format = settle_kv_format(kv_cache_dtype, dtype)
         self._is_fused = is_fused  # tests compare both
-        team = _native.Team(num_threads or _native.available_cores(), isa)
+        team = make_team(num_threads, isa)
         self.isa = team.isa
         loader = NativeLoader(checkpoint, team, dtype, progress, quantization=quantization)
         self._loaded: _Loaded | None = _Loaded(team, build_model(config, loader, max_model_len))

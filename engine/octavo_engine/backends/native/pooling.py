@@ -15,6 +15,7 @@ from octavo_engine.backends.backend import BackendLimits
 from octavo_engine.backends.native.backend import HEAD_DIM_MULTIPLE
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.loader import NativeLoader
+from octavo_engine.backends.native.placement import make_team
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.config import ModelConfig
@@ -66,7 +67,7 @@ class NativePoolingBackend:
         self.dtype = dtype
         self._max_model_len = max_model_len
         self._is_fused = is_fused  # tests compare both
-        team = _native.Team(num_threads or _native.available_cores(), isa)
+        team = make_team(num_threads, isa)
         self.isa = team.isa
         loader = NativeLoader(checkpoint, team, dtype, progress, quantization=quantization)
         self._loaded: _Loaded | None = _Loaded(team, PooledModel(config, loader, max_model_len))

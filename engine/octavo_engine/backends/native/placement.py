@@ -1,0 +1,55 @@
+"""Which processors the workers of a team may use where memory is in several nodes (NUMA).
+
+A worker packs the panels that it will multiply, and the system puts a page into the node of whoever
+touches it first. So a worker that stays in its node streams its weights from there.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from octavo_engine import _native
+
+NODES = Path("/sys/devices/system/node")
+
+
+def make_team(num_threads: int | None, isa: str = "") -> _native.Team:
+    """As many workers as asked for, or as there are cores for this process, in their places."""
+    num_threads = num_threads or _native.available_cores()
+    return _native.Team(num_threads, isa, cpus_of_workers(num_threads))
+
+
+def cpus_of_workers(
+    num_threads: int, allowed: frozenset[int] | None = None, folder: Path = NODES
+) -> list[list[int]]:
+    """For each worker the processors of its node, neighbours together; empty: the system decides.
+
+    That is so with one node, and where the team does not fill its processors: who else runs on them
+    is not known here, and a fixed choice could crowd one node while another is idle.
+    """
+    if allowed is None:
+        allowed = frozenset(os.sched_getaffinity(0))
+    nodes = [sorted(allowed & cpus) for cpus in _nodes(folder)]
+    workers = [cpus for cpus in nodes for _ in cpus]
+    if len(list(filter(None, nodes))) < 2 or len(workers) != num_threads:
+        return []
+    return workers
+
+
+def _nodes(folder: Path) -> list[frozenset[int]]:
+    """Each node's processors; none where the system does not say."""
+    try:
+        numbers = sorted(int(path.name[4:]) for path in folder.glob("node[0-9]*"))
+        return [_parse(folder / f"node{number}" / "cpulist") for number in numbers]
+    except (OSError, ValueError):
+        return []
+
+
+def _parse(path: Path) -> frozenset[int]:
+    """A list of numbers and ranges: 0-3,8-11."""
+    cpus: set[int] = set()
+    for part in filter(None, path.read_text().strip().split(",")):
+        first, _, last = part.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
