@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.packed import Format
     from octavo_engine.backends.torch.upload import Uploader
     from octavo_engine.weights.checkpoint import Checkpoint, StoredTensor
+
+Made = TypeVar("Made")
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -91,9 +93,10 @@ class CudaLoader:
         # float32 is asked for to compute with the file's numbers: no input is rounded then.
         rounding: frozenset[Format] = frozenset(("int8", "fp8"))
         self._formats = formats - rounding if dtype == torch.float32 else formats
+        self.made: list[object] = []  # all that was handed out
 
     def embedding(self, name: str, rows: int, columns: int) -> Tensor:
-        return self._matrix([f"{name}.weight"], [rows], columns)
+        return self._noted(self._matrix([f"{name}.weight"], [rows], columns))
 
     def linear(
         self,
@@ -107,7 +110,7 @@ class CudaLoader:
         sizes = [out_features] if isinstance(out_features, int) else list(out_features)
         weight = self._weight([f"{name}.weight" for name in names], sizes, in_features)
         total = self._matrix([f"{name}.bias" for name in names], sizes) if bias else None
-        return DeviceLinear(weight, total, is_head=names == ["lm_head"])
+        return self._noted(DeviceLinear(weight, total, is_head=names == ["lm_head"]))
 
     def experts(
         self, names: Sequence[Sequence[str]], in_features: int, out_features: Sequence[int]
@@ -115,6 +118,7 @@ class CudaLoader:
         """[experts, out, in], in the backend's dtype."""
         flat = [f"{name}.weight" for own in names for name in own]
         whole = self._matrix(flat, list(out_features) * len(names), in_features)
+        self._noted(whole)
         return whole.view(len(names), -1, in_features) if self._ledger.is_complete else whole
 
     def tied(self, embedding: Tensor) -> DeviceLinear:
@@ -126,12 +130,16 @@ class CudaLoader:
             return torch.zeros(size)
         values = torch.from_numpy(to_float32(stored)).add_(offset)
         self._ledger.account(stored)
-        return values.to(self._uploader.device)
+        return self._noted(values.to(self._uploader.device, copy=True))
 
     def finish(self) -> None:
         """Wait for what is under way. Raises ModelError that lists what was missing."""
         self._uploader.finish()
         self._ledger.finish()
+
+    def _noted(self, weight: Made) -> Made:
+        self.made.append(weight)
+        return weight
 
     def _weight(
         self, names: list[str], sizes: list[int], columns: int
@@ -166,7 +174,9 @@ class CudaLoader:
                 return whole
         if "grouped" not in self._formats:
             return None
-        device_order = torch.from_numpy(order).to(self._uploader.device) if len(order) else None
+        device_order = None
+        if len(order):  # a copy on a host too: memory that numpy owns cannot be parked
+            device_order = torch.from_numpy(order).to(self._uploader.device, copy=True)
         return repack.grouped(blocks, device_order)
 
     def _packed_float8(self, stored: list[StoredTensor]) -> ScaledWeight | None:

@@ -37,6 +37,10 @@ class Kernels(Protocol):
         """Whether a step launches the same work whatever its values are: a graph may hold it."""
 
     @property
+    def can_capture_prompts(self) -> bool:
+        """The same of steps that hold parts of prompts."""
+
+    @property
     def formats(self) -> frozenset[Format]:
         """The quantised weights that products take as they are stored."""
 

@@ -23,7 +23,7 @@ class PlainKernels:
     """Answers to `kernels.Kernels`. Looks at sizes on the host, so it cannot be captured."""
 
     name = "plain"
-    can_capture = False
+    can_capture = can_capture_prompts = False
     formats = ALL_FORMATS
 
     def tokens_per_tile(self, *, is_decode: bool) -> int:

@@ -70,6 +70,10 @@ class TritonKernels:
             else 4
         )
 
+    @property
+    def can_capture_prompts(self) -> bool:
+        return self._prompts is None  # who plans on the host
+
     def tokens_per_tile(self, *, is_decode: bool) -> int:
         return self._tile(is_decode=is_decode).block_m // self._group
 
