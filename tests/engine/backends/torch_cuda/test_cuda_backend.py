@@ -23,6 +23,7 @@ from tests.engine.backends.tolerance import (
     FLOAT32,
     error,
 )
+from tests.engine.backends.torch_cuda.recorders import RunAgain
 from tests.engine.models.tiny import FAMILIES, tiny_model
 
 
@@ -187,30 +188,10 @@ def test_batch_invariant_bits_depend_on_nothing_but_the_tokens(name, dtype, devi
         assert np.array_equal(np.array(request.logits), truth)
 
 
-class RunAgain:
-    """Captures on a host: the work is recorded by keeping it, replayed by doing it again."""
-
-    def __init__(self) -> None:
-        self.num_replays = 0
-
-    def has_room(self) -> bool:
-        return True
-
-    def capture(self, work):
-        result = [part.clone() for part in work()]
-
-        def replay() -> None:
-            self.num_replays += 1
-            for part, again in zip(result, work(), strict=True):
-                part.copy_(again)
-
-        return tuple(result), replay
-
-
 def test_steps_in_buckets_with_padding_equal_each_sequence_alone(device):
     """Everything of a replayed step but the graph itself."""
     backend = build("llama", device, kernels="triton")
-    backend._use_graphs, backend._recorder = True, RunAgain()
+    backend._use_graphs, backend._recorder = True, RunAgain(backend)
     driver = Driver(backend)
     requests = [driver.add(row, random_tokens(9 + row, seed=row)) for row in range(3)]
     driver.step([(request, 4 + row) for row, request in enumerate(requests)])

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import functools
 
-from octavo_engine.backends.torch.graphs import GraphCache, bucket_sizes, choose_bucket
+from octavo_engine.backends.torch.device_step import Sizes
+from octavo_engine.backends.torch.graphs import (
+    GraphCache,
+    bucket_sizes,
+    choose_bucket,
+    mixed_sizes,
+)
+from tests.engine.backends.torch_cuda.steps import LIMITS, make_step
 
 
 class FakeRecorder:
@@ -57,6 +64,30 @@ def test_a_cleared_cache_starts_anew():
     cache.clear()
     cache.run(1, lambda: device.launch("one"))
     assert device.log == ["launch one", "launch one"]
+
+
+def test_without_room_steps_are_launched_until_there_is_some():
+    device = FakeRecorder()
+    cache = GraphCache(device, max_graphs=2)
+    device.is_roomy = False
+    for _ in range(3):
+        cache.run(1, lambda: device.launch("one"))
+    device.is_roomy = True
+    cache.run(1, lambda: device.launch("one"))
+    assert device.log == ["launch one"] * 3 + ["record one", "replay one"]
+
+
+def test_mixed_steps_have_buckets_of_tokens_and_sequences():
+    def bucket(*sequences, **options):
+        return mixed_sizes(make_step(list(sequences), **options), LIMITS, tokens_per_tile=8)
+
+    assert bucket((0, 9)) == Sizes(tokens=16, seqs=2, logits=2, tiles=4)
+    assert bucket((0, 16), (30, 1)) == Sizes(tokens=32, seqs=4, logits=4, tiles=8)
+    assert bucket((0, 60), (0, 60)) == Sizes(tokens=128, seqs=4, logits=4, tiles=20)
+    assert bucket((0, 129)) is None  # more than a step may have
+    assert bucket(*[(1, 1)] * 14, (2, 2)) == Sizes(tokens=16, seqs=16, logits=16, tiles=18)
+    assert bucket(*[(1, 1)] * 15, (2, 2)) is None  # no sequence is left to be padding
+    assert bucket((0, 9), all_logits=True) is None  # a scored prompt
 
 
 def test_buckets_are_dense_where_steps_are_small():
