@@ -244,9 +244,10 @@ class CudaBackend:
         assert self._context is not None and self._buffer is not None, "prepare() comes first"
         with torch.inference_mode():
             self._context.kv.copy(step.copies)
-            logits, found, sizes = self._compute(step, sampling)
+            is_simple = not len(step.logit_rows) or is_plain(sampling)
+            logits, found, sizes = self._compute(step, sampling, draws=is_simple)
             scores = None
-            if len(logits) and not is_plain(sampling):
+            if not is_simple:
                 params = self._buffer.draw_params(sizes).first(len(logits))
                 found, scores = sample(logits, sampling, params, self._kernels.draw)
                 self._buffer.keep(sizes, found)
@@ -257,7 +258,7 @@ class CudaBackend:
         assert self._context is not None, "prepare() comes first"
         with torch.inference_mode():
             self._context.kv.copy(step.copies)
-            logits, _, _ = self._compute(step, _greedy(len(step.logit_rows)))
+            logits, _, _ = self._compute(step, _greedy(len(step.logit_rows)), draws=False)
             values: NDArray[np.float32] = logits.cpu().numpy()
             return values
 
@@ -321,8 +322,11 @@ class CudaBackend:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _compute(self, step: Step, sampling: SamplingBatch) -> tuple[Tensor, Tensor, Sizes]:
-        """Logits, what was drawn of them as they are, and how the step was laid out."""
+    def _compute(
+        self, step: Step, sampling: SamplingBatch, *, draws: bool
+    ) -> tuple[Tensor, Tensor, Sizes]:
+        """Logits, what was drawn of them as they are, and how the step was laid out. Without
+        `draws` nobody wants to know; only a graph does it all the same."""
         assert self._buffer is not None and self._graphs is not None and self._limits is not None
         buffer, kernels = self._buffer, self._kernels
         is_decode_step = is_decode(step)
@@ -339,7 +343,7 @@ class CudaBackend:
                 max_seq_len=int(step.seq_lens.max(initial=0)),
                 host=step,
             )
-            return *self._forward(view, sizes), sizes
+            return *self._forward(view, sizes, draws=draws), sizes
         # A graph must serve every length that is still to come.
         longest = self._limits.max_model_len
 
@@ -368,11 +372,11 @@ class CudaBackend:
     def _keep(self, step: DeviceStep, sizes: Sizes) -> tuple[Tensor, Tensor]:
         """Results in memory that all graphs share; their own is for what is gone after a step."""
         assert self._kept is not None
-        logits, found = self._forward(step, sizes)
+        logits, found = self._forward(step, sizes, draws=True)
         num_rows = len(logits)
         return self._kept[0][:num_rows].copy_(logits), self._kept[1][:, :num_rows].copy_(found)
 
-    def _forward(self, step: DeviceStep, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    def _forward(self, step: DeviceStep, sizes: Sizes, *, draws: bool) -> tuple[Tensor, Tensor]:
         """Logits, and what is drawn of them; the tokens are kept for the step behind."""
         assert self._context is not None and self._buffer is not None
         assert self._model is not None, "the weights sleep"
@@ -380,6 +384,8 @@ class CudaBackend:
         logits = self._model.forward(ops)
         assert isinstance(logits, torch.Tensor)
         logits = logits.float()
+        if not draws:
+            return logits, logits.new_empty((2, len(logits)), dtype=torch.int32)
         found = self._kernels.draw(logits, self._buffer.draw_params(sizes))
         self._buffer.keep(sizes, found)
         return logits, found

@@ -17,6 +17,7 @@ from octavo_engine.backends.torch import repack
 from octavo_engine.backends.torch.packed import (
     FP8,
     GroupedWeight,
+    PackedExperts,
     ScaledWeight,
     grouped_product,
     scaled_product,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from octavo_engine.backends.torch.packed import Format
+    from octavo_engine.backends.torch.packed import DeviceExperts, Format
     from octavo_engine.backends.torch.upload import Uploader
     from octavo_engine.weights.checkpoint import Checkpoint, StoredTensor
 
@@ -114,11 +115,16 @@ class CudaLoader:
 
     def experts(
         self, names: Sequence[Sequence[str]], in_features: int, out_features: Sequence[int]
-    ) -> Tensor:
-        """[experts, out, in], in the backend's dtype."""
+    ) -> DeviceExperts:
+        """[experts, out, in] in the backend's dtype, or packed."""
         flat = [f"{name}.weight" for own in names for name in own]
-        whole = self._matrix(flat, list(out_features) * len(names), in_features)
-        self._noted(whole)
+        sizes = list(out_features) * len(names)
+        parts = self._take(flat, sizes, (in_features,))
+        packed = self._packed(parts, roundings=False) if self._ledger.is_complete else None
+        if isinstance(packed, GroupedWeight):
+            self._account(parts)
+            return self._noted(PackedExperts(packed, len(names)))
+        whole = self._noted(self._filled(parts, sizes, (in_features,)))
         return whole.view(len(names), -1, in_features) if self._ledger.is_complete else whole
 
     def tied(self, embedding: Tensor) -> DeviceLinear:
@@ -148,23 +154,30 @@ class CudaLoader:
         packed = self._packed(parts) if self._ledger.is_complete else None
         if packed is None:
             return self._filled(parts, sizes, (columns,))
+        self._account(parts)
+        return packed
+
+    def _account(self, parts: list[StoredTensor | None]) -> None:
         for stored in parts:
             if stored is not None:
                 self._ledger.account(stored)
-        return packed
 
-    def _packed(self, parts: list[StoredTensor | None]) -> GroupedWeight | ScaledWeight | None:
-        """As stored, if all parts are so and the kernels take it; they become one."""
+    def _packed(
+        self, parts: list[StoredTensor | None], *, roundings: bool = True
+    ) -> GroupedWeight | ScaledWeight | None:
+        """As stored, if all parts are so and the kernels take it; they become one. `roundings`:
+        formats whose products round their inputs will do as well."""
         stored = [part for part in parts if part is not None]
         first = stored[0]
         order = _order_of(stored)
-        if first.dtype == "F8_E4M3" and "fp8" in self._formats:
+        if first.dtype == "F8_E4M3" and "fp8" in self._formats and roundings:
             return self._packed_float8(stored)
         if any(part.dtype not in repack.BLOCK_BYTES for part in stored) or order is None:
             return None
         if any((part.dtype == "Q8_0") != (first.dtype == "Q8_0") for part in stored):
             return None  # of 8 bits and of 4
-        wants_int8 = "int8" in self._formats and all(p.input_dtype == "int8" for p in stored)
+        wants_int8 = roundings and "int8" in self._formats
+        wants_int8 = wants_int8 and all(p.input_dtype == "int8" for p in stored)
         if not wants_int8 and "grouped" not in self._formats:
             return None
         blocks = repack.stacked([self._blocks(part) for part in stored])

@@ -84,8 +84,9 @@ def test_whole_engines_say_the_same_ahead_and_not(device):
     requests = [
         make_request(prompt[:33], request_id="greedy", **greedy),
         make_request(prompt, request_id="drawn", seed=5, max_tokens=16, top_p=0.9, logprobs=2),
-        make_request(prompt[7:], request_id="stopped", stop_token_ids=tuple(range(0, 256, 12)),
-                     max_tokens=60),
+        make_request(
+            prompt[7:], request_id="stopped", stop_token_ids=tuple(range(0, 256, 12)), max_tokens=60
+        ),
         make_request(prompt[:20], request_id="penalised", max_tokens=9, repetition_penalty=1.3),
         make_request(prompt[20:], request_id="last", **greedy),
     ]
@@ -119,9 +120,9 @@ def test_nothing_waits_between_launches(name, num_logprobs, device, monkeypatch)
     backend._make_mark = marks = Marks()
     forward = type(backend)._forward
 
-    def watched(*args):
+    def watched(*args, **options):
         with NothingWaits():
-            return forward(*args)
+            return forward(*args, **options)
 
     monkeypatch.setattr(type(backend), "_forward", watched)
     requests = [driver.add(row, random_tokens(8, seed=row)) for row in range(2)]
