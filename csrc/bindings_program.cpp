@@ -250,6 +250,7 @@ void bind_program(nb::module_& module) {
         .def("add", &Program::add, arg("dst"), arg("x"), arg("y"), arg("scale") = 1.0F)
         .def("scale", &Program::scale, arg("dst"), arg("src"), arg("factor"))
         .def("soft_cap", &Program::soft_cap, arg("dst"), arg("src"), arg("cap"))
+        .def("gate", &Program::gate, arg("dst"), arg("src"), arg("scores"))
         .def("convert", &Program::convert, arg("dst"), arg("src"))
         .def("select_rows", &Program::select_rows, arg("dst"), arg("src"))
         .def(

@@ -309,6 +309,21 @@ void Program::soft_cap(int dst, int src, float cap) {
     row_op("soft_cap", dst, src, {.op = cpu::RowOp::SoftCap, .factor = cap});
 }
 
+void Program::gate(int dst, int src, int scores) {
+    const Buffer& to = at("gate", dst);
+    const Buffer& from = at("gate", src);
+    const Buffer& score = at("gate", scores);
+    check_dtype("gate", "scores", score.matrix.dtype, Dtype::F32);
+    check_cols("gate", "scores", score.matrix.cols, 1);
+    check_cols("gate", "src", from.matrix.cols, to.matrix.cols);
+    check_rows("gate", to.rows, from.rows);
+    check_rows("gate", to.rows, score.rows);
+    check_overlap("gate", to, from, true);
+    check_overlap("gate", to, score, false);
+    const cpu::RowOpArgs scale{.op = cpu::RowOp::Scale, .dst = to.matrix, .src = from.matrix};
+    instructions_.push_back({to.rows, Gate{scale, score.matrix}});
+}
+
 void Program::convert(int dst, int src) {
     row_op("convert", dst, src, {.op = cpu::RowOp::Convert});
 }

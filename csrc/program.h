@@ -76,6 +76,7 @@ class Program {
     void add(int dst, int x, int y, float scale);
     void scale(int dst, int src, float factor);
     void soft_cap(int dst, int src, float cap);
+    void gate(int dst, int src, int scores);
     void convert(int dst, int src);
     void select_rows(int dst, int src);
     void pool(int dst, int src, cpu::PoolKind kind);
@@ -96,6 +97,10 @@ class Program {
         int64_t layer;
         size_t plan;
     };
+    struct Gate {
+        cpu::RowOpArgs scale;  // by a factor that each row brings
+        cpu::Matrix scores;
+    };
     struct Moe {
         cpu::Matrix src, gathered, hidden, results;  // a row for each token; then for each pair
         cpu::Matrix dst;
@@ -106,7 +111,7 @@ class Program {
     struct Instruction {
         Rows rows;
         std::variant<cpu::EmbedArgs, cpu::NormArgs, LayerNorm, cpu::LinearArgs, cpu::RowOpArgs,
-                     cpu::PoolArgs, Attention, Moe>
+                     cpu::PoolArgs, Attention, Gate, Moe>
             args;
     };
 

@@ -1,5 +1,6 @@
 // Running a program: what the step fills in, and how the team shares each instruction.
 #include <algorithm>
+#include <cmath>
 
 #include "common/check.h"
 #include "program.h"
@@ -94,6 +95,14 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                     const bool is_select = args.op == cpu::RowOp::Select;
                     args.rows = is_select ? step.logit_rows.data() : nullptr;
                     kernels.row_op(args, rows.begin, rows.end);
+                },
+                [&](const Gate& gate) {
+                    cpu::RowOpArgs args = gate.scale;
+                    for (int64_t r = rows.begin; r < rows.end; ++r) {
+                        const float score = *reinterpret_cast<const float*>(gate.scores.row(r));
+                        args.factor = 1.0F / (1.0F + std::exp(-score));
+                        kernels.row_op(args, r, r + 1);
+                    }
                 },
                 [&](cpu::PoolArgs args) {
                     args.seq_starts = step.seq_starts.data();

@@ -64,6 +64,7 @@ ENGINE_FLAGS = (
     Flag("attention_backend", "on a GPU: who attends for prompts; auto: triton"),
     Flag("batch_invariant", "on a GPU too let no answer's bits depend on others; slower"),
     Flag("enforce_eager", "on a GPU: launch each step anew instead of replaying CUDA graphs"),
+    Flag("async_scheduling", "plan a step while the last one computes; default: on a GPU"),
     Flag("load_format", "dummy: random weights of the right shapes"),
     Flag("max_model_len", "tokens in one sequence, prompt and answer; default: what fits"),
     Flag("kv_cache_memory_bytes", "size of the KV cache, e.g. 2GiB; default: see next"),

@@ -175,6 +175,8 @@ class Program:
         """dst = x + scale * y; dst may be x."""
     def scale(self, dst: int, src: int, factor: float) -> None: ...
     def soft_cap(self, dst: int, src: int, cap: float) -> None: ...
+    def gate(self, dst: int, src: int, scores: int) -> None:
+        """dst = src * sigmoid(scores), which has one column; dst may be src."""
     def convert(self, dst: int, src: int) -> None:
         """Copy with rounding to dst's dtype."""
     def select_rows(self, dst: int, src: int) -> None:

@@ -150,6 +150,8 @@ class EngineConfig:
     attention_backend: AttentionBackend = "auto"  # of Triton kernels, for prompts
     batch_invariant: bool = False  # on --device cuda too the bits of an answer are its own
     enforce_eager: bool = False  # no CUDA graphs
+    # Plan a step while the one before computes; None: where the device allows it.
+    async_scheduling: bool | None = None
     load_format: LoadFormat = "auto"  # dummy: random weights of the right shapes
     max_model_len: int | None = None  # default: the model's own, cut to what the KV pool holds
     kv_cache_memory_bytes: int | None = (
@@ -197,6 +199,9 @@ class EngineConfig:
             _check(s.enable_prefix_caching,
                    "--kv-events-config needs --enable-prefix-caching", False)  # fmt: skip
         _ = self.speculation  # refused at start, not with the first request
+        _check(not (self.async_scheduling and self.speculation),
+               "--async-scheduling plans before tokens are known, --speculative-config guesses "
+               "what follows them: leave one of them out", "both")  # fmt: skip
 
     def replace(self, **changes: object) -> EngineConfig:
         """The same settings with some fields changed."""

@@ -135,6 +135,9 @@ class Ops(Protocol):
     def scale(self, x: Value, factor: float) -> Value:
         """x * factor."""
 
+    def gate(self, x: Value, scores: Value) -> Value:
+        """x * sigmoid(scores), of which there is one for each row."""
+
     def soft_cap(self, x: Value, cap: float) -> Value:
         """cap * tanh(x / cap)."""
 

@@ -118,6 +118,7 @@ class FakeEngine:
         self.pooled: list[tuple[list[PoolingItem], PoolingParams]] = []
         self.num_resets = 0
         self.sleeps: list[bool] = []
+        self.sleep_levels: list[int] = []
         self.profiles: list[str] = []  # started, then the file each went to
         self.release = asyncio.Event()
         self.holding = asyncio.Event()
@@ -167,8 +168,9 @@ class FakeEngine:
     async def reset_prefix_cache(self) -> None:
         self.num_resets += 1
 
-    async def sleep(self, *, on: bool) -> None:
+    async def sleep(self, *, on: bool, level: int = 1) -> None:
         self.sleeps.append(on)
+        self.sleep_levels.append(level)
 
     async def start_profile(self) -> None:
         self.profiles.append("")

@@ -59,6 +59,31 @@ def test_soft_cap(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_gate_is_a_rows_own(isa: str, threads: int) -> None:
+    """Its score is one column of a product, far ends of the sigmoid and not-a-number too."""
+    x = RNG.standard_normal((5, 19)).astype(np.float32)
+    x[:, 0] = [-200.0, -3.0, 0.25, 200.0, np.nan]
+    pick = np.zeros((1, 19), np.float32)
+    pick[0, 0] = 1
+    team = _native.Team(threads, isa)
+    weight = pack(team, pick, "f32")
+
+    def build(recorder: Recorder, src: int) -> int:
+        scores, dst = recorder.buffer(1), recorder.buffer(19)
+        recorder.program.linear(scores, src, weight)
+        recorder.program.gate(dst, src, scores)
+        recorder.program.gate(src, src, scores)  # in place as well
+        recorder.program.add(dst, dst, src, scale=0.0)
+        return dst
+
+    got = run_rows(team, x, build)
+    shares = 1 / (1 + np.exp(-x[:4, :1].astype(np.float64)))
+    np.testing.assert_allclose(got[:4], x[:4] * shares, rtol=5e-7, atol=1e-37)
+    assert np.isnan(got[4]).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_glu(isa: str, name: str) -> None:
     x = RNG.standard_normal((3, 42)).astype(np.float32)
@@ -248,6 +273,11 @@ def test_instructions_that_do_not_fit_are_refused() -> None:
     refuse("rows of dst are T, those of src S", lambda: p.convert(a, s))
     refuse("rows of dst must be S", lambda: p.select_rows(half, a))
     refuse("activation 'swish' is not known", lambda: p.activation(a, a, "swish"))
+    refuse("scores has 16 columns; it must have 1", lambda: p.gate(a, apart, a))
+    one = p.buffer(2304, 1, "f32", "S")
+    refuse("rows of dst are T, those of src S", lambda: p.gate(a, apart, one))
+    score = p.buffer(2560, 1, "f32", "T")
+    refuse("src has 32 columns; it must have 16", lambda: p.gate(a, b, score))
     refuse("cap is 0", lambda: p.soft_cap(a, a, 0.0))
     refuse("dst has 16 columns; it must have 32", lambda: p.linear(apart, a, w))
     refuse("src is bf16; it must be f32", lambda: p.linear(b, half, w))

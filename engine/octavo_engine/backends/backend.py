@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +29,9 @@ class Step:
     block_tables: NDArray[np.int32]  # [R, blocks per sequence]
     logit_rows: NDArray[np.int32]  # [S]  which tokens' logits are wanted
     copies: NDArray[np.int32]  # [C, 3]  source block, target block, tokens; done before the step
+    # [T]  the row whose token, sampled by a step still under way, this one is; -1: it is known.
+    # None: all are.
+    awaited: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,3 +73,22 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Let go of memory and threads; nothing may be called afterwards."""
+
+
+class PendingSample(Protocol):
+    """What a launched step samples, on its way."""
+
+    def wait(self) -> Sampled:
+        """Once the device is done with the step."""
+
+
+@runtime_checkable
+class LaunchesSteps(Protocol):
+    """A backend that computes in the order of launches, while who launches goes on."""
+
+    @property
+    def launch_waits(self) -> bool:
+        """Whether a launch waits for the device all the same: then it gains nothing."""
+
+    def launch(self, step: Step, sampling: SamplingBatch) -> PendingSample:
+        """As `execute`, which is this and `wait`. All arrays may change afterwards."""

@@ -217,9 +217,9 @@ class AsyncEngine:
         if self._client is not None:
             self._client.send(wire.ResetPrefixCache())
 
-    async def sleep(self, *, on: bool) -> None:
-        """Give the memory of the KV cache back, or take it again. Only while nothing runs."""
-        self._send(wire.Sleep(on))
+    async def sleep(self, *, on: bool, level: int = 1) -> None:
+        """Give memory back, or take it again: see `CoreEngine.sleep`. Only while nothing runs."""
+        self._send(wire.Sleep(on, level))
 
     async def start_profile(self) -> None:
         """Record every step from now on; what was recorded and not written is forgotten."""

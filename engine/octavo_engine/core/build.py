@@ -182,13 +182,26 @@ def _assemble(
         speculation=config.speculation,
         now=now,
     )
-    engine = Engine(scheduler, executor, now=now)
+    launches = executor if _runs_ahead(config, executor) else None
+    engine = Engine(scheduler, executor, launches=launches, now=now)
     engine.use_grammars(
         lambda: make_grammars(
             make_tokenizer, vocab_size=backend.vocab_size, eos_token_ids=eos_token_ids, now=now
         )
     )
     return engine
+
+
+def _runs_ahead(config: EngineConfig, executor: UniExecutor) -> bool:
+    """Raises ConfigError if that was asked for and cannot be."""
+    if config.async_scheduling is None:
+        return executor.launch_gains and config.speculation is None
+    if config.async_scheduling and not executor.can_launch:
+        raise ConfigError(
+            f"--async-scheduling is of --device cuda and plugin; --device {config.device} computes "
+            "each step while the host waits: leave it out"
+        )
+    return config.async_scheduling
 
 
 def make_grammars(

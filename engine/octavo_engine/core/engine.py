@@ -6,10 +6,11 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from octavo_engine.core.ahead import Ahead
 from octavo_engine.core.heartbeat import Heartbeat
 from octavo_engine.core.pooling import WrongTask
 from octavo_engine.errors import InvalidRequest, ModelError, OctavoError, RequestError
-from octavo_engine.executor.executor import ReleasesKV
+from octavo_engine.executor.executor import ReleasesKV, ReleasesWeights
 from octavo_engine.profile import Lapped
 from octavo_engine.sampling.processors import ProcessorRegistry
 from octavo_engine.state.batch import ScheduledBatch
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.grammars import Grammars
     from octavo_engine.core.kv_event_publisher import KVEventPublisher
     from octavo_engine.core.kv_events import KVEventRecorder
-    from octavo_engine.executor.executor import Executor
+    from octavo_engine.executor.executor import Executor, LaunchesBatches
     from octavo_engine.grammar.run import GrammarRun
     from octavo_engine.profile import StepProfile
     from octavo_engine.scheduling.scheduler import Scheduler
@@ -48,11 +49,16 @@ class Engine:
         scheduler: Scheduler,
         executor: Executor,
         *,
+        launches: LaunchesBatches | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`launches` is the executor again if steps are to be launched one ahead."""
         self.scheduler = scheduler
         self.executor = executor
         self.heartbeat = Heartbeat(now)
+        self._ahead: Ahead | None = None
+        if launches is not None:
+            self._ahead = Ahead(scheduler, launches, self.heartbeat, now=now)
         self.last_step_was_empty = False
         self.profile: StepProfile | None = None
         self._now = now
@@ -67,7 +73,12 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._grammars) or bool(self._refused)
+        return (
+            self.scheduler.has_work
+            or bool(self._grammars)
+            or bool(self._refused)
+            or bool(self._ahead)
+        )
 
     def add(self, request: EngineRequest) -> None:
         """Take a request in. Raises RequestError: it is full, or this one can never be served."""
@@ -93,33 +104,29 @@ class Engine:
 
     def step(self) -> StepOutput:
         """Compute one batch. What a whole step raises fails the sequences in it, not the engine."""
-        batch, profile = ScheduledBatch(), self.profile
+        profile, was_under_way = self.profile, bool(self._ahead)
         if profile is not None:
             profile.begin_step()
         ended = [] if self._grammars is None else self._settle_grammars(self._grammars)
-        try:
-            batch = self.scheduler.schedule()
-            if profile is not None:
-                profile.laps.mark("schedule")
-            outputs = [] if batch.is_empty else self._compute(batch)
-            self._failed_steps = 0
-        except Exception as error:
-            outputs = self._fail(batch, error)
+        outputs: list[SequenceOutput] = []
+        batch = self._turn(outputs) if self._ahead is None else self._turn_ahead(outputs)
         outputs += [*self.scheduler.take_finished(), *ended]
         self._live.difference_update(o.request_id for o in outputs if o.finish_reason is not None)
-        self.last_step_was_empty = batch.is_empty
-        if batch.is_empty and self._grammars is not None and not outputs and not self._refused:
+        self.last_step_was_empty = is_empty = batch.is_empty and not was_under_way
+        if is_empty and self._grammars is not None and not outputs and not self._refused:
             self._grammars.wait(0.002)  # for whoever steps without a pause
         report = self.report(outputs)
-        if profile is not None and not batch.is_empty and report.stats is not None:
+        if profile is not None and not is_empty and report.stats is not None:
             profile.laps.mark("report")
             profile.end_step(batch, outputs, report.stats)
         return report
 
     def record(self, profile: StepProfile | None) -> None:
         self.profile = profile
-        if isinstance(self.executor, Lapped):
-            self.executor.laps = None if profile is None else profile.laps
+        laps = None if profile is None else profile.laps
+        for part in (self.executor, self._ahead):
+            if isinstance(part, Lapped):
+                part.laps = laps
 
     def report(self, outputs: list[SequenceOutput]) -> StepOutput:
         """All there is to tell after a step, or after a command when there was none."""
@@ -165,15 +172,21 @@ class Engine:
     def reset_prefix_cache(self) -> bool:
         return self.scheduler.reset_prefix_cache()
 
-    def sleep(self, *, on: bool) -> None:
-        """Let go of the KV cache's memory, or have it again. With work at hand nothing is done."""
-        executor = self.executor
-        if not isinstance(executor, ReleasesKV):
+    def sleep(self, *, on: bool, level: int = 1) -> None:
+        """As `CoreEngine.sleep`. With work at hand nothing is done."""
+        if on and (self.has_work or not self.reset_prefix_cache()):
             return
-        if not on:
-            executor.restore_kv()
-        elif not self.has_work and self.reset_prefix_cache():
+        self.heartbeat.pause()
+        executor = self.executor
+        if isinstance(executor, ReleasesKV) and on:
             executor.release_kv()
+        if isinstance(executor, ReleasesWeights):
+            if on:
+                executor.release_weights(keep=level == 1)
+            else:
+                executor.restore_weights()
+        if isinstance(executor, ReleasesKV) and not on:
+            executor.restore_kv()
 
     def warm_up(self) -> None:
         """Compute a few tokens, so that the first request finds memory touched and times known."""
@@ -202,6 +215,34 @@ class Engine:
         if self._grammars is not None:
             self._grammars.close()
         self.executor.close()
+
+    def _turn(self, outputs: list[SequenceOutput]) -> ScheduledBatch:
+        """Plan a batch, compute it, and add what came of it. Returns the batch."""
+        batch = ScheduledBatch()
+        try:
+            batch = self.scheduler.schedule()
+            if self.profile is not None:
+                self.profile.laps.mark("schedule")
+            if not batch.is_empty:
+                outputs += self._compute(batch)
+            self._failed_steps = 0
+        except Exception as error:
+            outputs += self._fail([batch], error)
+        return batch
+
+    def _turn_ahead(self, outputs: list[SequenceOutput]) -> ScheduledBatch:
+        """The same where a batch is launched before the last one is done."""
+        assert self._ahead is not None
+        num_landed = self._ahead.num_landed
+        try:
+            batch = self._ahead.turn(outputs)
+            if self._ahead.num_landed > num_landed:
+                self._failed_steps = 0
+        except Exception as error:
+            batches = self._ahead.drop()
+            batch = batches[-1] if batches else ScheduledBatch()
+            outputs += self._fail(batches, error)
+        return batch
 
     def _compute(self, batch: ScheduledBatch) -> list[SequenceOutput]:
         self.heartbeat.expect(batch.num_tokens)
@@ -240,7 +281,7 @@ class Engine:
                 self._refused.append((request.request_id, error))
         return finished
 
-    def _fail(self, batch: ScheduledBatch, error: Exception) -> list[SequenceOutput]:
+    def _fail(self, batches: Sequence[ScheduledBatch], error: Exception) -> list[SequenceOutput]:
         """End what was being computed; if not even that is known, end all there is."""
         self._failed_steps += 1
         logger.exception("A step failed", extra={"in_a_row": self._failed_steps})
@@ -249,13 +290,14 @@ class Engine:
                 f"{self._failed_steps} steps in a row failed, the last with "
                 f"{type(error).__name__}: {error}"
             ) from error
-        failed = [s.request_id for s in batch.sequences] or sorted(self._live)
+        failed = [s.request_id for batch in batches for s in batch.sequences] or sorted(self._live)
         message = f"the engine failed to compute a step: {type(error).__name__}"
         outputs = [
             SequenceOutput(request_id=request_id, finish_reason="error", error=message)
             for request_id in failed
             if self.scheduler.abort(request_id) is not None
         ]
-        if not batch.is_empty:  # rows of what was just ended are free once the batch is settled
-            self.scheduler.update(batch, StepResult([-1] * len(batch.sequences)), 0.0)
+        for batch in batches:  # rows of what was just ended are free once the batch is settled
+            if not batch.is_empty:
+                self.scheduler.update(batch, StepResult([-1] * len(batch.sequences)), 0.0)
         return outputs

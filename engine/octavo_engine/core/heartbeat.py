@@ -47,6 +47,10 @@ class Heartbeat:
         """They took so long."""
         self._seconds_per_token = max(seconds / max(num_tokens, 1), 0.99 * self._seconds_per_token)
 
+    def pause(self) -> None:
+        """What follows in this turn takes as long as it takes: memory is moved, files are read."""
+        self._under_way = None
+
     def end(self) -> None:
         """The turn is done."""
         self._under_way = None

@@ -84,8 +84,8 @@ class CoreLoop:
                     self._engine.abort(request_id)
             case wire.ResetPrefixCache():
                 self._engine.reset_prefix_cache()
-            case wire.Sleep(on):
-                self._engine.sleep(on=on)
+            case wire.Sleep(on, level):
+                self._engine.sleep(on=on, level=level)
             case wire.Label(request_id, labels):
                 self._engine.label(request_id, labels)
             case wire.Watch(on):

@@ -140,7 +140,7 @@ class PoolingEngine:
     def reset_prefix_cache(self) -> bool:
         return True
 
-    def sleep(self, *, on: bool) -> None:
+    def sleep(self, *, on: bool, level: int = 1) -> None:
         """There is no KV cache."""
 
     def warm_up(self) -> None:

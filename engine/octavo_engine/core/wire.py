@@ -86,9 +86,10 @@ class ResetPrefixCache(Message, frozen=True):
 
 
 class Sleep(Message, frozen=True):
-    """Give the memory of the KV cache back, or take it again."""
+    """Give memory back, or take it again: see `CoreEngine.sleep`."""
 
     on: bool
+    level: int = 1
 
 
 class Label(Message, frozen=True):

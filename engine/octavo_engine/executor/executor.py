@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     from octavo_engine.state.batch import ScheduledBatch
@@ -22,6 +22,20 @@ class Executor(Protocol):
         """Let go of memory and threads. A second call does nothing."""
 
 
+UnderWay: TypeAlias = Any  # the executor's own: what it must remember of a launched batch
+
+
+class LaunchesBatches(Protocol):
+    """An executor whose batches compute while the next ones are planned."""
+
+    def launch(self, batch: ScheduledBatch) -> UnderWay:
+        """Begin with a batch that is not empty. One before it may still be under way, and tokens
+        that it samples are this one's input where `batch.awaited` says so."""
+
+    def land(self, under_way: UnderWay) -> StepResult:
+        """Wait for what was launched; once for each, in the order of launches."""
+
+
 @runtime_checkable
 class ReleasesKV(Protocol):
     """What can do without the memory of its KV cache for a while; its content is lost."""
@@ -31,3 +45,15 @@ class ReleasesKV(Protocol):
 
     def restore_kv(self) -> None:
         """As after the start. Does nothing where the memory is there."""
+
+
+@runtime_checkable
+class ReleasesWeights(Protocol):
+    """What can do without its weights in the device's memory for a while."""
+
+    def release_weights(self, *, keep: bool) -> None:
+        """Nothing may be executed afterwards. With `keep` they stay in the host's memory, else they
+        are read from the model's files again. A second call does nothing."""
+
+    def restore_weights(self) -> None:
+        """Before restore_kv. Does nothing where they are there."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_engine.executor.executor import ReleasesKV
+from octavo_engine.backends.backend import LaunchesSteps
+from octavo_engine.executor.executor import ReleasesKV, ReleasesWeights
 from octavo_engine.model_runner.runner import ModelRunner
 from octavo_engine.profile import Lapped
 
 if TYPE_CHECKING:
     from octavo_engine.backends.backend import Backend, BackendLimits
     from octavo_engine.config import SchedulerConfig
+    from octavo_engine.executor.executor import UnderWay
     from octavo_engine.profile import Laps
     from octavo_engine.state.batch import ScheduledBatch
     from octavo_engine.state.outputs import StepResult
@@ -45,6 +47,22 @@ class UniExecutor:
     def execute(self, batch: ScheduledBatch) -> StepResult:
         return self._runner.execute(batch)
 
+    @property
+    def can_launch(self) -> bool:
+        """Whether it is a LaunchesBatches: the backend decides."""
+        return isinstance(self._backend, LaunchesSteps)
+
+    @property
+    def launch_gains(self) -> bool:
+        """Whether launching ahead makes anything faster."""
+        return isinstance(self._backend, LaunchesSteps) and not self._backend.launch_waits
+
+    def launch(self, batch: ScheduledBatch) -> UnderWay:
+        return self._runner.launch(batch)
+
+    def land(self, under_way: UnderWay) -> StepResult:
+        return self._runner.land(under_way)
+
     def poison_blocks(self, block_ids: list[int]) -> None:
         self._backend.poison_blocks(block_ids)
 
@@ -56,6 +74,15 @@ class UniExecutor:
     def restore_kv(self) -> None:
         if isinstance(self._backend, ReleasesKV):
             self._backend.restore_kv()
+
+    def release_weights(self, *, keep: bool) -> None:
+        """Only where they lie in memory of their own; mapped files are the system's to drop."""
+        if isinstance(self._backend, ReleasesWeights):
+            self._backend.release_weights(keep=keep)
+
+    def restore_weights(self) -> None:
+        if isinstance(self._backend, ReleasesWeights):
+            self._backend.restore_weights()
 
     def close(self) -> None:
         if self._is_closed:

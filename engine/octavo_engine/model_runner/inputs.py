@@ -58,6 +58,7 @@ class StepInputs:
         self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.block_tables = np.zeros((max_num_seqs, width), np.int32)
         self.table = new_table(max_num_seqs)
+        self.fills = np.zeros(max_num_seqs, np.int64)  # how often each row got a new sequence
         self.wishes = RowWishes(processors)
         # Constants to take slices of.
         self._arange = np.arange(max_num_seqs + 1, dtype=np.int32)
@@ -81,6 +82,9 @@ class StepInputs:
         )  # fmt: skip
         layout = self._decode_step if is_decode else self._mixed_step
         built = layout(batch, rows, starts)
+        if batch.awaited:
+            built.step.awaited = awaited = np.full(len(built.step.token_ids), -1, np.int32)
+            awaited[built.step.seq_starts[batch.awaited]] = rows[batch.awaited]
         self._add_wishes(batch, built)
         return built
 
@@ -90,6 +94,7 @@ class StepInputs:
 
     def _admit(self, sequence: Sequence) -> None:
         row = sequence.row
+        self.fills[row] += 1
         self.token_ids[row, : len(sequence.token_ids)] = sequence.token_ids
         self.block_tables[row, : len(sequence.block_table)] = sequence.block_table
         fill_row(self.table, row, sequence.request)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from octavo_engine.backends.backend import LaunchesSteps
 from octavo_engine.grammar.masks import StepMasks
 from octavo_engine.model_runner.inputs import StepInputs
 from octavo_engine.model_runner.verify import accept_drafts
@@ -14,7 +15,9 @@ from octavo_engine.sampling.batch import SAMPLED_OK
 from octavo_engine.state.outputs import StepResult, TokenLogprobs
 
 if TYPE_CHECKING:
-    from octavo_engine.backends.backend import Backend, BackendLimits
+    from numpy.typing import NDArray
+
+    from octavo_engine.backends.backend import Backend, BackendLimits, PendingSample
     from octavo_engine.config import SchedulerConfig
     from octavo_engine.grammar.run import GrammarRun
     from octavo_engine.model_runner.inputs import BuiltStep
@@ -40,6 +43,16 @@ class Guided(NamedTuple):
         }
 
 
+class Launched(NamedTuple):
+    """A batch that computes."""
+
+    batch: ScheduledBatch
+    built: BuiltStep
+    guided: Guided | None
+    pending: PendingSample
+    fills: NDArray[np.int64]  # of its rows, when it was built
+
+
 class ModelRunner:
     """One backend, prepared already, and the arrays of its rows."""
 
@@ -61,20 +74,58 @@ class ModelRunner:
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Compute the batch. Sampled tokens are noted in the rows, ready for the next step."""
+        built, guided = self._build(batch)
+        sampled = self.backend.execute(built.step, built.sampling)
+        if self.laps is not None:
+            self.laps.mark("sample" if isinstance(self.backend, Lapped) else "execute")
+        return self._take(batch, built, guided, sampled)
+
+    def launch(self, batch: ScheduledBatch) -> Launched:
+        """Have the backend begin with it; only for one that launches."""
+        assert isinstance(self.backend, LaunchesSteps)
+        built, guided = self._build(batch)
+        pending = self.backend.launch(built.step, built.sampling)
+        if self.laps is not None:
+            self.laps.mark("launch")
+        return Launched(batch, built, guided, pending, self.inputs.fills[built.step.rows])
+
+    def land(self, launched: Launched) -> StepResult:
+        """Wait for it. Tokens are noted in rows that still belong to the same sequences."""
+        batch, built, guided, pending, fills = launched
+        sampled = pending.wait()
+        if self.laps is not None:
+            self.laps.mark("wait")
+        is_same = self.inputs.fills[built.step.rows] == fills
+        return self._take(batch, built, guided, sampled, is_same=is_same)
+
+    def _build(self, batch: ScheduledBatch) -> tuple[BuiltStep, Guided | None]:
         built = self.inputs.build(batch)
         guided = self._guide(batch, built) if any(s.grammar for s in batch.sequences) else None
         if self.laps is not None:
             self.laps.mark("inputs")
-        sampled = self.backend.execute(built.step, built.sampling)
-        if self.laps is not None:
-            self.laps.mark("sample" if isinstance(self.backend, Lapped) else "execute")
+        return built, guided
+
+    def _take(
+        self,
+        batch: ScheduledBatch,
+        built: BuiltStep,
+        guided: Guided | None,
+        sampled: Sampled,
+        *,
+        is_same: NDArray[np.bool_] | None = None,
+    ) -> StepResult:
+        """`is_same`: which entries' rows are theirs still; None: all."""
         if built.is_decode:
-            self.inputs.store(built.step.rows, built.sampling.positions, sampled.tokens)
+            rows, positions, tokens = built.step.rows, built.sampling.positions, sampled.tokens
+            if is_same is not None:
+                rows, positions, tokens = rows[is_same], positions[is_same], tokens[is_same]
+            self.inputs.store(rows, positions, tokens)
             result = StepResult(tokens=sampled.tokens.tolist())
         else:
             num_masked = {} if guided is None else guided.num_masked()
             accepted = accept_drafts(batch, built, sampled, num_masked) if batch.drafts else {}
-            result = StepResult(self._take_tokens(batch, built, sampled), accepted=accepted)
+            tokens_of = self._take_tokens(batch, built, sampled, is_same)
+            result = StepResult(tokens_of, accepted=accepted)
         if np.count_nonzero(sampled.status):
             self._take_failures(batch, built, sampled, result)
         if guided is not None:
@@ -116,11 +167,19 @@ class ModelRunner:
                 room = self.inputs.token_ids[row, position : position + len(run.forced)]
                 room[:] = run.forced[: len(room)]
 
-    def _take_tokens(self, batch: ScheduledBatch, built: BuiltStep, sampled: Sampled) -> list[int]:
+    def _take_tokens(
+        self,
+        batch: ScheduledBatch,
+        built: BuiltStep,
+        sampled: Sampled,
+        is_same: NDArray[np.bool_] | None,
+    ) -> list[int]:
         entries = np.flatnonzero(batch.samples)
-        last = built.last_rows[entries]
         tokens = np.full(len(batch.sequences), -1, np.int32)
-        tokens[entries] = sampled.tokens[last]
+        tokens[entries] = sampled.tokens[built.last_rows[entries]]
+        if is_same is not None:
+            entries = entries[is_same[entries]]
+        last = built.last_rows[entries]
         self.inputs.store(built.step.rows[entries], built.sampling.positions[last], tokens[entries])
         result: list[int] = tokens.tolist()
         return result

@@ -52,6 +52,7 @@ class ExpertsConfig(NamedTuple):
     top_k: int
     width: int
     renormalise: bool
+    shared_width: int = 0  # of the expert that every token meets; 0: there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +143,7 @@ def _read(
         max_position_embeddings=max_positions,
         norm_eps=fields.positive("rms_norm_eps"),
         activation=_activation(fields),
-        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+        qkv_bias=_qkv_bias(fields, family, attention_bias=attention_bias),
         output_bias=attention_bias if family.output_bias is None else family.output_bias,
         mlp_bias=fields.boolean("mlp_bias"),
         tie_word_embeddings=fields.boolean("tie_word_embeddings"),
@@ -170,6 +171,12 @@ def _num_kv_heads(fields: Fields, num_heads: int) -> int:
     if num_heads % count:
         raise fields.error("num_key_value_heads", f"must divide {num_heads} attention heads")
     return count
+
+
+def _qkv_bias(fields: Fields, family: Family, *, attention_bias: bool) -> bool:
+    if family.qkv_bias is None:
+        return attention_bias
+    return family.qkv_bias if fields.raw("qkv_bias") is None else fields.boolean("qkv_bias")
 
 
 def _activation(fields: Fields) -> Activation:
@@ -219,11 +226,14 @@ def _experts(fields: Fields, family: Family) -> ExpertsConfig | None:
         width = fields.integer("intermediate_size", maximum=MAX_WIDTH)
         return ExpertsConfig(count, top_k, width, renormalise=True)
     width = fields.integer("moe_intermediate_size", maximum=MAX_WIDTH)
-    return ExpertsConfig(count, top_k, width, fields.boolean("norm_topk_prob"))
+    shared_width = 0
+    if family.experts == "qwen-shared":
+        shared_width = fields.integer("shared_expert_intermediate_size", maximum=MAX_WIDTH)
+    return ExpertsConfig(count, top_k, width, fields.boolean("norm_topk_prob"), shared_width)
 
 
 def _has_experts(fields: Fields, family: Family, num_layers: int) -> list[bool]:
-    if family.experts != "qwen":
+    if family.experts in ("none", "mixtral"):
         return [family.experts == "mixtral"] * num_layers
     step = fields.integer("decoder_sparse_step", maximum=MAX_LAYERS)
     plain = fields.integers("mlp_only_layers", maximum=MAX_LAYERS)
@@ -235,9 +245,9 @@ def _layers(fields: Fields, family: Family, ropes: Ropes) -> tuple[LayerConfig, 
     if fields.boolean("use_bidirectional_attention"):
         raise fields.error("use_bidirectional_attention", "must be false: only causal models")
     has_rope = _has_rope(fields, family, num_layers)
-    window = fields.optional_integer("sliding_window", maximum=MAX_POSITIONS)
-    if family.windows == "none" or not fields.boolean("use_sliding_window"):
-        window = None
+    window = None
+    if family.windows != "none" and fields.boolean("use_sliding_window"):  # else it may be 0
+        window = fields.optional_integer("sliding_window", maximum=MAX_POSITIONS)
     is_local = _is_local(fields, family, num_layers, has_rope)
     has_experts = _has_experts(fields, family, num_layers)
     return tuple(

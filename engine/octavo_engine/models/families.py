@@ -28,8 +28,8 @@ class Family:
     nope: bool = False  # some layers have no rope
     local_rope: bool = False  # layers with a window have a rope of their own
     yarn_is_longrope: bool = False  # an old spelling
-    # How a mixture of experts names its parts and weighs them.
-    experts: Literal["none", "mixtral", "qwen"] = "none"
+    # How a mixture of experts names its parts and weighs them; shared: one more sees every token.
+    experts: Literal["none", "mixtral", "qwen", "qwen-shared"] = "none"
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -117,6 +117,21 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "use_sliding_window": True,
                 "num_local_experts": 8,
                 "num_experts_per_tok": 2,
+            },
+        ),
+        "Qwen2MoeForCausalLM": Family(
+            qkv_bias=True,
+            output_bias=False,
+            windows="upper",
+            experts="qwen-shared",
+            defaults=_QWEN
+            | {
+                "num_experts": 60,
+                "num_experts_per_tok": 4,
+                "moe_intermediate_size": 1408,
+                "shared_expert_intermediate_size": 5632,
+                "norm_topk_prob": False,
+                "decoder_sparse_step": 1,
             },
         ),
         "Qwen3MoeForCausalLM": Family(

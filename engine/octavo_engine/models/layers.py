@@ -90,9 +90,17 @@ class Attention:
 class Mlp:
     """down(activation(gate(x)) * up(x)), gate and up in one projection."""
 
-    def __init__(self, config: ModelConfig, loader: Loader, index: int) -> None:
-        prefix = f"model.layers.{index}.mlp"
-        width = config.intermediate_size
+    def __init__(
+        self,
+        config: ModelConfig,
+        loader: Loader,
+        index: int,
+        *,
+        name: str = "mlp",
+        width: int | None = None,
+    ) -> None:
+        prefix = f"model.layers.{index}.{name}"
+        width = width or config.intermediate_size
         if config.family.fused_projections:
             self.gate_up = loader.linear(
                 f"{prefix}.gate_up_proj", config.hidden_size, 2 * width, bias=config.mlp_bias
@@ -132,9 +140,27 @@ class Experts:
             [[f"{place}.{names.down}"] for place in places], experts.width, [config.hidden_size]
         )
         self.spec = ExpertsSpec(experts.top_k, experts.renormalise, config.activation)
+        self.shared: SharedExpert | None = None
+        if experts.shared_width:
+            self.shared = SharedExpert(config, loader, index, experts.shared_width)
 
     def forward(self, ops: Ops, x: Value) -> Value:
-        return ops.experts(x, ops.linear(x, self.router), self.gate_up, self.down, self.spec)
+        scores = ops.linear(x, self.router)
+        chosen = ops.experts(x, scores, self.gate_up, self.down, self.spec)
+        return chosen if self.shared is None else ops.add(chosen, self.shared.forward(ops, x))
+
+
+class SharedExpert:
+    """An MLP that every token meets, as far as a gate of its own lets it through."""
+
+    def __init__(self, config: ModelConfig, loader: Loader, index: int, width: int) -> None:
+        self.mlp = Mlp(config, loader, index, name="mlp.shared_expert", width=width)
+        self.gate = loader.linear(
+            f"model.layers.{index}.mlp.shared_expert_gate", config.hidden_size, 1
+        )
+
+    def forward(self, ops: Ops, x: Value) -> Value:
+        return ops.gate(self.mlp.forward(ops, x), ops.linear(x, self.gate))
 
 
 class _ExpertNames(NamedTuple):
@@ -148,6 +174,7 @@ _EXPERT_NAMES = MappingProxyType(
     {
         "mixtral": _ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
         "qwen": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
+        "qwen-shared": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
     }
 )
 

@@ -18,7 +18,7 @@ def schedule_chunks(
     order."""
     needs = []
     for sequence in behind:
-        length = sequence.num_tokens - sequence.num_computed_tokens
+        length = sequence.num_tokens - sequence.num_launched_tokens
         if sequence.wants_prompt_scores:
             length, num_logits = _scoring_chunk(sequence, spare_logits)
             spare_logits -= num_logits
@@ -26,7 +26,7 @@ def schedule_chunks(
     for sequence, count in zip(behind, share_budget(needs, budget), strict=True):
         if count == 0:
             continue
-        start = sequence.num_computed_tokens
+        start = sequence.num_launched_tokens
         samples = start + count == sequence.num_tokens
         scores = sequence.wants_prompt_scores and start >= sequence.num_scored_tokens
         batch.sequences.append(sequence)

@@ -56,8 +56,8 @@ class Scheduler:
     memory; the last running sequence in policy order then gives its blocks up and waits again.
 
     Call schedule() and update() in turn: a batch is computed and reported before the next is
-    planned. If computing a batch fails as a whole, update() it with every entry failed; nobody else
-    was touched by it.
+    planned, or one batch later, by the rules of `scheduling.ahead`. If computing a batch fails as a
+    whole, update() it with every entry failed; nobody else was touched by it.
     """
 
     def __init__(
@@ -158,18 +158,23 @@ class Scheduler:
         behind: list[Sequence] = []
         # Hot path: once per running sequence. Preemption shortens the list from its end meanwhile.
         for sequence in self.running:
-            start = sequence.num_computed_tokens
+            start = sequence.num_computed_tokens + sequence.num_ahead
             if sequence.grammar is not None and sequence.grammar.is_busy:
                 continue  # its mask is late: it sits out
-            if len(sequence.token_ids) - start > 1:
+            rest = len(sequence.token_ids) - start
+            if rest > 1:
                 if sequence.grammar is not None and not self._grow_to_end(sequence, batch):
                     break
                 behind.append(sequence)
                 continue
             if budget == 0:
                 break
+            if rest == 0 and len(sequence.token_ids) + 1 >= sequence.max_num_tokens:
+                continue  # the token under way is its last
             if start == len(sequence.block_table) * BLOCK_SIZE and not self._grow(sequence, batch):
                 break
+            if rest == 0:
+                batch.awaited.append(len(batch.sequences))
             batch.sequences.append(sequence)
             batch.rows.append(sequence.row)
             batch.starts.append(start)
@@ -340,7 +345,7 @@ class Scheduler:
         One that memory does not suffice for may be passed by smaller ones, for `aging_s` seconds;
         from then on nobody overtakes it and what becomes free is kept for it.
         """
-        lengths = [s.num_tokens - s.num_computed_tokens for s in behind]
+        lengths = [s.num_tokens - s.num_launched_tokens for s in behind]
         reserved = sum(self._admission.reserve(sequence) for sequence in self.running)
         num_passed = 0
         for sequence in list(self.waiting):

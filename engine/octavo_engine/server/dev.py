@@ -24,7 +24,8 @@ _SECRETS = frozenset(("key", "keys", "password", "secret"))  # as a word of a na
 
 
 class SleepQuery(msgspec.Struct, kw_only=True):
-    # 1 lets go of the KV cache. 2 is taken for 1: weights are mapped files, which the system
+    # 1 lets go of the KV cache, and on a GPU of the weights, which the host keeps. 2 keeps nothing:
+    # they are read again. On a CPU both are the same: weights are mapped files, which the system
     # drops by itself when memory is short.
     level: int = 1
     mode: Literal["abort", "wait"] = "abort"  # what becomes of requests that run
@@ -70,7 +71,7 @@ async def sleep(exchange: Exchange, service: Service) -> None:
     query = read_query(exchange, SleepQuery)
     if query.level not in (1, 2):
         raise InvalidRequest(f"level must be 1 or 2; got {query.level}", param="level")
-    await service.sleep.fall_asleep(abort=query.mode == "abort")
+    await service.sleep.fall_asleep(abort=query.mode == "abort", level=query.level)
     await exchange.reply(b"", headers=[])
 
 

@@ -91,8 +91,8 @@ class ServedEngine(Protocol):
         """End a generation with what it has; false if there is none of that id."""
 
     async def reset_prefix_cache(self) -> None: ...
-    async def sleep(self, *, on: bool) -> None:
-        """Give the KV cache's memory back, or take it again; only while nothing runs."""
+    async def sleep(self, *, on: bool, level: int = 1) -> None:
+        """Give memory back, or take it again; only while nothing runs."""
 
     async def start_profile(self) -> None:
         """Record every step from now on."""

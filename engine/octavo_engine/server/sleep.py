@@ -1,4 +1,4 @@
-"""Sleep: work is refused and the memory of the KV cache given back, until the server is woken."""
+"""Sleep: work is refused and memory given back, until the server is woken."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 class Sleep:
-    """Of one server. Weights stay mapped: the system drops them by itself when memory is short."""
+    """Of one server. The KV cache's memory goes; weights' only where they lie on a device: mapped
+    files the system drops by itself when memory is short."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -24,7 +25,7 @@ class Sleep:
                 "sleeping", "The server sleeps; POST /wake_up wakes it.", retry_after_s=5
             )
 
-    async def fall_asleep(self, *, abort: bool) -> None:
+    async def fall_asleep(self, *, abort: bool, level: int = 1) -> None:
         """Returns when nothing runs any more. A second call does no more."""
         service = self._service
         self.is_on = True  # first, so that nothing comes in behind those that leave
@@ -32,7 +33,7 @@ class Sleep:
             await service.running.stop_all()
         await service.idle()
         if self.is_on:  # nobody woke it meanwhile
-            await service.engine.sleep(on=True)
+            await service.engine.sleep(on=True, level=level)
 
     async def wake_up(self) -> None:
         if self.is_on:

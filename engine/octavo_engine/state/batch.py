@@ -55,6 +55,9 @@ class ScheduledBatch:
     grown: list[BlockGrowth] = field(default_factory=list)  # blocks added to rows admitted earlier
     copies: list[BlockCopy] = field(default_factory=list)
     drafts: dict[int, list[int]] = field(default_factory=dict)  # by entry, of those that have any
+    # Entries of one token that the step before, still under way, is sampling: only the device will
+    # have it in time.
+    awaited: list[int] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:

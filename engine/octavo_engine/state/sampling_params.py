@@ -99,6 +99,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def is_greedy(self) -> bool:
         return self.temperature < 1e-5
 
+    @property
+    def needs_host(self) -> bool:
+        """Something is asked for that the host must do for every token, with the one before in
+        hand: such a request cannot be a step ahead of its own tokens."""
+        return bool(
+            self.grammar is not None
+            or self.repetition_penalty != 1.0
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logits_processors
+            or self.logit_bias
+            or self.allowed_token_ids
+            or self.bad_words_token_ids
+            or self.min_tokens
+            or self.prompt_logprobs is not None
+        )
+
 
 def _range(name: str, value: int, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):

@@ -35,7 +35,9 @@ class Sequence:
         "long_until_step",
         "max_num_tokens",
         "min_num_tokens",
+        "needs_host",
         "num_admitted_tokens",
+        "num_ahead",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_given_tokens",
@@ -69,6 +71,7 @@ class Sequence:
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_given_tokens = len(self.token_ids)  # known on arrival: the prompt and a resume
         self.num_computed_tokens = 0
+        self.num_ahead = 0  # tokens behind them that a step under way computes
         self.num_scored_tokens = 0  # prompt positions whose log-probabilities were handed out
         self.row = -1  # in the runner's arrays; -1 when not running
         self.order = order  # place under the policy; lower runs first
@@ -77,6 +80,9 @@ class Sequence:
         self.grammar: GrammarRun | None = None  # that it must keep to; set before it is scheduled
 
         self.guesser: Guesser | None = None  # where tokens are guessed ahead
+
+        # Whether its next token cannot be chosen before the host knows the last one.
+        self.needs_host = params.needs_host
 
         # When it ends.
         self.max_num_tokens = max_num_tokens
@@ -106,6 +112,11 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_launched_tokens(self) -> int:
+        """Computed, or being computed by a step under way."""
+        return self.num_computed_tokens + self.num_ahead
 
     @property
     def num_output_tokens(self) -> int:

@@ -76,7 +76,7 @@ def test_float32_equals_the_reference(name: str) -> None:
     np.testing.assert_allclose(logits, reference_logits(model, token_ids), **FLOAT32)
 
 
-MIXTURES = ["mixtral", "qwen3-moe", "qwen3-moe-shares"]
+MIXTURES = ["mixtral", "qwen2-moe", "qwen3-moe", "qwen3-moe-shares"]
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in MIXTURES])

@@ -66,6 +66,8 @@ def _emit(
             program.add(out, buffers[x], buffers[y], scale)
         case g.Scale(x=x, factor=factor):
             program.scale(out, buffers[x], factor)
+        case g.Gate(x=x, scores=scores):
+            program.gate(out, buffers[x], buffers[scores])
         case g.SoftCap(x=x, cap=cap):
             program.soft_cap(out, buffers[x], cap)
         case g.Convert(x=x):

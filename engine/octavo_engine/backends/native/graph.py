@@ -154,6 +154,15 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
+class Gate:
+    """out = x * sigmoid(scores), of which there is one for each row."""
+
+    out: Value
+    x: Value
+    scores: Value
+
+
+@dataclass(frozen=True, slots=True)
 class SoftCap:
     out: Value
     x: Value
@@ -192,6 +201,7 @@ Instruction: TypeAlias = (
     | Activate
     | Add
     | Scale
+    | Gate
     | SoftCap
     | Convert
     | SelectRows

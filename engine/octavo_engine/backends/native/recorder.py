@@ -9,6 +9,7 @@ from octavo_engine.backends.native.graph import (
     Add,
     Attention,
     Embed,
+    Gate,
     Glu,
     Graph,
     LayerNorm,
@@ -101,6 +102,9 @@ class Recorder:
 
     def scale(self, x: Value, factor: float) -> Value:
         return self._add(Scale(self._value(x.cols, x), x, factor))
+
+    def gate(self, x: Value, scores: Value) -> Value:
+        return self._add(Gate(self._value(x.cols, x), x, scores))
 
     def soft_cap(self, x: Value, cap: float) -> Value:
         return self._add(SoftCap(self._value(x.cols, x), x, cap))

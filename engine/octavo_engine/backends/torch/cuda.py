@@ -1,19 +1,21 @@
 """The backend for NVIDIA and AMD GPUs: weights, KV cache and sampling all on the device.
 
 A step is packed into one pinned buffer and sent by one copy; the operations run without waiting for
-the host; the sampled tokens come back by one copy. On a device that is none of these (`cpu`, for
-tests) the same code runs without graphs.
+the host; the sampled tokens come back by one copy, and stay on the device for a step that is
+launched before they have arrived. On a device that is none of these (`cpu`, for tests) the same
+code runs without graphs.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
 from octavo_engine.backends.torch import memory
+from octavo_engine.backends.torch.capture import CudaRecorder
 from octavo_engine.backends.torch.cuda_loader import CudaLoader
 from octavo_engine.backends.torch.cuda_ops import Context, CudaOps
 from octavo_engine.backends.torch.device_kv import DeviceKV
@@ -24,15 +26,23 @@ from octavo_engine.backends.torch.device_step import (
     cut_tiles,
     is_decode,
 )
-from octavo_engine.backends.torch.graphs import GraphCache, bucket_sizes, choose_bucket
+from octavo_engine.backends.torch.graphs import (
+    MIXED_TOKENS,
+    GraphCache,
+    bucket_sizes,
+    choose_bucket,
+    mixed_sizes,
+)
 from octavo_engine.backends.torch.kernels import choose_kernels
+from octavo_engine.backends.torch.landing import Landing, marks_of
 from octavo_engine.backends.torch.packed import Format
+from octavo_engine.backends.torch.parking import Parking
 from octavo_engine.backends.torch.ropes import RopeTables
 from octavo_engine.backends.torch.upload import Uploader
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.registry import build_model
-from octavo_engine.sampling.batch import Sampled, SamplingBatch
+from octavo_engine.sampling.batch import SamplingBatch
 from octavo_engine.sampling.rows import new_table
 
 if TYPE_CHECKING:
@@ -42,18 +52,30 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.backend import BackendLimits, Step
-    from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
-    from octavo_engine.backends.torch.graphs import Recorder, Replay
+    from octavo_engine.backends.torch.device_step import DeviceStep
+    from octavo_engine.backends.torch.graphs import Recorder
     from octavo_engine.backends.torch.kernels import Kernels
+    from octavo_engine.backends.torch.landing import Landed
     from octavo_engine.backends.torch.memory import DeviceMemory
     from octavo_engine.config import AttentionBackend, KernelChoice
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
+    from octavo_engine.sampling.batch import Sampled
     from octavo_engine.weights.checkpoint import Checkpoint
 
 MAX_GRAPHS = 48
 
 logger = logging.getLogger(__name__)
+
+
+class Loaded(NamedTuple):
+    """A model, and its weights as something that can be parked."""
+
+    model: Model
+    parking: Parking
+
+
+Load: TypeAlias = "Callable[[Callable[[int, int], None] | None], Loaded]"
 
 
 class CudaBackend:
@@ -84,13 +106,19 @@ class CudaBackend:
             choice=kernels, attention=attention, batch_invariant=batch_invariant,
         )  # fmt: skip
         formats = chosen.formats if keep_quantized else frozenset[Format]()
-        with Uploader(settled) as uploader:
-            loader = CudaLoader(checkpoint, uploader, dtype, progress, formats=formats)
-            model = build_model(config, loader, max_model_len)
-            loader.finish()
+
+        def load(progress: Callable[[int, int], None] | None) -> Loaded:
+            with Uploader(settled) as uploader:
+                loader = CudaLoader(checkpoint, uploader, dtype, progress, formats=formats)
+                model = build_model(config, loader, max_model_len)
+                loader.finish()
+            return Loaded(model, Parking(loader.made))
+
+        loaded = load(progress)
         self._init(
-            config, model, settled, dtype, chosen,
+            config, loaded.model, settled, dtype, chosen,
             use_graphs=use_graphs, label=label, memory_of=memory_of,
+            parking=loaded.parking, load=load,
         )  # fmt: skip
 
     @classmethod
@@ -126,6 +154,8 @@ class CudaBackend:
         use_graphs: bool,
         label: str = "cuda",
         memory_of: Callable[[], DeviceMemory | None] | None = None,
+        parking: Parking | None = None,
+        load: Load | None = None,
     ) -> None:
         self.config = config
         self.device = device
@@ -136,11 +166,16 @@ class CudaBackend:
         self._kernels = kernels
         self._use_graphs = use_graphs and device.type == "cuda" and self._kernels.can_capture
         self._recorder: Recorder[tuple[Tensor, Tensor]] = CudaRecorder(device)
+        self._make_mark = marks_of(device)
+        self._landing = Landing(device, lambda: self._make_mark())
+        self._parking, self._load = parking, load
         self._context: Context | None = None
         self._buffer: StepBuffer | None = None
         self._graphs: GraphCache[tuple[Tensor, Tensor]] | None = None
         self._buckets: list[int] = []
         self._limits: BackendLimits | None = None
+        self._num_blocks = 0
+        self._is_awake = True
         self._kept: tuple[Tensor, Tensor] | None = None  # logits, and what was drawn of them
 
     @property
@@ -159,6 +194,11 @@ class CudaBackend:
         return self.config.vocab_size
 
     @property
+    def launch_waits(self) -> bool:
+        """Plain kernels look at sizes on the host, so a launch waits for the device."""
+        return not self._kernels.can_capture
+
+    @property
     def kv_bytes_per_block(self) -> int:
         values = 2 * BLOCK_SIZE * self.config.num_kv_heads * self.config.head_dim
         return self.config.num_layers * values * self._dtype.itemsize
@@ -175,54 +215,50 @@ class CudaBackend:
                 return 0
             free = told.free_bytes
         needed = memory.step_bytes(self.config, limits, self._dtype.itemsize)
+        if self._use_graphs:
+            needed += memory.graph_bytes(
+                self.config, limits, self._dtype.itemsize,
+                num_graphs=MAX_GRAPHS, max_tokens=MIXED_TOKENS[-1],
+            )  # fmt: skip
         return memory.kv_budget(free, needed, fraction=fraction)
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
-        c = self.config
-        if self.device.type == "cuda":
-            memory.require(self.device, num_blocks * self.kv_bytes_per_block)
-        kv = DeviceKV(
-            num_layers=c.num_layers,
-            num_blocks=num_blocks,
-            num_kv_heads=c.num_kv_heads,
-            head_dim=c.head_dim,
-            dtype=self._dtype,
-            device=self.device,
-        )
-        ropes = RopeTables(limits.max_model_len, self.device)
-        self._context = Context(self._kernels, kv, ropes, self._dtype)
-        self._buffer = StepBuffer(limits, self.device)
+        self._limits, self._num_blocks = limits, num_blocks
+        self._buffer = StepBuffer(limits, self.device, lambda: self._make_mark())
         self._buckets = bucket_sizes(limits.max_seqs)
         self._graphs = GraphCache(self._recorder, max_graphs=MAX_GRAPHS)
-        self._limits = limits
+        if self.device.type == "cuda":
+            memory.require(self.device, num_blocks * self.kv_bytes_per_block)
+        self.restore_kv()
         if self._use_graphs:
-            rows = (limits.max_seqs, c.vocab_size)
+            rows = (limits.max_seqs, self.config.vocab_size)
             self._kept = (
                 torch.empty(rows, device=self.device),
                 torch.empty((2, limits.max_seqs), dtype=torch.int32, device=self.device),
             )
 
     def execute(self, step: Step, sampling: SamplingBatch) -> Sampled:
-        assert self._context is not None, "prepare() comes first"
+        return self.launch(step, sampling).wait()
+
+    def launch(self, step: Step, sampling: SamplingBatch) -> Landed:
+        assert self._context is not None and self._buffer is not None, "prepare() comes first"
         with torch.inference_mode():
             self._context.kv.copy(step.copies)
-            logits, found, sizes = self._compute(step, sampling)
-            if not len(step.logit_rows):
-                return Sampled(np.empty(0, np.int32), np.empty(0, np.uint8))
-            if is_plain(sampling):
-                # Waits for the device; everything before was only launched.
-                tokens, status = found.cpu().numpy()
-                return Sampled(np.ascontiguousarray(tokens), status.astype(np.uint8))
-            assert self._buffer is not None
-            params = self._buffer.draw_params(sizes).first(len(logits))
-            return sample(logits, sampling, params, self._kernels.draw)
+            is_simple = not len(step.logit_rows) or is_plain(sampling)
+            logits, found, sizes = self._compute(step, sampling, draws=is_simple)
+            scores = None
+            if not is_simple:
+                params = self._buffer.draw_params(sizes).first(len(logits))
+                found, scores = sample(logits, sampling, params, self._kernels.draw)
+                self._buffer.keep(sizes, found)
+            return self._landing.begin(found, scores)
 
     def logits(self, step: Step) -> NDArray[np.float32]:
         """Compute the step; the logits of the wanted rows, [S, vocabulary], for tests."""
         assert self._context is not None, "prepare() comes first"
         with torch.inference_mode():
             self._context.kv.copy(step.copies)
-            logits, _, _ = self._compute(step, _greedy(len(step.logit_rows)))
+            logits, _, _ = self._compute(step, _greedy(len(step.logit_rows)), draws=False)
             values: NDArray[np.float32] = logits.cpu().numpy()
             return values
 
@@ -230,24 +266,75 @@ class CudaBackend:
         assert self._context is not None, "prepare() comes first"
         self._context.kv.poison(block_ids)
 
+    def release_kv(self) -> None:
+        """As `executor.ReleasesKV`. Graphs know addresses of what goes, so they go too."""
+        self._context = None
+        self._forget_graphs()
+
+    def restore_kv(self) -> None:
+        if self._context is not None:
+            return
+        c, limits = self.config, self._limits
+        assert limits is not None, "prepare() comes first"
+        kv = DeviceKV(
+            num_layers=c.num_layers,
+            num_blocks=self._num_blocks,
+            num_kv_heads=c.num_kv_heads,
+            head_dim=c.head_dim,
+            dtype=self._dtype,
+            device=self.device,
+        )
+        ropes = RopeTables(limits.max_model_len, self.device)
+        self._context = Context(self._kernels, kv, ropes, self._dtype)
+
+    def release_weights(self, *, keep: bool) -> None:
+        """As `executor.ReleasesWeights`. Weights that came from no file are kept in any case."""
+        if self._parking is None or not self._is_awake:
+            return
+        self._is_awake = False
+        if keep or self._load is None:
+            self._parking.park()
+        else:
+            self._model = self._parking = None
+        self._forget_graphs()
+
+    def restore_weights(self) -> None:
+        if self._is_awake:
+            return
+        if self._parking is not None:
+            self._parking.unpark()
+        elif self._load is not None:
+            self._model, self._parking = self._load(None)
+        self._is_awake = True
+
     def close(self) -> None:
-        if self._graphs is not None:
-            self._graphs.clear()
+        self._forget_graphs()
         self._graphs = self._context = self._buffer = self._model = self._kept = None
+        self._parking = self._load = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _compute(self, step: Step, sampling: SamplingBatch) -> tuple[Tensor, Tensor, Sizes]:
-        """Logits, what was drawn of them as they are, and how the step was laid out."""
+    def _forget_graphs(self) -> None:
+        if self._graphs is not None:
+            self._graphs.clear()
+        if isinstance(self._recorder, CudaRecorder):
+            self._recorder.reset()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _compute(
+        self, step: Step, sampling: SamplingBatch, *, draws: bool
+    ) -> tuple[Tensor, Tensor, Sizes]:
+        """Logits, what was drawn of them as they are, and how the step was laid out. Without
+        `draws` nobody wants to know; only a graph does it all the same."""
         assert self._buffer is not None and self._graphs is not None and self._limits is not None
-        buffer = self._buffer
+        buffer, kernels = self._buffer, self._kernels
         is_decode_step = is_decode(step)
         num_rows = len(step.logit_rows)
-        tiles = cut_tiles(step.seq_starts, self._kernels.tokens_per_tile(is_decode=is_decode_step))
-        bucket = None
-        if is_decode_step and self._use_graphs:
-            bucket = choose_bucket(self._buckets, num_rows)
-        if bucket is None:
+        per_tile = kernels.tokens_per_tile(is_decode=is_decode_step)
+        sizes = self._bucket(step, per_tile, is_decode=is_decode_step)
+        if sizes is None:
+            tiles = cut_tiles(step.seq_starts, per_tile)
             sizes = Sizes(len(step.token_ids), len(step.seq_lens), num_rows, len(tiles.seqs))
             buffer.send(buffer.fill(step, sampling, tiles, sizes))
             view = buffer.step(
@@ -256,58 +343,58 @@ class CudaBackend:
                 max_seq_len=int(step.seq_lens.max(initial=0)),
                 host=step,
             )
-            return *self._forward(view, buffer.draw_params(sizes)), sizes
-        sizes = Sizes.of_decode(bucket)
+            return *self._forward(view, sizes, draws=draws), sizes
         # A graph must serve every length that is still to come.
         longest = self._limits.max_model_len
 
         def work() -> tuple[Tensor, Tensor]:
-            view = buffer.step(sizes, is_decode=True, max_seq_len=longest, host=None)
-            return self._keep(view, buffer.draw_params(sizes))
+            view = buffer.step(sizes, is_decode=is_decode_step, max_seq_len=longest, host=None)
+            return self._keep(view, sizes)
 
-        buffer.send(buffer.fill(step, sampling, tiles, sizes))
-        logits, found = self._graphs.run(bucket, work)
+        starts = step.seq_starts if is_decode_step else np.append(step.seq_starts, sizes.tokens)
+        buffer.send(buffer.fill(step, sampling, cut_tiles(starts, per_tile), sizes))
+        # Sizes alone do not tell the two kinds apart.
+        logits, found = self._graphs.run(sizes.seqs if is_decode_step else sizes, work)
         return logits[:num_rows], found[:, :num_rows], sizes
 
-    def _keep(self, step: DeviceStep, params: DrawParams) -> tuple[Tensor, Tensor]:
+    def _bucket(self, step: Step, per_tile: int, *, is_decode: bool) -> Sizes | None:
+        """What the step is padded to, so that a graph may hold it; None: it is launched as is."""
+        assert self._limits is not None
+        if not self._use_graphs:
+            return None
+        if is_decode:
+            bucket = choose_bucket(self._buckets, len(step.logit_rows))
+            return None if bucket is None else Sizes.of_decode(bucket)
+        if not self._kernels.can_capture_prompts or not len(step.logit_rows):
+            return None
+        return mixed_sizes(step, self._limits, tokens_per_tile=per_tile)
+
+    def _keep(self, step: DeviceStep, sizes: Sizes) -> tuple[Tensor, Tensor]:
         """Results in memory that all graphs share; their own is for what is gone after a step."""
         assert self._kept is not None
-        logits, found = self._forward(step, params)
+        logits, found = self._forward(step, sizes, draws=True)
         num_rows = len(logits)
         return self._kept[0][:num_rows].copy_(logits), self._kept[1][:, :num_rows].copy_(found)
 
-    def _forward(self, step: DeviceStep, params: DrawParams) -> tuple[Tensor, Tensor]:
-        assert self._context is not None and self._model is not None
+    def _forward(self, step: DeviceStep, sizes: Sizes, *, draws: bool) -> tuple[Tensor, Tensor]:
+        """Logits, and what is drawn of them; the tokens are kept for the step behind."""
+        assert self._context is not None and self._buffer is not None
+        assert self._model is not None, "the weights sleep"
         ops = CudaOps(step, self._context)
         logits = self._model.forward(ops)
         assert isinstance(logits, torch.Tensor)
         logits = logits.float()
-        return logits, self._kernels.draw(logits, params)
+        if not draws:
+            return logits, logits.new_empty((2, len(logits)), dtype=torch.int32)
+        found = self._kernels.draw(logits, self._buffer.draw_params(sizes))
+        self._buffer.keep(sizes, found)
+        return logits, found
 
 
 def _greedy(num_rows: int) -> SamplingBatch:
     """Rows that all take the likeliest token."""
     zeros = np.zeros(num_rows, np.int32)
     return SamplingBatch(new_table(1), zeros, zeros, zeros - 1, np.zeros((1, 1), np.int32))
-
-
-class CudaRecorder:
-    """Captures into one pool of memory that all graphs share: no two of them run at once."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool: Any = None  # torch has no public name for its type
-
-    def capture(
-        self, work: Callable[[], tuple[Tensor, Tensor]]
-    ) -> tuple[tuple[Tensor, Tensor], Replay]:
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self._device)
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = work()
-        return result, graph.replay
 
 
 def open_device(name: str) -> torch.device:

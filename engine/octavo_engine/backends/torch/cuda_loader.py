@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from octavo_engine.backends.torch import repack
 from octavo_engine.backends.torch.packed import (
     FP8,
     GroupedWeight,
+    PackedExperts,
     ScaledWeight,
     grouped_product,
     scaled_product,
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from octavo_engine.backends.torch.packed import Format
+    from octavo_engine.backends.torch.packed import DeviceExperts, Format
     from octavo_engine.backends.torch.upload import Uploader
     from octavo_engine.weights.checkpoint import Checkpoint, StoredTensor
+
+Made = TypeVar("Made")
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -91,9 +94,10 @@ class CudaLoader:
         # float32 is asked for to compute with the file's numbers: no input is rounded then.
         rounding: frozenset[Format] = frozenset(("int8", "fp8"))
         self._formats = formats - rounding if dtype == torch.float32 else formats
+        self.made: list[object] = []  # all that was handed out
 
     def embedding(self, name: str, rows: int, columns: int) -> Tensor:
-        return self._matrix([f"{name}.weight"], [rows], columns)
+        return self._noted(self._matrix([f"{name}.weight"], [rows], columns))
 
     def linear(
         self,
@@ -107,14 +111,20 @@ class CudaLoader:
         sizes = [out_features] if isinstance(out_features, int) else list(out_features)
         weight = self._weight([f"{name}.weight" for name in names], sizes, in_features)
         total = self._matrix([f"{name}.bias" for name in names], sizes) if bias else None
-        return DeviceLinear(weight, total, is_head=names == ["lm_head"])
+        return self._noted(DeviceLinear(weight, total, is_head=names == ["lm_head"]))
 
     def experts(
         self, names: Sequence[Sequence[str]], in_features: int, out_features: Sequence[int]
-    ) -> Tensor:
-        """[experts, out, in], in the backend's dtype."""
+    ) -> DeviceExperts:
+        """[experts, out, in] in the backend's dtype, or packed."""
         flat = [f"{name}.weight" for own in names for name in own]
-        whole = self._matrix(flat, list(out_features) * len(names), in_features)
+        sizes = list(out_features) * len(names)
+        parts = self._take(flat, sizes, (in_features,))
+        packed = self._packed(parts, roundings=False) if self._ledger.is_complete else None
+        if isinstance(packed, GroupedWeight):
+            self._account(parts)
+            return self._noted(PackedExperts(packed, len(names)))
+        whole = self._noted(self._filled(parts, sizes, (in_features,)))
         return whole.view(len(names), -1, in_features) if self._ledger.is_complete else whole
 
     def tied(self, embedding: Tensor) -> DeviceLinear:
@@ -126,12 +136,16 @@ class CudaLoader:
             return torch.zeros(size)
         values = torch.from_numpy(to_float32(stored)).add_(offset)
         self._ledger.account(stored)
-        return values.to(self._uploader.device)
+        return self._noted(values.to(self._uploader.device, copy=True))
 
     def finish(self) -> None:
         """Wait for what is under way. Raises ModelError that lists what was missing."""
         self._uploader.finish()
         self._ledger.finish()
+
+    def _noted(self, weight: Made) -> Made:
+        self.made.append(weight)
+        return weight
 
     def _weight(
         self, names: list[str], sizes: list[int], columns: int
@@ -140,23 +154,30 @@ class CudaLoader:
         packed = self._packed(parts) if self._ledger.is_complete else None
         if packed is None:
             return self._filled(parts, sizes, (columns,))
+        self._account(parts)
+        return packed
+
+    def _account(self, parts: list[StoredTensor | None]) -> None:
         for stored in parts:
             if stored is not None:
                 self._ledger.account(stored)
-        return packed
 
-    def _packed(self, parts: list[StoredTensor | None]) -> GroupedWeight | ScaledWeight | None:
-        """As stored, if all parts are so and the kernels take it; they become one."""
+    def _packed(
+        self, parts: list[StoredTensor | None], *, roundings: bool = True
+    ) -> GroupedWeight | ScaledWeight | None:
+        """As stored, if all parts are so and the kernels take it; they become one. `roundings`:
+        formats whose products round their inputs will do as well."""
         stored = [part for part in parts if part is not None]
         first = stored[0]
         order = _order_of(stored)
-        if first.dtype == "F8_E4M3" and "fp8" in self._formats:
+        if first.dtype == "F8_E4M3" and "fp8" in self._formats and roundings:
             return self._packed_float8(stored)
         if any(part.dtype not in repack.BLOCK_BYTES for part in stored) or order is None:
             return None
         if any((part.dtype == "Q8_0") != (first.dtype == "Q8_0") for part in stored):
             return None  # of 8 bits and of 4
-        wants_int8 = "int8" in self._formats and all(p.input_dtype == "int8" for p in stored)
+        wants_int8 = roundings and "int8" in self._formats
+        wants_int8 = wants_int8 and all(p.input_dtype == "int8" for p in stored)
         if not wants_int8 and "grouped" not in self._formats:
             return None
         blocks = repack.stacked([self._blocks(part) for part in stored])
@@ -166,7 +187,9 @@ class CudaLoader:
                 return whole
         if "grouped" not in self._formats:
             return None
-        device_order = torch.from_numpy(order).to(self._uploader.device) if len(order) else None
+        device_order = None
+        if len(order):  # a copy on a host too: memory that numpy owns cannot be parked
+            device_order = torch.from_numpy(order).to(self._uploader.device, copy=True)
         return repack.grouped(blocks, device_order)
 
     def _packed_float8(self, stored: list[StoredTensor]) -> ScaledWeight | None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.device_kv import DeviceKV
     from octavo_engine.backends.torch.device_step import DeviceStep
     from octavo_engine.backends.torch.kernels import Kernels
+    from octavo_engine.backends.torch.packed import DeviceExperts
     from octavo_engine.backends.torch.ropes import RopeTables
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
 
@@ -92,7 +93,12 @@ class CudaOps:
         return self._kernels.glu(_formed(x), activation)
 
     def experts(
-        self, x: Value, scores: Value, gate_up: Tensor, down: Tensor, spec: ExpertsSpec
+        self,
+        x: Value,
+        scores: Value,
+        gate_up: DeviceExperts,
+        down: DeviceExperts,
+        spec: ExpertsSpec,
     ) -> Tensor:
         x = _formed(x).to(self._dtype)
         return self._kernels.experts(x, _formed(scores), gate_up, down, spec)
@@ -105,6 +111,10 @@ class CudaOps:
 
     def scale(self, x: Value, factor: float) -> Tensor:
         return _formed(x) * factor
+
+    def gate(self, x: Value, scores: Value) -> Tensor:
+        x = _formed(x)
+        return (x.float() * torch.sigmoid(_formed(scores).float())).to(x.dtype)
 
     def soft_cap(self, x: Value, cap: float) -> Tensor:
         return cap * torch.tanh(_formed(x) / cap)

@@ -6,13 +6,15 @@ so nothing is fused and the numbers are the CPU's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn import functional
 
+from octavo_engine.backends.torch.landing import Scores
 from octavo_engine.backends.torch.plain_draw import masses, sort_keys
-from octavo_engine.sampling.batch import SAMPLED_NOT_FINITE, SAMPLED_OK, Sampled
+from octavo_engine.sampling.batch import SAMPLED_NOT_FINITE, SAMPLED_OK
 from octavo_engine.sampling.processors import apply_processors
 
 if TYPE_CHECKING:
@@ -49,8 +51,11 @@ def is_plain(sampling: SamplingBatch) -> bool:
     )
 
 
-def sample(logits: Tensor, sampling: SamplingBatch, params: DrawParams, draw: Draw) -> Sampled:
-    """Everything that a batch may wish for. `logits` [S, vocabulary] float32 may be changed."""
+def sample(
+    logits: Tensor, sampling: SamplingBatch, params: DrawParams, draw: Draw
+) -> tuple[Tensor, Scores | None]:
+    """Everything that a batch may wish for: tokens and statuses [2, S], and log-probabilities if
+    any are wanted. `logits` [S, vocabulary] float32 may be changed."""
     _process(logits, sampling)
     is_flawed = ~(logits <= LARGEST).all(-1)
     wants_logprobs = sampling.num_logprobs >= 0
@@ -64,11 +69,7 @@ def sample(logits: Tensor, sampling: SamplingBatch, params: DrawParams, draw: Dr
     found = draw(adjusted, params)
     found[1] = found[1].masked_fill(is_flawed, SAMPLED_NOT_FINITE)
     found[0] = found[0].masked_fill(is_flawed, -1)
-    tokens, status = found.cpu().numpy()
-    sampled = Sampled(tokens, status.astype(np.uint8))
-    if raw is not None:
-        _add_logprobs(sampled, raw, found, sampling.num_logprobs)
-    return sampled
+    return found, None if raw is None else _score(raw, found, sampling.num_logprobs)
 
 
 def _process(logits: Tensor, sampling: SamplingBatch) -> None:
@@ -92,7 +93,7 @@ def _raw(logits: Tensor, is_flawed: Tensor) -> Raw:
     return Raw(kept, safe, torch.log(total.double() * 2.0**-42))
 
 
-def _add_logprobs(sampled: Sampled, raw: Raw, found: Tensor, wanted: int) -> None:
+def _score(raw: Raw, found: Tensor, wanted: int) -> Scores:
     is_ok = found[1] == SAMPLED_OK
     tokens = found[0].long().clamp(min=0)[:, None]
     chosen = raw.logits.gather(-1, tokens)
@@ -104,22 +105,16 @@ def _add_logprobs(sampled: Sampled, raw: Raw, found: Tensor, wanted: int) -> Non
     values = _logprobs(raw.logits.gather(-1, ids), raw)
     ids = ids.where(is_ok[:, None], -1)
     values = values.where(is_ok[:, None], -torch.inf)
-    sampled.logprobs = logprobs.cpu().numpy()
-    sampled.ranks = ranks.to(torch.int32).cpu().numpy()
-    sampled.top_ids = _widened(ids.to(torch.int32).cpu().numpy(), wanted, -1)
-    sampled.top_logprobs = _widened(values.cpu().numpy(), wanted, -np.inf)
+    return Scores(logprobs, ranks, _widened(ids, wanted, -1), _widened(values, wanted, -np.inf))
 
 
 def _logprobs(logits: Tensor, raw: Raw) -> Tensor:
     return ((logits - raw.maxima).double() - raw.log_totals).float()
 
 
-def _widened(values: NDArray[Any], columns: int, fill: float) -> NDArray[Any]:
+def _widened(values: Tensor, columns: int, fill: float) -> Tensor:
     """A vocabulary may have fewer tokens than alternatives were asked for."""
-    missing = columns - values.shape[1]
-    if missing == 0:
-        return values
-    return np.pad(values, ((0, 0), (0, missing)), constant_values=fill)
+    return functional.pad(values, (0, columns - values.shape[1]), value=fill)
 
 
 def _entries(lists: Ragged, vocab: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

@@ -3,23 +3,30 @@
 Every number is four bytes wide, so one int32 buffer holds them all; floats are the same words seen
 as float32. A captured graph reads fixed places, so a layout depends on sizes alone: the sizes of a
 bucket give the same places each time, and block tables, whose length varies, come last.
+
+Behind them all lies a word for each row: its last sampled token. A step that is launched before the
+last one's tokens are known finds them there; so token ids are gathered, each from its own word.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
+from octavo_engine.backends.torch.landing import marks_of
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
     from torch import Tensor
 
     from octavo_engine.backends.backend import BackendLimits, Step
+    from octavo_engine.backends.torch.landing import Mark
     from octavo_engine.sampling.batch import SamplingBatch
 
 GREEDY_BELOW = np.float32(1e-5)
@@ -27,6 +34,7 @@ LEAST = np.float32(-32.0)  # below it exp is less than half a unit of mass
 # Fields begin at multiples of 64 bytes: Triton compiles a kernel anew for each pattern of aligned
 # and unaligned arguments that it meets.
 ALIGNMENT = 16
+MAX_KNOWN = 256  # layouts that are remembered
 
 
 class Sizes(NamedTuple):
@@ -108,9 +116,15 @@ def is_decode(step: Step) -> bool:
 
 
 class StepBuffer:
-    """The pinned words, their twin on the device, and the views of both."""
+    """The pinned words, their twin on the device, and the views of both. fill() and send() go in
+    pairs."""
 
-    def __init__(self, limits: BackendLimits, device: torch.device) -> None:
+    def __init__(
+        self,
+        limits: BackendLimits,
+        device: torch.device,
+        make_mark: Callable[[], Mark] | None = None,
+    ) -> None:
         blocks = -(-limits.max_model_len // BLOCK_SIZE)
         most = Sizes(
             limits.max_tokens,
@@ -119,55 +133,65 @@ class StepBuffer:
             limits.max_tokens + limits.max_seqs,
         )
         num_words = _Layout(most).num_words + limits.max_seqs * blocks
-        self._host = torch.zeros(num_words, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._words: NDArray[np.int32] = self._host.numpy()
-        self._device = torch.zeros(num_words, dtype=torch.int32, device=device)
-        self._sent = _event() if device.type == "cuda" else None
-        # Of the sizes that come again and again, those of graphs.
-        self._layouts: dict[Sizes, tuple[_Layout, _Views]] = {}
+        # Two, in turn: one is filled while the other's copy may still be queued.
+        self._sides = [_Side(num_words, device) for _ in range(2)]
+        self._make_mark = make_mark or marks_of(device)
+        self._last_at = num_words
+        self._spare_row = limits.max_seqs  # the word that is nobody's
+        self._device = torch.zeros(
+            num_words + limits.max_seqs + 1, dtype=torch.int32, device=device
+        )
+        self._layouts: dict[Sizes, _Layout] = {}
 
     def fill(self, step: Step, sampling: SamplingBatch, tiles: Tiles, sizes: Sizes) -> int:
         """Lay the step out in the pinned buffer; the number of words it takes."""
         # Hot path: once per step. The GPU waits for it.
-        if self._sent is not None:
-            # A step that samples nothing is not waited for; its copy may still be queued.
-            self._sent.synchronize()
-        layout, views = self._layout(sizes)
+        self._sides.reverse()
+        side = self._sides[0]
+        if side.sent is not None:
+            side.sent.wait()  # of two steps ago: it is there, unless nobody waited for that step
+        layout = self._layout(sizes)
+        views = side.views(sizes, layout)
         num_seqs = len(step.seq_lens)
         width = -(-int(step.seq_lens.max(initial=0)) // BLOCK_SIZE)
         _put(views["token_ids"], step.token_ids, 0)
+        self._place_tokens(views["token_at"], step, layout)
+        kept = np.where(sampling.targets < 0, sampling.rows, self._spare_row)
+        _put(views["kept_at"], kept, self._spare_row)
         _put(views["positions"], step.positions, 0)
         _put(views["slots"], step.slots, -1)
         _put(views["seq_lens"], step.seq_lens, 0)
         views["seq_starts"][: num_seqs + 1] = step.seq_starts
-        if sizes.seqs > num_seqs:  # rows of padding own a token each, of a sequence of none
-            padding = np.arange(1, sizes.seqs - num_seqs + 1, dtype=np.int32)
-            views["seq_starts"][num_seqs + 1 :] = step.seq_starts[-1] + padding
+        self._pad(views, sizes, step, tiles)
         _put(views["table_starts"], np.arange(num_seqs, dtype=np.int32) * width, 0)
         _put(views["logit_rows"], step.logit_rows, 0)
-        views["tile_seqs"][: len(tiles.seqs)] = tiles.seqs
-        views["tile_seqs"][len(tiles.seqs) :] = np.arange(len(tiles.seqs), sizes.tiles)
-        _put(views["tile_starts"], tiles.starts, 0)
         _fill_draw(views, sampling)
         num_words = layout.num_words + num_seqs * width
-        tables = self._words[layout.num_words : num_words].reshape(num_seqs, width)
+        tables = side.words[layout.num_words : num_words].reshape(num_seqs, width)
         np.take(step.block_tables[:, :width], step.rows, axis=0, out=tables, mode="clip")
         return num_words
 
     def send(self, num_words: int) -> None:
         """The one copy."""
-        self._device[:num_words].copy_(self._host[:num_words], non_blocking=True)
-        if self._sent is not None:
-            self._sent.record()
+        side = self._sides[0]
+        self._device[:num_words].copy_(side.host[:num_words], non_blocking=True)
+        side.sent = self._make_mark()
+
+    def keep(self, sizes: Sizes, found: Tensor) -> None:
+        """Note sampled tokens, [2, rows] with their statuses, for a step that awaits them."""
+        at = self._split(sizes)["kept_at"][: found.shape[1]].long()
+        # What has no token failed; whatever awaits it is dropped, but reads the embedding first.
+        self._device[self._last_at :][at] = found[0].clamp(min=0)
 
     def step(
         self, sizes: Sizes, *, is_decode: bool, max_seq_len: int, host: Step | None
     ) -> DeviceStep:
         """Views of the device's words."""
         t = self._split(sizes)
-        names = ("token_ids", "positions", "slots", "seq_starts", "seq_lens", "table_starts",
+        names = ("positions", "slots", "seq_starts", "seq_lens", "table_starts",
                  "tables", "logit_rows", "tile_seqs", "tile_starts")  # fmt: skip
         return DeviceStep(
+            token_ids=self._device.index_select(0, t["token_at"]),
             **{name: t[name] for name in names},
             is_decode=is_decode,
             max_seq_len=max_seq_len,
@@ -186,20 +210,64 @@ class StepBuffer:
             top_ks=t["top_ks"],
         )
 
-    def _layout(self, sizes: Sizes) -> tuple[_Layout, _Views]:
-        known = self._layouts.get(sizes)
-        if known is None:
-            layout = _Layout(sizes)
-            views = {name: self._words[start:end] for name, (start, end) in layout.places.items()}
-            known = layout, views
-            if sizes == Sizes.of_decode(sizes.seqs):
-                self._layouts[sizes] = known
-        return known
+    def _pad(self, views: _Views, sizes: Sizes, step: Step, tiles: Tiles) -> None:
+        """Sequences and tiles of padding. Their sequences have no tokens behind them, so nothing is
+        read for them; where single tokens are padded each has one of its own, elsewhere the first
+        has them all, and the tiles that are left begin where it ends."""
+        num_seqs, num_tiles = len(step.seq_lens), len(tiles.seqs)
+        views["tile_seqs"][:num_tiles] = tiles.seqs
+        if is_decode(step):
+            rest = np.arange(1, sizes.seqs - num_seqs + 1, dtype=np.int32)
+            views["seq_starts"][num_seqs + 1 :] = step.seq_starts[-1] + rest
+            views["tile_seqs"][num_tiles:] = np.arange(num_tiles, sizes.tiles)
+            _put(views["tile_starts"], tiles.starts, 0)
+        else:
+            views["seq_starts"][num_seqs + 1 :] = sizes.tokens
+            views["tile_seqs"][num_tiles:] = num_seqs
+            _put(views["tile_starts"], tiles.starts, sizes.tokens)
+
+    def _place_tokens(self, view: NDArray[np.int32], step: Step, layout: _Layout) -> None:
+        first, end = layout.places["token_ids"]
+        view[:] = np.arange(first, end, dtype=np.int32)
+        if step.awaited is not None:
+            waiting = np.flatnonzero(step.awaited >= 0)
+            view[waiting] = self._last_at + step.awaited[waiting]
+
+    def _layout(self, sizes: Sizes) -> _Layout:
+        layout = self._layouts.get(sizes)
+        if layout is None:
+            _make_room(self._layouts)
+            layout = self._layouts[sizes] = _Layout(sizes)
+        return layout
 
     def _split(self, sizes: Sizes) -> dict[str, Tensor]:
-        layout, _ = self._layout(sizes)
+        layout = self._layout(sizes)
         parts = {name: self._device[start:end] for name, (start, end) in layout.places.items()}
         return {**parts, "tables": self._device[layout.num_words :]}
+
+
+class _Side:
+    """Pinned words, and when they were sent last."""
+
+    def __init__(self, num_words: int, device: torch.device) -> None:
+        self.host = torch.zeros(num_words, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self.words: NDArray[np.int32] = self.host.numpy()
+        self.sent: Mark | None = None
+        self._views: dict[Sizes, _Views] = {}
+
+    def views(self, sizes: Sizes, layout: _Layout) -> _Views:
+        views = self._views.get(sizes)
+        if views is None:
+            _make_room(self._views)
+            views = {name: self.words[start:end] for name, (start, end) in layout.places.items()}
+            self._views[sizes] = views
+        return views
+
+
+def _make_room(known: dict[Sizes, Any]) -> None:
+    """Those of graphs come again and again; of the others there is no end."""
+    if len(known) >= MAX_KNOWN:
+        known.clear()
 
 
 _Views: TypeAlias = "dict[str, NDArray[np.int32]]"
@@ -216,21 +284,19 @@ class _Layout:
             self.num_words += -(-length // ALIGNMENT) * ALIGNMENT
 
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
-
-
 def _fields(sizes: Sizes) -> dict[str, int]:
     """Names and lengths, in their order."""
     tokens, seqs, logits, tiles = sizes
     return {
         "token_ids": tokens,
+        "token_at": tokens,
         "positions": tokens,
         "slots": tokens,
         "seq_starts": seqs + 1,
         "seq_lens": seqs,
         "table_starts": seqs,
         "logit_rows": logits,
+        "kept_at": logits,
         "tile_seqs": tiles,
         "tile_starts": tiles,
         "seeds": 2 * logits,

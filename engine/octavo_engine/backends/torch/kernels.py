@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
-    from octavo_engine.backends.torch.packed import Format
+    from octavo_engine.backends.torch.packed import DeviceExperts, Format
     from octavo_engine.config import AttentionBackend, KernelChoice
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
 
@@ -35,6 +35,10 @@ class Kernels(Protocol):
     @property
     def can_capture(self) -> bool:
         """Whether a step launches the same work whatever its values are: a graph may hold it."""
+
+    @property
+    def can_capture_prompts(self) -> bool:
+        """The same of steps that hold parts of prompts."""
 
     @property
     def formats(self) -> frozenset[Format]:
@@ -60,9 +64,14 @@ class Kernels(Protocol):
         """(x + scale * y in x's dtype, its norm)."""
 
     def experts(
-        self, x: Tensor, scores: Tensor, gate_up: Tensor, down: Tensor, spec: ExpertsSpec
+        self,
+        x: Tensor,
+        scores: Tensor,
+        gate_up: DeviceExperts,
+        down: DeviceExperts,
+        spec: ExpertsSpec,
     ) -> Tensor:
-        """As `Ops.experts`, in x's dtype; weights [experts, out, in]."""
+        """As `Ops.experts`, in x's dtype."""
 
     def glu(self, x: Tensor, activation: Activation) -> Tensor: ...
 

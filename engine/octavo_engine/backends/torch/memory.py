@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import BackendLimits
     from octavo_engine.models.config import ExpertsConfig
 
-# cuBLAS' workspace, compiled kernels, captured graphs' own memory and the allocator's rounding.
+# cuBLAS' workspace, compiled kernels and the allocator's rounding.
 SPARE_BYTES = 768 << 20
+GRAPH_BYTES = 8 << 20  # of the driver's, for the launches that one graph holds
 
 
 class StepShape(Protocol):
@@ -60,16 +61,32 @@ def require(device: torch.device, kv_bytes: int) -> None:
 
 def step_bytes(shape: StepShape, limits: BackendLimits, itemsize: int) -> int:
     """The most that the largest step holds at once: one layer's values, and the logits."""
+    layer = limits.max_tokens * _token_bytes(shape, itemsize)
+    # The logits in float32, and as much again in keys and masses when a row has unusual wishes.
+    logits = limits.max_logit_rows * shape.vocab_size * (4 + 4 + 8 + 8)
+    return layer + logits
+
+
+def graph_bytes(
+    shape: StepShape, limits: BackendLimits, itemsize: int, *, num_graphs: int, max_tokens: int
+) -> int:
+    """What captured graphs take beside it: the values of the largest captured step, which all share
+    and nobody else may use; the results they leave; and what the driver keeps of each."""
+    tokens = max(limits.max_seqs, min(max_tokens, limits.max_tokens))
+    values = tokens * _token_bytes(shape, itemsize)
+    logits = limits.max_seqs * shape.vocab_size * (4 + 4 + itemsize)
+    return values + logits + num_graphs * GRAPH_BYTES
+
+
+def _token_bytes(shape: StepShape, itemsize: int) -> int:
+    """Of one layer, for one token."""
     attention = (shape.num_heads * 3 + shape.num_kv_heads * 2) * shape.head_dim * itemsize
     mlp = shape.intermediate_size * 3 * itemsize
     if shape.experts is not None:
         e = shape.experts
         mlp = max(mlp, e.top_k * (e.width * 3 * itemsize + shape.hidden_size * (itemsize + 4)))
     residual = shape.hidden_size * (3 * 4 + 2 * itemsize)
-    layer = limits.max_tokens * (residual + max(attention, mlp))
-    # The logits in float32, and as much again in keys and masses when a row has unusual wishes.
-    logits = limits.max_logit_rows * shape.vocab_size * (4 + 4 + 8 + 8)
-    return layer + logits
+    return residual + max(attention, mlp)
 
 
 def kv_budget(free_bytes: int, needed_bytes: int, *, fraction: float) -> int:

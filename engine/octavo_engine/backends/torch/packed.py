@@ -6,8 +6,8 @@ int8 or FP8 that meet inputs of their own kind, rounded token by token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import torch
 
@@ -70,6 +70,46 @@ class ScaledWeight:
     @property
     def nbytes(self) -> int:
         return self.values.nbytes + self.scales.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedExperts:
+    """The weights of a mixture's experts as one, the rows of each below those before."""
+
+    weight: GroupedWeight
+    num_experts: int
+
+    def __len__(self) -> int:
+        return self.num_experts
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        rows, columns = self.weight.shape
+        return self.num_experts, rows // self.num_experts, columns
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    def expert(self, index: int) -> GroupedWeight:
+        whole, (_, count, _) = self.weight, self.shape
+        own = slice(index * count, (index + 1) * count)
+        return replace(
+            whole,
+            packed=whole.packed[own],
+            scales=whole.scales[own],
+            minima=None if whole.minima is None else whole.minima[own],
+        )
+
+
+DeviceExperts: TypeAlias = "Tensor | PackedExperts"  # or [experts, out, in]
+
+
+def expert_product(x: Tensor, experts: DeviceExperts, index: int) -> Tensor:
+    """x · the expert's weightᵀ, in x's dtype."""
+    if isinstance(experts, PackedExperts):
+        return grouped_product(x, experts.expert(index)).to(x.dtype)
+    return torch.nn.functional.linear(x, experts[index])
 
 
 class RoundedRows(NamedTuple):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from octavo_engine.backends.torch.packed import ALL_FORMATS
+from octavo_engine.backends.torch.packed import ALL_FORMATS, expert_product
 from octavo_engine.backends.torch.plain_draw import draw
 from octavo_engine.config import BLOCK_SIZE
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
+    from octavo_engine.backends.torch.packed import DeviceExperts
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
 
 
@@ -23,7 +24,7 @@ class PlainKernels:
     """Answers to `kernels.Kernels`. Looks at sizes on the host, so it cannot be captured."""
 
     name = "plain"
-    can_capture = False
+    can_capture = can_capture_prompts = False
     formats = ALL_FORMATS
 
     def tokens_per_tile(self, *, is_decode: bool) -> int:
@@ -52,14 +53,19 @@ class PlainKernels:
         return (activate(left, activation) * right).to(x.dtype)
 
     def experts(
-        self, x: Tensor, scores: Tensor, gate_up: Tensor, down: Tensor, spec: ExpertsSpec
+        self,
+        x: Tensor,
+        scores: Tensor,
+        gate_up: DeviceExperts,
+        down: DeviceExperts,
+        spec: ExpertsSpec,
     ) -> Tensor:
         shares, chosen = choose_experts(scores, spec)
         out = torch.zeros_like(x, dtype=torch.float32)
         for expert in range(len(gate_up)):
             tokens, places = torch.nonzero(chosen == expert, as_tuple=True)
-            h = self.glu(functional.linear(x[tokens], gate_up[expert]), spec.activation)
-            h = functional.linear(h, down[expert]).float()
+            h = self.glu(expert_product(x[tokens], gate_up, expert), spec.activation)
+            h = expert_product(h, down, expert).float()
             out.index_add_(0, tokens, shares[tokens, places, None] * h)
         return out.to(x.dtype)
 

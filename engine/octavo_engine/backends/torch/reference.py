@@ -100,6 +100,9 @@ class ReferenceOps:
     def scale(self, x: Tensor, factor: float) -> Tensor:
         return x * factor
 
+    def gate(self, x: Tensor, scores: Tensor) -> Tensor:
+        return x * torch.sigmoid(scores)
+
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         return cap * torch.tanh(x / cap)
 

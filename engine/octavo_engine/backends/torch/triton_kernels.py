@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.flashinfer import FlashInferAttention
     from octavo_engine.backends.torch.kernels import HeadShape
-    from octavo_engine.backends.torch.packed import Format
+    from octavo_engine.backends.torch.packed import DeviceExperts, Format
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
 
 FP8_CAPABILITY = (
@@ -70,6 +70,10 @@ class TritonKernels:
             else 4
         )
 
+    @property
+    def can_capture_prompts(self) -> bool:
+        return self._prompts is None  # who plans on the host
+
     def tokens_per_tile(self, *, is_decode: bool) -> int:
         return self._tile(is_decode=is_decode).block_m // self._group
 
@@ -108,7 +112,12 @@ class TritonKernels:
         return rows.glu(x, activation)
 
     def experts(
-        self, x: Tensor, scores: Tensor, gate_up: Tensor, down: Tensor, spec: ExpertsSpec
+        self,
+        x: Tensor,
+        scores: Tensor,
+        gate_up: DeviceExperts,
+        down: DeviceExperts,
+        spec: ExpertsSpec,
     ) -> Tensor:
         shares, chosen = choose_experts(scores, spec)
         tiles = experts.cut_tiles(chosen, len(gate_up), batch_invariant=self._batch_invariant)

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import functools
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+
+def patch_once() -> None:
+    """The interpreter turns Triton's language into its own for each function that a kernel calls,
+    again and again, which took a quarter of all time here: once a launch is enough."""
+    from triton import language
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+    everything = SimpleNamespace(__globals__={"tl": language, "core": language.core})
+    interpreter._patch_lang = lambda fn: patch(everything)
+    interpreter.InterpretedFunction.__call__ = lambda self, *args, **kwargs: self.rewrite()(
+        *args, **kwargs
+    )
+
+
 # Before a kernel is defined: a definition settles which of the two it is.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    patch_once()
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from tests.engine.backends.tolerance import (
     FLOAT32,
     error,
 )
+from tests.engine.backends.torch_cuda.recorders import RunAgain
 from tests.engine.models.tiny import FAMILIES, tiny_model
 
 
@@ -187,34 +188,17 @@ def test_batch_invariant_bits_depend_on_nothing_but_the_tokens(name, dtype, devi
         assert np.array_equal(np.array(request.logits), truth)
 
 
-class RunAgain:
-    """Captures on a host: the work is recorded by keeping it, replayed by doing it again."""
-
-    def __init__(self) -> None:
-        self.num_replays = 0
-
-    def capture(self, work):
-        result = [part.clone() for part in work()]
-
-        def replay() -> None:
-            self.num_replays += 1
-            for part, again in zip(result, work(), strict=True):
-                part.copy_(again)
-
-        return tuple(result), replay
-
-
 def test_steps_in_buckets_with_padding_equal_each_sequence_alone(device):
     """Everything of a replayed step but the graph itself."""
     backend = build("llama", device, kernels="triton")
-    backend._use_graphs, backend._recorder = True, RunAgain()
+    backend._use_graphs, backend._recorder = True, RunAgain(backend)
     driver = Driver(backend)
     requests = [driver.add(row, random_tokens(9 + row, seed=row)) for row in range(3)]
     driver.step([(request, 4 + row) for row, request in enumerate(requests)])
     for shift in range(4):  # in another order each time: rows are not places in the bucket
         order = requests[shift % 3 :] + requests[: shift % 3]
         driver.step([(request, 1) for request in order])
-    assert backend._graphs is not None and backend._graphs.captured == [4]
+    assert backend._graphs is not None and backend._graphs.captured == {4}
     assert backend._recorder.num_replays == 3
     for request in requests:
         truth = tiny_model("llama").logits(request.token_ids)[:-1]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from octavo_engine.backends.torch.device_sampler import is_plain, sample
+from octavo_engine.backends.torch.landing import Landing, marks_of
 from octavo_engine.backends.torch.plain_draw import draw
 from octavo_engine.sampling.batch import Ragged
 from octavo_engine.sampling.processors import ProcessedRow, apply_processors
@@ -16,7 +17,7 @@ from tests.kernels import sampling_reference as reference
 
 def check(logits, sampling, device):
     on_device = torch.from_numpy(logits.copy()).to(device)
-    found = sample(on_device, sampling, draw_params(sampling, device), draw)
+    found = landed(sample(on_device, sampling, draw_params(sampling, device), draw), device)
     expected = reference.sample(logits, sampling)
     assert found.tokens.tolist() == expected.tokens.tolist()
     assert found.status.tolist() == expected.status.tolist()
@@ -28,6 +29,11 @@ def check(logits, sampling, device):
         np.testing.assert_allclose(found.logprobs, expected.logprobs, rtol=1e-6)
         np.testing.assert_allclose(found.top_logprobs, expected.top_logprobs, rtol=1e-6)
     return found
+
+
+def landed(found, device):
+    """As they arrive on the host."""
+    return Landing(device, marks_of(device)).begin(*found).wait()
 
 
 def logits_of(num_rows, vocab=60, seed=0):
@@ -100,9 +106,8 @@ def test_only_the_rows_of_processors_travel(device):
     tokens = np.arange(5, dtype=np.int32)
     sampling.processed = [ProcessedRow(0, (shift,), tokens), ProcessedRow(2, (fail,), tokens)]
     logits = logits_of(3)
-    found = sample(
-        torch.from_numpy(logits.copy()).to(device), sampling, draw_params(sampling, device), draw
-    )
+    on_device = torch.from_numpy(logits.copy()).to(device)
+    found = landed(sample(on_device, sampling, draw_params(sampling, device), draw), device)
     apply_processors(sampling.processed, logits)
     assert found.tokens.tolist() == [*logits[:2].argmax(-1), -1]
     assert found.status.tolist() == [0, 0, 1]

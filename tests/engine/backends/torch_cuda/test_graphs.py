@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import functools
 
-from octavo_engine.backends.torch.graphs import GraphCache, bucket_sizes, choose_bucket
+from octavo_engine.backends.torch.device_step import Sizes
+from octavo_engine.backends.torch.graphs import (
+    GraphCache,
+    bucket_sizes,
+    choose_bucket,
+    mixed_sizes,
+)
+from tests.engine.backends.torch_cuda.steps import LIMITS, make_step
 
 
 class FakeRecorder:
@@ -13,10 +20,14 @@ class FakeRecorder:
     def __init__(self) -> None:
         self.log: list[str] = []
         self._recording = False
+        self.is_roomy = True
 
     def launch(self, what: str) -> str:
         self.log.append(f"record {what}" if self._recording else f"launch {what}")
         return what
+
+    def has_room(self):
+        return self.is_roomy
 
     def capture(self, work):
         self._recording = True
@@ -31,7 +42,7 @@ def test_a_bucket_is_launched_then_captured_then_replayed():
     for _ in range(3):
         assert cache.run(4, lambda: device.launch("four")) == "four"
     assert device.log == ["launch four", "record four", "replay four", "replay four"]
-    assert cache.captured == [4]
+    assert cache.captured == {4}
 
 
 def test_the_graph_unused_for_longest_makes_room():
@@ -39,11 +50,11 @@ def test_the_graph_unused_for_longest_makes_room():
     cache = GraphCache(device, max_graphs=2)
     for bucket in (1, 1, 2, 2, 1, 3, 3):
         cache.run(bucket, functools.partial(device.launch, str(bucket)))
-    assert cache.captured == [1, 3]
+    assert cache.captured == {1, 3}
     device.log.clear()
     cache.run(2, lambda: device.launch("2"))
     assert device.log == ["record 2", "replay 2"]  # it is warm: nothing needs to be compiled
-    assert cache.captured == [2, 3]
+    assert cache.captured == {2, 3}
 
 
 def test_a_cleared_cache_starts_anew():
@@ -53,6 +64,30 @@ def test_a_cleared_cache_starts_anew():
     cache.clear()
     cache.run(1, lambda: device.launch("one"))
     assert device.log == ["launch one", "launch one"]
+
+
+def test_without_room_steps_are_launched_until_there_is_some():
+    device = FakeRecorder()
+    cache = GraphCache(device, max_graphs=2)
+    device.is_roomy = False
+    for _ in range(3):
+        cache.run(1, lambda: device.launch("one"))
+    device.is_roomy = True
+    cache.run(1, lambda: device.launch("one"))
+    assert device.log == ["launch one"] * 3 + ["record one", "replay one"]
+
+
+def test_mixed_steps_have_buckets_of_tokens_and_sequences():
+    def bucket(*sequences, **options):
+        return mixed_sizes(make_step(list(sequences), **options), LIMITS, tokens_per_tile=8)
+
+    assert bucket((0, 9)) == Sizes(tokens=16, seqs=2, logits=2, tiles=4)
+    assert bucket((0, 16), (30, 1)) == Sizes(tokens=32, seqs=4, logits=4, tiles=8)
+    assert bucket((0, 60), (0, 60)) == Sizes(tokens=128, seqs=4, logits=4, tiles=20)
+    assert bucket((0, 129)) is None  # more than a step may have
+    assert bucket(*[(1, 1)] * 14, (2, 2)) == Sizes(tokens=16, seqs=16, logits=16, tiles=18)
+    assert bucket(*[(1, 1)] * 15, (2, 2)) is None  # no sequence is left to be padding
+    assert bucket((0, 9), all_logits=True) is None  # a scored prompt
 
 
 def test_buckets_are_dense_where_steps_are_small():

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 
 from octavo_engine.backends.backend import BackendLimits
-from octavo_engine.backends.torch.memory import SPARE_BYTES, kv_budget, step_bytes
+from octavo_engine.backends.torch.memory import (
+    GRAPH_BYTES,
+    SPARE_BYTES,
+    graph_bytes,
+    kv_budget,
+    step_bytes,
+)
 from octavo_engine.errors import ConfigError
 
 GIB = 1 << 30
@@ -21,6 +28,14 @@ LIMITS = BackendLimits(max_tokens=2048, max_seqs=256, max_logit_rows=320, max_mo
 def test_a_step_of_an_8b_model_is_counted():
     layer = 2048 * (4096 * 16 + 14336 * 3 * 2)
     assert step_bytes(SHAPE, LIMITS, 2) == layer + 320 * 128256 * 24
+
+
+def test_graphs_are_counted_with_their_step_results_and_launches():
+    counted = graph_bytes(SHAPE, LIMITS, 2, num_graphs=48, max_tokens=512)
+    layer = 512 * (4096 * 16 + 14336 * 3 * 2)
+    assert counted == layer + 256 * 128256 * 10 + 48 * GRAPH_BYTES
+    many = dataclasses.replace(LIMITS, max_seqs=1024)  # then decode steps are the largest
+    assert graph_bytes(SHAPE, many, 2, num_graphs=0, max_tokens=512) > 2 * layer
 
 
 def test_kv_gets_its_share_but_never_what_a_step_needs():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from octavo_engine.backends.torch.cuda import CudaBackend
-from octavo_engine.backends.torch.packed import FP8, GroupedWeight, ScaledWeight
+from octavo_engine.backends.torch.packed import FP8, GroupedWeight, PackedExperts, ScaledWeight
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.weights.checkpoint import Scales, StoredTensor
 from octavo_engine.weights.integer_blocks import BLOCK, q4_1_blocks, q8_0_blocks
@@ -24,8 +24,8 @@ MODEL = "qwen3"
 class Quantized:
     """The tiny model's checkpoint with its projections as `kind` says."""
 
-    def __init__(self, kind, *, sorts=()):
-        self.inner = tiny_model(MODEL).checkpoint()
+    def __init__(self, kind, *, sorts=(), model=MODEL):
+        self.inner = tiny_model(model).checkpoint()
         self.kind, self.sorts = kind, sorts
         self.total_bytes = self.inner.total_bytes
 
@@ -66,9 +66,9 @@ class Quantized:
         )  # fmt: skip
 
 
-def build(checkpoint, device, *, dtype=torch.float32, **options):
+def build(checkpoint, device, *, dtype=torch.float32, model=MODEL, **options):
     return CudaBackend(
-        ModelConfig.from_hf(tiny_model(MODEL).config), checkpoint, max_model_len=512, dtype=dtype,
+        ModelConfig.from_hf(tiny_model(model).config), checkpoint, max_model_len=512, dtype=dtype,
         device=device.type, **options,
     )  # fmt: skip
 
@@ -89,6 +89,42 @@ def test_packed_weights_are_the_same_weights(kind, kernels, device):
     assert kinds(expanded) == [torch.Tensor] * 4
     truth = run_alone(expanded, token_ids)
     np.testing.assert_allclose(run_alone(backend, token_ids, chunks=[23]), truth, **FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "kernels", "sorts"),
+    [
+        ("int4", "plain", ()), ("int8", "plain", ()), ("int4", "triton", ("experts",)),
+        ("int8", "triton", ()),
+    ],
+)  # fmt: skip
+def test_a_mixtures_experts_stay_packed(kind, kernels, sorts, device):
+    token_ids = random_tokens(12 if kernels == "triton" else 60, seed=1)
+    options = {"model": "qwen2-moe", "kernels": kernels}
+    backend = build(Quantized(kind, sorts=sorts, model="qwen2-moe"), device, **options)
+    mixture = backend._model.body.layers[0].mlp
+    assert isinstance(mixture.gate_up, PackedExperts) and isinstance(mixture.down, PackedExperts)
+    assert mixture.gate_up.shape == (6, 64, 64) and mixture.down.shape == (6, 64, 32)
+    assert mixture.gate_up.weight.bits == (4 if kind == "int4" else 8)
+    assert (mixture.down.weight.order is not None) == bool(sorts)
+    options["kernels"] = "plain"
+    expanded = build(
+        Quantized(kind, sorts=sorts, model="qwen2-moe"), device, keep_quantized=False, **options
+    )
+    truth = run_alone(expanded, token_ids)
+    np.testing.assert_allclose(run_alone(backend, token_ids, chunks=[11]), truth, **FLOAT32)
+
+
+def test_experts_in_several_orders_or_in_floats_of_eight_bits_are_expanded(device):
+    for checkpoint in (
+        Quantized("int4", sorts=("experts.1.",), model="qwen2-moe"),
+        Quantized("fp8", model="qwen2-moe"),
+    ):
+        backend = build(
+            checkpoint, device, model="qwen2-moe", kernels="plain", dtype=torch.bfloat16
+        )
+        mixture = backend._model.body.layers[0].mlp
+        assert isinstance(mixture.gate_up, torch.Tensor)
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])

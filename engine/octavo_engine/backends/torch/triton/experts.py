@@ -12,8 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo_engine.backends.torch.packed import PackedExperts
+from octavo_engine.backends.torch.triton.grouped import grouped_sum
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from octavo_engine.backends.torch.packed import DeviceExperts
 
 BLOCK_N, BLOCK_K = 64, 64
 FEW_PER_EXPERT, MANY_PER_EXPERT = 16, 64  # rows of a tile
@@ -65,6 +70,44 @@ def experts_kernel(
         tl.store(target, acc.to(out.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def grouped_experts_kernel(
+    out,  # [pairs, N]
+    x,  # [pairs / PAIRS_PER_ROW, K]
+    packed,  # as grouped_kernel's, [experts * N, …]
+    scales,
+    minima,
+    tile_pairs,
+    tile_experts,
+    num_outputs,
+    num_inputs,
+    group_size,
+    PAIRS_PER_ROW: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_MINIMA: tl.constexpr,
+    ONE_GROUP: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """As experts_kernel, of weights in groups."""
+    tile = tl.program_id(0)
+    expert = tl.load(tile_experts + tile)
+    if expert >= 0:
+        pairs = tl.load(tile_pairs + tile * BLOCK_M + tl.arange(0, BLOCK_M))
+        outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        row_ok, output_ok = pairs >= 0, outputs < num_outputs
+        acc = grouped_sum(
+            x + (pairs // PAIRS_PER_ROW).to(tl.int64)[:, None] * num_inputs,
+            packed, scales, minima, expert.to(tl.int64) * num_outputs + outputs,
+            row_ok, output_ok, 0, num_inputs // (2 * HALF), num_inputs, group_size,
+            BITS, HAS_MINIMA, ONE_GROUP, HALF, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+        target = out + pairs.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
+        mask = row_ok[:, None] & output_ok[None, :]
+        tl.store(target, acc.to(out.dtype.element_ty), mask=mask)
+
+
 def cut_tiles(chosen: Tensor, num_experts: int, *, batch_invariant: bool) -> Tiles:
     """`chosen` [T, top_k]: each token's experts."""
     num_pairs = chosen.numel()
@@ -88,11 +131,23 @@ def cut_tiles(chosen: Tensor, num_experts: int, *, batch_invariant: bool) -> Til
     return Tiles(pairs, owners.int(), block_m)
 
 
-def product(x: Tensor, weights: Tensor, tiles: Tiles, num_pairs: int) -> Tensor:
+def product(x: Tensor, weights: DeviceExperts, tiles: Tiles, num_pairs: int) -> Tensor:
     """A row for each pair, from x with a row for each pair or for each token."""
     _, num_outputs, num_inputs = weights.shape
     out = x.new_empty((num_pairs, num_outputs))
-    if num_pairs:  # then x has rows
+    if num_pairs and isinstance(weights, PackedExperts):
+        weight = weights.weight
+        x = weight.arranged(x).contiguous()
+        grouped_experts_kernel[(len(tiles.experts), triton.cdiv(num_outputs, BLOCK_N))](
+            out, x, weight.packed, weight.scales,
+            weight.scales if weight.minima is None else weight.minima,
+            tiles.pairs, tiles.experts, num_outputs, num_inputs, weight.group_size,
+            PAIRS_PER_ROW=num_pairs // len(x), BITS=weight.bits,
+            HAS_MINIMA=weight.minima is not None,
+            ONE_GROUP=weight.group_size % (2 * weight.half) == 0, HALF=weight.half,
+            BLOCK_M=tiles.block_m, BLOCK_N=BLOCK_N, num_warps=4, num_stages=3,
+        )  # fmt: skip
+    elif num_pairs:  # then x has rows
         experts_kernel[(len(tiles.experts), triton.cdiv(num_outputs, BLOCK_N))](
             out, x, weights, tiles.pairs, tiles.experts, num_outputs, num_inputs,
             PAIRS_PER_ROW=num_pairs // len(x), BLOCK_M=tiles.block_m, BLOCK_N=BLOCK_N,

@@ -47,15 +47,46 @@ def grouped_kernel(
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(2)
     row_ok, output_ok = rows < num_rows, outputs < num_outputs
-    columns = tl.arange(0, HALF)
-    x_rows = x + rows.to(tl.int64)[:, None] * num_inputs + columns[None, :]
-    row_bytes = num_inputs * BITS // 8
-    weight_rows = packed + outputs.to(tl.int64)[None, :] * row_bytes + columns[:, None]
-    num_groups = num_inputs // group_size
-    group_rows = outputs.to(tl.int64) * num_groups
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     first = split * tiles_per_split
     last = tl.minimum(first + tiles_per_split, num_inputs // (2 * HALF))
+    acc = grouped_sum(
+        x + rows.to(tl.int64)[:, None] * num_inputs, packed, scales, minima,
+        outputs.to(tl.int64), row_ok, output_ok, first, last, num_inputs, group_size,
+        BITS, HAS_MINIMA, ONE_GROUP, HALF, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    if HAS_BIAS:
+        acc += tl.load(bias + outputs, mask=output_ok, other=0.0).to(tl.float32)[None, :]
+    target = out + (split.to(tl.int64) * num_rows + rows)[:, None] * num_outputs + outputs[None, :]
+    tl.store(target, acc.to(out.dtype.element_ty), mask=row_ok[:, None] & output_ok[None, :])
+
+
+@triton.jit
+def grouped_sum(
+    x_rows,  # pointers [BLOCK_M, 1]
+    packed,
+    scales,
+    minima,
+    weight_rows,  # int64 [BLOCK_N]
+    row_ok,
+    output_ok,
+    first,
+    last,
+    num_inputs,
+    group_size,
+    BITS: tl.constexpr,
+    HAS_MINIMA: tl.constexpr,
+    ONE_GROUP: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """The products of rows of x and of a weight over tiles [first, last) of its columns."""
+    columns = tl.arange(0, HALF)
+    x_rows = x_rows + columns[None, :]
+    row_bytes = num_inputs * BITS // 8
+    group_rows = weight_rows * (num_inputs // group_size)
+    weight_rows = packed + weight_rows[None, :] * row_bytes + columns[:, None]
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for tile in range(first, last):
         k = tile * 2 * HALF
         left = tl.load(x_rows + k, mask=row_ok[:, None], other=0.0)
@@ -70,9 +101,9 @@ def grouped_kernel(
             high = tl.load(weight_rows + k + HALF, mask=output_ok[None, :], other=0)
         group = k // group_size
         scale = tl.load(scales + group_rows + group, mask=output_ok, other=0.0).to(tl.float32)
-        part = tl.dot(left, low.to(x.dtype.element_ty), input_precision="ieee")
+        part = tl.dot(left, low.to(left.dtype), input_precision="ieee")
         if ONE_GROUP:
-            part = tl.dot(right, high.to(x.dtype.element_ty), part, input_precision="ieee")
+            part = tl.dot(right, high.to(left.dtype), part, input_precision="ieee")
             acc += part * scale[None, :]
             if HAS_MINIMA:
                 minimum = tl.load(minima + group_rows + group, mask=output_ok, other=0.0)
@@ -82,7 +113,7 @@ def grouped_kernel(
             acc += part * scale[None, :]
             other = (k + HALF) // group_size
             other_scale = tl.load(scales + group_rows + other, mask=output_ok, other=0.0)
-            part = tl.dot(right, high.to(x.dtype.element_ty), input_precision="ieee")
+            part = tl.dot(right, high.to(left.dtype), input_precision="ieee")
             acc += part * other_scale.to(tl.float32)[None, :]
             if HAS_MINIMA:
                 minimum = tl.load(minima + group_rows + group, mask=output_ok, other=0.0)
@@ -91,10 +122,7 @@ def grouped_kernel(
                 minimum = tl.load(minima + group_rows + other, mask=output_ok, other=0.0)
                 sums = tl.sum(right.to(tl.float32), 1)
                 acc += sums[:, None] * minimum.to(tl.float32)[None, :]
-    if HAS_BIAS:
-        acc += tl.load(bias + outputs, mask=output_ok, other=0.0).to(tl.float32)[None, :]
-    target = out + (split.to(tl.int64) * num_rows + rows)[:, None] * num_outputs + outputs[None, :]
-    tl.store(target, acc.to(out.dtype.element_ty), mask=row_ok[:, None] & output_ok[None, :])
+    return acc
 
 
 def matmul(

@@ -1,0 +1,113 @@
+"""Steps launched one ahead: while a batch computes, the next one is planned, built and sent behind
+it, so that the device finds its next work before it is done with the last.
+
+     host    plan 1 ─ launch 1 ─ plan 2 ─ launch 2 ─ wait for 1 ─ report 1 ─ plan 3 ─ launch 3 ─ …
+     device             └─ compute 1 ──────────────────┘└─ compute 2 ─────────────────┘└─ …
+
+Where the next batch depends on the tokens of the one under way, that one is reported first and the
+step is as if there were no such thing; what may be planned ahead is `scheduling.ahead`'s to say.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from octavo_engine.scheduling import ahead
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from octavo_engine.core.heartbeat import Heartbeat
+    from octavo_engine.executor.executor import LaunchesBatches, UnderWay
+    from octavo_engine.profile import Laps
+    from octavo_engine.scheduling.scheduler import Scheduler
+    from octavo_engine.state.batch import ScheduledBatch
+    from octavo_engine.state.outputs import SequenceOutput
+
+
+class Flight(NamedTuple):
+    """A batch between its launch and its report."""
+
+    batch: ScheduledBatch
+    under_way: UnderWay
+    launched_at: float
+
+
+class Ahead:
+    """The turns of an engine whose executor launches without waiting."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: LaunchesBatches,
+        heartbeat: Heartbeat,
+        *,
+        now: Callable[[], float],
+    ) -> None:
+        self.laps: Laps | None = None  # while steps are recorded
+        self._scheduler = scheduler
+        self._executor = executor
+        self._heartbeat = heartbeat
+        self._now = now
+        self._flights: deque[Flight] = deque()
+        self._planned: ScheduledBatch | None = None  # and not launched yet
+        self._landed_at = 0.0  # the last one
+        self.num_landed = 0
+
+    def __bool__(self) -> bool:
+        """Whether anything is under way."""
+        return bool(self._flights)
+
+    def turn(self, outputs: list[SequenceOutput]) -> ScheduledBatch:
+        """Launch the next batch, then add what came of the one before. Returns what was launched,
+        which is empty when there is nothing to do."""
+        if self._flights and not ahead.can_plan_ahead(self._scheduler):
+            self._report(outputs)
+        try:
+            batch = self._planned = self._scheduler.schedule()
+            self._mark("schedule")
+            launched_at = self._now()
+            under_way = None if batch.is_empty else self._executor.launch(batch)
+        except Exception:
+            if self._flights:  # that one is not to blame, and its tokens are wanted
+                self._report(outputs)
+            raise
+        if not batch.is_empty:
+            ahead.launch(batch)
+            self._flights.append(Flight(batch, under_way, launched_at))
+        self._planned = None
+        if len(self._flights) > (not batch.is_empty):
+            self._report(outputs)
+        return batch
+
+    def drop(self) -> list[ScheduledBatch]:
+        """Give up all that is planned or under way, because something failed; oldest first."""
+        batches = [flight.batch for flight in self._flights]
+        if self._planned is not None:
+            batches.append(self._planned)
+        self._flights.clear()
+        self._planned = None
+        return batches
+
+    def _report(self, outputs: list[SequenceOutput]) -> None:
+        """Wait for the oldest batch under way and take its tokens in."""
+        batch, under_way, launched_at = self._flights[0]
+        num_tokens = batch.num_tokens
+        self._heartbeat.expect(num_tokens)
+        result = self._executor.land(under_way)
+        landed_at = self._now()
+        # It began when it was launched, or when the device was done with the batch before.
+        step_s = landed_at - max(launched_at, self._landed_at)
+        self._landed_at = landed_at
+        self._heartbeat.learn(num_tokens, step_s)
+        self._mark("results")
+        self._flights.popleft()
+        self.num_landed += 1
+        ahead.land(batch)
+        outputs += self._scheduler.update(batch, result, step_s)
+        self._mark("update")
+
+    def _mark(self, phase: str) -> None:
+        if self.laps is not None:
+            self.laps.mark(phase)

@@ -1,0 +1,367 @@
+"""Steps launched one ahead: the answers are those of an engine that waits for each step."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
+from octavo_engine.core.build import build_engine
+from octavo_engine.errors import ConfigError, OctavoError
+from octavo_engine.grammar.normal import choice_spec
+from tests.fakes.backend import FakeBackend
+from tests.fakes.clock import ManualClock
+from tests.fakes.launching import LaunchingBackend
+from tests.fakes.requests import make_prompt, make_request
+
+if TYPE_CHECKING:
+    from octavo_engine.core.engine import Engine
+    from octavo_engine.state.request import EngineRequest
+
+CONFIG = EngineConfig(
+    device="sim",
+    max_model_len=160,
+    scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=48),
+    sim=SimConfig(kv_blocks=64),
+)
+WAITING = dataclasses.replace(CONFIG, async_scheduling=False)
+
+
+def make_engine(
+    backend: FakeBackend, config: EngineConfig = CONFIG, **options: Any
+) -> tuple[Engine, list[str]]:
+    """The engine, and what its host does from now on."""
+    blocks = SimConfig(kv_blocks=backend.num_blocks)
+    engine, _ = build_engine(dataclasses.replace(config, sim=blocks), backend=backend, **options)
+    if not isinstance(backend, LaunchingBackend):
+        return engine, []
+    backend.log.clear()
+    backend.num_awaited = 0
+    return engine, backend.log
+
+
+class Answers:
+    """What was told of each request."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, list[int]] = {}
+        self.details: dict[str, list[Any]] = {}
+        self.endings: dict[str, tuple[Any, ...]] = {}
+
+    def step(self, engine: Engine) -> None:
+        for out in engine.step().outputs:
+            assert out.request_id not in self.endings, "an ending comes once, and last"
+            self.tokens.setdefault(out.request_id, []).extend(out.token_ids)
+            details = self.details.setdefault(out.request_id, [])
+            details += [*out.logprobs, *out.prompt_logprobs]
+            if out.finish_reason is not None:
+                self.endings[out.request_id] = (out.finish_reason, out.stop_token_id)
+        engine.scheduler.check_invariants()
+
+    def finish(self, engine: Engine) -> None:
+        for _ in range(3000):
+            if not engine.has_work:
+                return
+            self.step(engine)
+        raise AssertionError("the work does not come to an end")
+
+
+def test_the_next_step_is_launched_before_the_last_is_waited_for() -> None:
+    backend = LaunchingBackend(64)
+    engine, log = make_engine(backend)
+    first = backend.num_launches
+    requests = [make_request(make_prompt(60, first=i), max_tokens=5) for i in range(2)]
+    for request in requests:
+        engine.add(request)
+    answers = Answers()
+    answers.finish(engine)
+    numbers = range(first, backend.num_launches)
+    wanted = [f"launch {numbers[0]}"]
+    for number in numbers[1:]:
+        wanted += [f"launch {number}", f"wait {number - 1}"]
+    assert log == [*wanted, f"wait {numbers[-1]}"]
+    for request in requests:
+        truth = backend.continuation(request.prompt_token_ids, 5)
+        assert answers.tokens[request.request_id] == truth
+
+
+def test_a_length_that_is_known_is_not_overrun() -> None:
+    backends = LaunchingBackend(64), FakeBackend(64)
+    for backend, config in zip(backends, (CONFIG, WAITING), strict=True):
+        engine, _ = make_engine(backend, config)
+        for length in (1, 2, 17):
+            engine.add(make_request(make_prompt(20, first=length), max_tokens=length))
+        Answers().finish(engine)
+    assert backends[0].num_tokens == backends[1].num_tokens
+    assert backends[0].num_steps == backends[1].num_steps
+
+
+def test_a_stop_token_is_found_one_step_late_and_what_follows_it_dropped() -> None:
+    backend = LaunchingBackend(64)
+    engine, _ = make_engine(backend)
+    prompt = make_prompt(12)
+    truth = backend.continuation(prompt, 9)
+    stopped = make_request(prompt, max_tokens=9, stop_token_ids=(truth[4],))
+    engine.add(stopped)
+    before = backend.num_tokens
+    answers = Answers()
+    while stopped.request_id not in answers.endings:
+        answers.step(engine)
+    # Its row and blocks are free while a step still computes for it; somebody else takes them.
+    assert engine.has_work
+    follower = make_request(make_prompt(12, first=9), max_tokens=9)
+    engine.add(follower)
+    answers.finish(engine)
+    assert answers.tokens[stopped.request_id] == truth[:5]
+    assert answers.endings[stopped.request_id] == ("stop", truth[4])
+    assert answers.tokens[follower.request_id] == backend.continuation(follower.prompt_token_ids, 9)
+    assert backend.num_tokens - before == (12 + 5) + (12 + 8)  # one for nothing
+
+
+def odd_request(rng: random.Random, name: str, stems: list[list[int]]) -> EngineRequest:
+    """Of any kind: most can be launched ahead, some cannot."""
+    prompt = rng.choice(stems)[: rng.randint(1, 60)]
+    prompt = prompt + [rng.randrange(512) for _ in range(rng.choice([0, 0, 1, 20]))]
+    wishes: dict[str, Any] = rng.choice(
+        [
+            {}, {}, {}, {"temperature": 0.0}, {"temperature": 0.0, "logprobs": 3},
+            {"logprobs": 0, "top_k": 20}, {"top_p": 0.8, "min_p": 0.01},
+            {"stop_token_ids": tuple(range(0, 512, 9)), "ignore_eos": True},
+            {"stop_token_ids": tuple(range(0, 512, 5)), "max_tokens": 12, "min_tokens": 6},
+            {"repetition_penalty": 1.3}, {"presence_penalty": 1.0, "frequency_penalty": 0.5},
+            {"prompt_logprobs": 2}, {"logit_bias": {7: 5.0}}, {"allowed_token_ids": (1, 2, 3)},
+        ]
+    )  # fmt: skip
+    length = {"max_tokens": rng.choice([1, 2, 12, 70, 70])}
+    return make_request(
+        prompt, request_id=name, seed=rng.randrange(99), eos=(3, 44), **length | wishes
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_are_those_of_an_engine_that_waits(seed: int) -> None:
+    """Of everything in company, in so little memory that sequences are preempted."""
+    told = []
+    for config in (CONFIG, WAITING):
+        rng = random.Random(seed)
+        stems = [[rng.randrange(512) for _ in range(60)] for _ in range(3)]
+        backend = LaunchingBackend(12, peak=0.0)
+        engine, log = make_engine(backend, config)
+        answers = Answers()
+        for number in range(24):
+            engine.add(odd_request(rng, f"r{number}", stems))
+            for _ in range(rng.randint(0, 6)):
+                answers.step(engine)
+        answers.finish(engine)
+        stats = engine.stats()
+        assert stats.preemptions > 0 and stats.prefix_hits > 0  # the hard cases did occur
+        assert (backend.num_awaited > 100) == (config is CONFIG)
+        assert bool(log) == (config is CONFIG)
+        told.append((answers.tokens, answers.details, answers.endings))
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whoever_is_aborted_leaves_the_others_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    backend = LaunchingBackend(30)
+    engine, _ = make_engine(backend)
+    answers, truths, aborted = Answers(), {}, set()
+    for number in range(40):
+        prompt = [rng.randrange(512) for _ in range(rng.choice([1, 30, 70]))]
+        request = make_request(prompt, request_id=f"r{number}", max_tokens=20)
+        truths[request.request_id] = backend.continuation(prompt, 20)
+        engine.add(request)
+        for _ in range(rng.randint(0, 4)):
+            answers.step(engine)
+        victim = f"r{rng.randint(0, number)}"
+        if rng.random() < 0.4 and engine.abort(victim) is not None:
+            aborted.add(victim)
+            engine.scheduler.check_invariants()
+    answers.finish(engine)
+    assert 5 < len(aborted) < 35
+    for name, truth in truths.items():
+        tokens = answers.tokens.get(name, [])
+        assert tokens == (truth[: len(tokens)] if name in aborted else truth)
+    assert engine.stats().kv_blocks_used == 0
+
+
+def test_an_abort_of_the_last_one_leaves_a_step_to_be_taken_in() -> None:
+    backend = LaunchingBackend(64)
+    engine, log = make_engine(backend)
+    request = make_request(9, max_tokens=50)
+    engine.add(request)
+    engine.step()
+    engine.step()
+    assert engine.abort(request.request_id) is not None
+    assert engine.has_work  # the step that computes for nobody
+    assert not engine.step().outputs and not engine.last_step_was_empty
+    assert not engine.has_work and log[-1].startswith("wait")
+    engine.scheduler.check_invariants()
+
+
+def test_a_deadline_passes_while_its_step_is_under_way() -> None:
+    clock = ManualClock()
+    engine, _ = make_engine(LaunchingBackend(64), now=clock)
+    request = make_request(9, max_tokens=50, deadline_at=clock() + 5.0)
+    engine.add(request)
+    answers = Answers()
+    answers.step(engine)
+    answers.step(engine)
+    clock.advance(6.0)
+    answers.finish(engine)
+    assert answers.endings == {request.request_id: ("deadline", None)}
+
+
+def test_rows_that_the_host_must_touch_wait_for_their_tokens() -> None:
+    backend = LaunchingBackend(64)
+    engine, log = make_engine(backend)
+    request = make_request(9, max_tokens=6, repetition_penalty=1.5)
+    engine.add(request)
+    Answers().finish(engine)
+    kinds = [entry.split()[0] for entry in log]
+    assert kinds == ["launch", "wait"] * 6
+    assert backend.num_awaited == 0
+
+
+def test_grammars_are_kept_and_hold_nobody_back_for_good() -> None:
+    told = []
+    for config in (CONFIG, WAITING):
+        backend = LaunchingBackend(64)
+        engine, log = make_engine(backend, config)
+        free = make_request(12, request_id="free", max_tokens=60)
+        choices = choice_spec(["yes and so on", "no", "perhaps"])
+        engine.add(free)
+        engine.add(make_request(7, request_id="guided", max_tokens=40, grammar=choices, eos=(256,)))
+        answers = Answers()
+        answers.finish(engine)
+        told.append((answers.tokens, answers.endings))
+        if config is CONFIG:  # once the guided one is gone, steps run ahead again
+            assert [entry.split()[0] for entry in log[-5:]] == [
+                "launch", "wait", "launch", "wait", "wait",
+            ]  # fmt: skip
+    assert told[0] == told[1]
+    assert bytes(told[0][0]["guided"]).decode() in ("yes and so on", "no", "perhaps")
+
+
+def test_not_a_number_fails_its_request_alone() -> None:
+    backend = LaunchingBackend(64)
+    engine, _ = make_engine(backend)
+    sick, well = (make_request(make_prompt(9, first=i), max_tokens=20) for i in range(2))
+    truth = backend.continuation(sick.prompt_token_ids, 20)
+    backend.fail_after([*sick.prompt_token_ids, *truth[:7]])
+    engine.add(sick)
+    engine.add(well)
+    answers = Answers()
+    answers.finish(engine)
+    assert answers.tokens[sick.request_id] == truth[:7]
+    assert answers.endings == {sick.request_id: ("error", None), well.request_id: ("length", None)}
+    assert answers.tokens[well.request_id] == backend.continuation(well.prompt_token_ids, 20)
+    engine.add(make_request(sick.prompt_token_ids, request_id="again", max_tokens=7))
+    answers.finish(engine)
+    assert answers.tokens["again"] == truth[:7]  # nothing spoiled was cached
+
+
+@pytest.mark.parametrize("where", ["on_launch", "on_wait"])
+def test_a_failing_step_fails_what_it_computed_and_the_engine_goes_on(where: str) -> None:
+    backend = LaunchingBackend(64)
+    engine, _ = make_engine(backend)
+    first = make_request(9, max_tokens=30)
+    engine.add(first)
+    answers = Answers()
+    for _ in range(4):
+        answers.step(engine)
+    known = len(answers.tokens[first.request_id])
+
+    def explode(number: int) -> None:
+        raise RuntimeError("the kernel said no")
+
+    setattr(backend, where, explode)
+    outputs = engine.step().outputs
+    setattr(backend, where, None)
+    assert outputs[-1].error == "the engine failed to compute a step: RuntimeError"
+    told = [token for output in outputs for token in output.token_ids]
+    assert len(told) == (where == "on_launch")  # the step before was not to blame
+    truth = backend.continuation(first.prompt_token_ids, 30)
+    assert answers.tokens[first.request_id] + told == truth[: known + len(told)]
+    engine.scheduler.check_invariants()
+    assert not engine.has_work and engine.stats().kv_blocks_used == 0
+    second = make_request(first.prompt_token_ids, max_tokens=30)
+    engine.add(second)
+    answers.finish(engine)
+    assert answers.tokens[second.request_id] == truth
+
+
+@pytest.mark.parametrize("where", ["on_launch", "on_wait"])
+def test_three_failing_steps_in_a_row_are_no_requests_fault(where: str) -> None:
+    backend = LaunchingBackend(64)
+    engine, _ = make_engine(backend)
+
+    def explode(number: int) -> None:
+        raise RuntimeError("sticky")
+
+    setattr(backend, where, explode)
+    with pytest.raises(OctavoError, match=r"3 steps in a row failed.*RuntimeError: sticky"):
+        for _ in range(9):
+            engine.add(make_request(5))
+            engine.step()
+
+
+def test_failing_to_plan_ends_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = make_engine(LaunchingBackend(64))
+    names = {"a", "b"}
+    for name in names:
+        engine.add(make_request(5, request_id=name, max_tokens=9))
+    engine.step()
+
+    def explode() -> None:
+        raise RuntimeError("books do not balance")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.scheduler, "schedule", explode)
+        outputs = engine.step().outputs
+    assert {o.request_id for o in outputs if o.finish_reason == "error"} == names
+    assert not engine.has_work
+    engine.scheduler.check_invariants()
+
+
+def test_memory_that_is_short_is_taken_only_from_who_computes_nothing() -> None:
+    """Two that fit alone and not together: the plan that preempts one waits for the step's end."""
+    backend = LaunchingBackend(8)
+    engine, log = make_engine(backend, dataclasses.replace(CONFIG, max_model_len=128))
+    requests = [make_request(make_prompt(10, first=i), max_tokens=60) for i in range(2)]
+    for request in requests:
+        engine.add(request)
+    answers = Answers()
+    answers.finish(engine)
+    assert engine.stats().preemptions > 0
+    for request in requests:
+        truth = backend.continuation(request.prompt_token_ids, 60)
+        assert answers.tokens[request.request_id] == truth
+    kinds = "".join(entry[0] for entry in log)
+    assert "llw" in kinds and "lwlw" in kinds
+
+
+def test_where_it_is_on() -> None:
+    speculating = dataclasses.replace(CONFIG, speculative_config='{"method": "ngram"}')
+    slow = LaunchingBackend(64)
+    slow.launch_waits = True
+    for backend, config, is_ahead in (
+        (LaunchingBackend(64), CONFIG, True),
+        (LaunchingBackend(64), WAITING, False),
+        (LaunchingBackend(64), speculating, False),
+        (slow, CONFIG, False),
+        (slow, dataclasses.replace(CONFIG, async_scheduling=True), True),
+        (FakeBackend(64), CONFIG, False),
+    ):
+        backend.limits = None
+        build_engine(config, backend=backend)
+        assert bool(getattr(backend, "num_launches", 0)) == is_ahead
+    asked = dataclasses.replace(CONFIG, async_scheduling=True)
+    with pytest.raises(ConfigError, match="--async-scheduling is of --device cuda"):
+        build_engine(asked, backend=FakeBackend(64))
+    with pytest.raises(ConfigError, match="--speculative-config guesses"):
+        dataclasses.replace(speculating, async_scheduling=True)
