@@ -49,6 +49,9 @@ class Owner(Protocol):
 
     def on_deadline(self, now: float) -> None: ...
 
+    def shut_down(self, error: Refused) -> None:
+        """It may not go on: the client is told so, as far as that is possible."""
+
 
 class Service(Protocol):
     """What the requests are for."""
@@ -252,6 +255,11 @@ class ClientConnection(asyncio.Protocol):
         """Ends the connection now; what is unsent is lost, and the client can tell."""
         self._state = CLOSED
         self._transport.abort()
+
+    def refuse_body(self, error: Refused) -> None:
+        """Of a request whose body is still coming; others go on."""
+        if self._state == BODY:
+            self._refuse(error)
 
     def close_when_idle(self) -> None:
         """For shutting down: an idle connection ends at once, others with their answer."""
