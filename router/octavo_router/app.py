@@ -91,7 +91,7 @@ class App:
         # A server's, for what it knows of connections.
         self.on_applied: Callable[[RouterConfig], None] = lambda config: None
         self.on_keys: Callable[[], None] = lambda: None  # some may be gone
-        self.on_full: Callable[[], None] = lambda: None  # of memory
+        self.awaited_bytes: Callable[[], int] = lambda: 0  # of bodies
         self._load = load
         self._environment = environment
         self._rng = rng or random.Random(config.routing.seed or None)
@@ -372,13 +372,14 @@ class App:
         while True:
             await asyncio.sleep(_QUEUE_TICK_S)
             self.gate.tick()
-            self._memory.look()
+            self.look_at_memory()
+
+    def look_at_memory(self) -> None:
+        self._memory.look(self.awaited_bytes())
 
     def _memory_changed(self, level: Level) -> None:
         self.gate.change_memory(level)
         self.own.is_full = level == Level.FULL
-        if level == Level.FULL:
-            self.on_full()
 
 
 async def _prepare_scrapes() -> None:

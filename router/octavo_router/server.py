@@ -15,7 +15,6 @@ import time
 from typing import TYPE_CHECKING
 
 from octavo_router.errors import ConfigInvalid, Refused
-from octavo_router.flow.gate import no_memory
 from octavo_router.flow.handshakes import TlsListener
 from octavo_router.gauges import make_connection_gauges
 from octavo_router.http.client_connection import ClientConnection
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("octavo.router")
 
+_ANNOUNCED_BYTES = 16 * 2**20  # between looks at memory
 _LOOK_S = 0.05  # between looks at what is still under way
 _CERTIFICATE_LOOK_S = 10.0
 
@@ -56,7 +56,9 @@ class Server:
         )  # fmt: skip
         app.on_applied = self._reconfigure
         app.on_keys = self._end_revoked
-        app.on_full = self._refuse_bodies
+        app.awaited_bytes = self._awaited_bytes
+        self.shared.on_body = self._body_begins
+        self._num_announced = 0
         app.metrics.add_source(
             make_connection_gauges(
                 lambda: len(self.shared.connections), lambda: app.upstreams.num_connections
@@ -184,10 +186,15 @@ class Server:
                     Refused(401, "invalid_api_key", "The API key was revoked.", close=True)
                 )
 
-    def _refuse_bodies(self) -> None:
-        """Those that come in while memory is full: each may grow to the largest that is taken."""
-        for connection in list(self.shared.connections):
-            connection.refuse_body(no_memory())
+    def _awaited_bytes(self) -> int:
+        return sum(connection.awaited_bytes for connection in self.shared.connections)
+
+    def _body_begins(self, num_bytes: int) -> None:
+        """Many large ones at once do not wait for the next look at memory."""
+        self._num_announced += num_bytes
+        if self._num_announced >= _ANNOUNCED_BYTES:
+            self._num_announced = 0
+            self._app.look_at_memory()
 
     def _close_idle(self) -> None:
         for connection in list(self.shared.connections):

@@ -257,7 +257,7 @@ class Gate:
         if deadline <= now:
             raise _too_late()
         if self._memory:  # its body would stay as long as it waits
-            raise no_memory()
+            raise _no_memory()
         queue = self._queues.get(key)
         if queue is None:
             queue = PoolQueue()
@@ -387,7 +387,7 @@ class Gate:
             queue.settle(tenant.name, cost - ticket.cost, tenant.limits.weight)
 
 
-def no_memory() -> Refused:
+def _no_memory() -> Refused:
     return Refused(
         503, "out_of_memory", "The router is short of memory; try again later.",
         retry_after_s=MAX_RETRY_AFTER_S / 6, close=True,
@@ -395,7 +395,7 @@ def no_memory() -> Refused:
 
 
 def _refuse_for_memory(authorization: str = "", hint: str = "", /) -> Tenant:
-    raise no_memory()
+    raise _no_memory()
 
 
 def _too_late() -> Refused:

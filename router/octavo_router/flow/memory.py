@@ -80,22 +80,43 @@ class MemoryWatch:
         on_level: Callable[[Level], None],
         *,
         read: Callable[[int], Memory | None] = read_memory,
+        give_back: Callable[[], None] | None = None,
     ) -> None:
         self.limit_bytes = limit_bytes  # may be replaced at any time
         self.level = Level.OK
         self._on_level = on_level
         self._read = read
+        self._give_back = give_back or _give_back
 
-    def look(self) -> None:
-        memory = self._read(self.limit_bytes)
-        share = memory.used_bytes / memory.limit_bytes if memory is not None else 0.0
+    def look(self, awaited_bytes: int = 0) -> None:
+        """`awaited_bytes` are on their way and were let in: they count as if they were there."""
+        share = self._share(awaited_bytes)
         level = level_of(share, self.level)
+        if level:  # what was freed may not have left the process yet
+            self._give_back()
+            share = self._share(awaited_bytes)
+            level = level_of(share, self.level)
         if level == self.level:
             return
         self.level = level
         log = logger.warning if level else logger.info
         log("Memory is %s", level.name.lower(), extra={"share": round(share, 3)})
         self._on_level(level)
+
+    def _share(self, awaited_bytes: int) -> float:
+        memory = self._read(self.limit_bytes)
+        if memory is None:
+            return 0.0
+        return (memory.used_bytes + awaited_bytes) / memory.limit_bytes
+
+
+def _give_back() -> None:
+    """Makes the C library return what it keeps for later."""
+    import ctypes
+
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)
 
 
 def _cached_files(stat: Path) -> int:

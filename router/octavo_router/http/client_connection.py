@@ -256,10 +256,10 @@ class ClientConnection(asyncio.Protocol):
         self._state = CLOSED
         self._transport.abort()
 
-    def refuse_body(self, error: Refused) -> None:
-        """Of a request whose body is still coming; others go on."""
-        if self._state == BODY:
-            self._refuse(error)
+    @property
+    def awaited_bytes(self) -> int:
+        """Of a body that is coming; of one that does not tell its length, as much again."""
+        return self._body_left if self._state == BODY else 0
 
     def close_when_idle(self) -> None:
         """For shutting down: an idle connection ends at once, others with their answer."""
@@ -333,6 +333,7 @@ class ClientConnection(asyncio.Protocol):
         self._body, self._body_left = [], size
         self._decoder = ChunkDecoder(is_strict=True) if head.is_chunked else None
         self._buffer = b""
+        self._shared.on_body(size)
         if head.expects_continue and len(data) == at:
             self.write(answers.CONTINUE)
         if len(data) > at:

@@ -43,7 +43,8 @@ class HeadFacts:
     traceparent: str = ""
     kept_id: str = ""  # of the answer that a path is about
     timeout_s: float = 0.0  # that the client gives the whole request; 0: any
-    idempotency_key: str = ""  # not twice with the same one
+    idempotency_key: str = ""
+    runs_once: bool = False  # there is such a key
 
 
 class FactReader:
@@ -81,7 +82,7 @@ class FactReader:
             elif name == _TIMEOUT:
                 facts.timeout_s = _seconds(value)
             elif name == IDEMPOTENCY_KEY and path.is_json and self._keeps_answers:
-                facts.idempotency_key = _key(value)
+                facts.idempotency_key, facts.runs_once = _key(value), True
             elif name == b"traceparent":
                 facts.traceparent = value[:128].decode("latin-1")
             elif name == b"cookie" and self._session_cookie:

@@ -102,7 +102,7 @@ class Proxy:
 
     def handle(self, connection: ClientConnection, head: RequestHead, body: bytes) -> None:
         scan: Scan | None = None
-        if self._lane is not None and not head.facts.idempotency_key:
+        if self._lane is not None:
             begun = self._lane.begin(connection, head, body)
             if begun is True:  # what most come to; the rest of this is for the others
                 return

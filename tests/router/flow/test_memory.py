@@ -89,6 +89,28 @@ def test_changes_are_told_once():
     assert heard == [TIGHT, FULL, OK]
 
 
+def test_bodies_on_their_way_count_as_if_they_were_there():
+    heard: list[Level] = []
+    watch = MemoryWatch(0, heard.append, read=lambda limit: Memory(50, 100))
+    for awaited_bytes in (34, 36, 46, 0):
+        watch.look(awaited_bytes)
+    assert heard == [TIGHT, FULL, OK]
+
+
+def test_what_only_the_allocator_keeps_is_given_back_first():
+    used = [90]
+    heard: list[Level] = []
+
+    def give_back() -> None:
+        used[0] -= 30
+
+    watch = MemoryWatch(
+        0, heard.append, read=lambda limit: Memory(used[0], 100), give_back=give_back
+    )
+    watch.look()
+    assert (heard, used) == ([], [60])
+
+
 def test_nobody_may_wait_while_it_is_tight_and_nobody_comes_in_while_it_is_full():
     world = World(seats=1)
     world.gate.change_memory(TIGHT)
