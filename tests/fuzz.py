@@ -7,10 +7,12 @@ import itertools
 import random
 import sys
 import time
+from contextlib import nullcontext
 
 import httpx
 
 from octavo_engine.server.settings import ServerSettings
+from octavo_router.proxy.paths import PROXIED
 from tests.fakes.api_fuzz import (
     LEFT_OUT,
     MODES,
@@ -20,6 +22,7 @@ from tests.fakes.api_fuzz import (
     raw_requests,
     send_raw,
 )
+from tests.fakes.router_process import routing
 from tests.fakes.simulated import simulating
 
 
@@ -27,18 +30,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=random.randrange(2**31))
+    parser.add_argument("--router", action="store_true", help="with a router in front")
     parser.add_argument("--path", help="only routes whose path contains this")
     args = parser.parse_args()
     sys.stdout.write(f"seed {args.seed}\n")
     sys.stdout.flush()
     ends_at = time.monotonic() + args.seconds
     settings = ServerSettings(dev_mode=True, tokenizer_info=True)
-    with simulating(settings=settings) as server, httpx.Client(timeout=20) as client:
-        fuzz = Fuzz(server, client, Contract(client.get(server.url + "/openapi.json").json()))
+    with (
+        simulating(settings=settings) as server,
+        httpx.Client(timeout=20) as client,
+        routing("--upstreams", server.url) if args.router else nullcontext() as router,
+    ):
+        contract = Contract(client.get(server.url + "/openapi.json").json())
+        front = router.url if router is not None else server.url
+        port = router.port if router is not None else server.port
+        fuzz = Fuzz(server, client, contract, base_url=front)
         routes = [
             (method, path)
             for method, path in fuzz.contract.operations()
-            if path not in LEFT_OUT and (args.path is None or args.path in path)
+            if path not in LEFT_OUT
+            and (args.path is None or args.path in path)
+            and (router is None or path in PROXIED)
         ]
         num_raw = 0
         for number in itertools.count(args.seed):
@@ -52,7 +65,7 @@ def main() -> int:
                     return 0
                 fuzz.batch(method, path, mode, examples=10, number=number)
                 for data in itertools.islice(raw, 20):
-                    check_raw(data, send_raw(server.port, data))
+                    check_raw(data, send_raw(port, data))
                     num_raw += 1
                 server.check_idle()
     raise AssertionError("count never ends")

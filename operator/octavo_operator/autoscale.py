@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from octavo_operator.spec.quantities import parse_count
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from octavo_operator.spec.autoscaling import Autoscaling
 
 TOLERANCE = 0.1  # nothing moves within this share of a target
@@ -89,17 +91,35 @@ def decide(
 
 
 def _wake(rules: Autoscaling, signals: Signals, memory: Memory, now: float) -> Decision:
+    """At once, and by as many as are needed: a share of none is none, so that no such step binds
+    it, nor does it use up that of its minute."""
     floor = rules.min_replicas
     after_s = rules.scale_to_zero_after_s
     if after_s is None:
         return _moved(floor, 0, "ScaledUp", f"minReplicas is {floor}", memory, now)
     if signals.held:
-        return _moved(floor, 0, "Woken", f"requests that wait: {signals.held}", memory, now)
+        replicas, why = _size_of_wake(rules, signals)
+        why = f"requests that wait: {signals.held}{why}"
+        return Decision(replicas, "Woken", why, memory)
     # Whoever came may have given up before we looked; it will be back.
     age_s = signals.last_request_age_s
     if age_s is not None and age_s < min(MINUTE_S, after_s):
-        return _moved(floor, 0, "Woken", f"a request came {age_s:.0f} s ago", memory, now)
+        return Decision(floor, "Woken", f"a request came {age_s:.0f} s ago", memory)
     return Decision(0, "ScaledToZero", "no requests", memory)
+
+
+def _size_of_wake(rules: Autoscaling, signals: Signals) -> tuple[int, str]:
+    """Replicas for those that are held already, with what made them more than the fewest."""
+    proposals = [
+        (math.ceil(total / per_replica), f", {total} {name}; the target is {per_replica}")
+        for name, total, per_replica in _totals(rules, signals)
+        if total / per_replica > rules.min_replicas * (1.0 + TOLERANCE)
+    ]
+    if isinstance(rules.up.step, int):
+        limit = max(rules.min_replicas, rules.up.step)
+        proposals = [(min(replicas, limit), why) for replicas, why in proposals]
+    replicas, why = max(proposals, key=lambda proposal: proposal[0], default=(0, ""))
+    return rules.clamp(replicas), f"{why} per replica" if why else ""
 
 
 def _idle(rules: Autoscaling, signals: Signals, memory: Memory, now: float) -> str:
@@ -126,13 +146,7 @@ def _propose(rules: Autoscaling, signals: Signals, current: int) -> tuple[int, s
     serving = max(1, signals.serving)
     proposals: list[tuple[int, str]] = []
     targets = rules.targets
-    totals = (
-        ("queued tokens", signals.queued_tokens, targets.queued_tokens),
-        ("requests in flight", signals.in_flight, targets.in_flight),
-    )
-    for name, total, per_replica in totals:
-        if total is None or not per_replica:
-            continue
+    for name, total, per_replica in _totals(rules, signals):
         # What waits now is shared by those that start too: measured against what was asked for.
         is_close = abs(total / per_replica / current - 1.0) <= TOLERANCE
         replicas = current if is_close else math.ceil(total / per_replica)
@@ -151,6 +165,18 @@ def _propose(rules: Autoscaling, signals: Signals, current: int) -> tuple[int, s
     if not proposals:
         return current, "no target has a signal"
     return max(proposals, key=lambda proposal: proposal[0])
+
+
+def _totals(rules: Autoscaling, signals: Signals) -> Iterator[tuple[str, int, int]]:
+    """What replicas share among them, with the target for one: a name, the total, the target.
+
+    Who is held waits for a replica as much as who is in flight has one.
+    """
+    targets = rules.targets
+    if signals.queued_tokens is not None and targets.queued_tokens:
+        yield "queued tokens", signals.queued_tokens, targets.queued_tokens
+    if signals.in_flight is not None and targets.in_flight:
+        yield "requests in flight", signals.in_flight + (signals.held or 0), targets.in_flight
 
 
 def _agreed(rules: Autoscaling, memory: Memory, current: int, now: float) -> int:

@@ -29,6 +29,7 @@ from octavo_router.errors import ConfigInvalid
 from octavo_router.flow.budget import RetryBudget, Throttle
 from octavo_router.flow.gate import Gate
 from octavo_router.flow.keys_file import KeysFile
+from octavo_router.flow.memory import Level, MemoryWatch
 from octavo_router.gauges import make_gauges, make_shadow_gauges
 from octavo_router.http.deadlines import Deadlines
 from octavo_router.http.tls import client_context
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from octavo_router.discovery.found import PoolRoute
     from octavo_router.discovery.upstreams import Upstreams as StaticUpstreams
     from octavo_router.epp.server import EppServer
+    from octavo_router.flow.keys import KeyTable
 
 logger = logging.getLogger("octavo.router")
 
@@ -86,8 +88,10 @@ class App:
         self.config = config
         self.is_draining = False
         self.picker: EppServer | None = None
-        # A server's, for what it reads of a new configuration.
+        # A server's, for what it knows of connections.
         self.on_applied: Callable[[RouterConfig], None] = lambda config: None
+        self.on_keys: Callable[[], None] = lambda: None  # some may be gone
+        self.awaited_bytes: Callable[[], int] = lambda: 0  # of bodies
         self._load = load
         self._environment = environment
         self._rng = rng or random.Random(config.routing.seed or None)
@@ -175,6 +179,7 @@ class App:
                 tracing=self._tracing,
             )
         )
+        self._memory = MemoryWatch(config.limits.max_memory_bytes, self._memory_changed)
         self._canaries = Canaries(self.dispatcher, self.upstreams, config)
         self._signals = Signals(
             self.registry, index, self.metrics,
@@ -281,8 +286,9 @@ class App:
         self._keys_file = keys_file
         self.models.replace(merged.models)
         self._rooms.config = self.gate.config = config.flow
-        self.gate.replace_keys(table)
+        self._replace_keys(table)
         self._throttle.config = config.retry
+        self._memory.limit_bytes = config.limits.max_memory_bytes
         self.proxy.reconfigure(config)
         self._canaries.config = config
         self.upstreams.reconfigure(config.timeouts, passes_keys=not table.is_required)
@@ -290,6 +296,12 @@ class App:
         self.access_log.change(cast("Mode", config.server.access_log))
         self.on_applied(config)
         self.metrics.process.config_reloads.add("ok")
+
+    def _replace_keys(self, table: KeyTable) -> None:
+        were_asked_for = self.gate.tenants.table.is_required
+        self.gate.replace_keys(table)
+        if were_asked_for:
+            self.on_keys()
 
     def _engine_tls(self) -> ssl.SSLContext | None:
         discovery = self.config.discovery
@@ -353,13 +365,21 @@ class App:
                 logger.error("Kept the old keys: %s", error)
                 continue
             if table is not None:
-                self.gate.replace_keys(table)
+                self._replace_keys(table)
                 self.upstreams.reconfigure(self.config.timeouts, passes_keys=not table.is_required)
 
     async def _tick_queue(self) -> None:
         while True:
             await asyncio.sleep(_QUEUE_TICK_S)
             self.gate.tick()
+            self.look_at_memory()
+
+    def look_at_memory(self) -> None:
+        self._memory.look(self.awaited_bytes())
+
+    def _memory_changed(self, level: Level) -> None:
+        self.gate.change_memory(level)
+        self.own.is_full = level == Level.FULL
 
 
 async def _prepare_scrapes() -> None:

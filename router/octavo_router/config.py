@@ -109,6 +109,14 @@ class LimitsConfig:
         10_000, "Client connections per process; fewer where file descriptors are short.",
         low=1, flag="max-connections",
     )  # fmt: skip
+    max_tls_handshakes_per_s: float = setting(
+        500.0, "TLS connections taken a second per process; further ones wait to be accepted.",
+        unit="1/s", low=1.0,
+    )  # fmt: skip
+    max_memory_bytes: int = setting(
+        0, "Memory of the process at which requests are refused, from 85 % on those that would "
+        "have to wait; default: the container's limit.", unit="bytes", low=0,
+    )  # fmt: skip
     write_buffer_bytes: int = setting(
         64 * 2**10, "Unsent bytes of an answer before its source is paused.", unit="bytes", low=1024
     )
@@ -379,6 +387,13 @@ class FlowConfig:
     )
     default_max_tokens: int = setting(
         256, "Output tokens expected of a request that names no limit.", unit="tokens", low=1
+    )
+    idempotency_s: float = setting(
+        600.0, "How long answers to requests with an idempotency-key are kept; 0: not at all.",
+        unit="s", low=0.0,
+    )  # fmt: skip
+    idempotency_bytes: int = setting(
+        64 * 2**20, "Such answers together, of 1 MiB each at most.", unit="bytes", low=0
     )
 
 

@@ -9,6 +9,7 @@ RouterError
 from __future__ import annotations
 
 import json
+import math
 from typing import Final
 
 _MESSAGES: Final = "/v1/messages"
@@ -76,6 +77,17 @@ class Refused(RouterError):
             "code": self.code,
         }
         return json.dumps({"error": error}, ensure_ascii=False).encode()
+
+    def fields(self, path: str = "", request_id: str = "") -> list[tuple[str, str]]:
+        """The header fields that go with the body: what clients look for outside of it."""
+        fields = [("x-error-code", self.code)]
+        if self.retry_after_s is not None:
+            fields.append(("retry-after", str(max(1, math.ceil(self.retry_after_s)))))
+        if is_anthropic(path) and request_id:
+            fields.append(("request-id", request_id))
+        if self.status == 401:
+            fields.append(("www-authenticate", "Bearer"))
+        return fields
 
     def _anthropic_type(self) -> str:
         return _ANTHROPIC_STATUSES.get(self.status) or _ANTHROPIC_TYPES.get(self.type, self.type)

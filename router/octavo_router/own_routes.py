@@ -25,6 +25,7 @@ class OwnRoutes:
         self._metrics = metrics
         self._created = int(started_at)
         self.not_ready = "starting"  # why new requests should not come here; "": they may
+        self.is_full = False  # of memory: other replicas may have some
 
     def table(self) -> dict[tuple[str, str], Handler]:
         routes: dict[tuple[str, str], Handler] = {
@@ -46,6 +47,8 @@ class OwnRoutes:
     def ready(self, request: Inbound) -> Reply:
         if self.not_ready:
             return Reply.json({"status": self.not_ready}, status=503)
+        if self.is_full:
+            return Reply.json({"status": "out of memory"}, status=503)
         return Reply.json({"status": "ready"})
 
     def metrics(self, request: Inbound) -> Reply:

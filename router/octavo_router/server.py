@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from octavo_router.errors import ConfigInvalid, Refused
+from octavo_router.flow.handshakes import TlsListener
 from octavo_router.gauges import make_connection_gauges
 from octavo_router.http.client_connection import ClientConnection
 from octavo_router.http.shared import Shared
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("octavo.router")
 
+_ANNOUNCED_BYTES = 16 * 2**20  # between looks at memory
 _LOOK_S = 0.05  # between looks at what is still under way
 _CERTIFICATE_LOOK_S = 10.0
 
@@ -42,7 +44,7 @@ class Server:
         self._app = app
         self._listener = listener
         self._loop = asyncio.get_running_loop()
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsListener | None = None
         self._tls: ssl.SSLContext | None = None
         self._stopping = asyncio.Event()
         self._is_interrupted = False  # by somebody at a terminal, who wants it to end
@@ -53,6 +55,10 @@ class Server:
             max_connections=affordable_connections(limits.max_connections),
         )  # fmt: skip
         app.on_applied = self._reconfigure
+        app.on_keys = self._end_revoked
+        app.awaited_bytes = self._awaited_bytes
+        self.shared.on_body = self._body_begins
+        self._num_announced = 0
         app.metrics.add_source(
             make_connection_gauges(
                 lambda: len(self.shared.connections), lambda: app.upstreams.num_connections
@@ -71,9 +77,10 @@ class Server:
         if config.tls_cert:
             self._tls = server_context(config.tls_cert, config.tls_key, config.tls_client_ca)
             self._tasks.append(self._loop.create_task(self._renew_certificate(config)))
-        self._server = await self._loop.create_server(
-            self._new_connection, sock=listener, ssl=self._tls
-        )
+            self._server = TlsListener(listener, self._tls, self._new_connection, self.shared)
+            self._server.start()
+        else:
+            self._server = await self._loop.create_server(self._new_connection, sock=listener)
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Until SIGTERM or SIGINT, and through the drain."""
@@ -165,6 +172,29 @@ class Server:
             logger.warning("Kept the old certificate: %s", error)
         else:
             logger.info("Took the new certificate")
+
+    def _end_revoked(self) -> None:
+        """Who could not come in with its key any more is not answered to the end either."""
+        for connection in list(self.shared.connections):
+            owner, head = connection.owner, connection.head
+            if owner is None or head is None or not head.facts.needs_key:
+                continue
+            try:
+                self._app.gate.tenants.authenticate(head.credentials)
+            except Refused:
+                owner.shut_down(
+                    Refused(401, "invalid_api_key", "The API key was revoked.", close=True)
+                )
+
+    def _awaited_bytes(self) -> int:
+        return sum(connection.awaited_bytes for connection in self.shared.connections)
+
+    def _body_begins(self, num_bytes: int) -> None:
+        """Many large ones at once do not wait for the next look at memory."""
+        self._num_announced += num_bytes
+        if self._num_announced >= _ANNOUNCED_BYTES:
+            self._num_announced = 0
+            self._app.look_at_memory()
 
     def _close_idle(self) -> None:
         for connection in list(self.shared.connections):

@@ -140,6 +140,17 @@ class Rig:
         while not fact():  # noqa: ASYNC110  # facts have no events
             await asyncio.sleep(0.001)
 
+    def later(self, seconds: float) -> None:
+        """Whatever is due by then is due now: time-outs are met without waiting for them."""
+        self.deadlines.check(time.monotonic() + seconds)
+
+    async def given_up(self, endpoint: Endpoint, *, after_s: float) -> None:
+        """So much time passes without a byte that the attempt there ends."""
+        await self.until(lambda: endpoint.in_flight > 0)
+        while endpoint.in_flight:
+            self.later(after_s)
+            await asyncio.sleep(0.001)
+
     async def settled(self) -> None:
         """Nothing is left of any request."""
         await self.until(lambda: not self.proxy.exchanges)

@@ -166,6 +166,45 @@ class TestZero:
         decision = once(replace(TO_ZERO, min_replicas=2), known(held=200, serving=0), 0)
         assert (decision.replicas, decision.reason) == (2, "Woken")
 
+    @pytest.mark.parametrize(
+        ("targets", "signals", "replicas"),
+        [
+            (Targets(queued_tokens=1000), {"queued_tokens": 900}, 1),
+            (Targets(queued_tokens=1000), {"queued_tokens": 1050}, 1),  # within the tolerance
+            (Targets(queued_tokens=1000), {"queued_tokens": 3200}, 4),
+            (Targets(queued_tokens=1000), {"queued_tokens": 90_000}, 10),  # maxReplicas
+            (Targets(in_flight=32), {"queued_tokens": 90_000, "in_flight": 0}, 7),  # 200 held
+            (Targets(queued_tokens=1000, in_flight=32), {"queued_tokens": 0, "in_flight": 0}, 7),
+            (Targets(kv_usage=0.8, ttft_s=1.0), {"queued_tokens": 90_000}, 1),  # nothing tells
+        ],
+    )
+    def test_it_wakes_as_large_as_those_who_wait_need_it(self, targets, signals, replicas):
+        rules = replace(TO_ZERO, targets=targets)
+        decision = once(rules, known(held=200, serving=0, **signals), 0)
+        assert (decision.replicas, decision.reason) == (replicas, "Woken")
+
+    def test_the_message_says_what_made_it_so_large(self):
+        decision = once(TO_ZERO, known(held=9, serving=0, queued_tokens=3200), 0)
+        assert decision.message == (
+            "requests that wait: 9, 3200 queued tokens; the target is 1000 per replica"
+        )
+        decision = once(TO_ZERO, known(held=9, serving=0, queued_tokens=32), 0)
+        assert decision.message == "requests that wait: 9"
+
+    @pytest.mark.parametrize(("step", "replicas"), [("100%", 10), ("10%", 10), (3, 3), (1, 2)])
+    def test_a_step_in_pods_binds_it_and_a_share_of_none_does_not(self, step, replicas):
+        rules = replace(TO_ZERO, min_replicas=2, up=Behavior(0.0, step))
+        decision = once(rules, known(held=9, serving=0, queued_tokens=90_000), 0)
+        assert decision.replicas == replicas
+
+    def test_who_comes_just_after_it_woke_needs_not_wait_out_the_minute(self):
+        woken = once(TO_ZERO, known(held=1, serving=0, queued_tokens=100), 0)
+        assert woken.replicas == 1
+        later = decide(
+            TO_ZERO, known(held=200, serving=0, queued_tokens=90_000), 1, woken.memory, 10_005.0
+        )
+        assert (later.replicas, later.reason) == (2, "ScaledUp")
+
     def test_a_request_that_gave_up_wakes_it_too(self):
         assert once(TO_ZERO, known(held=0, last_request_age_s=3.0), 0).replicas == 1
         assert once(TO_ZERO, known(held=0, last_request_age_s=61.0), 0).replicas == 0

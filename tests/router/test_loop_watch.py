@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import sys
 import threading
 
 from octavo_router import loop_watch
@@ -44,6 +46,38 @@ def test_a_loop_that_stood_still_is_counted(monkeypatch):
             assert metrics.loop_lag.sum >= 0.1
 
     run(story())
+
+
+def stands_still(seen: threading.Event) -> None:
+    seen.wait(30)
+
+
+def test_what_holds_it_up_is_written_down_while_it_stands(monkeypatch, tmp_path):
+    """All threads' stacks, once for each stand-still: afterwards nobody could tell any more."""
+    monkeypatch.setattr(loop_watch, "STALL_S", 0.02)
+    monkeypatch.setattr(loop_watch, "DUMP_S", 0.1)
+    dumps = []
+    seen = threading.Event()
+    real = faulthandler.dump_traceback
+
+    def dump(file, all_threads):
+        real(file, all_threads)
+        dumps.append(all_threads)
+        seen.set()
+
+    monkeypatch.setattr(loop_watch.faulthandler, "dump_traceback", dump)
+
+    async def story() -> None:
+        async with LoopWatch(RouterMetrics(), tick_s=0.001):
+            stands_still(seen)
+
+    with (tmp_path / "stderr").open("w+") as stderr:
+        monkeypatch.setattr(sys, "__stderr__", stderr)
+        run(story())
+        stderr.seek(0)
+        text = stderr.read()
+    assert dumps == [True]
+    assert "in stands_still" in text
 
 
 def test_its_thread_ends_with_it():

@@ -159,6 +159,7 @@ bool Lane::read_facts(PyObject* connection, PyObject* head, Facts& facts) const 
            shapes_.path.is_json.is_true(facts.path) && !shapes_.path.keeps.is_true(facts.path) &&
            !shapes_.path.is_kept.is_true(facts.path) &&
            !shapes_.facts.explain.is_true(facts.facts) &&
+           !shapes_.facts.runs_once.is_true(facts.facts) &&
            shapes_.facts.timeout_s.as_double(facts.facts) == 0.0 &&
            own_version_.as_int(proxy_) == version_.as_int(registry_) &&
            PyDict_GET_SIZE(adapters_.get(proxy_).ptr()) == 0;

@@ -43,6 +43,7 @@ struct FactsShape : Shape {
     FactsShape() : Shape("octavo_router.proxy.facts", "HeadFacts") {}
     Slot explain{type, "explain"};
     Slot path{type, "path"};
+    Slot runs_once{type, "runs_once"};
     Slot timeout_s{type, "timeout_s"};
     Slot traceparent{type, "traceparent"};
 };

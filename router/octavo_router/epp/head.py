@@ -78,8 +78,8 @@ class HeadReader:
                 head.is_json = b"json" in value.lower()
             elif name == b"content-length":
                 head.content_length = int(value) if value.isdigit() else None
-            elif name == b"authorization":
-                head.authorization = value.decode("latin-1")
+            elif name in (b"authorization", b"x-api-key"):
+                head.authorization = head.authorization or value.decode("latin-1")
             elif name == _REQUEST_ID:
                 head.request_id = value[:128].decode("latin-1")
             elif name == b"traceparent":

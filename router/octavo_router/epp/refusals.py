@@ -1,8 +1,7 @@
-"""Refusals as a gateway's client gets them: status, reason header, Retry-After, OpenAI's error."""
+"""Refusals as a gateway's client gets them: as the router's own, with a reason for the gateway."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Final
 
 from octavo_engine.protocol.endpoints import REQUEST_ID_HEADER
@@ -18,6 +17,7 @@ DROPPED_REASON: Final = b"x-llm-d-request-dropped-reason"
 _SHED: Final = {
     "queue_full": b"rejected-saturated",
     "overloaded": b"rejected-saturated",
+    "out_of_memory": b"rejected-saturated",
     "queue_timeout": b"rejected-ttl-expired",
     "too_many_in_flight": b"rejected-over-limit",
     "request_rate_exceeded": b"rejected-over-limit",
@@ -33,15 +33,16 @@ def status_of(error: Refused) -> int:
     return 429 if error.code in _SHED else error.status
 
 
-def refusal(error: Refused, request_id: str = "") -> bytes:
-    """As an immediate answer."""
-    headers: list[Pair] = [(b"content-type", b"application/json")]
+def refusal(error: Refused, path: str = "", request_id: str = "") -> bytes:
+    """As an immediate answer, in the words that clients of this path read."""
+    pairs = [("content-type", "application/json"), *error.fields(path, request_id)]
+    if request_id:
+        pairs.append((REQUEST_ID_HEADER, request_id))
+    headers: list[Pair] = [
+        (name.encode(), value.encode("latin-1", "replace")) for name, value in pairs
+    ]
     reason = _SHED.get(error.code) or _OTHER_REASONS.get(error.code)
     if reason is not None:
         headers.append((DROPPED_REASON, reason))
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
-    if request_id:
-        headers.append((REQUEST_ID_HEADER.encode(), request_id.encode("latin-1", "replace")))
-    details = f"octavo_{error.code}"
-    return immediate_answer(status_of(error), headers, error.body(), details)
+    body = error.body(path, request_id)
+    return immediate_answer(status_of(error), headers, body, f"octavo_{error.code}")

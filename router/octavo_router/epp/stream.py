@@ -346,7 +346,8 @@ class Stream:
         record = self._record
         self._is_refused = True
         record.status, record.code, record.outcome = status_of(error), error.code, "refused"
-        await self._write(refusal(error, record.request_id))
+        path = self._head.path if self._head is not None else error.path
+        await self._write(refusal(error, path, record.request_id))
 
     def _close(self) -> None:
         if self._reading is not None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from octavo_router.errors import Refused
+from octavo_router.flow.memory import Level
 from octavo_router.flow.queue import Entry, PoolQueue
 from octavo_router.flow.tenant import Tenant, Tenants
 
@@ -141,6 +142,7 @@ class Gate:
         self.throttle = throttle
         self.holds: Mapping[str, float] = {}  # seconds, of pools with a wish of their own
         self.authenticate = self.tenants.authenticate  # called per request: no frame of our own
+        self._memory = Level.OK
         self._rooms = rooms
         self._clock = clock
         self._queues: dict[tuple[str, str], PoolQueue] = {}  # only those with someone in them
@@ -150,6 +152,12 @@ class Gate:
 
     def replace_keys(self, table: KeyTable) -> None:
         self.tenants.replace(table)
+
+    def change_memory(self, level: Level) -> None:
+        """Memory is short, or no longer: see flow.memory."""
+        self._memory = level
+        full = level == Level.FULL
+        self.authenticate = _refuse_for_memory if full else self.tenants.authenticate
 
     def admit(
         self,
@@ -248,6 +256,8 @@ class Gate:
         is_held = self._rooms.is_empty(*key)
         if deadline <= now:
             raise _too_late()
+        if self._memory:  # its body would stay as long as it waits
+            raise _no_memory()
         queue = self._queues.get(key)
         if queue is None:
             queue = PoolQueue()
@@ -375,6 +385,17 @@ class Gate:
         if queue is not None and ticket.cost:
             cost = prompt_tokens + self.config.output_weight * output_tokens
             queue.settle(tenant.name, cost - ticket.cost, tenant.limits.weight)
+
+
+def _no_memory() -> Refused:
+    return Refused(
+        503, "out_of_memory", "The router is short of memory; try again later.",
+        retry_after_s=MAX_RETRY_AFTER_S / 6, close=True,
+    )  # fmt: skip
+
+
+def _refuse_for_memory(authorization: str = "", hint: str = "", /) -> Tenant:
+    raise _no_memory()
 
 
 def _too_late() -> Refused:

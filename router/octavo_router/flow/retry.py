@@ -29,6 +29,7 @@ class Failure(StrEnum):
     """What went wrong with an attempt."""
 
     CONNECT = "connect"  # refused, unreachable, or no connection in time: nothing was sent
+    NO_SOCKET = "no_socket"  # this machine had none for it: nothing was sent, nobody was asked
     RESET_BEFORE_SENT = "reset_before_sent"  # a kept connection that was closed as we began
     NOT_ACCEPTED = "not_accepted"  # the engine said so: 503, 429, 421
     REJECTED = "rejected"  # another 4xx
@@ -87,7 +88,9 @@ def decide(attempt: Attempt, config: RetryConfig) -> Verdict:
 
 
 # No engine has begun with it.
-NOT_RUN = frozenset({Failure.CONNECT, Failure.RESET_BEFORE_SENT, Failure.NOT_ACCEPTED})
+NOT_RUN = frozenset(
+    {Failure.CONNECT, Failure.NO_SOCKET, Failure.RESET_BEFORE_SENT, Failure.NOT_ACCEPTED}
+)
 
 
 def _retry(attempt: Attempt, config: RetryConfig) -> Verdict:

@@ -6,7 +6,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from octavo_engine.protocol.endpoints import REQUEST_ID_HEADER
-from octavo_router.errors import is_anthropic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,18 +41,11 @@ def refusal(
 ) -> bytes:
     """The whole answer to a request that is refused; `head` is None where it could not be read."""
     path = head.path if head is not None else error.path
-    fields = [("x-error-code", error.code)]
-    if error.retry_after_s is not None:
-        fields.append(("retry-after", str(max(1, round(error.retry_after_s)))))
-    if is_anthropic(path):
-        fields.append(("request-id", request_id))  # where its clients look
-    if error.status == 401:
-        fields.append(("www-authenticate", "Bearer"))
     return whole(
         error.status,
         error.body(path, request_id),
         request_id=request_id,
-        fields=fields,
+        fields=error.fields(path, request_id),
         keep_alive=keep_alive and not error.close,
         is_http10=head is not None and head.is_http10,
         is_head=head is not None and head.method == "HEAD",

@@ -49,6 +49,9 @@ class Owner(Protocol):
 
     def on_deadline(self, now: float) -> None: ...
 
+    def shut_down(self, error: Refused) -> None:
+        """It may not go on: the client is told so, as far as that is possible."""
+
 
 class Service(Protocol):
     """What the requests are for."""
@@ -253,6 +256,11 @@ class ClientConnection(asyncio.Protocol):
         self._state = CLOSED
         self._transport.abort()
 
+    @property
+    def awaited_bytes(self) -> int:
+        """Of a body that is coming; of one that does not tell its length, as much again."""
+        return self._body_left if self._state == BODY else 0
+
     def close_when_idle(self) -> None:
         """For shutting down: an idle connection ends at once, others with their answer."""
         if self._state == HEAD and not self._buffer:
@@ -325,6 +333,7 @@ class ClientConnection(asyncio.Protocol):
         self._body, self._body_left = [], size
         self._decoder = ChunkDecoder(is_strict=True) if head.is_chunked else None
         self._buffer = b""
+        self._shared.on_body(size)
         if head.expects_continue and len(data) == at:
             self.write(answers.CONTINUE)
         if len(data) > at:

@@ -8,6 +8,7 @@ from octavo_router.http.request_head import HeadParser
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from octavo_router.config import LimitsConfig, TimeoutsConfig
     from octavo_router.http.client_connection import ClientConnection, Service
@@ -18,8 +19,8 @@ class Shared:
     """What the connections of one process have in common."""
 
     __slots__ = (
-        "connections", "deadlines", "is_closing", "limits", "loop", "max_connections", "parser",
-        "service", "timeouts",
+        "connections", "deadlines", "is_closing", "limits", "loop", "max_connections", "on_body",
+        "parser", "service", "timeouts",
     )  # fmt: skip
 
     def __init__(
@@ -40,6 +41,8 @@ class Shared:
         self.loop = loop
         self.parser = HeadParser(limits)
         self.connections: set[ClientConnection] = set()
+        # A body begins that did not come with its head: of so many bytes, as far as is known.
+        self.on_body: Callable[[int], None] = lambda num_bytes: None
         self.is_closing = False  # answers say so, and connections end with them
 
     def reconfigure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from octavo_router.http.upstream_connection import User
 
 MAX_IDLE: Final = 1024
+# What this machine lacks: file descriptors, ports, memory.
+_OURS: Final = frozenset(
+    (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
+)
 
 
 class UpstreamPool:
@@ -150,6 +155,7 @@ class UpstreamPool:
             limit_s = self.connect_timeout_s
             user.on_lost(Loss.UNREACHABLE, f"did not accept a connection in {limit_s:g} s")
         except OSError as error:  # ssl.SSLError is one
-            user.on_lost(Loss.REFUSED, error.strerror or "refused the connection")
+            loss = Loss.NO_SOCKET if error.errno in _OURS else Loss.REFUSED
+            user.on_lost(loss, error.strerror or "refused the connection")
         else:
             user.on_connected(connection)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from octavo_engine.protocol.endpoints import EXPLAIN_HEADER, TIMEOUT_HEADER
 from octavo_router.errors import Refused
+from octavo_router.http.request_head import IDEMPOTENCY_KEY
 from octavo_router.proxy.paths import PROXIED, ProxiedPath, kept_path
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _EXPLAIN: Final = EXPLAIN_HEADER.encode()
 _TIMEOUT: Final = TIMEOUT_HEADER.encode()
+_MAX_KEY_BYTES: Final = 255
 
 # Probes and scrapers send no key. What these tell holds no prompt, no answer and no key.
 PUBLIC: Final = frozenset(
@@ -41,6 +43,8 @@ class HeadFacts:
     traceparent: str = ""
     kept_id: str = ""  # of the answer that a path is about
     timeout_s: float = 0.0  # that the client gives the whole request; 0: any
+    idempotency_key: str = ""
+    runs_once: bool = False  # there is such a key
 
 
 class FactReader:
@@ -51,6 +55,7 @@ class FactReader:
         self._tenant_header = config.flow.fairness_header.lower().encode()
         self._session_headers = [name.lower().encode() for name in config.routing.session_headers]
         self._session_cookie = config.routing.session_cookie.encode()
+        self._keeps_answers = config.flow.idempotency_s > 0.0
 
     def read(self, head: RequestHead) -> HeadFacts:
         """Raises Refused: no such route, a method or a body that it does not take."""
@@ -76,6 +81,8 @@ class FactReader:
                 facts.explain = value not in (b"", b"0", b"false")
             elif name == _TIMEOUT:
                 facts.timeout_s = _seconds(value)
+            elif name == IDEMPOTENCY_KEY and path.is_json and self._keeps_answers:
+                facts.idempotency_key, facts.runs_once = _key(value), True
             elif name == b"traceparent":
                 facts.traceparent = value[:128].decode("latin-1")
             elif name == b"cookie" and self._session_cookie:
@@ -123,6 +130,18 @@ def _seconds(value: bytes) -> float:
             param=TIMEOUT_HEADER,
         )
     return int(value) / 1000.0
+
+
+def _key(value: bytes) -> str:
+    """Raises Refused."""
+    if not 0 < len(value) <= _MAX_KEY_BYTES or not value.isascii():
+        raise Refused(
+            400,
+            "invalid_header",
+            f"idempotency-key must be 1 to {_MAX_KEY_BYTES} characters of ASCII",
+            param="idempotency-key",
+        )
+    return value.decode()
 
 
 def _cookie(value: bytes, wanted: bytes) -> bytes:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 FAILURE_OF: Final[Mapping[Loss, Failure]] = {
     Loss.REFUSED: Failure.CONNECT,
     Loss.UNREACHABLE: Failure.CONNECT,
+    Loss.NO_SOCKET: Failure.NO_SOCKET,
     Loss.CLOSED: Failure.LOST,
     Loss.BROKEN: Failure.LOST,
     Loss.GARBAGE: Failure.BAD_ANSWER,
@@ -22,6 +23,7 @@ FAILURE_OF: Final[Mapping[Loss, Failure]] = {
 
 RESULT_OF: Final[Mapping[Failure, Result]] = {
     Failure.CONNECT: Result.CONNECT_FAILED,
+    Failure.NO_SOCKET: Result.CLIENT_GONE,  # the lack is ours
     Failure.RESET_BEFORE_SENT: Result.CONNECT_FAILED,
     Failure.NOT_ACCEPTED: Result.REFUSED,
     Failure.REJECTED: Result.REJECTED,
@@ -67,7 +69,7 @@ def verdict_on_event(code: str) -> tuple[Result, str]:
 def refused_for(failure: Failure) -> Refused:
     """From a closed catalogue: nothing that an engine wrote gets in here."""
     match failure:
-        case Failure.CONNECT | Failure.RESET_BEFORE_SENT:
+        case Failure.CONNECT | Failure.NO_SOCKET | Failure.RESET_BEFORE_SENT:
             return Refused(
                 503, "upstream_unreachable", "No engine could be reached.",
                 retry_after_s=NO_ENDPOINT_RETRY_S,

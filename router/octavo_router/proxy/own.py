@@ -147,3 +147,6 @@ class OwnAnswer:
 
     def on_deadline(self, now: float) -> None:
         """There is none: handlers bound themselves."""
+
+    def shut_down(self, error: Refused) -> None:
+        self._connection.abort()

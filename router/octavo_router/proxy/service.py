@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from octavo_router.errors import Refused
 from octavo_router.flow.budget import Losses
+from octavo_router.flow.idempotency import IdempotencyKeys
 from octavo_router.metrics.record import RequestRecord
 from octavo_router.proxy.account import Account
 from octavo_router.proxy.events import EventRelay
@@ -23,6 +24,7 @@ from octavo_router.proxy.facts import FactReader, HeadFacts
 from octavo_router.proxy.kept import Kept
 from octavo_router.proxy.mirror import Mirrors
 from octavo_router.proxy.own import OwnAnswer
+from octavo_router.proxy.recording import Recorder, replay
 from octavo_router.proxy.resume import StreamMemory
 from octavo_router.residency.api import ScanError
 from octavo_router.routing.models import Route
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from octavo_router.config import RouterConfig
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.flow.gate import Waiting
+    from octavo_router.flow.idempotency import Kept as KeptAnswer
     from octavo_router.flow.tenant import Tenant
     from octavo_router.http.client_connection import ClientConnection
     from octavo_router.http.request_head import RequestHead
@@ -59,6 +62,7 @@ class Proxy:
         self.mirrors = Mirrors(parts.dispatcher, parts.upstreams)
         self._losses = Losses(time.monotonic)
         self._kept = Kept(parts.registry)
+        self._idempotency = IdempotencyKeys(parts.config.flow, time.monotonic)
         self._gate = parts.gate
         self._models = parts.models
         self._hot_path = parts.hot_path
@@ -78,6 +82,7 @@ class Proxy:
     def reconfigure(self, config: RouterConfig) -> None:
         """Requests from now on go by these settings."""
         self.timeouts = config.timeouts
+        self._idempotency.config = config.flow
         self.retry = self.budget.config = config.retry
         self._max_event_bytes = config.limits.max_event_bytes
         self._facts = FactReader(config, self._routes)
@@ -123,6 +128,11 @@ class Proxy:
         request.tenant = tenant.name
         request.explain = facts.explain
         wants_usage = False
+        key = facts.idempotency_key
+        if key and (kept := self._idempotency.find(tenant.name, path.path, key, body)) is not None:
+            self._give_again(connection, kept, record)
+            return
+        asked = body
         if path.is_json:
             try:
                 if self._version != self._registry.version:
@@ -169,6 +179,9 @@ class Proxy:
         account = Account(record, now, deadline, trace)
         account.wants_usage = wants_usage
         account.is_client_timed = wanted_s > 0.0
+        if key:
+            run = self._idempotency.begin(tenant.name, path.path, key, asked)
+            connection = Recorder(connection, self._idempotency, run, record).as_connection()
         exchange = Exchange(self, connection, head, body, path, request, account)
         self.exchanges.add(exchange)
         exchange.start(entry)
@@ -297,6 +310,16 @@ class Proxy:
         members = self._registry.pool(pool)
         ready = sum(endpoint.state == "ready" for endpoint in members)
         return f"waiting for {pool}: {ready} of {len(members)} engines ready, {waited_s:.0f} s"
+
+    def _give_again(
+        self, connection: ClientConnection, kept: KeptAnswer, record: RequestRecord
+    ) -> None:
+        """Nothing runs for it, and nobody is charged."""
+        record.model, record.is_known_model = kept.model, True
+        record.status, record.outcome = kept.status, "ok"
+        record.response_bytes = len(kept.body)
+        replay(connection, kept, record.request_id)
+        self._report(record, connection)
 
     def _learn_adapters(self) -> None:
         """Names that mean an adapter: it is part of what a prefix is."""

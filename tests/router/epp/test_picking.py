@@ -11,7 +11,14 @@ import pytest
 
 from octavo_engine.protocol import route_keys
 from octavo_engine.protocol.stream import Load
-from octavo_router.config import BackendConfig, ModelConfig, RouterConfig
+from octavo_router.config import (
+    BackendConfig,
+    KeyConfig,
+    LimitsConfig,
+    ModelConfig,
+    RouterConfig,
+)
+from octavo_router.flow.keys import make_table
 from tests.fakes.endpoints import make_spec
 from tests.fakes.envoy import (
     BUFFERED,
@@ -365,6 +372,43 @@ async def test_a_path_that_is_not_known_is_routed_by_the_model_in_its_body():
     async with picking(1) as rig:
         found = await destinations(rig, b'{"model": "model"}', headers={":path": "/any/thing?a=b"})
         assert found == ["10.0.0.1:8000"]
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+@on_loop
+async def test_refusals_are_in_the_words_of_a_paths_clients(header):
+    """The same bodies and headers as where the router answers itself, key and all."""
+    table = make_table([KeyConfig(tenant="a", key="right")], {})
+    config = RouterConfig(limits=LimitsConfig(max_body_bytes=1024))
+    async with picking(1, table=table, config=config) as rig:
+        for path, key, body, status, code, kind in (
+            ("/v1/messages", "wrong", chat(), 401, "invalid_api_key", "authentication_error"),
+            ("/v1/messages", "right", b"{", 400, "invalid_json", "invalid_request_error"),
+            (
+                "/v1/messages?beta=true",
+                "right",
+                chat(model="no"),
+                404,
+                "model_not_found",
+                "not_found_error",
+            ),
+            ("/v1/messages", "right", b" " * 2000, 413, "body_too_large", "request_too_large"),
+        ):
+            headers = {":path": path, header: key, "x-request-id": "theirs"}
+            async with rig.open() as gateway:
+                answer = await gateway.post(body, headers=headers)
+                assert answer.status == status
+                assert answer.set_headers["x-error-code"] == code
+                assert answer.set_headers["request-id"] == "theirs"
+                assert ("www-authenticate" in answer.set_headers) == (status == 401)
+                told = json.loads(answer.body or b"")
+                assert told.keys() == {"type", "error", "request_id"}
+                assert (told["type"], told["error"]["type"]) == ("error", kind)
+                assert told["request_id"] == "theirs"
+            async with rig.open() as gateway:  # the same elsewhere is OpenAI's
+                answer = await gateway.post(body, headers=headers | {":path": POST[":path"]})
+                assert error_of(answer) == (status, code)
+                assert "request-id" not in answer.set_headers
 
 
 # -- gateways that send bodies in other ways

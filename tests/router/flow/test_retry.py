@@ -85,7 +85,9 @@ def test_the_same_endpoint_is_asked_again_only_after_the_time_it_named(
 
 @pytest.mark.parametrize("failure", list(Failure))
 def test_nothing_that_may_have_run_is_ever_sent_again_as_new(failure):
-    not_run = (Failure.CONNECT, Failure.RESET_BEFORE_SENT, Failure.NOT_ACCEPTED)
+    not_run = (
+        Failure.CONNECT, Failure.NO_SOCKET, Failure.RESET_BEFORE_SENT, Failure.NOT_ACCEPTED
+    )  # fmt: skip
     for is_resumable in (False, True):
         for was_answered in (False, True):
             attempt = Attempt(failure, is_resumable=is_resumable, was_answered=was_answered)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
+from functools import partial
 
+from octavo_router.http.client_connection import HEAD as HEAD_STATE
+from octavo_router.http.client_connection import ClientConnection
 from octavo_router.http.messages import Handler, Inbound, Reply
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import fast_config, on_loop, routing_to
 from tests.fakes.upstream import ScriptedUpstream
 
-QUICK = fast_config(timeouts={"header_s": 0.2, "body_s": 0.2, "idle_s": 0.2})
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+def has_sent(connection: ClientConnection, num_bytes: int) -> bool:
+    return len(connection._buffer) == num_bytes
 
 
 async def streamed():
@@ -37,29 +41,38 @@ ROUTES: dict[tuple[str, str], Handler] = {
 
 @on_loop
 async def test_a_client_that_says_nothing_is_let_go():
-    async with routing_to(1, config=QUICK) as rig, await RawClient.open(rig.port) as client:
-        began_at = time.monotonic()
+    async with routing_to(1) as rig, await RawClient.open(rig.port) as client:
+        await rig.until(lambda: len(rig.shared.connections) == 1)
+        rig.later(9.5)
+        assert [one._state for one in rig.shared.connections] == [HEAD_STATE]
+        rig.later(10.0)
         assert await client.ended() == b""
-        assert 0.2 <= time.monotonic() - began_at < 0.5
 
 
 @on_loop
 async def test_headers_that_come_too_slowly_are_refused_however_often_a_byte_comes():
-    async with routing_to(1, config=QUICK) as rig, await RawClient.open(rig.port) as client:
-        began_at = time.monotonic()
+    async with routing_to(1) as rig, await RawClient.open(rig.port) as client:
         await client.send(HEAD)
-        while not client.reader._buffer:  # type: ignore[attr-defined]  # nothing has come back
+        await rig.until(lambda: any(one._buffer for one in rig.shared.connections))
+        [connection] = rig.shared.connections
+        due_at = connection.deadline
+        for number in range(1, 6):
             await client.send(b"x")
-            await asyncio.sleep(0.005)  # the pace of a slow sender
+            await rig.until(partial(has_sent, connection, len(HEAD) + number))
+            assert connection.deadline == due_at  # no byte buys time
+        rig.later(9.0)
+        assert not client.reader._buffer  # type: ignore[attr-defined]  # nothing has come back
+        rig.later(10.0)
         answer = await client.answer()
         assert (answer.status, answer.code) == (408, "header_timeout")
-        assert 0.2 <= time.monotonic() - began_at < 0.5
 
 
 @on_loop
 async def test_a_body_that_comes_too_slowly_is_refused():
-    async with routing_to(1, config=QUICK) as rig, await RawClient.open(rig.port) as client:
+    async with routing_to(1) as rig, await RawClient.open(rig.port) as client:
         await client.send(HEAD + b"content-length: 100\r\n\r\n{")
+        await rig.until(lambda: any(one.awaited_bytes for one in rig.shared.connections))
+        rig.later(30.0)
         answer = await client.answer()
         assert (answer.status, answer.code) == (408, "body_timeout")
         assert await client.ended() == b""
@@ -69,13 +82,14 @@ async def test_a_body_that_comes_too_slowly_is_refused():
 async def test_an_idle_connection_is_closed_after_a_while():
     async with (
         ScriptedUpstream() as upstream,
-        routing_to(upstream.port, config=QUICK) as rig,
+        routing_to(upstream.port) as rig,
         await RawClient.open(rig.port) as client,
     ):
         assert (await client.ask(chat())).status == 200
-        began_at = time.monotonic()
+        rig.later(70.0)
+        assert (await client.ask(chat())).status == 200  # and its time begins anew
+        rig.later(75.0)
         assert await client.ended() == b""
-        assert 0.1 <= time.monotonic() - began_at < 0.5
 
 
 @on_loop

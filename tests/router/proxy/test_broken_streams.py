@@ -10,7 +10,7 @@ from octavo_engine.protocol import metric_names as names
 from octavo_engine.protocol.resume import begin_line, token_line
 from octavo_router.errors import Refused
 from tests.fakes.http_client import RawClient, chat
-from tests.fakes.router_rig import Rig, fast_config, on_loop, routing_to
+from tests.fakes.router_rig import Rig, on_loop, routing_to
 from tests.fakes.upstream import Peer, Received, ScriptedUpstream, event
 
 BEGIN = begin_line(id="c-1", created=1, seed=7, answers=1, prompt_tokens=4, cached=0)
@@ -46,16 +46,17 @@ def test_a_stream_that_breaks_in_the_middle(how):
 
     @on_loop
     async def ask() -> None:
-        config = fast_config(timeouts={"progress_s": 0.1})
         async with (
             ScriptedUpstream(breaks) as upstream,
-            routing_to(upstream.port, config=config) as rig,
+            routing_to(upstream.port) as rig,
             await RawClient.open(rig.port) as client,
         ):
             await client.post(chat(stream=True))
             assert (await client.head()).status == 200
             await client.chunk()
             is_seen.set()
+            if how == "stall":
+                await rig.given_up(rig.endpoints[0], after_s=31.0)
             assert b'"error"' in await client.chunk()
             await rig.settled()
             assert counted(rig) == {("200", "failed"): 1}

@@ -72,9 +72,12 @@ async def test_idle_connections_cost_little_and_nobody_waits_for_them():
             tracemalloc.stop()
         assert len(rig.shared.connections) == number + 1
         assert sum(one.size for one in taken.statistics("filename")) < 32 * 1024 * number
-        began = time.monotonic()
-        assert (await first.ask(chat())).status == 200
-        assert time.monotonic() - began < 0.5
+        took_s: list[float] = []
+        while not took_s or (min(took_s) > 0.1 and len(took_s) < 20):  # the machine may be busy
+            began = time.monotonic()
+            assert (await first.ask(chat())).status == 200
+            took_s.append(time.monotonic() - began)
+        assert min(took_s) <= 0.1
 
 
 @on_loop
@@ -86,7 +89,7 @@ async def test_readers_that_do_not_read_are_ended_and_keep_little():
         while True:
             await peer.chunk(piece)
 
-    config = fast_config(timeouts={"write_s": 3.0}, flow={"max_in_flight": 1000})
+    config = fast_config(flow={"max_in_flight": 1000})
     async with (
         ScriptedUpstream(endless) as upstream,
         routing_to(upstream.port, config=config) as rig,
@@ -100,6 +103,7 @@ async def test_readers_that_do_not_read_are_ended_and_keep_little():
         await rig.until(lambda: sum(one.is_paused for one in rig.shared.connections) == number)
         unsent = [one._transport.get_write_buffer_size() for one in rig.shared.connections]
         assert max(unsent) <= 512 * 1024
+        rig.later(60.0)
         await rig.settled()  # all are reaped
         assert [record.code for record in rig.records] == ["client_too_slow"] * number
         await rig.until(lambda: upstream.num_open == 0)

@@ -47,7 +47,7 @@ async def test_an_engine_that_is_slower_is_given_up_and_cancelled():
         began = time.monotonic()
         answer = await client.ask(chat(), more=limit(150))
         assert (answer.status, answer.code) == (504, "deadline_exceeded")
-        assert 0.14 < time.monotonic() - began < 2.0
+        assert 0.14 < time.monotonic() - began < 15.0  # not the 60 that an engine may take
         await upstream.peers[0].has_left.wait()
         await rig.settled()
 

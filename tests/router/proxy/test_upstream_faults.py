@@ -33,15 +33,6 @@ if TYPE_CHECKING:
 
     Script = Callable[[Peer, Received], Awaitable[None]]
 
-QUICK = fast_config(
-    timeouts={
-        "connect_s": 0.2,
-        "first_token_s": 0.3,
-        "progress_s": 0.3,
-        "first_token_per_1k_s": 0.0,
-    }
-)
-
 
 def is_empty(pool: UpstreamPool) -> bool:
     return pool.num_idle == 0
@@ -65,7 +56,7 @@ async def once(script: Script) -> AsyncIterator[tuple[Rig, RawClient, ScriptedUp
 
     async with (
         ScriptedUpstream(first_then_fixed) as upstream,
-        routing_to(upstream.port, config=QUICK) as rig,
+        routing_to(upstream.port) as rig,
         await RawClient.open(rig.port) as client,
     ):
         yield rig, client, upstream
@@ -208,12 +199,15 @@ async def test_a_stream_that_breaks_ends_with_whole_events_an_error_and_done(end
 async def test_a_stream_that_stalls_ends_in_time():
     chunk = b"%x\r\n%b\r\n" % (len(event("hel")), event("hel"))
     async with once(sending(STREAM_HEAD, chunk, end="stall")) as (rig, client, upstream):
-        began_at = time.monotonic()
-        answer = await client.ask(chat(stream=True))
-        took_s = time.monotonic() - began_at
-        assert b'"code": "upstream_stalled"' in answer.body
-        assert answer.body.endswith(b"data: [DONE]\n\n")
-        assert 0.3 <= took_s < 0.6
+        await client.post(chat(stream=True))
+        assert (await client.head()).status == 200
+        assert await client.chunk() == event("hel")
+        rig.later(25.0)
+        assert rig.proxy.exchanges
+        rig.later(30.0)
+        ending = await client.chunk()
+        assert b'"code": "upstream_stalled"' in ending
+        assert ending.endswith(b"data: [DONE]\n\n")
         await upstream.peers[0].has_left.wait()
         await assert_next_is_fine(rig)
 
@@ -221,10 +215,13 @@ async def test_a_stream_that_stalls_ends_in_time():
 @on_loop
 async def test_an_engine_that_stays_silent_is_given_up_in_time():
     async with once(sending(end="stall")) as (rig, client, upstream):
-        began_at = time.monotonic()
-        answer = await client.ask(chat())
+        await client.post(chat())
+        await rig.until(lambda: bool(upstream.requests))
+        rig.later(55.0)
+        assert rig.proxy.exchanges
+        await rig.given_up(rig.endpoints[0], after_s=60.1)  # and a bit for its prompt
+        answer = await client.answer()
         assert (answer.status, answer.code) == (504, "upstream_timeout")
-        assert 0.3 <= time.monotonic() - began_at < 0.6
         await upstream.peers[0].has_left.wait()
         assert len(upstream.requests) == 1  # never sent twice
         await assert_next_is_fine(rig)
@@ -248,7 +245,7 @@ async def test_an_event_of_many_megabytes_is_not_kept():
 async def test_who_refuses_the_connection_is_passed_over():
     async with (
         ScriptedUpstream() as upstream,
-        routing_to(closed_port(), upstream.port, config=QUICK) as rig,
+        routing_to(closed_port(), upstream.port) as rig,
         await RawClient.open(rig.port) as client,
     ):
         assert (await client.ask(chat())).status == 200
@@ -258,22 +255,23 @@ async def test_who_refuses_the_connection_is_passed_over():
 
 @on_loop
 async def test_who_does_not_accept_connections_is_passed_over_in_time():
+    config = fast_config(timeouts={"connect_s": 0.5})
     with BlackHole() as hole:
         async with (
             ScriptedUpstream() as upstream,
-            routing_to(hole.port, upstream.port, config=QUICK) as rig,
+            routing_to(hole.port, upstream.port, config=config) as rig,
             await RawClient.open(rig.port) as client,
         ):
             began_at = time.monotonic()
             assert (await client.ask(chat())).status == 200
-            assert 0.2 <= time.monotonic() - began_at < 0.6
+            assert 0.5 <= time.monotonic() - began_at < 10.0  # the kernel tries for minutes
             await rig.settled()
 
 
 @on_loop
 async def test_when_nobody_can_be_reached_the_client_is_told_when_to_come_back():
     async with (
-        routing_to(closed_port(), closed_port(), config=QUICK) as rig,
+        routing_to(closed_port(), closed_port()) as rig,
         await RawClient.open(rig.port) as client,
     ):
         answer = await client.ask(chat())
@@ -296,7 +294,7 @@ async def test_who_does_not_accept_is_asked_elsewhere_once(status: str):
         ScriptedUpstream(full) as first,
         ScriptedUpstream(full) as second,
         ScriptedUpstream() as third,
-        routing_to(first.port, second.port, third.port, config=QUICK) as rig,
+        routing_to(first.port, second.port, third.port) as rig,
         await RawClient.open(rig.port) as client,
     ):
         answer = await client.ask(chat())
@@ -316,7 +314,7 @@ async def test_an_error_of_the_request_itself_is_passed_on(status: str):
     async with (
         ScriptedUpstream(refuse) as first,
         ScriptedUpstream() as second,
-        routing_to(first.port, second.port, config=QUICK) as rig,
+        routing_to(first.port, second.port) as rig,
         await RawClient.open(rig.port) as client,
     ):
         answer = await client.ask(chat())
