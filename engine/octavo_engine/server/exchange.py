@@ -6,7 +6,7 @@ import asyncio
 import re
 import secrets
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from octavo_engine.errors import DeadlineExceeded, InvalidRequest
 from octavo_engine.protocol.endpoints import (
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+CHUNKS = "octavo.chunks"  # the extension under which a server offers its ChunkWriter
+
 Header = tuple[bytes, bytes]
 
 JSON: Header = (b"content-type", b"application/json")
@@ -45,6 +47,16 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
 # How much of a refused body is read and thrown away, so that its sender comes to read the answer.
 _DISCARD_BYTES = 64 * 2**20
 _DISCARD_S = 2.0
+
+
+class ChunkWriter(Protocol):
+    """Writes to one streamed answer at once, past the server's own ways."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the answer has begun, is not at its end, and its client's buffers have room."""
+
+    def write(self, payload: bytes) -> None: ...
 
 
 class ClientGone(Exception):
@@ -66,6 +78,7 @@ class Exchange:
         self.last_words: Callable[[RequestError], bytes] | None = None
         self._receive = receive
         self._send = send
+        self._chunks: ChunkWriter | None = scope.get("extensions", {}).get(CHUNKS)
         self._began_at = _now()
         self._write_began_at = 0.0
         self._more_body = True
@@ -122,6 +135,8 @@ class Exchange:
         other.request_id = self.request_id
         other.headers.pop(b"content-length", None)
         other._began_at = self._began_at
+        if send is not None:
+            other._chunks = None
         return other
 
     @property
@@ -223,6 +238,16 @@ class Exchange:
         self._write_began_at = _now()
         await self._send({"type": "http.response.body", "body": payload, "more_body": True})
         self._write_began_at = 0.0
+
+    def takes_chunks(self) -> bool:
+        """Whether `write_now` may be called: a stream is open, and its client reads it."""
+        return self._chunks is not None and self._chunks.is_open
+
+    def write_now(self, payload: bytes) -> None:
+        """As `write`, without waiting for anything."""
+        if payload:
+            assert self._chunks is not None
+            self._chunks.write(payload)
 
     async def close(self, payload: bytes = b"") -> None:
         """The last bytes of a stream."""

@@ -1,4 +1,6 @@
-"""HTTP/1.1 on one connection: uvicorn's httptools protocol with bounds on headers and silence."""
+"""HTTP/1.1 on one connection: uvicorn's httptools protocol with bounds on headers and silence.
+
+And a short way out for the chunks of streams."""
 
 from __future__ import annotations
 
@@ -7,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from octavo_engine.server.exchange import CHUNKS
 from octavo_engine.server.http_errors import HttpError, error_body
 
 if TYPE_CHECKING:
     import asyncio
+
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
     from octavo_engine.server.limits import Limits
 
@@ -32,6 +37,25 @@ def http_protocol(limits: Limits) -> type[asyncio.Protocol]:
 
 class Malformed(Exception):
     """Ends the parser's work on a connection that was refused already."""
+
+
+class CycleChunks:
+    """A ChunkWriter over uvicorn's own record of an answer."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def is_open(self) -> bool:
+        cycle = self._cycle
+        return bool(cycle.chunked_encoding) and not (
+            cycle.flow.write_paused or cycle.disconnected or cycle.response_complete
+        )
+
+    def write(self, payload: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(payload), payload))
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -70,6 +94,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         self._check_head()
         super().on_headers_complete()
+        self.scope["extensions"] = {CHUNKS: CycleChunks(self.cycle)}  # type: ignore[dict-item]  # ours
         if self.parser.should_upgrade():  # the parser will read no further request after it
             self.cycle.keep_alive = False
 
