@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from octavo_engine.server.exchange import CHUNKS
+from octavo_engine.server.exchange import LINE
 from octavo_engine.server.http_errors import HttpError, error_body
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -39,13 +40,14 @@ class Malformed(Exception):
     """Ends the parser's work on a connection that was refused already."""
 
 
-class CycleChunks:
-    """A ChunkWriter over uvicorn's own record of an answer."""
+class CycleLine:
+    """A Line over uvicorn's own record of an answer."""
 
-    __slots__ = ("_cycle",)
+    __slots__ = ("_cycle", "_watchers")
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(self, cycle: RequestResponseCycle, watchers: set[Callable[[], None]]) -> None:
         self._cycle = cycle
+        self._watchers = watchers  # of the connection
 
     @property
     def is_open(self) -> bool:
@@ -56,6 +58,15 @@ class CycleChunks:
 
     def write(self, payload: bytes) -> None:
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(payload), payload))
+
+    def watch(self, left: Callable[[], None]) -> None:
+        if self._cycle.disconnected:
+            left()
+        else:
+            self._watchers.add(left)
+
+    def unwatch(self, left: Callable[[], None]) -> None:
+        self._watchers.discard(left)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -71,6 +82,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_headers = True
         self._header_bytes = 0
         self._header_timer: asyncio.TimerHandle | None = None
+        self._watchers: set[Callable[[], None]] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
@@ -79,6 +91,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         super().connection_lost(exc)
+        for left in list(self._watchers):
+            left()
 
     def data_received(self, data: bytes) -> None:
         if self._in_headers:
@@ -94,7 +108,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         self._check_head()
         super().on_headers_complete()
-        self.scope["extensions"] = {CHUNKS: CycleChunks(self.cycle)}  # type: ignore[dict-item]  # ours
+        self.scope["extensions"] = {LINE: CycleLine(self.cycle, self._watchers)}  # type: ignore[dict-item]  # ours
         if self.parser.should_upgrade():  # the parser will read no further request after it
             self.cycle.keep_alive = False
 

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from octavo_engine.core.outputs import CompletionOutput
 from octavo_engine.server.app import build_app
-from octavo_engine.server.exchange import CHUNKS
-from octavo_engine.server.http import CycleChunks
+from octavo_engine.server.exchange import LINE
+from octavo_engine.server.http import CycleLine
 from octavo_engine.server.settings import ServerSettings
 from octavo_engine.server.sse import Chunks
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.server import running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -45,7 +45,7 @@ SETTINGS = ServerSettings(tool_call_parser="hermes", reasoning_parser="qwen3")
 
 
 class Faucet:
-    """A ChunkWriter that is open as often as it is told."""
+    """A Line that is open as often as it is told."""
 
     def __init__(self, opens: Iterable[bool], written: list[bytes]) -> None:
         self._opens: Iterator[bool] = iter(opens)
@@ -61,6 +61,12 @@ class Faucet:
         self.count += 1
         self._written.append(payload)
 
+    def watch(self, left: Callable[[], None]) -> None:
+        pass  # this client stays
+
+    def unwatch(self, left: Callable[[], None]) -> None:
+        pass
+
 
 def stream(
     path: str, says: str, asked: dict[str, Any], opens: Iterable[bool] | None
@@ -75,7 +81,7 @@ def stream(
         "query_string": b"", "root_path": "", "headers": headers,
     }  # fmt: skip
     if opens is not None:
-        scope["extensions"] = {CHUNKS: faucet}
+        scope["extensions"] = {LINE: faucet}
 
     async def test() -> None:
         app = build_app(ScriptedEngine(scripts=[says]), SETTINGS)
@@ -120,13 +126,13 @@ def without_ids(answer: bytes) -> bytes:
 def test_over_a_socket_most_events_take_the_short_way(monkeypatch):
     """And come out framed as the server frames its own."""
     written: list[bytes] = []
-    write = CycleChunks.write
+    write = CycleLine.write
 
-    def counted(self: CycleChunks, payload: bytes) -> None:
+    def counted(self: CycleLine, payload: bytes) -> None:
         written.append(payload)
         write(self, payload)
 
-    monkeypatch.setattr(CycleChunks, "write", counted)
+    monkeypatch.setattr(CycleLine, "write", counted)
     with running(ScriptedEngine(scripts=["Hello there."])) as server, server.client() as client:
         answer = client.post(COMPLETIONS, json={"prompt": "a", "stream": True, "max_tokens": 64})
         again = client.post(COMPLETIONS, json={"prompt": "a", "stream": True, "max_tokens": 64})
