@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from octavo_engine.core.news import Tap
     from octavo_engine.core.pooling import PoolingItem
     from octavo_engine.core.told import Told
     from octavo_engine.errors import RequestError
@@ -226,6 +227,7 @@ class FakeEngine:
         self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str,
         priority: int = 0, deadline_s: float | None = None, cache_salt: str = "",
         told: Sequence[Told] = (), labels: Labels | None = None, stream: bool = True,
+        tap: Tap[RequestOutput] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
         assert not isinstance(prompt, str)
         ids = list(prompt)
@@ -264,7 +266,9 @@ class FakeEngine:
                         self.stats.generation_tokens += 1
                 news.finished = position + 1 == max(map(len, answers))
                 count += 1
-                if stream:
+                if stream and tap is not None and tap.is_open() and not news.finished:
+                    tap.tell(news)
+                elif stream:
                     yield news
                 elif whole is None:
                     whole = news

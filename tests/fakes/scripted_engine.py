@@ -13,6 +13,7 @@ from tests.fakes.engine import EOS, FakeEngine
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from octavo_engine.core.news import Tap
     from octavo_engine.core.told import Told
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.sampling_params import SamplingParams
@@ -30,6 +31,7 @@ class ScriptedEngine(FakeEngine):
         self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str,
         priority: int = 0, deadline_s: float | None = None, cache_salt: str = "",
         told: Sequence[Told] = (), labels: Labels | None = None, stream: bool = True,
+        tap: Tap[RequestOutput] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
         assert not isinstance(prompt, str)
         ids = list(prompt)
@@ -42,10 +44,12 @@ class ScriptedEngine(FakeEngine):
             news = RequestOutput(request_id, None, ids)
             news.outputs = [answer[step] for answer in answers if step < len(answer)]
             news.finished = step + 1 == max(map(len, answers))
-            if stream:
-                yield news
-            else:
+            if not stream:
                 whole.absorb(news)
+            elif tap is not None and tap.is_open() and not news.finished:
+                tap.tell(news)
+            else:
+                yield news
         if not stream:
             yield whole
         self.finished.append(request_id)

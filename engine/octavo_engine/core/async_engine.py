@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.core import wire
@@ -14,6 +13,7 @@ from octavo_engine.core.build_core import build_core
 from octavo_engine.core.in_process_client import InProcessClient
 from octavo_engine.core.info import Health, ModelInfo
 from octavo_engine.core.load_meter import LoadMeter
+from octavo_engine.core.news import Reader
 from octavo_engine.core.output_processor import OutputProcessor, Submission
 from octavo_engine.core.pooling import PoolingDesk, check_items, check_task
 from octavo_engine.core.process_client import ProcessClient
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.client import EngineClient, Listener
+    from octavo_engine.core.news import Tap
     from octavo_engine.core.output_processor import Processed, Request
     from octavo_engine.core.outputs import RequestOutput
     from octavo_engine.core.pooling import PoolingItem
@@ -85,8 +86,8 @@ class AsyncEngine:
         self._start_error: OctavoError | None = None
         self._seeds = Seeds(config.seed)
         self._pooling = PoolingDesk(self._send)
-        self._news: dict[Request, asyncio.Event] = {}  # who reads, and what wakes them
-        self._silent: set[Request] = set()  # of those, who reads at the end only
+        self._readers: dict[Request, Reader] = {}
+        self._touched: dict[Request, None] = {}  # whose readers are told in a moment
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -125,7 +126,7 @@ class AsyncEngine:
     @property
     def num_in_flight(self) -> int:
         """Requests that somebody reads."""
-        return len(self._news) + self._pooling.num_in_flight
+        return len(self._readers) + self._pooling.num_in_flight
 
     def health(self) -> Health:
         if self._start_error is not None:
@@ -153,8 +154,10 @@ class AsyncEngine:
         told: Sequence[Told] = (),
         labels: Labels | None = None,
         stream: bool = True,
+        tap: Tap[RequestOutput] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """News of the request until it is finished; with `stream` false only one, with everything.
+        Those that `tap` takes do not come here.
 
         With `told` a request is resumed that another engine began: the news are what comes after.
         A slow reader loses nothing: what it has not read is joined into one output. Closing the
@@ -180,9 +183,10 @@ class AsyncEngine:
             cache_salt=cache_salt,
             labels=labels,
         )
-        request = self._submit(submission, stream=stream)
+        request = self._submit(submission)
+        reader = self._readers[request] = Reader(request, silent=not stream, tap=tap)
         try:
-            while not (output := await self._next(request)).finished:
+            while not (output := await reader.next()).finished:
                 yield output
             yield output
         finally:
@@ -206,7 +210,7 @@ class AsyncEngine:
 
     async def abort(self, request_id: str) -> bool:
         """End all requests of that id with what they have; false if there is none."""
-        requests = [r for r in self._news if r.submission.request_id == request_id]
+        requests = [r for r in self._readers if r.submission.request_id == request_id]
         for request in requests:
             if not request.finished:
                 self._send_abort(self._outputs.abort(request))
@@ -338,36 +342,19 @@ class AsyncEngine:
             return await asyncio.to_thread(self.tokenizer.encode, prompt)
         return self.tokenizer.encode(prompt)
 
-    def _submit(self, submission: Submission, *, stream: bool) -> Request:
+    def _submit(self, submission: Submission) -> Request:
         assert self._client is not None  # _check_open sees to it
         request, sequences = self._outputs.add(submission)
-        self._news[request] = asyncio.Event()
-        if not stream:
-            self._silent.add(request)
         self._idle.clear()
         for sequence in sequences:
             self._client.send(wire.AddRequests([sequence]))
         return request
 
-    async def _next(self, request: Request) -> RequestOutput:
-        """The news of a request once there are any that its reader wants."""
-        silent = request in self._silent
-        while True:
-            if not silent or (request.finished and request.error is None):
-                output = request.take()
-                if output is not None:
-                    return output
-            if request.error is not None:
-                raise request.error
-            await self._news[request].wait()
-            self._news[request].clear()
-
     def _close(self, request: Request) -> None:
         if not request.finished:
             self._send_abort(self._outputs.abort(request))
-        del self._news[request]
-        self._silent.discard(request)
-        if not self._news:
+        del self._readers[request]
+        if not self._readers:
             self._idle.set()
 
     def _settle_profile(self, written: ProfileWritten) -> None:
@@ -388,7 +375,15 @@ class AsyncEngine:
             self._client.send(wire.Abort(sequence_ids))
 
     def _wake(self, requests: Iterable[Request]) -> None:
-        for request in requests:
-            if request.finished or request not in self._silent:
-                with suppress(KeyError):  # its reader has left
-                    self._news[request].set()
+        """Their readers are told once all that has come by now is taken in: where steps come faster
+        than they can be written, the news of several leave as one."""
+        if not self._touched:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._touched.update(dict.fromkeys(requests))
+
+    def _tell(self) -> None:
+        touched, self._touched = self._touched, {}
+        for request in touched:
+            reader = self._readers.get(request)
+            if reader is not None:  # else it has left
+                reader.tell()

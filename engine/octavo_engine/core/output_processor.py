@@ -11,6 +11,7 @@ from bisect import insort
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,13 +30,19 @@ from octavo_engine.tokenization.detokenizer import Detokenizer
 from octavo_engine.tokenization.stop_strings import StopStrings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from octavo_engine.core.told import Told
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import FinishReason, SequenceOutput, TokenLogprobs
     from octavo_engine.state.sampling_params import SamplingParams
     from octavo_engine.tokenization.tokenizer import Tokenizer
+
+
+# What is settled or searched here, as the core has it, which knows sequences and tokens only.
+_OURS: Mapping[str, object] = MappingProxyType(
+    {"n": 1, "seed": None, "stop": (), "repetition_detection": None}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,17 +383,15 @@ class OutputProcessor:
     def _sequence(self, answer: Answer) -> EngineRequest:
         asked = answer.request.submission
         is_first = answer.index == answer.request.first
+        changes: dict[str, object] = {
+            name: value for name, value in _OURS.items() if getattr(asked.params, name) != value
+        }
+        if not is_first and asked.params.prompt_logprobs is not None:
+            changes["prompt_logprobs"] = None
         return EngineRequest(
             request_id=answer.sequence_id,
             prompt_token_ids=asked.prompt_token_ids,
-            params=msgspec.structs.replace(
-                asked.params,
-                n=1,
-                seed=None,
-                stop=(),  # searched here; the core knows tokens only
-                repetition_detection=None,
-                prompt_logprobs=asked.params.prompt_logprobs if is_first else None,
-            ),
+            params=msgspec.structs.replace(asked.params, **changes) if changes else asked.params,
             output_token_ids=answer.told_ids,
             eos_token_ids=asked.eos_token_ids,
             seed=key(asked.seed, answer.index),

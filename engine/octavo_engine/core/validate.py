@@ -45,11 +45,13 @@ def settle_params(
         raise InvalidRequest("stop strings need detokenize to be true", param="stop")
     max_tokens = _max_tokens(len(prompt_token_ids), params, info)
     _check_told(told, params.n, max_tokens, info)
-    changes: dict[str, object] = {"max_tokens": max_tokens}
+    changes: dict[str, object] = {}
+    if max_tokens != params.max_tokens:
+        changes["max_tokens"] = max_tokens
     if params.bad_words:
         words = _bad_words(params.bad_words, tokenizer)
         changes["bad_words_token_ids"] = (*params.bad_words_token_ids, *words)
-    return msgspec.structs.replace(params, **changes)
+    return msgspec.structs.replace(params, **changes) if changes else params
 
 
 def check_prompt(prompt_token_ids: Sequence[int], info: ModelInfo) -> None:

@@ -8,13 +8,13 @@ from octavo_engine.dialects.events import Content, Event
 
 if TYPE_CHECKING:
     from octavo_engine.dialects.events import Parser
-    from octavo_engine.dialects.reasoning import ReasoningParser
+    from octavo_engine.dialects.reasoning import Splitter
 
 
 class AnswerParser:
     """A Parser. Calls inside reasoning are thoughts, not calls."""
 
-    def __init__(self, reasoning: ReasoningParser | None, tools: Parser | None) -> None:
+    def __init__(self, reasoning: Splitter | None, tools: Parser | None) -> None:
         self.reasoning = reasoning
         self._tools = tools
 

@@ -19,7 +19,13 @@ def detect(chat_template: str) -> Detected:
     return Detected(_tools(chat_template), _reasoning(chat_template))
 
 
+def _is_harmony(text: str) -> bool:
+    return "<|channel|>" in text and "<|start|>assistant" in text
+
+
 def _tools(text: str) -> str | None:
+    if _is_harmony(text):
+        return "openai"
     if "[TOOL_CALLS]" in text:
         return "mistral_args" if "[ARGS]" in text else "mistral"
     if marks.DEEPSEEK_CALLS in text:
@@ -52,6 +58,8 @@ def _tools(text: str) -> str | None:
 
 
 def _reasoning(text: str) -> str | None:
+    if _is_harmony(text):
+        return "openai_gptoss"
     if "[THINK]" in text:
         return "mistral"
     if "<seed:think>" in text:

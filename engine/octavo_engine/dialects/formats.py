@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from octavo_engine.dialects import marks
+from octavo_engine.dialects import harmony, marks
 from octavo_engine.dialects.headed_calls import HeadedCalls
 from octavo_engine.dialects.json_calls import JsonCalls
 from octavo_engine.dialects.mistral_calls import MistralCalls
@@ -181,6 +181,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType({
         special=("<|tool_call|>", "<|/tool_call|>"),
         tags=_listed("functools[", "]"),
     ),
+    "openai": ToolFormat(syntax=harmony.HarmonyCalls(), special=harmony.SPECIAL),
 })  # fmt: skip
 
 # Names that other engines have for the same.
@@ -189,6 +190,7 @@ TOOL_ALIASES: Mapping[str, str] = MappingProxyType({
     "llama3": "llama3_json", "llama4_json": "llama3_json", "deepseek_r1": "deepseek_v3",
     "deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31", "granite4": "granite",
     "phi4_mini": "phi4_mini_json", "glm47": "glm45", "internlm2": "internlm",
+    "harmony": "openai", "gpt_oss": "openai",
 })  # fmt: skip
 
 _THINK = ReasoningFormat(opens=("<think>",), closes=("</think>",), special=("<think>", "</think>"))
@@ -210,10 +212,11 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType({
         opens=("<seed:think>",), closes=("</seed:think>",),
         special=("<seed:think>", "</seed:think>"),
     ),
+    "openai_gptoss": harmony.HARMONY,
 })  # fmt: skip
 
 REASONING_ALIASES: Mapping[str, str] = MappingProxyType({
     "glm45": "think", "deepseek_v3": "think", "kimi_k2": "think", "hunyuan_a13b": "think",
     "ernie45": "think", "olmo3": "think", "nemotron_v3": "think", "step3": "think",
-    "minimax_m2": "deepseek_r1",
+    "minimax_m2": "deepseek_r1", "harmony": "openai_gptoss", "gpt_oss": "openai_gptoss",
 })  # fmt: skip

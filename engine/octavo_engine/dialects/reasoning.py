@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
-from octavo_engine.dialects.events import Content, Event, Reasoning
+from octavo_engine.dialects.events import Content, Event, Parser, Reasoning
+
+if TYPE_CHECKING:
+    from octavo_engine.dialects.tools import Tools
 
 _SPACE = " \t\r\n"
 
@@ -18,6 +22,7 @@ class ReasoningFormat:
     closes: tuple[str, ...]
     begins_open: bool = False  # also where neither prompt nor answer has the opening mark
     special: tuple[str, ...] = field(default=())  # marks that are control tokens
+    reads_calls: bool = False  # its parser reads calls too
 
     def is_open_after(self, prompt: str) -> bool:
         """Whether an answer to this prompt, as it was rendered, begins inside reasoning."""
@@ -31,6 +36,22 @@ class ReasoningFormat:
         begins = text.lstrip(_SPACE).startswith(self.opens)
         return begins and not any(mark in text for mark in self.closes)
 
+    def parser(self, *, is_open: bool, tools: Tools | None) -> Splitter:
+        """Of one answer. `tools`: those that may be called, for a parser that reads calls."""
+        return ReasoningParser(self, is_open=is_open)
+
+
+class Splitter(Parser, Protocol):
+    """A Parser that tells thoughts from the rest."""
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the answer's head says too little yet."""
+
+    @property
+    def ends_at(self) -> int | None:
+        """The character at which the answer proper begins, once it is known."""
+
 
 class ReasoningParser:
     """One answer's split. However the text is cut, the joined events are the same."""
@@ -42,7 +63,7 @@ class ReasoningParser:
         self._held = ""
         self._fresh = True  # nothing of this part but white space yet
         self._num_read = 0
-        self.ends_at: int | None = None  # the character at which the answer proper begins
+        self.ends_at: int | None = None
 
     @property
     def is_inside(self) -> bool:

@@ -16,9 +16,10 @@ from starlette.routing import Route
 from octavo_engine.core.logs import REQUEST_ID
 from octavo_engine.errors import RequestError
 from octavo_engine.protocol.endpoints import POD_UID_HEADER
-from octavo_engine.server.exchange import ClientGone, Exchange
+from octavo_engine.server.exchange import Exchange
 from octavo_engine.server.http_errors import from_routing, internal_error
 from octavo_engine.server.openapi import document
+from octavo_engine.server.presence import ClientGone
 from octavo_engine.server.routes import served_routes
 from octavo_engine.server.service import Service
 
@@ -48,7 +49,7 @@ def build_app(
     service.describe = cache(
         lambda: msgspec.json.encode(document(rows, root_path=settings.root_path))
     )
-    app = Starlette(
+    app = _App(
         routes=[Route(row.path, Endpoint(row, service), methods=[row.method]) for row in rows],
         exception_handlers={HTTPException: _Refusal(service)},  # type: ignore[dict-item]  # its __call__ is one
     )
@@ -59,6 +60,32 @@ def build_app(
 
         allow_origins(app, settings)
     return app
+
+
+class _App(Starlette):
+    """Fixed paths are found in a table; others, and all where there is middleware, by Starlette."""
+
+    _table: dict[tuple[str, str], ASGIApp] | None = None  # made at the first call: all is added
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        table = self._table
+        if table is None:
+            table = self._table = self._fixed()
+        endpoint = table.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        if endpoint is None:
+            await super().__call__(scope, receive, send)
+        else:
+            await endpoint(scope, receive, send)
+
+    def _fixed(self) -> dict[tuple[str, str], ASGIApp]:
+        if self.user_middleware:
+            return {}
+        return {
+            (method, route.path): route.app
+            for route in self.routes
+            if isinstance(route, Route) and "{" not in route.path
+            for method in route.methods or ()
+        }
 
 
 class Endpoint:

@@ -17,13 +17,13 @@ from octavo_engine.dialects.grammar_of_tools import (
     one_named,
     strict_calls,
 )
-from octavo_engine.dialects.reasoning import ReasoningFormat, ReasoningParser
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.http_errors import not_supported
 from octavo_engine.server.structured import as_shape, checked, grammar_of, wants_grammar
 
 if TYPE_CHECKING:
     from octavo_engine.dialects.events import Parser
+    from octavo_engine.dialects.reasoning import ReasoningFormat
     from octavo_engine.server.chat_tools import Offer
     from octavo_engine.server.dialect import Dialect
     from octavo_engine.server.schemas import ChatCompletionRequest
@@ -69,10 +69,13 @@ class Reading:
         return ids if self.reasoning is None else (*ids, *self.dialect.reasoning_ids)
 
     def parser(self) -> AnswerParser:
-        reasoning = None
-        if self.reasoning is not None:
-            reasoning = ReasoningParser(self.reasoning, is_open=self.is_open)
-        return AnswerParser(reasoning, self._calls())
+        if self.reasoning is None:
+            return AnswerParser(None, self._calls())
+        both = self.reasoning.reads_calls and self.reads_calls and self.enforced is None
+        reasoning = self.reasoning.parser(
+            is_open=self.is_open, tools=self.offer.tools if both else None
+        )
+        return AnswerParser(reasoning, None if both else self._calls())
 
     def _calls(self) -> Parser | None:
         if not self.reads_calls:

@@ -20,6 +20,7 @@ from octavo_engine.tokenization.detokenizer import Detokenizer
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from octavo_engine.core.news import Tap
     from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs, RequestOutput
     from octavo_engine.server.chat_request import Asked
     from octavo_engine.server.service import Service
@@ -89,15 +90,17 @@ class ChatRun:
             if told.ended and asked.reading.reasoning is not None:
                 self._account(index, told.token_ids)
 
-    async def news(self, *, stream: bool) -> AsyncGenerator[ChatNews, None]:
-        """With `stream` false one piece, or a few. Closing it aborts. Raises RequestError."""
+    async def news(
+        self, *, stream: bool, tap: Tap[ChatNews] | None = None
+    ) -> AsyncGenerator[ChatNews, None]:
+        """With `stream` false one piece, or a few; but for those that `tap` takes. Closing it
+        aborts. Raises RequestError."""
+        tapped = None if tap is None else tap.after(self._told)
         async with aclosing(
-            generation.run(self._service, self._asked.job, stream=stream)
+            generation.run(self._service, self._asked.job, stream=stream, tap=tapped)
         ) as pieces:
             async for piece in pieces:
-                output = piece.news
-                self.usage.add(0, output)
-                yield ChatNews([self._read(new) for new in output.outputs], output.finished, output)
+                yield self._told(piece)
 
     def call_id(self, choice: int, call: int) -> str:
         """`call_` and 24 letters; nine letters for models that take no other ids."""
@@ -124,6 +127,11 @@ class ChatRun:
         answer.replay(detokenizer.push(ids), ids)
         if answer.tokens is not None:
             self.usage.note_reasoning(index, answer.tokens.count)
+
+    def _told(self, piece: generation.Piece) -> ChatNews:
+        output = piece.news
+        self.usage.add(0, output)
+        return ChatNews([self._read(new) for new in output.outputs], output.finished, output)
 
     def _read(self, new: CompletionOutput) -> ChoiceNews:
         """Hot path: once per answer and piece of news."""

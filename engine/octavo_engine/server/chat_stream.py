@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from octavo_engine.server import telling
 from octavo_engine.server.chat_run import ChatRun, told_reason
 from octavo_engine.server.logprobs import chat_logprobs
 from octavo_engine.server.sse import DONE, Chunks
@@ -18,19 +18,12 @@ if TYPE_CHECKING:
 
 
 async def answer_stream(exchange: Exchange, service: Service, asked: Asked) -> None:
-    writer = _Writer(exchange, service, asked)
-    async with aclosing(writer.run.news(stream=True)) as pieces:
-        async for piece in pieces:
-            events = writer.events(piece)
-            if not exchange.started:
-                await exchange.open_stream()
-            if piece.finished:
-                await exchange.close(writer.lines.begun(events + writer.end()))
-            elif events:
-                await exchange.write(writer.lines.begun(events))
+    teller = _Teller(exchange, service, asked)
+    news = teller.run.news(stream=True, tap=telling.tap(exchange, teller))
+    await telling.tell(exchange, teller, news)
 
 
-class _Writer:
+class _Teller:
     """News to bytes, for one request."""
 
     def __init__(self, exchange: Exchange, service: Service, asked: Asked) -> None:
@@ -52,6 +45,7 @@ class _Writer:
         self._is_verbose = bool(request.logprobs) or self._wants_ids or self._wants_sums
         self._sums = self.run.usage.copy()  # of what was written, an event after the other
         self._is_plain = asked.reading.is_plain
+        self._is_brief = self._is_plain and not self._is_verbose
         self._has_begun = False
 
     def events(self, piece: ChatNews) -> bytes:
@@ -64,10 +58,17 @@ class _Writer:
             self._sums.note_prompt(0, piece.output)
         for news in piece.choices:
             self.lines.note(news.index, news.token_ids)
-            if news.says_something or (self._is_verbose and news.token_ids):
+            if self._is_brief and news.finish_reason is None:
+                if news.content:
+                    head = self.lines.head(news.index)
+                    frames += (head, self._chunks.text(news.index, news.content))
+            elif news.says_something or (self._is_verbose and news.token_ids):
                 frames.append(self.lines.head(news.index))
                 frames.append(self._chunk(news))
         return b"".join(frames)
+
+    def is_last(self, piece: ChatNews) -> bool:
+        return piece.finished
 
     def end(self) -> bytes:
         if not self._wants_sum:

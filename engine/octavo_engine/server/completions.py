@@ -11,7 +11,7 @@ import msgspec
 
 from octavo_engine.core.pooling import check_task
 from octavo_engine.errors import InvalidRequest
-from octavo_engine.server import generation
+from octavo_engine.server import generation, telling
 from octavo_engine.server.logprobs import completion_logprobs, prompt_logprobs
 from octavo_engine.server.params import check_sizes, sampling_params
 from octavo_engine.server.prompts import encode, split_prompts, truncate
@@ -217,71 +217,95 @@ def _forget_tokens(news: RequestOutput) -> None:
 
 
 async def _stream(exchange: Exchange, service: Service, asked: Asked) -> None:
-    request, job = asked.request, asked.job
-    options = request.stream_options
-    chunks = Chunks(id=asked.id, model=asked.model, created=asked.created, chat=False)
-    usage = Usage(job)
-    lines = TokenLines(job, usage, id=asked.id, created=asked.created, wanted=exchange.wants_tokens)
-    every_usage = options is not None and bool(options.continuous_usage_stats)
-    verbose = request.logprobs is not None or bool(request.return_token_ids) or every_usage
-    begun = set(asked.opened)  # choices that have had their first chunk
-    offsets: dict[int, int] = {}  # characters told of each
-    scores: dict[int, list[DecodedLogprobs | None]] = {}  # of the prompts that are echoed
-    unfinished = len(job.prompts)
-    if asked.no_tokens:
-        usage.forget_completion()
-    async with aclosing(generation.run(service, job, stream=True)) as pieces:
-        async for piece in pieces:
-            news = piece.news
-            usage.note_prompt(piece.prompt_index, news)
-            if asked.no_tokens:
-                _forget_tokens(news)
-            frames: list[bytes] = []
-            if news.prompt_logprobs is None:  # they came with another choice's first token
-                news.prompt_logprobs = scores.get(piece.prompt_index)
-            else:
-                scores[piece.prompt_index] = news.prompt_logprobs
-            for output in news.outputs:
-                index = piece.prompt_index * job.params.n + output.index
-                lines.note(index, output.token_ids)
-                if not asked.no_tokens:
-                    usage.note_answer(piece.prompt_index, output.index, output.num_tokens)
-                echo = asked.texts[piece.prompt_index]
-                told = output.told_chars + (len(echo) if index in asked.opened else 0)
-                opening = index not in begun
-                text = output.text
-                if opening:
-                    begun.add(index)
-                    text = echo + text
-                if not (text or output.finish_reason or (verbose and output.token_ids)):
-                    continue
-                logprobs = None
-                if request.logprobs is not None:
-                    logprobs = _logprobs(
-                        service, asked, news, output.logprobs or [],
-                        offset=offsets.get(index, told), echo=echo, opening=opening,
-                    )  # fmt: skip
-                    offsets[index] = offsets.get(index, told) + len(text)
-                ids = bool(request.return_token_ids)
-                frames.append(lines.head(index))
-                frames.append(
-                    chunks.delta(
-                        index,
-                        output,
-                        text,
-                        logprobs=logprobs,
-                        token_ids=output.token_ids if ids else None,
-                        prompt_token_ids=news.prompt_token_ids if ids and opening else None,
-                        usage=usage.as_dict() if every_usage else None,
-                    )
-                )
-            unfinished -= news.finished
-            if not exchange.started:
-                await exchange.open_stream()
-            if unfinished == 0:
-                if options is not None and options.include_usage:
-                    frames.append(chunks.usage(usage.as_dict()))
-                frames.append(DONE)
-                await exchange.close(lines.begun(b"".join(frames)))
-            elif frames:
-                await exchange.write(lines.begun(b"".join(frames)))
+    teller = _Teller(exchange, service, asked)
+    pieces = generation.run(service, asked.job, stream=True, tap=telling.tap(exchange, teller))
+    await telling.tell(exchange, teller, pieces)
+
+
+class _Teller:
+    """News to bytes, for one request."""
+
+    def __init__(self, exchange: Exchange, service: Service, asked: Asked) -> None:
+        request, job = asked.request, asked.job
+        options = request.stream_options
+        self._service = service
+        self._asked = asked
+        self._chunks = Chunks(id=asked.id, model=asked.model, created=asked.created, chat=False)
+        self._usage = Usage(job)
+        self.lines = TokenLines(
+            job, self._usage, id=asked.id, created=asked.created, wanted=exchange.wants_tokens
+        )
+        self._wants_ids = bool(request.return_token_ids)
+        self._wants_sum = options is not None and bool(options.include_usage)
+        self._wants_sums = options is not None and bool(options.continuous_usage_stats)
+        # Chunks without text are sent too where they carry something else.
+        self._is_verbose = request.logprobs is not None or self._wants_ids or self._wants_sums
+        self._begun = set(asked.opened)  # choices that have had their first chunk
+        self._offsets: dict[int, int] = {}  # characters told of each
+        # Of the prompts that are echoed:
+        self._scores: dict[int, list[DecodedLogprobs | None]] = {}
+        self._unfinished = len(job.prompts)
+        if asked.no_tokens:
+            self._usage.forget_completion()
+
+    def events(self, piece: generation.Piece) -> bytes:
+        """Hot path: once per piece of news."""
+        asked, news, place = self._asked, piece.news, piece.prompt_index
+        self._usage.note_prompt(place, news)
+        if asked.no_tokens:
+            _forget_tokens(news)
+        if news.prompt_logprobs is None:  # they came with another choice's first token
+            news.prompt_logprobs = self._scores.get(place)
+        else:
+            self._scores[place] = news.prompt_logprobs
+        frames: list[bytes] = []
+        for output in news.outputs:
+            index = place * asked.job.params.n + output.index
+            self.lines.note(index, output.token_ids)
+            if not asked.no_tokens:
+                self._usage.note_answer(place, output.index, output.num_tokens)
+            text = output.text
+            opening = index not in self._begun
+            if opening:
+                self._begun.add(index)
+                text = asked.texts[place] + text
+            if output.finish_reason is None and not self._is_verbose:
+                if text:
+                    frames += (self.lines.head(index), self._chunks.text(index, text))
+            elif text or output.finish_reason or output.token_ids:
+                frames.append(self.lines.head(index))
+                frames.append(self._chunk(piece, output, index, text, opening=opening))
+        self._unfinished -= news.finished
+        return b"".join(frames)
+
+    def is_last(self, piece: generation.Piece) -> bool:
+        return self._unfinished == 0
+
+    def end(self) -> bytes:
+        return self._chunks.usage(self._usage.as_dict()) + DONE if self._wants_sum else DONE
+
+    def _chunk(
+        self, piece: generation.Piece, output: CompletionOutput, index: int, text: str, *,
+        opening: bool,
+    ) -> bytes:  # fmt: skip
+        asked, news = self._asked, piece.news
+        logprobs = None
+        if asked.request.logprobs is not None:
+            echo = asked.texts[piece.prompt_index]
+            told = output.told_chars + (len(echo) if index in asked.opened else 0)
+            offset = self._offsets.get(index, told)
+            logprobs = _logprobs(
+                self._service, asked, news, output.logprobs or [],
+                offset=offset, echo=echo, opening=opening,
+            )  # fmt: skip
+            self._offsets[index] = offset + len(text)
+        ids = self._wants_ids
+        return self._chunks.delta(
+            index,
+            output,
+            text,
+            logprobs=logprobs,
+            token_ids=output.token_ids if ids else None,
+            prompt_token_ids=news.prompt_token_ids if ids and opening else None,
+            usage=self._usage.as_dict() if self._wants_sums else None,
+        )

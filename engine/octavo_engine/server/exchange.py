@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from octavo_engine.errors import DeadlineExceeded, InvalidRequest
 from octavo_engine.protocol.endpoints import (
@@ -19,11 +18,11 @@ from octavo_engine.protocol.resume import MAX_RESUME_BYTES
 from octavo_engine.server import strict_json
 from octavo_engine.server.error_shapes import shape_of
 from octavo_engine.server.http_errors import HttpError, error_headers
+from octavo_engine.server.presence import ClientGone, WhilePresent
 from octavo_engine.server.resume import read_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
 
     from starlette.types import Message, Receive, Scope, Send
 
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from octavo_engine.server.limits import Limits
 
 T = TypeVar("T")
+
+LINE = "octavo.line"  # the extension under which a server offers its Line
 
 Header = tuple[bytes, bytes]
 
@@ -47,8 +48,20 @@ _DISCARD_BYTES = 64 * 2**20
 _DISCARD_S = 2.0
 
 
-class ClientGone(Exception):
-    """The client closed the connection, or stopped reading; there is nobody to answer."""
+class Line(Protocol):
+    """The connection under one exchange, past ASGI's messages; where the server offers it."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the answer has begun, is not at its end, and its client's buffers have room."""
+
+    def write(self, payload: bytes) -> None:
+        """A chunk of the answer, while `is_open`."""
+
+    def watch(self, left: Callable[[], None]) -> None:
+        """`left` is called when the client goes; at once, if it is gone."""
+
+    def unwatch(self, left: Callable[[], None]) -> None: ...
 
 
 class Exchange:
@@ -66,6 +79,7 @@ class Exchange:
         self.last_words: Callable[[RequestError], bytes] | None = None
         self._receive = receive
         self._send = send
+        self.line: Line | None = scope.get("extensions", {}).get(LINE)
         self._began_at = _now()
         self._write_began_at = 0.0
         self._more_body = True
@@ -122,6 +136,8 @@ class Exchange:
         other.request_id = self.request_id
         other.headers.pop(b"content-length", None)
         other._began_at = self._began_at
+        if send is not None or not shares_client:
+            other.line = None
         return other
 
     @property
@@ -224,6 +240,16 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": payload, "more_body": True})
         self._write_began_at = 0.0
 
+    def takes_chunks(self) -> bool:
+        """Whether `write_now` may be called: a stream is open, and its client reads it."""
+        return self.line is not None and self.line.is_open
+
+    def write_now(self, payload: bytes) -> None:
+        """As `write`, without waiting for anything."""
+        if payload:
+            assert self.line is not None
+            self.line.write(payload)
+
     async def close(self, payload: bytes = b"") -> None:
         """The last bytes of a stream."""
         await self._send({"type": "http.response.body", "body": payload})
@@ -254,58 +280,26 @@ class Exchange:
         """`async with`: what is inside is cancelled, with ClientGone, once the client is gone."""
         return WhilePresent(self)
 
+    @property
+    def has_stopped_reading(self) -> bool:
+        """Whether what was written last waits too long for room in the client's buffers."""
+        began_at = self._write_began_at
+        return bool(began_at) and _now() - began_at >= self.limits.write_timeout_s
+
     async def gone(self) -> None:
         """Returns when the client has left or has read nothing for too long."""
-        timeout_s = self.limits.write_timeout_s
-        while True:
+        while not self.has_stopped_reading:
             try:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(self.limits.write_timeout_s):
                     while (await self._receive())["type"] != "http.disconnect":
                         pass
                     return
             except TimeoutError:
-                began_at = self._write_began_at
-                if began_at and _now() - began_at >= timeout_s:
-                    return
+                pass  # time to look
 
     def _request_id(self) -> str:
         given = self.header(REQUEST_ID_HEADER.encode())
         return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
-
-
-class WhilePresent:
-    """Cancels the task it was entered in when the client goes, and says so with ClientGone."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._left = False
-
-    async def __aenter__(self) -> Self:
-        task = asyncio.current_task()
-        assert task is not None  # coroutines run in tasks
-        self._task: asyncio.Task[Any] = task
-        self._watcher = asyncio.create_task(self._watch())
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._watcher.cancel()
-        if not self._left:
-            return
-        if kind is None:  # it was done in the same moment: take the cancellation that is on its way
-            with suppress(asyncio.CancelledError):
-                await asyncio.sleep(0)
-        if self._task.uncancel() == 0 and kind in (None, asyncio.CancelledError):
-            raise ClientGone from None
-
-    async def _watch(self) -> None:
-        await self._exchange.gone()
-        self._left = True
-        self._task.cancel()
 
 
 def _now() -> float:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.core.beam_search import BeamSearchParams
     from octavo_engine.core.info import ModelInfo
+    from octavo_engine.core.news import Tap
     from octavo_engine.core.outputs import RequestOutput
     from octavo_engine.core.told import Told
     from octavo_engine.protocol.route_keys import Kind
@@ -139,8 +140,11 @@ def default_max_tokens(wanted: int, prompts: list[list[int]], info: ModelInfo) -
     return max(1, min(wanted, info.max_model_len - longest))
 
 
-async def run(service: Service, job: Job, *, stream: bool) -> AsyncGenerator[Piece, None]:
-    """News of all prompts as they come. Closing it aborts what still runs. Raises RequestError."""
+async def run(
+    service: Service, job: Job, *, stream: bool, tap: Tap[Piece] | None = None
+) -> AsyncGenerator[Piece, None]:
+    """News of all prompts as they come, but for those that `tap` takes: it is offered those of a
+    single prompt. Closing it aborts what still runs. Raises RequestError."""
     watch = Stopwatch(service.metrics, job)
     if service.settings.log_requests:
         log_request(service, job)
@@ -169,12 +173,19 @@ async def run(service: Service, job: Job, *, stream: bool) -> AsyncGenerator[Pie
                 return
             if len(job.prompts) == 1:
                 answers = Answers()
-                async with aclosing(_one(service, job, 0, ids[0], stream=stream)) as news:
+
+                def noted(output: RequestOutput) -> Piece:
+                    watch.note(0, output)
+                    if job.route is not None:
+                        answers.add(output)
+                    return Piece(0, output)
+
+                tapped = None if tap is None else tap.after(noted)
+                async with aclosing(
+                    _one(service, job, 0, ids[0], stream=stream, tap=tapped)
+                ) as news:
                     async for output in news:
-                        watch.note(0, output)
-                        if job.route is not None:
-                            answers.add(output)
-                        yield Piece(0, output)
+                        yield noted(output)
                 if job.route is not None:
                     service.labeller.settle(job.route, answers)
                 return
@@ -209,8 +220,9 @@ def _engine_ids(job: Job) -> list[str]:
 
 
 def _one(
-    service: Service, job: Job, prompt_index: int, request_id: str, *, stream: bool
-) -> AsyncGenerator[RequestOutput, None]:
+    service: Service, job: Job, prompt_index: int, request_id: str, *, stream: bool,
+    tap: Tap[RequestOutput] | None = None,
+) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
     params, n = job.params, job.params.n
     if job.seeds:
         params = msgspec.structs.replace(params, seed=job.seeds[prompt_index])
@@ -224,6 +236,7 @@ def _one(
         told=job.told[prompt_index * n : (prompt_index + 1) * n],
         labels=job.route.labels if job.route is not None and prompt_index == 0 else None,
         stream=stream,
+        tap=tap,
     )
 
 

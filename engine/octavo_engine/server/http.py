@@ -1,4 +1,6 @@
-"""HTTP/1.1 on one connection: uvicorn's httptools protocol with bounds on headers and silence."""
+"""HTTP/1.1 on one connection: uvicorn's httptools protocol with bounds on headers and silence.
+
+And a short way out for the chunks of streams."""
 
 from __future__ import annotations
 
@@ -7,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from octavo_engine.server.exchange import LINE
 from octavo_engine.server.http_errors import HttpError, error_body
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
+
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
     from octavo_engine.server.limits import Limits
 
@@ -34,6 +40,35 @@ class Malformed(Exception):
     """Ends the parser's work on a connection that was refused already."""
 
 
+class CycleLine:
+    """A Line over uvicorn's own record of an answer."""
+
+    __slots__ = ("_cycle", "_watchers")
+
+    def __init__(self, cycle: RequestResponseCycle, watchers: set[Callable[[], None]]) -> None:
+        self._cycle = cycle
+        self._watchers = watchers  # of the connection
+
+    @property
+    def is_open(self) -> bool:
+        cycle = self._cycle
+        return bool(cycle.chunked_encoding) and not (
+            cycle.flow.write_paused or cycle.disconnected or cycle.response_complete
+        )
+
+    def write(self, payload: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(payload), payload))
+
+    def watch(self, left: Callable[[], None]) -> None:
+        if self._cycle.disconnected:
+            left()
+        else:
+            self._watchers.add(left)
+
+    def unwatch(self, left: Callable[[], None]) -> None:
+        self._watchers.discard(left)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """Until a request's headers are complete, its bytes and its time are counted."""
 
@@ -47,6 +82,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_headers = True
         self._header_bytes = 0
         self._header_timer: asyncio.TimerHandle | None = None
+        self._watchers: set[Callable[[], None]] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
@@ -55,6 +91,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         super().connection_lost(exc)
+        for left in list(self._watchers):
+            left()
 
     def data_received(self, data: bytes) -> None:
         if self._in_headers:
@@ -70,6 +108,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         self._check_head()
         super().on_headers_complete()
+        self.scope["extensions"] = {LINE: CycleLine(self.cycle, self._watchers)}  # type: ignore[dict-item]  # ours
         if self.parser.should_upgrade():  # the parser will read no further request after it
             self.cycle.keep_alive = False
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence, Set
 
-    from octavo_engine.dialects.reasoning import ReasoningParser
+    from octavo_engine.dialects.reasoning import Splitter
     from octavo_engine.tokenization.tokenizer import Tokenizer
 
 
@@ -25,7 +25,7 @@ class ReasoningTokens:
         self._texts: list[str] = []
         self._is_settled = False
 
-    def add(self, ids: Sequence[int], text: str, reasoning: ReasoningParser) -> None:
+    def add(self, ids: Sequence[int], text: str, reasoning: Splitter) -> None:
         """After the parser has read `text`, which came of `ids`. Hot path until it is settled."""
         if self._is_settled:
             return

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.info import Health, ModelInfo
+    from octavo_engine.core.news import Tap
     from octavo_engine.core.outputs import RequestOutput
     from octavo_engine.core.pooling import PoolingItem
     from octavo_engine.core.residency_feed import ResidencyFeed
@@ -71,8 +72,10 @@ class ServedEngine(Protocol):
         told: Sequence[Told] = (),
         labels: Labels | None = None,
         stream: bool = True,
+        tap: Tap[RequestOutput] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """News until finished; closing it aborts. `told`: only what comes after that."""
+        """News until finished; closing it aborts. `told`: only what comes after that. What `tap`
+        takes does not come here."""
 
     async def pool(
         self,

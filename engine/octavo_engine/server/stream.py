@@ -31,8 +31,9 @@ from octavo_engine.protocol.stream import (
     Snapshot,
 )
 from octavo_engine.server import probes
-from octavo_engine.server.exchange import ClientGone, Exchange
+from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.http_errors import unavailable
+from octavo_engine.server.presence import ClientGone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,145 +6,28 @@ so an answer can be told in advance, token by token.
 
 from __future__ import annotations
 
-import functools
 import json
 import random
+import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
-from octavo_engine.core.build import build_engine
-from octavo_engine.core.grammars import Grammars
-from octavo_engine.errors import InvalidRequest, QueueFull, RequestError
-from octavo_engine.grammar.compiler import CompilerSettings, GrammarCompiler
-from octavo_engine.grammar.limits import GrammarLimits
-from octavo_engine.grammar.normal import (
-    choice_spec,
-    grammar_spec,
-    json_schema_spec,
-    regex_spec,
-)
-from octavo_engine.grammar.vocabulary import Vocabulary
+from octavo_engine.errors import InvalidRequest
+from octavo_engine.grammar.normal import regex_spec
+from octavo_engine.grammar.run import GrammarRun
 from octavo_engine.sampling.batch import MaskRows
-from octavo_engine.tokenization.bytes_tokenizer import EOS, ByteTokenizer
-from tests.fakes.backend import FakeBackend
+from octavo_engine.tokenization.bytes_tokenizer import EOS
+from tests.fakes.grammar_rig import CHOICE, CHOICES, FIXED, SPECS, Rig
 from tests.fakes.requests import make_prompt, make_request
 from tests.kernels import sampling_reference
 
 if TYPE_CHECKING:
-    from octavo_engine.core.engine import Engine
     from octavo_engine.state.grammar import GrammarSpec
-    from octavo_engine.state.outputs import SequenceOutput
     from octavo_engine.state.request import EngineRequest
-
-VOCAB = 512
-TOKENS = ByteTokenizer(VOCAB)
-CHOICES = ["forty-two and a half", "forty-two and nothing", "forty", "none at all", "no"]
-CHOICE = choice_spec(CHOICES)
-FIXED = json_schema_spec(
-    {
-        "type": "object",
-        "properties": {"kind": {"const": "a rather long constant"}, "n": {"enum": [1, 2, 12]}},
-        "required": ["kind", "n"],
-    },
-    strict=True,
-    any_whitespace=False,
-)
-
-
-@functools.cache
-def vocabulary() -> Vocabulary:
-    return Vocabulary(TOKENS, vocab_size=VOCAB)
-
-
-class Answer:
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.logprobs: list[Any] = []
-        self.reason: str | None = None
-        self.error: str | RequestError | None = None
-        self.is_whole = False
-        self.num_outputs = 0
-
-    @property
-    def text(self) -> str:
-        return TOKENS.decode([t for t in self.tokens if t != EOS])
-
-    def add(self, output: SequenceOutput) -> None:
-        assert self.reason is None, "an ending comes once"
-        self.tokens += output.token_ids
-        self.logprobs += output.logprobs
-        self.reason, self.error = output.finish_reason, output.error
-        self.is_whole = output.is_whole
-        self.num_outputs += bool(output.token_ids)
-
-
-class Rig:
-    """An engine on a fake backend; answers by request id."""
-
-    def __init__(
-        self,
-        *,
-        num_blocks: int = 64,
-        is_jumping: bool = True,
-        settings: CompilerSettings | None = None,
-        now: Any = None,
-        **scheduler: Any,
-    ) -> None:
-        config = EngineConfig(
-            device="sim",
-            max_model_len=min(256, 16 * num_blocks),
-            scheduler=SchedulerConfig(
-                **{"max_num_seqs": 4, "max_num_batched_tokens": 32, "max_queue": 100, **scheduler}
-            ),
-            sim=SimConfig(kv_blocks=num_blocks, vocab_size=VOCAB),
-        )
-        self.backend = FakeBackend(num_blocks, VOCAB, peak=0.5)
-        keywords = {} if now is None else {"now": now}
-        self.engine: Engine = build_engine(config, backend=self.backend, **keywords)[0]
-        compiler = GrammarCompiler(vocabulary, settings, **keywords)
-        self.grammars = Grammars(compiler, is_jumping=is_jumping, **keywords)
-        self.grammars.workers.patience_s = 10.0  # tests of lateness set their own
-        self.engine.use_grammars(lambda: self.grammars)
-        self.answers: dict[str, Answer] = {}
-
-    def add(self, spec: GrammarSpec | None = None, *, prompt: Any = 7, **params: Any) -> str:
-        params.setdefault("max_tokens", 60)
-        request = make_request(prompt, eos=(EOS,), grammar=spec, **params)
-        return self.take(request)
-
-    def take(self, request: EngineRequest) -> str:
-        self.engine.add(request)
-        self.answers[request.request_id] = Answer()
-        return request.request_id
-
-    def step(self) -> None:
-        for output in self.engine.step().outputs:
-            self.answers[output.request_id].add(output)
-        for request_id, error in self.engine.take_refused():
-            self.answers[request_id].reason = "refused"
-            self.answers[request_id].error = error
-        self.engine.scheduler.check_invariants()
-
-    def run(self) -> dict[str, Answer]:
-        for _ in range(20_000):
-            if not self.engine.has_work:
-                break
-            self.step()
-        assert not self.engine.has_work, "the work does not come to an end"
-        self.check_idle()
-        return self.answers
-
-    def check_idle(self) -> None:
-        assert len(self.grammars) == 0
-        pool = self.engine.scheduler.kv.pool
-        assert pool.num_free == len(pool.blocks)
+    from tests.fakes.backend import FakeBackend
 
 
 class FixedMask:
@@ -229,13 +112,6 @@ def test_forced_tokens_cost_no_steps() -> None:
     assert json.loads(jumped.text)["kind"] == "a rather long constant"
     assert jumped.num_outputs < 8 < 39 < sampled.num_outputs
     assert rig.backend.num_steps < one_by_one.backend.num_steps
-
-
-SPECS = [
-    FIXED, CHOICE, regex_spec(r"ab{3,40}c?d"), grammar_spec('root ::= "((" root "))" | "x"'),
-    json_schema_spec({"type": "object", "properties": {"a": {"type": "boolean"}}}),
-    regex_spec("(yes|yellow) indeed", after="=>"), None,
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -361,112 +237,6 @@ def test_the_grammar_begins_after_a_text() -> None:
     assert EOS not in answer.tokens and "ab" not in before
 
 
-def test_what_does_not_compile_is_refused_and_others_are_served() -> None:
-    rig = Rig()
-    rig.add(None, request_id="plain", max_tokens=20)
-    rig.add(regex_spec("(?=look)ahead"), request_id="bad")
-    rig.add(json_schema_spec({"not": {}}), request_id="worse")
-    answers = rig.run()
-    assert len(answers["plain"].tokens) == 20
-    for name in ("bad", "worse"):
-        assert isinstance(answers[name].error, InvalidRequest)
-    assert "'not'" in str(answers["worse"].error)
-    with pytest.raises(InvalidRequest):
-        rig.add(json_schema_spec({"not": {}}))  # known by now: at once
-    assert rig.engine.stats().grammar_failures == 2
-
-
-class StuckCompiler:
-    """Stands where compilation would be, until it is let go."""
-
-    def __init__(self, rig: Rig) -> None:
-        import threading
-
-        self.gate = threading.Event()
-        compiler = rig.grammars.compiler
-        compile_one = compiler._compiled
-
-        def wait_first(*args: Any) -> Any:
-            self.gate.wait(30)
-            return compile_one(*args)
-
-        compiler._compiled = wait_first  # type: ignore[method-assign, assignment]  # the test
-
-
-class HandClock:
-    def __init__(self) -> None:
-        self.time = 100.0
-
-    def __call__(self) -> float:
-        return self.time
-
-
-def wait_begun(rig: Rig) -> None:
-    compiler = rig.grammars.compiler
-    while any(c.begun_at is None for c in list(compiler._pending.values())[:2]):
-        rig.engine._grammars = rig.grammars
-        rig.grammars.wait(0.01)
-
-
-def test_a_compile_that_takes_too_long_ends_with_400_and_delays_nobody() -> None:
-    clock = HandClock()
-    rig = Rig(now=clock)
-    stuck = StuckCompiler(rig)
-    rig.add(CHOICE, request_id="slow")
-    rig.add(None, request_id="plain", max_tokens=5)
-    while rig.answers["plain"].reason is None:
-        rig.step()
-    assert rig.answers["slow"].reason is None
-    wait_begun(rig)
-    clock.time += 1.9
-    rig.step()
-    assert rig.answers["slow"].reason is None
-    clock.time += 0.2
-    rig.step()
-    error = rig.answers["slow"].error
-    assert isinstance(error, InvalidRequest) and error.code == "grammar_timeout"
-    stuck.gate.set()
-    rig.run()
-
-
-def test_while_it_compiles_a_request_can_be_aborted_or_run_out_of_time() -> None:
-    clock = HandClock()
-    rig = Rig(now=clock)
-    stuck = StuckCompiler(rig)
-    rig.add(CHOICE, request_id="gone")
-    rig.add(CHOICE, request_id="late", deadline_at=101.0)
-    rig.add(CHOICE, request_id="well")
-    assert rig.engine.stats().num_waiting == 3
-    aborted = rig.engine.abort("gone")
-    assert aborted is not None and aborted.finish_reason == "abort"
-    assert rig.engine.abort("gone") is None
-    clock.time = 101.5
-    rig.step()
-    assert rig.answers["late"].reason == "deadline"
-    stuck.gate.set()
-    while rig.answers["well"].reason is None:
-        rig.step()
-    assert rig.answers["well"].text in CHOICES
-    rig.run()
-    assert sum(rig.engine.stats().grammar_compile_counts) == 1, "compiled once for all three"
-
-
-def test_a_full_compile_queue_refuses_grammars_only() -> None:
-    rig = Rig(settings=CompilerSettings(max_pending=2))
-    stuck = StuckCompiler(rig)
-    rig.add(regex_spec("a+"))
-    rig.add(regex_spec("b+"))
-    rig.add(regex_spec("b+"))  # one that is under way already
-    with pytest.raises(QueueFull) as caught:
-        rig.add(regex_spec("c+"))
-    assert caught.value.code == "grammar_queue_full"
-    rig.add(None, request_id="plain", max_tokens=3)
-    while rig.answers["plain"].reason is None:
-        rig.step()
-    stuck.gate.set()
-    rig.run()
-
-
 def test_a_late_mask_delays_its_sequence_only() -> None:
     """The step goes on without it; nothing is sampled for it, and nothing is lost."""
     plain = Rig()
@@ -474,10 +244,6 @@ def test_a_late_mask_delays_its_sequence_only() -> None:
     truth = plain.run()["a"].tokens
     rig = Rig()
     rig.grammars.workers.patience_s = 0.0
-    import threading
-
-    from octavo_engine.grammar.run import GrammarRun
-
     gate = threading.Event()
     prepare = GrammarRun.prepare
     num_late = 0
@@ -502,89 +268,6 @@ def test_a_late_mask_delays_its_sequence_only() -> None:
             gate.set()
     assert rig.answers["a"].tokens == truth and num_late == 3
     rig.run()
-
-
-def test_an_automaton_that_bursts_fails_its_request() -> None:
-    limits = GrammarLimits(max_lexer_states=40)
-    rig = Rig(settings=CompilerSettings(limits=limits))
-    rig.add(regex_spec("(.*a.{20}){3}"), request_id="bomb", max_tokens=200)
-    rig.add(CHOICE, request_id="well")
-    answers = rig.run()
-    assert answers["well"].text in CHOICES
-    assert answers["bomb"].reason in ("error", "refused")
-    assert "grammar" in str(answers["bomb"].error)
-    assert rig.engine.stats().nan_failures == 0
-
-
-def test_the_cache_keeps_to_its_bytes() -> None:
-    rig = Rig(settings=CompilerSettings(cache_bytes=3 << 20))
-    for index in range(12):
-        rig.add(regex_spec(f"x{{{index + 1}}}"))
-        rig.run()
-    assert rig.grammars.compiler.cached_bytes <= 3 << 20
-    hits = rig.engine.stats().grammar_cache_hits
-    rig.add(regex_spec("x{12}"))
-    assert rig.engine.stats().grammar_cache_hits == hits + 1
-    rig.run()
-
-
-class GrammarMachine(RuleBasedStateMachine):
-    """Requests come, are aborted and preempted at random; the books balance, and end empty."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rig = Rig(num_blocks=8, max_num_seqs=3)
-        self.count = 0
-
-    @rule(
-        spec=st.sampled_from(SPECS),
-        length=st.integers(1, 60),
-        max_tokens=st.integers(1, 40),
-        logprobs=st.sampled_from([None, None, 1]),
-    )
-    def add(self, spec: Any, length: int, max_tokens: int, logprobs: int | None) -> None:
-        self.count += 1
-        self.rig.add(
-            spec,
-            prompt=length,
-            request_id=str(self.count),
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-        )
-
-    @rule(times=st.integers(1, 6))
-    def step(self, times: int) -> None:
-        for _ in range(times):
-            self.rig.step()
-
-    @rule(number=st.integers(1, 30))
-    def abort(self, number: int) -> None:
-        name = str(number)
-        output = self.rig.engine.abort(name)
-        if output is not None:
-            self.rig.answers[name].add(output)
-
-    @rule(place=st.integers(0, 2))
-    def preempt(self, place: int) -> None:
-        scheduler = self.rig.engine.scheduler
-        if place < len(scheduler.running):
-            scheduler._preempt(scheduler.running[place])
-
-    @invariant()
-    def books_balance(self) -> None:
-        self.rig.engine.scheduler.check_invariants()
-
-    def teardown(self) -> None:
-        answers = self.rig.run()
-        for answer in answers.values():
-            assert answer.reason in ("stop", "length", "abort")
-        self.rig.engine.close()
-
-
-TestGrammarMachine = GrammarMachine.TestCase
-TestGrammarMachine.settings = settings(
-    max_examples=20, stateful_step_count=20, deadline=None, derandomize=True
-)
 
 
 def test_specs_cross_the_wire_as_they_are() -> None:

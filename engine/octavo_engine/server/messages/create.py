@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 async def create_message(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(MessagesRequest)
     turn = read_turn(request)
+    if service.dialect.reasoning is None:  # clients switch thinking on whatever model they meet
+        turn.chat.thinking_token_budget = None
     try:
         asked = await prepare(exchange, service, turn.chat, prefix="msg", kind="messages")
         asked, is_cut_short = _with_room(asked, service.engine.info.max_model_len)

@@ -35,6 +35,7 @@ _NAMES = {
     "prompt": "messages",
     "stop": "stop_sequences",
     "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
     "response_format": "output_config.format",
     "response_format.json_schema": "output_config.format",
     "response_format.json_schema.schema": "output_config.format.schema",
@@ -136,6 +137,8 @@ def _add_thinking(chat: ChatCompletionRequest, request: CountTokensRequest) -> N
         is_on = _thinks(request.thinking, getattr(request, "max_tokens", None))
         if is_on is not None:
             kwargs.setdefault("enable_thinking", is_on)
+        if is_on:
+            chat.thinking_token_budget = request.thinking.budget_tokens
         chat.include_reasoning = is_on is not False and request.thinking.display != "omitted"
     chat.chat_template_kwargs = kwargs or None
     config = request.output_config

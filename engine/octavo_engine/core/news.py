@@ -1,0 +1,80 @@
+"""How news of one request reach whoever reads them: a task that waits, or a tap that does not."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from octavo_engine.core.output_processor import Request
+    from octavo_engine.core.outputs import RequestOutput
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+@dataclass(frozen=True, slots=True)
+class Tap(Generic[T]):
+    """Where news may go at once, past the task that waits for them: no wake-up, no iterator.
+
+    It is given none but while `is_open` says so, and never the last ones, so that beginning, end
+    and whatever goes wrong stay with the task.
+    """
+
+    is_open: Callable[[], bool]
+    tell: Callable[[T], None]
+
+    def after(self, read: Callable[[U], T]) -> Tap[U]:
+        """A tap for what `read` makes such news of."""
+        tell = self.tell
+        return Tap(self.is_open, lambda news: tell(read(news)))
+
+
+class Reader:
+    """Of one request, which one task reads. What is not read piles up in the request."""
+
+    __slots__ = ("_is_silent", "_request", "_tap", "_waiter")
+
+    def __init__(self, request: Request, *, silent: bool, tap: Tap[RequestOutput] | None) -> None:
+        self._request = request
+        self._is_silent = silent  # it reads at the end only
+        self._tap = tap
+        self._waiter: asyncio.Future[None] | None = None  # while the task has nothing to do
+
+    def tell(self) -> None:
+        """The request has news, or an error. Hot path: once per request and step."""
+        request, waiter = self._request, self._waiter
+        if waiter is None or waiter.done():  # it has older news in hand, and will look again
+            return
+        if not request.finished:
+            if self._is_silent:
+                return
+            tap = self._tap
+            if tap is not None and tap.is_open():
+                news = request.take()
+                if news is not None:
+                    try:
+                        tap.tell(news)
+                    except Exception as error:  # the request's alone: its task decides
+                        waiter.set_exception(error)
+                return
+        waiter.set_result(None)
+
+    async def next(self) -> RequestOutput:
+        """The news since the last call, once there are any; after them the request's error."""
+        request = self._request
+        while True:
+            if not self._is_silent or (request.finished and request.error is None):
+                output = request.take()
+                if output is not None:
+                    return output
+            if request.error is not None:
+                raise request.error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None

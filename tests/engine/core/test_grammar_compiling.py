@@ -1,0 +1,142 @@
+"""Requests whose grammars are compiled beside the step loop: refused, late, too many, too large."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from octavo_engine.errors import InvalidRequest, QueueFull
+from octavo_engine.grammar.compiler import CompilerSettings
+from octavo_engine.grammar.limits import GrammarLimits
+from octavo_engine.grammar.normal import json_schema_spec, regex_spec
+from tests.fakes.grammar_rig import CHOICE, CHOICES, Rig
+
+
+def test_what_does_not_compile_is_refused_and_others_are_served() -> None:
+    rig = Rig()
+    rig.add(None, request_id="plain", max_tokens=20)
+    rig.add(regex_spec("(?=look)ahead"), request_id="bad")
+    rig.add(json_schema_spec({"not": {}}), request_id="worse")
+    answers = rig.run()
+    assert len(answers["plain"].tokens) == 20
+    for name in ("bad", "worse"):
+        assert isinstance(answers[name].error, InvalidRequest)
+    assert "'not'" in str(answers["worse"].error)
+    with pytest.raises(InvalidRequest):
+        rig.add(json_schema_spec({"not": {}}))  # known by now: at once
+    assert rig.engine.stats().grammar_failures == 2
+
+
+class StuckCompiler:
+    """Stands where compilation would be, until it is let go."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.gate = threading.Event()
+        compiler = rig.grammars.compiler
+        compile_one = compiler._compiled
+
+        def wait_first(*args: Any) -> Any:
+            self.gate.wait(30)
+            return compile_one(*args)
+
+        compiler._compiled = wait_first  # type: ignore[method-assign, assignment]  # the test
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def wait_begun(rig: Rig) -> None:
+    compiler = rig.grammars.compiler
+    while any(c.begun_at is None for c in list(compiler._pending.values())[:2]):
+        rig.engine._grammars = rig.grammars
+        rig.grammars.wait(0.01)
+
+
+def test_a_compile_that_takes_too_long_ends_with_400_and_delays_nobody() -> None:
+    clock = HandClock()
+    rig = Rig(now=clock)
+    stuck = StuckCompiler(rig)
+    rig.add(CHOICE, request_id="slow")
+    rig.add(None, request_id="plain", max_tokens=5)
+    while rig.answers["plain"].reason is None:
+        rig.step()
+    assert rig.answers["slow"].reason is None
+    wait_begun(rig)
+    clock.time += 1.9
+    rig.step()
+    assert rig.answers["slow"].reason is None
+    clock.time += 0.2
+    rig.step()
+    error = rig.answers["slow"].error
+    assert isinstance(error, InvalidRequest) and error.code == "grammar_timeout"
+    stuck.gate.set()
+    rig.run()
+
+
+def test_while_it_compiles_a_request_can_be_aborted_or_run_out_of_time() -> None:
+    clock = HandClock()
+    rig = Rig(now=clock)
+    stuck = StuckCompiler(rig)
+    rig.add(CHOICE, request_id="gone")
+    rig.add(CHOICE, request_id="late", deadline_at=101.0)
+    rig.add(CHOICE, request_id="well")
+    assert rig.engine.stats().num_waiting == 3
+    aborted = rig.engine.abort("gone")
+    assert aborted is not None and aborted.finish_reason == "abort"
+    assert rig.engine.abort("gone") is None
+    clock.time = 101.5
+    rig.step()
+    assert rig.answers["late"].reason == "deadline"
+    stuck.gate.set()
+    while rig.answers["well"].reason is None:
+        rig.step()
+    assert rig.answers["well"].text in CHOICES
+    rig.run()
+    assert sum(rig.engine.stats().grammar_compile_counts) == 1, "compiled once for all three"
+
+
+def test_a_full_compile_queue_refuses_grammars_only() -> None:
+    rig = Rig(settings=CompilerSettings(max_pending=2))
+    stuck = StuckCompiler(rig)
+    rig.add(regex_spec("a+"))
+    rig.add(regex_spec("b+"))
+    rig.add(regex_spec("b+"))  # one that is under way already
+    with pytest.raises(QueueFull) as caught:
+        rig.add(regex_spec("c+"))
+    assert caught.value.code == "grammar_queue_full"
+    rig.add(None, request_id="plain", max_tokens=3)
+    while rig.answers["plain"].reason is None:
+        rig.step()
+    stuck.gate.set()
+    rig.run()
+
+
+def test_an_automaton_that_bursts_fails_its_request() -> None:
+    limits = GrammarLimits(max_lexer_states=40)
+    rig = Rig(settings=CompilerSettings(limits=limits))
+    rig.add(regex_spec("(.*a.{20}){3}"), request_id="bomb", max_tokens=200)
+    rig.add(CHOICE, request_id="well")
+    answers = rig.run()
+    assert answers["well"].text in CHOICES
+    assert answers["bomb"].reason in ("error", "refused")
+    assert "grammar" in str(answers["bomb"].error)
+    assert rig.engine.stats().nan_failures == 0
+
+
+def test_the_cache_keeps_to_its_bytes() -> None:
+    rig = Rig(settings=CompilerSettings(cache_bytes=3 << 20))
+    for index in range(12):
+        rig.add(regex_spec(f"x{{{index + 1}}}"))
+        rig.run()
+    assert rig.grammars.compiler.cached_bytes <= 3 << 20
+    hits = rig.engine.stats().grammar_cache_hits
+    rig.add(regex_spec("x{12}"))
+    assert rig.engine.stats().grammar_cache_hits == hits + 1
+    rig.run()
