@@ -9,8 +9,8 @@ PIP         := $(BIN)/python -m pip --disable-pip-version-check
 EDITABLE    := --no-build-isolation $(if $(CI),-C cmake.define.OCTAVO_WERROR=ON) --editable
 DEMO_PROMPT ?= What is the capital of France?
 PORT        ?= 8080
-# Test processes at once.
-WORKERS     ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
+# Test processes at once: one more than cores where these are few, since many tests wait.
+WORKERS     ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n + 1 : 4)))
 FUZZ_SECONDS ?= 120
 # Which stories on a real cluster: files or folders.
 E2E         ?= e2e
