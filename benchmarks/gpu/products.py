@@ -10,7 +10,7 @@ import torch
 from benchmarks.gpu.ceilings import median_ms
 from octavo_engine.backends.torch.cuda_loader import DeviceLinear
 from octavo_engine.backends.torch.kernels import choose_kernels
-from octavo_engine.backends.torch.packed import FP8, GroupedWeight, ScaledWeight
+from octavo_engine.backends.torch.packed import FP8, GroupedWeight, PackedExperts, ScaledWeight
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.ops import ExpertsSpec
 
@@ -104,9 +104,19 @@ def mixtures(
         assert isinstance(wide, torch.Tensor) and isinstance(narrow, torch.Tensor)
         gate_up = wide.view(num_experts, 2 * width, columns)
         down = narrow.view(num_experts, columns, width)
+        packed = [
+            PackedExperts(made, num_experts)
+            for outputs, inputs in ((2 * width, columns), (columns, width))
+            if isinstance(
+                made := random_weight("int4_by_32", num_experts * outputs, inputs, device),
+                GroupedWeight,
+            )
+        ]
         for num_rows in rows:
             x = torch.randn((num_rows, columns), dtype=torch.bfloat16, device=device)
             scores = torch.randn((num_rows, num_experts), device=device)
+            ms = timer(functools.partial(chosen.experts, x, scores, *packed, spec))
+            found[f"{name}_int4_{num_rows}_ms"] = ms
             ms = timer(functools.partial(chosen.experts, x, scores, gate_up, down, spec))
             found[f"{name}_{num_rows}_ms"] = ms
         flops = 2 * max(rows) * top_k * 3 * columns * width
