@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +69,8 @@ def run(backend, *, is_ahead, requests):
     for request in requests:
         engine.add(request)
     tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
-    logprobs, endings = {request.request_id: [] for request in requests}, {}
+    logprobs: dict[str, list[Any]] = {request.request_id: [] for request in requests}
+    endings: dict[str, Any] = {}
     while engine.has_work:
         for output in engine.step().outputs:
             tokens[output.request_id] += output.token_ids
@@ -80,7 +82,7 @@ def run(backend, *, is_ahead, requests):
 
 def test_whole_engines_say_the_same_ahead_and_not(device):
     prompt = random_tokens(50, seed=3)
-    greedy = {"max_tokens": 16, "temperature": 0.0}
+    greedy: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0}
     requests = [
         make_request(prompt[:33], request_id="greedy", **greedy),
         make_request(prompt, request_id="drawn", seed=5, max_tokens=16, top_p=0.9, logprobs=2),
