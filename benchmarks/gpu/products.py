@@ -51,6 +51,15 @@ def random_weight(
     return GroupedWeight(packed, scales, minima, bits, 32 if group == 32 else 64)
 
 
+def packed_experts(
+    num_experts: int, num_outputs: int, num_inputs: int, device: torch.device
+) -> PackedExperts:
+    """Of 4 bits with minima, in groups of 32."""
+    made = random_weight("int4_by_32", num_experts * num_outputs, num_inputs, device)
+    assert isinstance(made, GroupedWeight)
+    return PackedExperts(made, num_experts)
+
+
 KINDS = (
     "bf16", "int4", "int4_symmetric", "int4_by_32", "int8_weight", "int8", "fp8_rows", "fp8_blocks",
 )  # fmt: skip
@@ -104,18 +113,16 @@ def mixtures(
         assert isinstance(wide, torch.Tensor) and isinstance(narrow, torch.Tensor)
         gate_up = wide.view(num_experts, 2 * width, columns)
         down = narrow.view(num_experts, columns, width)
-        packed = [
-            PackedExperts(made, num_experts)
-            for outputs, inputs in ((2 * width, columns), (columns, width))
-            if isinstance(
-                made := random_weight("int4_by_32", num_experts * outputs, inputs, device),
-                GroupedWeight,
-            )
-        ]
+        packed_wide, packed_narrow = (
+            packed_experts(num_experts, *size, device)
+            for size in ((2 * width, columns), (columns, width))
+        )
         for num_rows in rows:
             x = torch.randn((num_rows, columns), dtype=torch.bfloat16, device=device)
             scores = torch.randn((num_rows, num_experts), device=device)
-            ms = timer(functools.partial(chosen.experts, x, scores, *packed, spec))
+            ms = timer(
+                functools.partial(chosen.experts, x, scores, packed_wide, packed_narrow, spec)
+            )
             found[f"{name}_int4_{num_rows}_ms"] = ms
             ms = timer(functools.partial(chosen.experts, x, scores, gate_up, down, spec))
             found[f"{name}_{num_rows}_ms"] = ms
