@@ -174,6 +174,16 @@ def quantized_cases() -> list[Case]:
         types = common | {"out": value, "scales": "*fp32", "x": "*bf16", "largest": "fp32"}
         constants = {"IS_INTEGER": value == "*i8", "BLOCK": 4096}
         found.append(Case(f"round {kind}", scaled.round_rows_kernel, types, constants, 8))
+    for label, block_m in (
+        ("few rows", experts.FEW_PER_EXPERT), ("prompt", experts.MANY_PER_EXPERT)
+    ):  # fmt: skip
+        types = common | {"out": "*bf16", "x": "*bf16", "packed": "*i8", "scales": "*fp16",
+                          "minima": "*fp16"}  # fmt: skip
+        found.append(
+            Case(f"int4 experts {label}", experts.grouped_experts_kernel, types,
+                 {"PAIRS_PER_ROW": 2, "BITS": 4, "HAS_MINIMA": True, "ONE_GROUP": True, "HALF": 64,
+                  "BLOCK_M": block_m, "BLOCK_N": experts.BLOCK_N}, 4, {"num_stages": 3})
+        )  # fmt: skip
     types = common | {"out": "*bf16", "parts": "*fp32"}
     found.append(Case("join splits", splits.join_kernel, types,
                       {"HAS_BIAS": True, "BLOCK": splits.JOIN_COLUMNS}, 4))  # fmt: skip

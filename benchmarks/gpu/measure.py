@@ -40,7 +40,7 @@ def decode(bench: Bench, num_seqs: int, context: int, ceilings: Ceilings) -> dic
             times.append((time.perf_counter() - start) * 1e3)
         position += 1
     step_ms = statistics.median(times)
-    device_ms = _graph_ms(bench, num_seqs)
+    device_ms = graph_ms(bench, num_seqs)
     weights = sum(layer.weight.nbytes for layer in bench.linears)
     kv = bench.backend.kv_bytes_per_block / 16 * position * num_seqs
     flops = 2 * sum(math.prod(layer.weight.shape) for layer in bench.linears) * num_seqs
@@ -117,7 +117,7 @@ def upload() -> dict[str, Any]:
     }
 
 
-def _graph_ms(bench: Bench, num_seqs: int) -> float:
+def graph_ms(bench: Bench, num_seqs: int) -> float:
     """The captured step alone, replayed without the host in between."""
     graphs = bench.backend._graphs
     assert graphs is not None

@@ -10,7 +10,7 @@ import torch
 from benchmarks.gpu.ceilings import median_ms
 from octavo_engine.backends.torch.cuda_loader import DeviceLinear
 from octavo_engine.backends.torch.kernels import choose_kernels
-from octavo_engine.backends.torch.packed import FP8, GroupedWeight, ScaledWeight
+from octavo_engine.backends.torch.packed import FP8, GroupedWeight, PackedExperts, ScaledWeight
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.ops import ExpertsSpec
 
@@ -49,6 +49,15 @@ def random_weight(
     scales = torch.rand(groups, device=device).half() / 100
     minima = None if kind in ("int4_symmetric", "int8_weight") else scales * -7
     return GroupedWeight(packed, scales, minima, bits, 32 if group == 32 else 64)
+
+
+def packed_experts(
+    num_experts: int, num_outputs: int, num_inputs: int, device: torch.device
+) -> PackedExperts:
+    """Of 4 bits with minima, in groups of 32."""
+    made = random_weight("int4_by_32", num_experts * num_outputs, num_inputs, device)
+    assert isinstance(made, GroupedWeight)
+    return PackedExperts(made, num_experts)
 
 
 KINDS = (
@@ -104,9 +113,17 @@ def mixtures(
         assert isinstance(wide, torch.Tensor) and isinstance(narrow, torch.Tensor)
         gate_up = wide.view(num_experts, 2 * width, columns)
         down = narrow.view(num_experts, columns, width)
+        packed_wide, packed_narrow = (
+            packed_experts(num_experts, *size, device)
+            for size in ((2 * width, columns), (columns, width))
+        )
         for num_rows in rows:
             x = torch.randn((num_rows, columns), dtype=torch.bfloat16, device=device)
             scores = torch.randn((num_rows, num_experts), device=device)
+            ms = timer(
+                functools.partial(chosen.experts, x, scores, packed_wide, packed_narrow, spec)
+            )
+            found[f"{name}_int4_{num_rows}_ms"] = ms
             ms = timer(functools.partial(chosen.experts, x, scores, gate_up, down, spec))
             found[f"{name}_{num_rows}_ms"] = ms
         flops = 2 * max(rows) * top_k * 3 * columns * width

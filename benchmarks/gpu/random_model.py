@@ -107,6 +107,7 @@ class Bench:
     limits: BackendLimits
     linears: list[DeviceLinear]
     tables: np.ndarray[Any, np.dtype[np.int32]]
+    num_blocks: int
 
     @classmethod
     def make(
@@ -134,7 +135,7 @@ class Bench:
         tables[0] = blocks[:width]
         tables[1:, :short] = blocks[width:].reshape(-1, short)
         backend.prepare(limits, num_blocks)
-        return cls(backend, limits, loader.linears, tables)
+        return cls(backend, limits, loader.linears, tables, num_blocks)
 
     def step(
         self, starts: list[int], counts: list[int], token_ids: list[int] | None = None

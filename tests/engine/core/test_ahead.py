@@ -102,7 +102,7 @@ def test_a_length_that_is_known_is_not_overrun() -> None:
 def test_a_stop_token_is_found_one_step_late_and_what_follows_it_dropped() -> None:
     backend = LaunchingBackend(64)
     engine, _ = make_engine(backend)
-    prompt = make_prompt(12)
+    prompt = make_prompt(60)
     truth = backend.continuation(prompt, 9)
     stopped = make_request(prompt, max_tokens=9, stop_token_ids=(truth[4],))
     engine.add(stopped)
@@ -110,15 +110,16 @@ def test_a_stop_token_is_found_one_step_late_and_what_follows_it_dropped() -> No
     answers = Answers()
     while stopped.request_id not in answers.endings:
         answers.step(engine)
-    # Its row and blocks are free while a step still computes for it; somebody else takes them.
+    # Its row and blocks are free while a step still computes for it; somebody else takes them, with
+    # a prompt of several chunks, so that a token noted too late would fall into a later one.
     assert engine.has_work
-    follower = make_request(make_prompt(12, first=9), max_tokens=9)
+    follower = make_request(make_prompt(100, first=9), max_tokens=9)
     engine.add(follower)
     answers.finish(engine)
     assert answers.tokens[stopped.request_id] == truth[:5]
     assert answers.endings[stopped.request_id] == ("stop", truth[4])
     assert answers.tokens[follower.request_id] == backend.continuation(follower.prompt_token_ids, 9)
-    assert backend.num_tokens - before == (12 + 5) + (12 + 8)  # one for nothing
+    assert backend.num_tokens - before == (60 + 5) + (100 + 8)  # one for nothing
 
 
 def odd_request(rng: random.Random, name: str, stems: list[list[int]]) -> EngineRequest:

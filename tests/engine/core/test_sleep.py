@@ -80,6 +80,41 @@ def test_while_something_runs_the_memory_stays(engine, backend):
     assert np.count_nonzero(backend.kv != POISON)
 
 
+class OnADevice(Releasing):
+    """Its weights have memory of their own; what is done with it is written down."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self.log: list[str] = []
+
+    def release_kv(self) -> None:
+        super().release_kv()
+        self.log.append("release kv")
+
+    def restore_kv(self) -> None:
+        super().restore_kv()
+        self.log.append("restore kv")
+
+    def release_weights(self, *, keep: bool) -> None:
+        self.log.append("keep weights" if keep else "drop weights")
+
+    def restore_weights(self) -> None:
+        self.log.append("restore weights")
+
+
+@pytest.mark.parametrize(("level", "told"), [(1, "keep weights"), (2, "drop weights")])
+def test_a_device_lets_go_of_weights_too_and_has_them_back_before_the_cache(level, told):
+    backend = OnADevice(64)
+    engine = build_engine(CONFIG, backend=backend)[0]
+    first, _ = answer(engine, 1)
+    engine.heartbeat.begin()
+    engine.sleep(on=True, level=level)
+    engine.sleep(on=False)
+    assert backend.log == ["release kv", told, "restore weights", "restore kv"]
+    assert engine.heartbeat.pulse().step_age_s == 0.0  # however long that takes, it is no hang
+    assert answer(engine, 2) == (first, 0)
+
+
 def test_a_backend_that_cannot_goes_on():
     engine = build_engine(CONFIG, backend=FakeBackend(64))[0]
     before, _ = answer(engine, 1)

@@ -53,6 +53,9 @@ def test_a_sleeping_server_refuses_work_until_woken(server, client):
     assert client.post("/wake_up?tags=weights&tags=kv_cache").status_code == 200
     assert client.post("/v1/completions", json=work).status_code == 200
     assert server.engine.sleeps == [True, False]
+    assert client.post("/sleep?level=2").status_code == 200
+    assert server.engine.sleep_levels == [1, 1, 2]
+    client.post("/wake_up").raise_for_status()
 
 
 @pytest.mark.parametrize(

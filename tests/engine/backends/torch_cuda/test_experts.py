@@ -110,8 +110,8 @@ def test_a_whole_model_of_experts_in_the_interpreter(device):
         ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=512,
         dtype=torch.float32, device=device.type, kernels="triton",
     )  # fmt: skip
-    token_ids = random_tokens(20, seed=1)
-    logits = run_alone(backend, token_ids, chunks=[18, 1])
+    token_ids = random_tokens(9, seed=1)
+    logits = run_alone(backend, token_ids, chunks=[7, 1])
     np.testing.assert_allclose(logits, model.logits(token_ids), **FLOAT32)
     names = [name for name in model.tensors if ".experts." in name]
     assert len(names) == 2 * 4 * 3 and len(set(itertools.chain(names))) == len(names)

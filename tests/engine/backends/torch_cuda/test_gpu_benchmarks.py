@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import correctness, products, run
+from benchmarks.gpu import correctness, gap, products, run
 from benchmarks.gpu.measure import Ceilings
 from benchmarks.gpu.random_model import TINY, Bench
 from octavo_engine.backends.backend import BackendLimits
@@ -64,16 +64,25 @@ def test_products_and_experts_are_measured_beside_bf16():
     assert {name.rsplit("_", 2)[0] for name in found if name.endswith("_3_ms")} == set(
         products.KINDS
     )
-    mixed = products.mixtures(best, shapes={"tiny": (4, 2, 64, 32)}, **options)
-    assert mixed["tiny_3_peak_share"] == pytest.approx(2 * 3 * 2 * 3 * 64 * 32 / 2e-3 / 1e12)
-    assert len(calls) == 2 * len(products.KINDS) + 2
+    mixed = products.mixtures(best, shapes={"tiny": (4, 2, 64, 64)}, **options)
+    assert mixed["tiny_3_peak_share"] == pytest.approx(2 * 3 * 2 * 3 * 64 * 64 / 2e-3 / 1e12)
+    assert mixed["tiny_int4_3_ms"] == 2.0
+    assert len(calls) == 2 * len(products.KINDS) + 4
     assert all(torch.isfinite(result).all() for result in calls)
 
 
+def test_whole_steps_are_timed_ahead_and_not_in_a_pool_that_is_free_again():
+    bench = Bench.make(TINY, LIMITS, device="cpu", dtype=torch.float32, kernels="plain")
+    found = gap.steps(bench, 2, 20, device_ms=lambda: 0.0, num_steps=3)
+    assert found["waiting_gap_share"] == found["ahead_gap_share"] == 1
+    assert found["waiting_step_ms"] > 0 < found["ahead_step_ms"]
+
+
 def test_goals_are_judged_beside_their_numbers(capsys):
-    run.print_table({"layers": 32, "decode1": {"gap_share": 0.05, "bandwidth_share": 0.9}})
-    gap, bandwidth = capsys.readouterr().out.splitlines()
-    assert gap.endswith("goal <= 0.03: missed")
+    parts = {"steps1": {"ahead_gap_share": 0.05}, "decode1": {"bandwidth_share": 0.9}}
+    run.print_table({"layers": 32} | parts)
+    share, bandwidth = capsys.readouterr().out.splitlines()
+    assert share.endswith("goal <= 0.03: missed")
     assert bandwidth.endswith("goal >= 0.85: met")
 
 
