@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CRD_FILE = Path(__file__).parents[2] / "crds" / "llmdeployments.octavo.dev.yaml"
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 180.0  # on a machine that does much else
 
 
 class ApiError(Exception):
@@ -229,7 +229,7 @@ class ApiServer:
             self._client = httpx.Client(
                 base_url=self.url,
                 verify=ssl.create_default_context(cafile=str(self.ca_file)),
-                timeout=30,
+                timeout=120,
                 trust_env=False,
             )
         return self._client

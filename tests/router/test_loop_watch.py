@@ -65,7 +65,7 @@ def test_what_holds_it_up_is_written_down_while_it_stands(monkeypatch, tmp_path)
         dumps.append(all_threads)
         seen.set()
 
-    monkeypatch.setattr(loop_watch.faulthandler, "dump_traceback", dump)
+    monkeypatch.setattr(faulthandler, "dump_traceback", dump)
 
     async def story() -> None:
         async with LoopWatch(RouterMetrics(), tick_s=0.001):

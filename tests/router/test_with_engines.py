@@ -81,7 +81,7 @@ def all_whole(told: list[Told], texts: list[str]) -> None:
 
 def is_told(router: RouterProcess, body: dict[str, Any], num_tokens: int) -> None:
     """Waits until the router knows of a prefix, but for what fills no chunk of 64 bytes."""
-    router.until(lambda: router.would_match(body) > num_tokens - 96)
+    router.until(lambda: router.would_match(body) > num_tokens - CHUNK_TOKENS)
 
 
 def test_a_conversation_stays_where_its_prefix_is(platform: Platform):

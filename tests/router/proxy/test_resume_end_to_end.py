@@ -134,6 +134,45 @@ def test_killed_engines_cost_nobody_an_answer(seed):
         same(relayed, unbroken(servers[-1], CHAT, body, memory))
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "ages": {"type": "array", "maxItems": 20,
+                   "minItems": 12, "items": {"type": "integer"}}},
+    "required": ["name", "ages"],
+    "additionalProperties": False,
+}  # fmt: skip
+TOOL = {"type": "function", "function": {"name": "greet", "parameters": SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"response_format": {"type": "json_schema",
+                             "json_schema": {"name": "x", "schema": SCHEMA}}},
+        {"tools": [TOOL], "tool_choice": "required"},
+    ],
+    ids=["grammar", "tool call"],
+)  # fmt: skip
+def test_an_answer_that_must_follow_a_grammar_goes_on_where_it_was(more):
+    """The engine that takes over has to be at the same place of the grammar."""
+    body = {
+        "messages": [{"role": "user", "content": "Hello"}],
+        "seed": 77,
+        "max_tokens": 120,
+        "stream_options": {"include_usage": True},
+        **more,
+    }
+    with ExitStack() as stack:
+        flags = ("m", "--sim-step-base-ms", "3")
+        servers = [stack.enter_context(serving(*flags)) for _ in range(3)]
+        first, second, last = servers
+        kills: list[Kill] = [(2500, first.process.kill), (1500, second.process.kill)]
+        relayed, memory = play(servers, CHAT, body, kills)
+        assert memory.is_done and memory.num_tokens > 20
+        assert first.process.poll() is not None and second.process.poll() is not None
+        same(relayed, unbroken(last, CHAT, body, memory))
+
+
 def test_the_core_of_a_real_engine_is_killed_and_another_one_goes_on():
     """The API process lives and says engine_dead inside the stream; the client does not hear it."""
     flags = ("demo://smollm2", "--device", "cpu", "--kv-cache-memory-bytes", "64MiB")
