@@ -160,6 +160,7 @@ class EngineConfig:
     memory_fraction: float = 0.5  # of the memory free after loading, for KV, when no size is given
     num_threads: int | None = None  # default: the cores this process may use
     seed: int = 0  # of requests that give none
+    stream_interval: int = 1  # tokens of an answer in one piece of a stream, after the first
     chat_template: str | None = None  # file or template text that replaces the model's own
     kv_events_config: str | None = None  # JSON with the fields of KVEventsConfig
     speculative_config: str | None = None  # JSON with the fields of SpeculationConfig and a method
@@ -173,6 +174,8 @@ class EngineConfig:
         _check_choice("--quantization", self.quantization, Quantization)
         _check_choice("--kv-cache-dtype", self.kv_cache_dtype, KVCacheDType)
         _check_choice("--kernels", self.kernels, KernelChoice)
+        _check(self.stream_interval >= 1, "--stream-interval must be at least 1",
+               self.stream_interval)  # fmt: skip
         _check(self.platform is None or self.device == "plugin",
                "--platform goes with --device plugin", f"--device {self.device}")  # fmt: skip
         _check_choice("--attention-backend", self.attention_backend, AttentionBackend)

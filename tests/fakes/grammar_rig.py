@@ -92,6 +92,8 @@ class Rig:
         )
         self.backend = FakeBackend(num_blocks, VOCAB, peak=0.5)
         keywords = {} if now is None else {"now": now}
+        if settings is None and now is None:  # a busy machine's compile is not too late
+            settings = CompilerSettings(deadline_s=120.0, queue_s=120.0)
         self.engine: Engine = build_engine(config, backend=self.backend, **keywords)[0]
         compiler = GrammarCompiler(vocabulary, settings, **keywords)
         self.grammars = Grammars(compiler, is_jumping=is_jumping, **keywords)

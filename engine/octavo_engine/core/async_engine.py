@@ -184,7 +184,9 @@ class AsyncEngine:
             labels=labels,
         )
         request = self._submit(submission)
-        reader = self._readers[request] = Reader(request, silent=not stream, tap=tap)
+        reader = self._readers[request] = Reader(
+            request, silent=not stream, tap=tap, interval=self.config.stream_interval
+        )
         try:
             while not (output := await reader.next()).finished:
                 yield output

@@ -36,11 +36,15 @@ class Tap(Generic[T]):
 class Reader:
     """Of one request, which one task reads. What is not read piles up in the request."""
 
-    __slots__ = ("_is_silent", "_request", "_tap", "_waiter")
+    __slots__ = ("_has_begun", "_interval", "_is_silent", "_request", "_tap", "_waiter")
 
-    def __init__(self, request: Request, *, silent: bool, tap: Tap[RequestOutput] | None) -> None:
+    def __init__(
+        self, request: Request, *, silent: bool, tap: Tap[RequestOutput] | None, interval: int = 1
+    ) -> None:
         self._request = request
         self._is_silent = silent  # it reads at the end only
+        self._interval = interval  # tokens of one answer that are worth a piece of news
+        self._has_begun = False
         self._tap = tap
         self._waiter: asyncio.Future[None] | None = None  # while the task has nothing to do
 
@@ -49,9 +53,9 @@ class Reader:
         request, waiter = self._request, self._waiter
         if waiter is None or waiter.done():  # it has older news in hand, and will look again
             return
+        if not self._is_due:
+            return
         if not request.finished:
-            if self._is_silent:
-                return
             tap = self._tap
             if tap is not None and tap.is_open():
                 news = request.take()
@@ -67,9 +71,10 @@ class Reader:
         """The news since the last call, once there are any; after them the request's error."""
         request = self._request
         while True:
-            if not self._is_silent or (request.finished and request.error is None):
+            if self._is_due and not (self._is_silent and request.error is not None):
                 output = request.take()
                 if output is not None:
+                    self._has_begun = True
                     return output
             if request.error is not None:
                 raise request.error
@@ -78,3 +83,18 @@ class Reader:
                 await self._waiter
             finally:
                 self._waiter = None
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether what has piled up is to be read now. The first token is never waited with."""
+        request = self._request
+        if request.finished:
+            return True
+        if self._is_silent:
+            return False
+        if self._interval == 1 or not self._has_begun:
+            return True
+        pending = request.pending
+        return pending is not None and any(
+            len(output.token_ids) >= self._interval for output in pending.outputs
+        )

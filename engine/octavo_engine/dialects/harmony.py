@@ -118,6 +118,11 @@ class HarmonyParser:
             self._held = ""  # cut inside a header, or layout: nobody is told of it
             return False
         self._begin("", events)  # no header, so text
+        text = held.lstrip()
+        if text.startswith((START, CHANNEL)):  # which the body would take for the next header
+            said = len(held) - len(text) + 1
+            self._held = held[said:]
+            self._say(held[:said], events)
         return True
 
     def _begin(self, header: str, events: list[Event]) -> None:

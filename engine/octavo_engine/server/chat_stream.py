@@ -39,7 +39,9 @@ class _Teller:
             id=asked.id, model=asked.model, created=asked.created, chat=True, role=asked.role
         )
         self._wants_ids = bool(request.return_token_ids)
-        self._wants_sum = options is not None and bool(options.include_usage)
+        self._wants_sum = service.settings.force_include_usage or (
+            options is not None and bool(options.include_usage)
+        )
         self._wants_sums = options is not None and bool(options.continuous_usage_stats)
         # Chunks without text are sent too where they carry something else.
         self._is_verbose = bool(request.logprobs) or self._wants_ids or self._wants_sums

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from octavo_engine.server.chat_run import ChatRun, told_reason
+from octavo_engine.server.exchange import JSON
 from octavo_engine.server.logprobs import chat_logprobs, prompt_logprobs
+from octavo_engine.server.orca import load_headers
 
 if TYPE_CHECKING:
     from octavo_engine.core.outputs import DecodedLogprobs, RequestOutput
@@ -82,7 +84,8 @@ async def answer_whole(exchange: Exchange, service: Service, asked: Asked) -> No
                 "prompt_text": asked.prompt if request.return_prompt_text else None,
                 "kv_transfer_params": None,
             }
-        )
+        ),
+        headers=[JSON, *load_headers(exchange, service)],
     )
 
 

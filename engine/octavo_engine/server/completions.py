@@ -12,7 +12,9 @@ import msgspec
 from octavo_engine.core.pooling import check_task
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.server import generation, telling
+from octavo_engine.server.exchange import JSON
 from octavo_engine.server.logprobs import completion_logprobs, prompt_logprobs
+from octavo_engine.server.orca import load_headers
 from octavo_engine.server.params import check_sizes, sampling_params
 from octavo_engine.server.prompts import encode, split_prompts, truncate
 from octavo_engine.server.request_ids import adopt
@@ -154,7 +156,8 @@ async def _whole(exchange: Exchange, service: Service, asked: Asked) -> None:
                 "usage": usage.as_dict(),
                 "kv_transfer_params": None,
             }
-        )
+        ),
+        headers=[JSON, *load_headers(exchange, service)],
     )
 
 
@@ -236,7 +239,9 @@ class _Teller:
             job, self._usage, id=asked.id, created=asked.created, wanted=exchange.wants_tokens
         )
         self._wants_ids = bool(request.return_token_ids)
-        self._wants_sum = options is not None and bool(options.include_usage)
+        self._wants_sum = service.settings.force_include_usage or (
+            options is not None and bool(options.include_usage)
+        )
         self._wants_sums = options is not None and bool(options.continuous_usage_stats)
         # Chunks without text are sent too where they carry something else.
         self._is_verbose = request.logprobs is not None or self._wants_ids or self._wants_sums

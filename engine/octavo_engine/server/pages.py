@@ -68,6 +68,8 @@ has them, and vLLM's where vLLM has more. Fields that Octavo does not know are a
 - **Streams.** With `"stream": true` the answer is `text/event-stream`: `data: {…}` per piece of
   news, `data: [DONE]` at the end. `/v1/responses` and `/v1/messages` name their events (`event: …`)
   and end with their last one.
+- **Load.** `endpoint-load-metrics-format: TEXT` or `JSON` brings the engine's load with an answer
+  of chat or completions that is not streamed, as ORCA has it, in `endpoint-load-metrics`.
 - **Errors** are in [errors.md](errors.md).
 
 A star marks what must be given in a body, and what is always there in an answer.

@@ -47,6 +47,7 @@ class ServerSettings:
     reasoning_parser_plugin: str = ""  # another one; either may have both kinds
     enable_auto_tool_choice: bool = True  # off: tools need tool_choice required or a name
     exclude_tools_when_tool_choice_none: bool = False  # they are shown to the model otherwise
+    force_include_usage: bool = False  # streams end with usage whether or not it was asked for
     response_store: bool = True  # of /v1/responses, in memory; see also limits
     vllm_metrics: bool = False  # also emit every metric under vLLM's name
     access_log: Literal["errors", "all", "none"] = "errors"

@@ -24,6 +24,7 @@ LEGACY = {
     "guided_choice": 'structured_outputs {"choice": […]}',
     "guided_grammar": 'structured_outputs {"grammar": …}',
 }
+_ASKING = ("response_format", "structured_outputs", *LEGACY)
 
 
 def grammar_of(request: SamplingFields, *, after: str | None = None) -> GrammarSpec | None:
@@ -72,8 +73,7 @@ def checked(spec: GrammarSpec) -> GrammarSpec:
 
 def wants_grammar(request: SamplingFields) -> bool:
     """Whether `grammar_of` has anything to do."""
-    fields = ("response_format", "structured_outputs", *LEGACY)
-    return any(getattr(request, field, None) is not None for field in fields)
+    return any(getattr(request, field, None) is not None for field in _ASKING)
 
 
 def as_shape(spec: GrammarSpec) -> dict[str, Any]:

@@ -34,12 +34,7 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
 
 def refuse_unsupported(request: msgspec.Struct) -> None:
     """Raises RequestError (400, not_supported) that names the field."""
-    for field in request.__struct_fields__:
-        is_harmless = HARMLESS.get(field)
-        if is_harmless is None:
-            continue
-        value = getattr(request, field)
-        if value is None:
-            continue
-        if not is_harmless(value):
+    for field, is_harmless in HARMLESS.items():
+        value = getattr(request, field, None)
+        if value is not None and not is_harmless(value):
             raise not_supported(field)

@@ -26,7 +26,9 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 class Desk:
     """One request in flight, its reader, and what came out on which way."""
 
-    def __init__(self, *, silent: bool = False, is_open: bool = True, taps: bool = True) -> None:
+    def __init__(
+        self, *, silent: bool = False, is_open: bool = True, taps: bool = True, interval: int = 1
+    ) -> None:
         self.processor = OutputProcessor(ByteTokenizer(512))
         asked = Submission(
             request_id="r", prompt=None, prompt_token_ids=[1], params=PARAMS, seed=1
@@ -37,7 +39,7 @@ class Desk:
         self.tapped: list[list[int]] = []
         self.read: list[list[int]] = []
         tap: Any = Tap(lambda: self.is_open, lambda news: self.tell(news)) if taps else None
-        self.reader = Reader(self.request, silent=silent, tap=tap)
+        self.reader = Reader(self.request, silent=silent, tap=tap, interval=interval)
 
     def tell(self, news: RequestOutput) -> None:
         self.tapped.append(news.outputs[0].token_ids)
@@ -116,6 +118,30 @@ def test_a_silent_reader_is_left_alone_until_the_end():
         desk.step(7, finish_reason="length")
         await task
         assert desk.read == [[5, 6, 7]]
+
+    run(test())
+
+
+@pytest.mark.parametrize("taps", [True, False])
+def test_after_the_first_token_so_many_make_a_piece(taps):
+    async def test():
+        desk = Desk(interval=3, taps=taps)
+        desk.step(1)
+        await desk.take()
+        assert desk.read == [[1]]
+        task = await desk.waits()
+        desk.step(2)
+        desk.step(3)
+        await asyncio.sleep(0)
+        assert desk.tapped == [] and not task.done()
+        desk.step(4)
+        if not taps:
+            await task
+            task = await desk.waits()
+        assert (desk.tapped or desk.read[1:]) == [[2, 3, 4]]
+        desk.step(5, finish_reason="length")
+        await task
+        assert desk.read[-1] == [5]
 
     run(test())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -34,8 +35,13 @@ CONFIG = EngineConfig(
     scheduler=SchedulerConfig(max_num_seqs=8),
     sim=SimConfig(kv_blocks=256, step_base_ms=5.0),
 )
-# The real times in small, so that tests are quick.
-QUICK = Timing(ping=0.1, patience=0.6, kill_after=0.3, first_delay=0.05, last_delay=0.1, stop=2.0)
+# Restarts at once. On a busy machine a core that is well may be silent for long: where nothing
+# hangs, nothing is killed for it.
+PATIENT = Timing(
+    ping=0.1, patience=30.0, kill_after=0.3, first_delay=0.05, last_delay=0.1, stop=10.0
+)
+# The real times in small, so that tests of hangs are quick.
+QUICK = dataclasses.replace(PATIENT, patience=1.2, stop=2.0)
 PARAMS = SamplingParams(max_tokens=10, seed=1)
 ENDLESS = SamplingParams(max_tokens=500, seed=1)
 
@@ -43,7 +49,7 @@ ENDLESS = SamplingParams(max_tokens=500, seed=1)
 class Running:
     """`async with Running() as engine`: a core in a child process, ready on entry."""
 
-    def __init__(self, timing=QUICK, command=FAULTY, config=CONFIG):
+    def __init__(self, timing=PATIENT, command=FAULTY, config=CONFIG):
         self.connect = partial(ProcessClient, timing=timing, command=command)
         self.config = config
 
@@ -57,7 +63,7 @@ class Running:
 
 
 def run(test):
-    asyncio.run(asyncio.wait_for(test, 60))
+    asyncio.run(asyncio.wait_for(test, 150))
 
 
 def pid_of(engine):
@@ -66,7 +72,7 @@ def pid_of(engine):
     return client.pid
 
 
-async def until(fact, seconds=15):
+async def until(fact, seconds=60):
     """Seconds that it took for the fact to be one."""
     started = time.monotonic()
     async with asyncio.timeout(seconds):
@@ -102,7 +108,7 @@ def test_a_child_process_serves_as_a_thread_does(new_event_loop):
         await inside.stop()
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(asyncio.wait_for(test(), 60))
+        runner.run(asyncio.wait_for(test(), 150))
 
 
 def test_closing_a_stream_frees_it_in_the_child():
@@ -186,7 +192,7 @@ def test_a_core_that_hangs_in_a_step_is_stalled_within_five_seconds_and_says_whe
 @pytest.mark.parametrize("how", ["stopped", "hanging", "talking nonsense"])
 def test_a_core_that_does_not_come_back_is_killed_and_replaced(how):
     async def test():
-        async with Running() as engine:
+        async with Running(QUICK) as engine:
             pid = pid_of(engine)
             prompt = {"stopped": [1], "hanging": [HANG], "talking nonsense": [NOISE]}[how]
             lost = asyncio.ensure_future(text_of(engine, prompt, ENDLESS))
@@ -205,11 +211,11 @@ def test_a_core_that_does_not_come_back_is_killed_and_replaced(how):
 def test_a_step_that_may_take_long_is_no_hang():
     async def test():
         slow = EngineConfig(
-            device="sim", max_model_len=512, sim=SimConfig(kv_blocks=256, prefill_token_ms=5.0)
+            device="sim", max_model_len=512, sim=SimConfig(kv_blocks=256, prefill_token_ms=9.0)
         )
-        async with Running(config=slow) as engine:
+        async with Running(QUICK, config=slow) as engine:
             pid = pid_of(engine)
-            # 300 tokens take 1.5 s, more than twice the patience: known from the warm-up's pace.
+            # 300 tokens take 2.7 s, more than twice the patience: known from the warm-up's pace.
             assert len(await text_of(engine, [1] * 300)) == 10
             assert pid_of(engine) == pid
 

@@ -39,6 +39,7 @@ TEMPLATES: list[tuple[str, str | None, str | None]] = [
     ("<tool_calls>[{{ calls }}]</tool_calls>", "jamba", None),
     ("<|action_start|><|plugin|>", "internlm", None),
     ("<|tool|>{{ tools }}<|/tool|>", "phi4_mini_json", None),
+    ("<|start|>assistant<|channel|>analysis<|message|>", "openai", "openai_gptoss"),
     ("Here is my thought process: Here is my response:", None, "granite"),
 ]  # fmt: skip
 

@@ -127,6 +127,11 @@ TWO: dict[str, str] = {
     "<|action_end|>",
     "phi4_mini_json": f'functools[{{"name": "get_weather", "arguments": {J_OSLO}}}, '
     f'{{"name": "get_time", "arguments": {J_CET}}}]',
+    "openai": (
+        f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+        f"{json.dumps(OSLO)}<|call|><|start|>assistant<|channel|>commentary to=functions.get_time"
+        f"<|message|>{json.dumps(CET)}<|call|>"
+    ),
 }  # fmt: skip
 AT_THE_HEAD = ("pythonic", "xlam")  # no mark: calls stand alone
 
@@ -143,7 +148,8 @@ def test_two_calls(name):
     assert content_of(events) == ""
 
 
-@pytest.mark.parametrize("name", sorted(set(TWO) - set(AT_THE_HEAD)))
+# In harmony text is a message of its own, and its space is its own too.
+@pytest.mark.parametrize("name", sorted(set(TWO) - {*AT_THE_HEAD, "openai"}))
 def test_text_before_calls_is_content_without_the_space_between(name):
     events = tools_in(name, "Let me look.\n\n" + TWO[name] + "\n")
 
@@ -342,7 +348,8 @@ def test_no_text_breaks_a_parser_and_no_cut_changes_what_it_reads(name, text, se
     assert read(list(text)) == whole
 
 
-@pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
+# Harmony's marks are never the user's, and its headers are dropped: see test_harmony.py.
+@pytest.mark.parametrize("name", sorted(set(TOOL_FORMATS) - {"openai"}))
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(text=TEXTS)
 def test_what_is_no_call_is_lost_nowhere(name, text):

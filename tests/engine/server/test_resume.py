@@ -195,7 +195,7 @@ def check(client: httpx.Client, path: str, body: dict[str, Any], *, every: int =
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
     with (
-        serving("m", "--sim-step-base-ms", "1") as server,
+        serving("m", "--sim-step-base-ms", "3") as server,
         server.client() as client,
     ):
         yield client

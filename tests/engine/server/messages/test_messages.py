@@ -231,6 +231,19 @@ def test_thinking_can_be_hidden_or_switched_off():
     assert shown == [["thinking", "text"], ["text"], ["text"]]
 
 
+@pytest.mark.parametrize("parser", ["qwen3", "none"])
+def test_a_budget_bounds_thoughts_where_they_can_be_told(parser):
+    """Clients switch thinking on whatever model they meet, so one without thoughts takes it."""
+    asked = {**ASKED, "max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    with saying("Yes.", using=ServerSettings(reasoning_parser=parser)) as (server, client):
+        client.messages.create(**asked)
+        grammar = server.engine.requests[-1][1].grammar
+    if parser == "none":
+        assert grammar is None
+    else:
+        assert (grammar.after, grammar.budget, grammar.opens) == ("</think>", 1024, ("<think>",))
+
+
 def test_a_schema_is_enforced():
     config: Any = {"format": {"type": "json_schema", "schema": SCHEMA}, "effort": "low"}
     with saying('{"city": "Oslo"}') as (server, client):
