@@ -94,7 +94,7 @@ class Attend {
     };
 
     Rows rows_from(int64_t first) const {
-        Rows rows;
+        Rows rows{};
         rows.first = first;
         rows.count = std::min<int64_t>(kTileRows, num_rows_ - first);
         int64_t token = first / group_;
