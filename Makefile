@@ -20,7 +20,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test test-emulated test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom cluster clean
+.PHONY: demo test test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom cluster clean
 
 # --- what people run ---------------------------------------------------------------------------------
 
@@ -52,6 +52,17 @@ test-emulated: $(VENV)/.test  ## Kernels for AVX-512, AMX and NEON on any x86-64
 	$(BUILD_FOR_TESTS) -B build/emulated -DOCTAVO_EMULATE=ON
 	$(BIN)/cmake --build build/emulated --target _native
 	OCTAVO_BUILD=build/emulated $(TEST_A_BUILD) $(PYTEST_ARGS) tests/kernels tests/engine/backends
+
+# The runtime of the compiler's sanitizers has to be there before Python is. One process: it needs the
+# memory of several.
+SANITIZERS = $$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)
+
+test-asan: $(VENV)/.test  ## Kernels and the router's native code with every memory access checked; needs GCC
+	$(BUILD_FOR_TESTS) -B build/asan -DOCTAVO_SANITIZE=ON
+	$(BIN)/cmake --build build/asan
+	OCTAVO_BUILD=build/asan LD_PRELOAD="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0 \
+	  $(BIN)/python -m pytest -p tests.other_build -p no:xdist $(PYTEST_ARGS) \
+	  tests/kernels tests/router/residency tests/router/proxy/test_express.py
 
 test-arm64:  ## Kernels for 64-bit Arm, on an emulated processor; needs g++-aarch64-linux-gnu, qemu-user
 	cmake -S csrc -B build/arm64 -DOCTAVO_KERNELS_ONLY=ON -DCMAKE_SYSTEM_NAME=Linux \

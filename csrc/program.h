@@ -133,7 +133,9 @@ class Program {
     // program_run.cpp
     void prepare(const KVCache& kv, const Step& step);
     void run_worker(const KVCache& kv, const Step& step, int worker);
-    void attend(const Attention& attention, const KVCache& kv, const Step& step, int worker);
+    void multiply(const cpu::LinearArgs& args, std::atomic<int64_t>& next_part, int worker);
+    void attend(const Attention& attention, const KVCache& kv, const Step& step,
+                std::atomic<int64_t>& next_part, int worker);
     std::byte* scratch(int worker) const { return scratch_.data() + worker * scratch_bytes_; }
 
     Team& team_;
@@ -148,7 +150,7 @@ class Program {
     Pairs pairs_;  // of the mixture of experts under way
 
     std::vector<AttentionPlan> plans_;
-    std::atomic<int64_t> next_item_{0};  // of the attention under way
+    std::atomic<int64_t> next_part_[2] = {};  // of this instruction and the next, in turns
     Memory queries_;
     Memory partials_;
     Memory scratch_;

@@ -12,6 +12,8 @@ namespace {
 // Joining split contexts may take so much; with more, threads have enough to do without splitting.
 constexpr int64_t kPartialFloats = int64_t{1} << 22;
 
+constexpr int64_t kPartsPerWorker = 16;  // of a large product: the last one is waited for
+
 template <class... Functions>
 struct Overloaded : Functions... {
     using Functions::operator()...;
@@ -63,6 +65,7 @@ void Program::prepare(const KVCache& kv, const Step& step) {
     if (!plans_.empty() && partials_.size() == 0) {
         partials_ = Memory(kPartialFloats * 4);
     }
+    next_part_[0].store(0, std::memory_order_relaxed);
     for (AttentionPlan& plan : plans_) {
         plan.build(step, num_threads, reinterpret_cast<float*>(partials_.data()), kPartialFloats);
     }
@@ -71,11 +74,17 @@ void Program::prepare(const KVCache& kv, const Step& step) {
 void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
     const cpu::Kernels& kernels = team_.kernels();
     const int workers = team_.num_threads();
+    size_t turn = 0;
     for (const Instruction& instruction : instructions_) {
         const int64_t count =
             instruction.rows == Rows::Tokens ? step.num_tokens() : step.num_logit_rows();
         if (count == 0) {
             continue;
+        }
+        std::atomic<int64_t>& next_part = next_part_[turn];
+        turn = 1 - turn;
+        if (worker == 0) {  // all are past the instruction before, and none is at the next one
+            next_part_[turn].store(0, std::memory_order_relaxed);
         }
         const Range rows = split(count, worker, workers);
         std::visit(
@@ -88,8 +97,7 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                 [&](const LayerNorm& norm) { kernels.layer_norm(norm.args, rows.begin, rows.end); },
                 [&](cpu::LinearArgs args) {
                     args.num_rows = count;
-                    const Range units = split(args.units(), worker, workers);
-                    kernels.linear(args, units.begin, units.end, scratch(worker));
+                    multiply(args, next_part, worker);
                 },
                 [&](cpu::RowOpArgs args) {
                     const bool is_select = args.op == cpu::RowOp::Select;
@@ -108,7 +116,7 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                     args.seq_starts = step.seq_starts.data();
                     kernels.pool(args, rows.begin, rows.end);
                 },
-                [&](const Attention& attention) { attend(attention, kv, step, worker); },
+                [&](const Attention& attention) { attend(attention, kv, step, next_part, worker); },
                 [&](const Moe& moe) { run_moe(moe, count, worker); },
             },
             instruction.args);
@@ -116,7 +124,40 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
     }
 }
 
-void Program::attend(const Attention& attention, const KVCache& kv, const Step& step, int worker) {
+// A few rows: each worker streams its share of the weights. Many: blocks of rows times some units,
+// for whoever is free, so that a core that others use too holds up none.
+void Program::multiply(const cpu::LinearArgs& args, std::atomic<int64_t>& next_part, int worker) {
+    const cpu::Kernels& kernels = team_.kernels();
+    const int64_t workers = team_.num_threads();
+    const int64_t block = kernels.linear_block_rows(args.weight);
+    const int64_t num_blocks = (args.num_rows + block - 1) / block;
+    if (num_blocks == 1 || workers == 1) {
+        const Range units = split(args.units(), worker, workers);
+        kernels.linear(args, units.begin, units.end, scratch(worker));
+        return;
+    }
+    // A multiple of the workers: undisturbed, they end together.
+    const int64_t wanted = (kPartsPerWorker + num_blocks - 1) / num_blocks * workers;
+    const int64_t pairs = (args.units() + 1) / 2;  // kernels take two units at a time
+    const int64_t parts_of_block = std::min(wanted, pairs);
+    while (true) {
+        const int64_t part = next_part.fetch_add(1, std::memory_order_relaxed);
+        if (part >= num_blocks * parts_of_block) {
+            return;
+        }
+        const int64_t first = part / parts_of_block * block;
+        cpu::LinearArgs of_block = args;
+        of_block.num_rows = std::min(block, args.num_rows - first);
+        of_block.src.data = args.src.row(first);
+        of_block.dst.data = args.dst.row(first);
+        const Range mine = split(pairs, part % parts_of_block, parts_of_block);
+        kernels.linear(of_block, 2 * mine.begin, std::min(2 * mine.end, args.units()),
+                       scratch(worker));
+    }
+}
+
+void Program::attend(const Attention& attention, const KVCache& kv, const Step& step,
+                     std::atomic<int64_t>& next_part, int worker) {
     const cpu::Kernels& kernels = team_.kernels();
     const int workers = team_.num_threads();
     const AttentionPlan& plan = plans_[attention.plan];
@@ -128,15 +169,12 @@ void Program::attend(const Attention& attention, const KVCache& kv, const Step& 
 
     const Range units = split(step.num_tokens() * args.head_units(), worker, workers);
     kernels.prepare_heads(args, units.begin, units.end);
-    if (worker == 0) {
-        next_item_.store(0, std::memory_order_relaxed);  // before the barrier none takes one
-    }
     team_.barrier();
 
     const std::vector<cpu::QueryTile>& tiles = plan.tiles();
     const auto num_items = static_cast<int64_t>(plan.items().size());
     while (true) {
-        const int64_t next = next_item_.fetch_add(1, std::memory_order_relaxed);
+        const int64_t next = next_part.fetch_add(1, std::memory_order_relaxed);
         if (next >= num_items) {
             break;
         }

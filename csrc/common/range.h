@@ -8,6 +8,8 @@ namespace octavo {
 struct Range {
     int64_t begin;
     int64_t end;
+
+    constexpr bool is_empty() const { return begin >= end; }
 };
 
 // The share of `worker`: contiguous, sizes differ by at most one.

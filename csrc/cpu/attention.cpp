@@ -32,15 +32,16 @@ class Attend {
           dim_(args.kv.head_dim),
           group_(args.group()),
           num_rows_(tile.num_tokens * group_),
+          panels_bytes_(args.kv.panels_bytes()),
           scores_(scores) {}
 
     void partition(int64_t index, const State& state) {
         std::fill_n(state.values, num_rows_ * dim_, 0.0F);
         std::fill_n(state.maximum, num_rows_, -INFINITY);
         std::fill_n(state.sum, num_rows_, 0.0F);
-        const int64_t end = std::min((index + 1) * kPartitionTokens, seen(num_rows_ - 1).end);
+        const int64_t end = std::min((index + 1) * kPartitionTokens, seen(last_token()).end);
         // Another thread may compute the next partition of a context that is split.
-        fetch_end_ = tile_.partials == nullptr ? seen(num_rows_ - 1).end : end;
+        fetch_end_ = tile_.partials == nullptr ? seen(last_token()).end : end;
         for (start_ = index * kPartitionTokens; start_ < end; start_ += kSoftmaxTokens) {
             if (seen(0).begin < start_ + kSoftmaxTokens) {
                 compute_tile(state);
@@ -67,9 +68,11 @@ class Attend {
         }
     }
 
-    // Positions that row r sees.
-    Range seen(int64_t r) const {
-        const int64_t behind = tile_.first_position + r / group_ + 1;
+    int64_t last_token() const { return tile_.num_tokens - 1; }
+
+    // Positions that the tile's tokens see.
+    Range seen(int64_t token) const {
+        const int64_t behind = tile_.first_position + token + 1;
         const int64_t begin = args_.window > 0 ? std::max<int64_t>(0, behind - args_.window) : 0;
         if (args_.is_causal) {
             return {begin, behind};
@@ -78,188 +81,244 @@ class Attend {
         return {begin, args_.window > 0 ? std::min<int64_t>(end, behind - 1 + args_.window) : end};
     }
 
-    // The same within the tile under way; empty if begin >= end.
-    Range seen_here(int64_t r) const {
-        const Range range = seen(r);
-        return {std::max<int64_t>(0, range.begin - start_),
-                std::min<int64_t>(kSoftmaxTokens, range.end - start_)};
+    // Some neighbouring rows that go together.
+    struct Rows {
+        int64_t first;
+        int64_t count;
+        const void* queries[kTileRows];
+        Range seen[kTileRows];  // within the tile under way; may be empty
+
+        // Rows of later tokens see further: the last row ends last, the first begins first.
+        Range seen_by_any() const { return {seen[0].begin, seen[count - 1].end}; }
+        Range seen_by_all() const { return {seen[count - 1].begin, seen[0].end}; }
+    };
+
+    Rows rows_from(int64_t first) const {
+        Rows rows{};
+        rows.first = first;
+        rows.count = std::min<int64_t>(kTileRows, num_rows_ - first);
+        int64_t token = first / group_;
+        int64_t head = first % group_;
+        for (int64_t i = 0; i < rows.count; ++i) {
+            const int64_t row = (tile_.first_token + token) * args_.num_heads;
+            rows.queries[i] = args_.q + (row + tile_.kv_head * group_ + head) * dim_;
+            const Range range = seen(token);
+            rows.seen[i] = {std::max<int64_t>(0, range.begin - start_),
+                            std::min<int64_t>(kSoftmaxTokens, range.end - start_)};
+            if (++head == group_) {
+                head = 0;
+                ++token;
+            }
+        }
+        return rows;
     }
 
-    int64_t block(int64_t index_in_tile) const {
-        return tile_.block_table[start_ / kBlockTokens + index_in_tile];
+    // Where the blocks of the tile under way lie, as far as any row sees them.
+    void find_blocks() {
+        const int64_t begin = std::max<int64_t>(0, seen(0).begin - start_) / kBlockTokens;
+        const int64_t end = std::min<int64_t>(kSoftmaxTokens, seen(last_token()).end - start_);
+        for (int64_t b = begin; b * kBlockTokens < end; ++b) {
+            const int64_t block = tile_.block_table[start_ / kBlockTokens + b];
+            keys_[b] = args_.kv.keys(block, tile_.kv_head);
+        }
     }
-    const std::byte* keys(int64_t index_in_tile) const {
-        return args_.kv.keys(block(index_in_tile), tile_.kv_head);
-    }
+
     const std::byte* values(int64_t index_in_tile, int64_t column) const {
-        return args_.kv.values(block(index_in_tile), tile_.kv_head) +
-               column * kBlockTokens * args_.kv.element_bytes();
-    }
-    const float* query(int64_t r) const {
-        const int64_t token = tile_.first_token + r / group_;
-        const int64_t head = tile_.kv_head * group_ + r % group_;
-        return args_.q + (token * args_.num_heads + head) * dim_;
+        return keys_[index_in_tile] + panels_bytes_ +
+               column * kStepsPerBlock * Weights::kStepBytes / kLanes;
     }
     // Of a block's tokens. They go into scores and weights, once for each token, not for each
     // column.
-    static Vec scales(const uint16_t* from) { return load_bf16(from) * broadcast(Weights::kUnit); }
+    Vec key_scales(int64_t index_in_tile) const { return scales(index_in_tile, 0); }
+    Vec value_scales(int64_t index_in_tile) const { return scales(index_in_tile, kBlockTokens); }
+    Vec scales(int64_t index_in_tile, int64_t first) const {
+        const std::byte* from = keys_[index_in_tile] + 2 * panels_bytes_;
+        return load_bf16(reinterpret_cast<const uint16_t*>(from) + first) *
+               broadcast(Weights::kUnit);
+    }
 
     float* scores(int64_t r) const { return scores_ + r * kSoftmaxTokens; }
 
     void compute_tile(const State& state) {
+        find_blocks();
         for (int64_t r = 0; r < num_rows_; r += kTileRows) {
-            const int64_t end = std::min<int64_t>(r + kTileRows, num_rows_);
-            // Rows of later tokens see further: the last row ends last, the first begins first.
-            const Range any{seen_here(r).begin, seen_here(end - 1).end};
-            if (any.begin >= any.end) {
-                continue;
+            const Rows rows = rows_from(r);
+            if (!rows.seen_by_any().is_empty()) {
+                compute_scores(rows);
+                softmax(rows, state);
+                add_values(rows, state);
             }
-            compute_scores(r, end, any);
-            for (int64_t row = r; row < end; ++row) {
-                softmax(row, state);
-            }
-            add_values(r, end, state);
         }
     }
 
-    // Scores of rows [first, end) for the blocks that any of them sees; lanes beyond hold anything.
-    void compute_scores(int64_t first, int64_t end, Range any) {
-        const int64_t rows = end - first;
-        const void* x[kTileRows];
-        for (int64_t i = 0; i < rows; ++i) {
-            x[i] = query(first + i);
-        }
+    // q · k for the blocks that any of the rows sees; lanes beyond hold anything.
+    void compute_scores(const Rows& rows) const {
+        const Range any = rows.seen_by_any();
         const int64_t end_block = (any.end + kBlockTokens - 1) / kBlockTokens;
-        int width = max_panels(rows);
-        for (int64_t b = any.begin / kBlockTokens; b < end_block; b += width) {
+        int width = max_panels(rows.count);
+        for (int64_t b = any.begin / kBlockTokens; b < end_block;) {
             while (b + width > end_block) {
                 width /= 2;
             }
-            const std::byte* panels[kMaxPanels];
-            for (int i = 0; i < width; ++i) {
-                panels[i] = keys(b + i);
-                if (first == 0) {
-                    fetch_ahead(b + i, false);
-                }
+            // Few rows wait for memory, and what is fetched should not come all at once.
+            const int64_t segments = num_rows_ <= kTileRows ? 1 : (end_block - b) / width;
+            for (int64_t i = 0; i < segments * width && rows.first == 0; ++i) {
+                fetch_ahead(b + i, false);
             }
-            alignas(64) float out[kTileFloats] = {};
-            kDots.get(rows, width)(x, panels, 1, dim_ / Weights::kColumns, out);
-            for (int64_t i = 0; i < rows * width; ++i) {
-                const int64_t at = b + i % width;
-                Vec score = load(out + i * kLanes);
-                if constexpr (kIsScaled) {
-                    score = score * scales(args_.kv.key_scales(block(at), tile_.kv_head));
-                }
-                store(scores(first + i / width) + at * kLanes, score);
+            kProducts.get(rows.count, width)(rows.queries, keys_ + b, segments,
+                                             dim_ / Weights::kColumns,
+                                             scores(rows.first) + b * kLanes, kSoftmaxTokens);
+            b += segments * width;
+        }
+    }
+
+    // Turns scores into weights, times the scales of V, and brings the rows' states to their new
+    // maxima. One step for all rows, then the next, so that none waits for another's maximum.
+    void softmax(const Rows& rows, const State& state) const {
+        float highest[kTileRows];
+        for (int64_t i = 0; i < rows.count; ++i) {
+            highest[i] = scale_scores(rows.first + i, rows.seen[i]);
+        }
+        for (int64_t i = 0; i < rows.count; ++i) {
+            if (!rows.seen[i].is_empty()) {
+                add_weights(rows.first + i, rows.seen[i], highest[i], state);
             }
         }
     }
 
-    // Turns a row's scores into weights, times the scales of V, and brings its state to the new
-    // maximum.
-    void softmax(int64_t r, const State& state) const {
-        const Range here = seen_here(r);
-        if (here.begin >= here.end) {
-            return;
-        }
+    // The highest score of those that the row sees.
+    float scale_scores(int64_t r, Range seen) const {
         float* s = scores(r);
-        const int64_t first = here.begin / kLanes * kLanes;
+        const float soft_cap = args_.soft_cap;
+        const Vec scale = broadcast(args_.scale);
+        const Vec cap = broadcast(soft_cap);
         const Vec nothing = broadcast(-INFINITY);
-        const Vec cap = broadcast(args_.soft_cap);
         Vec highest = nothing;
-        for (int64_t i = first; i < here.end; i += kLanes) {
-            Vec score = load(s + i) * broadcast(args_.scale);
-            if (args_.soft_cap > 0) {
+        for (int64_t i = seen.begin / kLanes * kLanes; i < seen.end; i += kLanes) {
+            Vec score = load(s + i);
+            if constexpr (kIsScaled) {
+                score = score * key_scales(i / kBlockTokens);
+            }
+            score = score * scale;
+            if (soft_cap > 0) {
                 score = cap * tanh(score / cap);
             }
-            score = select(lanes_between(here.begin - i, here.end - i), score, nothing);
-            highest = max(highest, score);
             store(s + i, score);
-        }
-        const float before = state.maximum[r];
-        const float now = std::max(before, reduce_max(highest));
-        const Vec zero = broadcast(0.0F);
-        Vec sum = zero;
-        for (int64_t i = first; i < here.end; i += kLanes) {
-            const Vec weight = exp(load(s + i) - broadcast(now));
-            const Vec kept = select(lanes_between(here.begin - i, here.end - i), weight, zero);
-            sum = sum + kept;
-            if constexpr (kIsScaled) {
-                const int64_t at = block(i / kBlockTokens);
-                store(s + i, kept * scales(args_.kv.value_scales(at, tile_.kv_head)));
-            } else {
-                store(s + i, kept);
+            if (!all_lanes(i, seen)) {
+                score = select(lanes_between(seen.begin - i, seen.end - i), score, nothing);
             }
+            highest = max(highest, score);
+        }
+        return reduce_max(highest);
+    }
+
+    void add_weights(int64_t r, Range seen, float highest, const State& state) const {
+        float* s = scores(r);
+        const float before = state.maximum[r];
+        const float now = std::max(before, highest);
+        const Vec maximum = broadcast(now);
+        Vec sum = broadcast(0.0F);
+        int64_t i = seen.begin / kLanes * kLanes;
+        while (i < seen.end) {
+            if (seen.begin <= i && i + 2 * kLanes <= seen.end) {
+                const Two weights = exp(Two{load(s + i), load(s + i + kLanes)} - maximum);
+                sum = sum + weights.first;
+                sum = sum + weights.second;
+                store_weights(s, i, weights.first);
+                store_weights(s, i + kLanes, weights.second);
+                i += 2 * kLanes;
+                continue;
+            }
+            Vec weight = exp(load(s + i) - maximum);
+            if (!all_lanes(i, seen)) {
+                const Mask mask = lanes_between(seen.begin - i, seen.end - i);
+                weight = select(mask, weight, broadcast(0.0F));
+            }
+            sum = sum + weight;
+            store_weights(s, i, weight);
+            i += kLanes;
         }
         state.maximum[r] = now;
         if (state.sum[r] == 0.0F) {
             state.sum[r] = reduce_add(sum);
-            return;
-        }
-        const float factor = exp_of(before - now);
-        state.sum[r] = std::fma(state.sum[r], factor, reduce_add(sum));
-        scale_row(state.values + r * dim_, factor, dim_);
-    }
-
-    // values += weights · V: whole blocks that all rows see together, what is left row by row.
-    // Either way a row's sum runs over its tokens in ascending order.
-    void add_values(int64_t first, int64_t end, const State& state) {
-        const int64_t first_block = (seen_here(end - 1).begin + kBlockTokens - 1) / kBlockTokens;
-        const int64_t end_block = seen_here(first).end / kBlockTokens;
-        if (first_block >= end_block) {
-            for (int64_t r = first; r < end; ++r) {
-                add_tokens(r, seen_here(r), state);
-            }
-            return;
-        }
-        for (int64_t r = first; r < end; ++r) {
-            add_tokens(r, {seen_here(r).begin, first_block * kBlockTokens}, state);
-        }
-        add_blocks(first, end, {first_block, end_block}, state);
-        for (int64_t r = first; r < end; ++r) {
-            add_tokens(r, {end_block * kBlockTokens, seen_here(r).end}, state);
+        } else if (before == now) {
+            state.sum[r] += reduce_add(sum);
+        } else {
+            const float factor = exp_of(before - now);
+            state.sum[r] = std::fma(state.sum[r], factor, reduce_add(sum));
+            scale_row(state.values + r * dim_, factor, dim_);
         }
     }
 
-    void add_blocks(int64_t first, int64_t end, Range blocks, const State& state) {
-        for (int64_t b = blocks.begin; b < blocks.end && first == 0; ++b) {
+    void store_weights(float* s, int64_t i, Vec weights) const {
+        if constexpr (kIsScaled) {
+            weights = weights * value_scales(i / kBlockTokens);
+        }
+        store(s + i, weights);
+    }
+
+    static bool all_lanes(int64_t i, Range seen) {
+        return seen.begin <= i && i + kLanes <= seen.end;
+    }
+
+    // values += weights · V: tokens that all rows see together, what is left row by row. Either way
+    // a row's sum runs over its tokens in ascending order.
+    void add_values(const Rows& rows, const State& state) const {
+        const Range all = rows.seen_by_all();
+        const Range common{(all.begin + kBlockTokens - 1) / kBlockTokens * kBlockTokens,
+                           all.end / Weights::kColumns * Weights::kColumns};
+        for (int64_t i = 0; i < rows.count; ++i) {
+            const Range seen = rows.seen[i];
+            add_tokens(rows.first + i, common.is_empty() ? seen : Range{seen.begin, common.begin},
+                       state);
+        }
+        if (common.is_empty()) {
+            return;
+        }
+        add_common(rows, common, state);
+        for (int64_t i = 0; i < rows.count; ++i) {
+            add_tokens(rows.first + i, {common.end, rows.seen[i].end}, state);
+        }
+    }
+
+    // Tokens from the start of a block on.
+    void add_common(const Rows& rows, Range tokens, const State& state) const {
+        const int64_t first_block = tokens.begin / kBlockTokens;
+        const int64_t end_block = tokens.end / kBlockTokens;  // of the whole ones
+        const int64_t steps_left = tokens.end % kBlockTokens / Weights::kColumns;
+        for (int64_t b = first_block; b < end_block && rows.first == 0; ++b) {
             fetch_ahead(b, true);
         }
-        const int64_t rows = end - first;
         const void* x[kTileRows];
-        for (int64_t i = 0; i < rows; ++i) {
-            x[i] = scores(first + i) + blocks.begin * kBlockTokens;
+        const void* x_left[kTileRows];
+        for (int64_t i = 0; i < rows.count; ++i) {
+            x[i] = scores(rows.first + i) + tokens.begin;
+            x_left[i] = scores(rows.first + i) + end_block * kBlockTokens;
         }
-        int width = max_panels(rows);
+        int width = max_panels(rows.count);
         for (int64_t c = 0; c < dim_; c += width * kLanes) {
             while (c + width * kLanes > dim_) {
                 width /= 2;
             }
             const std::byte* panels[kBlocksPerTile * kMaxPanels];
             int64_t count = 0;
-            for (int64_t b = blocks.begin; b < blocks.end; ++b) {
+            for (int64_t b = first_block; b < end_block + (steps_left > 0 ? 1 : 0); ++b) {
                 for (int i = 0; i < width; ++i) {
                     panels[count++] = values(b, c + i * kLanes);
                 }
             }
-            alignas(64) float out[kTileFloats];
-            for (int64_t i = 0; i < rows * width; ++i) {
-                store(out + i * kLanes, load(value_at(state, first, c, i, width)));
-            }
-            kDots.get(rows, width)(x, panels, blocks.end - blocks.begin, kStepsPerBlock, out);
-            for (int64_t i = 0; i < rows * width; ++i) {
-                store(value_at(state, first, c, i, width), load(out + i * kLanes));
+            const Dot dot = kSums.get(rows.count, width);
+            float* to = state.values + rows.first * dim_ + c;
+            dot(x, panels, end_block - first_block, kStepsPerBlock, to, dim_);
+            if (steps_left > 0) {
+                dot(x_left, panels + count - width, 1, steps_left, to, dim_);
             }
         }
     }
 
-    float* value_at(const State& state, int64_t first, int64_t c, int64_t i, int width) const {
-        return state.values + (first + i / width) * dim_ + c + i % width * kLanes;
-    }
-
     void add_tokens(int64_t r, Range tokens, const State& state) const {
         const float* weights = scores(r);
-        for (int64_t c = 0; c < dim_ && tokens.begin < tokens.end; c += kLanes) {
+        for (int64_t c = 0; c < dim_ && !tokens.is_empty(); c += kLanes) {
             float* to = state.values + r * dim_ + c;
             Vec sum = load(to);
             for (int64_t t = tokens.begin; t < tokens.end; ++t) {
@@ -275,15 +334,18 @@ class Attend {
                                static_cast<int>(token % Weights::kColumns));
     }
 
-    static constexpr DotTable<Weights> kDots{};
+    static constexpr DotTable<Weights, Sums::Own> kProducts{};
+    static constexpr DotTable<Weights, Sums::Joined> kSums{};
 
     const AttentionArgs& args_;
     const QueryTile& tile_;
     const int64_t dim_;
     const int64_t group_;
     const int64_t num_rows_;
-    float* const scores_;    // [rows, kSoftmaxTokens]
-    int64_t start_ = 0;      // position where the tile under way starts
+    const int64_t panels_bytes_;                  // of a block's K, and of its V
+    float* const scores_;                         // [rows, kSoftmaxTokens]
+    const std::byte* keys_[kBlocksPerTile] = {};  // blocks of the tile under way
+    int64_t start_ = 0;                           // position where it starts
     int64_t fetch_end_ = 0;  // blocks that start before it are wanted by this thread
 };
 

@@ -22,10 +22,15 @@
 namespace octavo::cpu::OCTAVO_ISA {
 namespace {
 
-// out[r][p][lane] += sum over k of x[r][k] * panels[p][k][lane]; the sum continues from what out
-// holds. A panel may come in segments: segment s of panel p is panels[s * NumPanels + p].
+// Panels come in segments, P at a time: segment s is panels[s * P …]. Sums go to rows of `out` that
+// lie out_stride apart:
+//   Own     each segment has its own sum:  out[r][(s * P + p) * 16 + lane] = x[r] · panel
+//   Joined  x goes on from one segment to the next, and the sum from what out holds:
+//           out[r][p * 16 + lane] += x[r] · panels
+enum class Sums : uint8_t { Own, Joined };
+
 using Dot = void (*)(const void* const* x, const std::byte* const* panels, int64_t num_segments,
-                     int64_t steps, float* out);
+                     int64_t steps, float* out, int64_t out_stride);
 
 // A step takes a few columns, those that share words of 4 bytes (of float32 two): the first for all
 // rows, then the second, panel by panel, so that besides the sums only one panel's 16 weights are
@@ -91,25 +96,47 @@ struct Bf16Pairs {
 // Ahead in each panel: the hardware does not look beyond a page.
 constexpr int64_t kPrefetchBytes = 1024;
 
+// Sums of R rows and P panels, in registers.
 template <class Weights, int R, int P>
-void dot(const void* const* x, const std::byte* const* panels, int64_t num_segments, int64_t steps,
-         float* out) {
+class DotTile {
     using X = typename Weights::X;
-    Vec acc[R][P];
-    const X* row[R];
-    OCTAVO_UNROLL
-    for (int r = 0; r < R; ++r) {
-        row[r] = static_cast<const X*>(x[r]);
+
+  public:
+    OCTAVO_INLINE explicit DotTile(const void* const* x) {
         OCTAVO_UNROLL
-        for (int p = 0; p < P; ++p) {
-            acc[r][p] = load(out + (r * P + p) * kLanes);
+        for (int r = 0; r < R; ++r) {
+            row_[r] = static_cast<const X*>(x[r]);
+            OCTAVO_UNROLL
+            for (int p = 0; p < P; ++p) {
+                sums_[r][p] = broadcast(0.0F);
+            }
         }
     }
-    for (int64_t segment = 0; segment < num_segments; ++segment) {
+
+    OCTAVO_INLINE void load_sums(const float* from, int64_t stride) {
+        OCTAVO_UNROLL
+        for (int r = 0; r < R; ++r) {
+            OCTAVO_UNROLL
+            for (int p = 0; p < P; ++p) {
+                sums_[r][p] = load(from + r * stride + p * kLanes);
+            }
+        }
+    }
+    OCTAVO_INLINE void store_sums(float* to, int64_t stride) const {
+        OCTAVO_UNROLL
+        for (int r = 0; r < R; ++r) {
+            OCTAVO_UNROLL
+            for (int p = 0; p < P; ++p) {
+                store(to + r * stride + p * kLanes, sums_[r][p]);
+            }
+        }
+    }
+
+    OCTAVO_INLINE void add(const std::byte* const* panels, int64_t steps) {
         const std::byte* w[P];
         OCTAVO_UNROLL
         for (int p = 0; p < P; ++p) {
-            w[p] = panels[segment * P + p];
+            w[p] = panels[p];
         }
         for (int64_t j = 0; j < steps; ++j) {
             if constexpr (R <= 2) {  // with few rows, memory is the limit
@@ -125,13 +152,13 @@ void dot(const void* const* x, const std::byte* const* panels, int64_t num_segme
                     const Vec weights = Weights::column(w[p], column);
                     OCTAVO_UNROLL
                     for (int r = 0; r < R; ++r) {
-                        acc[r][p] = Weights::add(acc[r][p], row[r][column], weights);
+                        sums_[r][p] = Weights::add(sums_[r][p], row_[r][column], weights);
                     }
                 }
             }
             OCTAVO_UNROLL
             for (int r = 0; r < R; ++r) {
-                row[r] += Weights::kColumns;
+                row_[r] += Weights::kColumns;
             }
             OCTAVO_UNROLL
             for (int p = 0; p < P; ++p) {
@@ -139,12 +166,28 @@ void dot(const void* const* x, const std::byte* const* panels, int64_t num_segme
             }
         }
     }
-    OCTAVO_UNROLL
-    for (int r = 0; r < R; ++r) {
-        OCTAVO_UNROLL
-        for (int p = 0; p < P; ++p) {
-            store(out + (r * P + p) * kLanes, acc[r][p]);
+
+  private:
+    const X* row_[R];
+    Vec sums_[R][P];
+};
+
+template <class Weights, Sums kSums, int R, int P>
+void dot(const void* const* x, const std::byte* const* panels, int64_t num_segments, int64_t steps,
+         float* out, int64_t out_stride) {
+    if constexpr (kSums == Sums::Own) {
+        for (int64_t s = 0; s < num_segments; ++s) {
+            DotTile<Weights, R, P> tile(x);
+            tile.add(panels + s * P, steps);
+            tile.store_sums(out + s * P * kLanes, out_stride);
         }
+    } else {
+        DotTile<Weights, R, P> tile(x);
+        tile.load_sums(out, out_stride);
+        for (int64_t s = 0; s < num_segments; ++s) {
+            tile.add(panels + s * P, steps);
+        }
+        tile.store_sums(out, out_stride);
     }
 }
 
@@ -164,7 +207,7 @@ constexpr int log2_of(int panels) {
     return panels >= 8 ? 3 : panels >= 4 ? 2 : panels >= 2 ? 1 : 0;
 }
 
-template <class Weights>
+template <class Weights, Sums kSums>
 class DotTable {
   public:
     constexpr DotTable() { fill_rows(std::make_integer_sequence<int, kTileRows>()); }
@@ -181,7 +224,7 @@ class DotTable {
     }
     template <int R, int P>
     constexpr void fill() {
-        table_[R][log2_of(P)] = dot<Weights, R, P>;
+        table_[R][log2_of(P)] = dot<Weights, kSums, R, P>;
         if constexpr (P * 2 <= max_panels(R)) {
             fill<R, P * 2>();
         }

@@ -1,6 +1,7 @@
 #include "cpu/heads.h"
 
 #include <bit>
+#include <cstring>
 
 #include "cpu/fp8.h"
 #include "cpu/norm.h"
@@ -43,8 +44,13 @@ struct Keys {
     static uint16_t* scales(const KVLayer& kv, int64_t block, int64_t head) {
         return kv.key_scales(block, head);
     }
-    static int64_t index(int64_t element_bytes, int64_t token, int64_t d) {
-        return key_index(element_bytes, token, d);
+    // Words of 4 bytes hold neighbours of one token, whatever the format.
+    template <class T>
+    static void scatter(const T* row, int64_t dim, int64_t token, T* to) {
+        constexpr int64_t n = 4 / sizeof(T);
+        for (int64_t d = 0; d < dim; d += n) {
+            std::memcpy(to + key_index(sizeof(T), token, d), row + d, 4);
+        }
     }
 };
 
@@ -55,18 +61,22 @@ struct Values {
     static uint16_t* scales(const KVLayer& kv, int64_t block, int64_t head) {
         return kv.value_scales(block, head);
     }
-    static int64_t index(int64_t element_bytes, int64_t token, int64_t d) {
-        return value_index(element_bytes, token, d);
+    template <class T>
+    static void scatter(const T* row, int64_t dim, int64_t token, T* to) {
+        constexpr int64_t n = 4 / sizeof(T);
+        for (int64_t first = 0; first < dim; first += kBlockTokens) {
+            T* panel = to + value_index(sizeof(T), token, first);
+            for (int64_t i = 0; i < kBlockTokens; ++i) {
+                panel[i * n] = row[first + i];
+            }
+        }
     }
 };
 
-template <class Part, class T, class Narrow>
-void write_elements(const KVLayer& kv, int64_t slot, int64_t head, const float* row,
-                    Narrow narrow) {
+template <class Part, class T>
+void scatter(const KVLayer& kv, int64_t slot, int64_t head, const T* row) {
     auto* to = reinterpret_cast<T*>(Part::panels(kv, slot / kBlockTokens, head));
-    for (int64_t d = 0; d < kv.head_dim; ++d) {
-        to[Part::index(sizeof(T), slot % kBlockTokens, d)] = narrow(row[d]);
-    }
+    Part::scatter(row, kv.head_dim, slot % kBlockTokens, to);
 }
 
 // Rounded up, so that no number is above the format's largest. A NaN or an infinity in the row
@@ -86,25 +96,36 @@ float scale_of(const float* row, int64_t dim, float largest) {
     return scale == scale ? std::bit_cast<float>((bits + 0xffffU) & 0xffff0000U) : scale;
 }
 
+template <class Part>
+void write_bf16(const KVLayer& kv, int64_t slot, int64_t head, const float* row) {
+    uint16_t narrowed[kMaxHeadDim];
+    for (int64_t d = 0; d < kv.head_dim; d += kLanes) {
+        store_bf16(narrowed + d, load(row + d));
+    }
+    scatter<Part>(kv, slot, head, narrowed);
+}
+
 template <class Part, class Narrow>
 void write_scaled(const KVLayer& kv, int64_t slot, int64_t head, const float* row, float largest,
                   Narrow narrow) {
     const float scale = scale_of(row, kv.head_dim, largest);
     const float factor = scale == 0.0F ? 0.0F : 1.0F / scale;
     Part::scales(kv, slot / kBlockTokens, head)[slot % kBlockTokens] = float_to_bf16(scale);
-    write_elements<Part, uint8_t>(kv, slot, head, row,
-                                  [&](float value) { return narrow(value * factor); });
+    uint8_t narrowed[kMaxHeadDim];
+    for (int64_t d = 0; d < kv.head_dim; ++d) {
+        narrowed[d] = narrow(row[d] * factor);
+    }
+    scatter<Part>(kv, slot, head, narrowed);
 }
 
 template <class Part>
 void write(const KVLayer& kv, int64_t slot, int64_t head, const float* row) {
     switch (kv.format) {
         case KVFormat::F32:
-            write_elements<Part, float>(kv, slot, head, row, [](float value) { return value; });
+            scatter<Part>(kv, slot, head, row);
             break;
         case KVFormat::BF16:
-            write_elements<Part, uint16_t>(kv, slot, head, row,
-                                           [](float value) { return float_to_bf16(value); });
+            write_bf16<Part>(kv, slot, head, row);
             break;
         case KVFormat::Int8:
             write_scaled<Part>(

@@ -4,7 +4,9 @@
 
 namespace octavo::cpu::OCTAVO_ISA {
 
-constexpr int kIntegerRows = 6;  // rows of activations at a time: 24 of the 32 registers are sums
+#define OCTAVO_UNROLL_PAIRS
+
+constexpr int kIntegerRows = 6;  // rows times panels at a time: 24 of the 32 registers are sums
 
 struct Integers {
     int32x4_t part[4];
@@ -13,6 +15,16 @@ struct Pairs {
     int16x8_t first[2], second[2];
 };
 
+template <class F>
+OCTAVO_INLINE Pairs each_half(const Pairs& v, F f) {
+    return {{f(v.first[0]), f(v.first[1])}, {f(v.second[0]), f(v.second[1])}};
+}
+template <class F>
+OCTAVO_INLINE Pairs each_half(const Pairs& a, const Pairs& b, F f) {
+    return {{f(a.first[0], b.first[0]), f(a.first[1], b.first[1])},
+            {f(a.second[0], b.second[0]), f(a.second[1], b.second[1])}};
+}
+
 OCTAVO_INLINE Vec to_floats(Integers v) {
     return each([&](int i) { return vcvtq_f32_s32(v.part[i]); });
 }
@@ -20,25 +32,74 @@ OCTAVO_INLINE Vec load_half(const std::byte* from) {
     const auto* bits = reinterpret_cast<const uint16_t*>(from);
     return each([&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(bits + 4 * i))); });
 }
-
-OCTAVO_INLINE Pairs widened(int8x16_t first, int8x16_t second) {
-    return {{vmovl_s8(vget_low_s8(first)), vmovl_s8(vget_high_s8(first))},
-            {vmovl_s8(vget_low_s8(second)), vmovl_s8(vget_high_s8(second))}};
+OCTAVO_INLINE Pairs load_words(const std::byte* from) {
+    const auto* halves = reinterpret_cast<const int16_t*>(from);
+    const int16x8x2_t low = vld2q_s16(halves);
+    const int16x8x2_t high = vld2q_s16(halves + 16);
+    return {{low.val[0], high.val[0]}, {low.val[1], high.val[1]}};
 }
-OCTAVO_INLINE Pairs byte_pairs(const std::byte* chunk, int index) {
-    const int8x16x4_t bytes = vld4q_s8(reinterpret_cast<const int8_t*>(chunk));
-    return widened(bytes.val[index], bytes.val[index + 2]);
-}
-OCTAVO_INLINE int8x16_t half_bytes(uint8x16_t quads, int index) {
-    return vreinterpretq_s8_u8(index < 2 ? vandq_u8(quads, vdupq_n_u8(15)) : vshrq_n_u8(quads, 4));
-}
-OCTAVO_INLINE Pairs half_pairs(const std::byte* chunk, int index) {
-    const uint8x16x4_t bytes = vld4q_u8(reinterpret_cast<const uint8_t*>(chunk));
-    return widened(half_bytes(bytes.val[index % 2], index),
-                   half_bytes(bytes.val[index % 2 + 2], index));
+OCTAVO_INLINE void store_words(std::byte* to, const Pairs& v) {
+    auto* halves = reinterpret_cast<int16_t*>(to);
+    const int16x8x2_t low = {{v.first[0], v.second[0]}};
+    const int16x8x2_t high = {{v.first[1], v.second[1]}};
+    vst2q_s16(halves, low);
+    vst2q_s16(halves + 16, high);
 }
 
-OCTAVO_INLINE Integers multiply_add(Integers sum, Pairs w, const std::byte* x) {
+template <int Bits>
+OCTAVO_INLINE Pairs bit_fields(const std::byte* chunk, int index, int to) {
+    const int16x8_t by = vdupq_n_s16(static_cast<int16_t>(to - index * Bits));
+    const uint16x8_t mask = vdupq_n_u16(static_cast<uint16_t>(((1 << Bits) - 1) << to));
+    return each_half(load_words(chunk), [&](int16x8_t words) {
+        const uint16x8_t moved = vshlq_u16(vreinterpretq_u16_s16(words), by);
+        return vreinterpretq_s16_u16(vandq_u16(moved, mask));
+    });
+}
+
+OCTAVO_INLINE int16x8_t low_byte(int16x8_t words) { return vshrq_n_s16(vshlq_n_s16(words, 8), 8); }
+OCTAVO_INLINE Pairs signed_bytes(const std::byte* chunk, int index) {
+    return each_half(load_words(chunk), [&](int16x8_t words) {
+        return index == 0 ? low_byte(words) : vshrq_n_s16(words, 8);
+    });
+}
+
+OCTAVO_INLINE Pairs looked_up(const std::byte* chunk, int index, const int8_t* table) {
+    const int8x16_t entries = vld1q_s8(table);
+    return each_half(bit_fields<4>(chunk, index, 0), [&](int16x8_t codes) {
+        return low_byte(vreinterpretq_s16_s8(vqtbl1q_s8(entries, vreinterpretq_u8_s16(codes))));
+    });
+}
+
+OCTAVO_INLINE Pairs operator|(const Pairs& a, const Pairs& b) {
+    return each_half(a, b, [](int16x8_t x, int16x8_t y) { return vorrq_s16(x, y); });
+}
+OCTAVO_INLINE Pairs operator*(const Pairs& a, const Pairs& b) {
+    return each_half(a, b, [](int16x8_t x, int16x8_t y) { return vmulq_s16(x, y); });
+}
+OCTAVO_INLINE Pairs less_constant(const Pairs& a, int b) {
+    const int16x8_t constant = vdupq_n_s16(static_cast<int16_t>(b));
+    return each_half(a, [&](int16x8_t x) { return vsubq_s16(x, constant); });
+}
+
+OCTAVO_INLINE Pairs small_scales(const std::byte* from, int mask) {
+    const int8x16_t bytes = vandq_s8(vld1q_s8(reinterpret_cast<const int8_t*>(from)),
+                                     vdupq_n_s8(static_cast<int8_t>(mask)));
+    const int16x8_t low = vmovl_s8(vget_low_s8(bytes));
+    const int16x8_t high = vmovl_s8(vget_high_s8(bytes));
+    return {{low, high}, {low, high}};
+}
+OCTAVO_INLINE Vec small_minima(const std::byte* from, int shift) {
+    const uint8x16_t bytes = vshlq_u8(vld1q_u8(reinterpret_cast<const uint8_t*>(from)),
+                                      vdupq_n_s8(static_cast<int8_t>(-shift)));
+    const uint16x8_t low = vmovl_u8(vget_low_u8(bytes));
+    const uint16x8_t high = vmovl_u8(vget_high_u8(bytes));
+    return {{vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))),
+             vcvtq_f32_u32(vmovl_u16(vget_high_u16(low))),
+             vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))),
+             vcvtq_f32_u32(vmovl_u16(vget_high_u16(high)))}};
+}
+
+OCTAVO_INLINE Integers multiply_add(Integers sum, const Pairs& w, const std::byte* x) {
     const int16x4_t pair = vreinterpret_s16_s32(vdup_n_s32(load_word(x)));
     for (int i = 0; i < 2; ++i) {
         int32x4_t& low = sum.part[2 * i];
@@ -49,6 +110,17 @@ OCTAVO_INLINE Integers multiply_add(Integers sum, Pairs w, const std::byte* x) {
         high = vmlal_high_lane_s16(high, w.second[i], pair, 1);
     }
     return sum;
+}
+
+OCTAVO_INLINE int32_t store_rounded(Vec biased, int16_t* to) {
+    const int32x4_t bias = vreinterpretq_s32_f32(vdupq_n_f32(kRounder));
+    int32x4_t sum = vdupq_n_s32(0);
+    for (int i = 0; i < 4; ++i) {
+        const int32x4_t wide = vsubq_s32(vreinterpretq_s32_f32(biased.part[i]), bias);
+        vst1_s16(to + 4 * i, vmovn_s32(wide));
+        sum = vaddq_s32(sum, wide);
+    }
+    return vaddvq_s32(sum);
 }
 
 }  // namespace octavo::cpu::OCTAVO_ISA

@@ -23,6 +23,7 @@ const Kernels& kernels() {
         .isa = OCTAVO_STRING_OF(OCTAVO_ISA),
         .quantize_group = quantize_group,
         .linear_scratch_bytes = linear_scratch_bytes,
+        .linear_block_rows = linear_block_rows,
         .linear = linear,
         .rms_norm = rms_norm,
         .layer_norm = layer_norm,

@@ -202,6 +202,7 @@ struct Kernels {
     const char* isa;
     IntegerBlock (*quantize_group)(Packing packing, const float* values);
     int64_t (*linear_scratch_bytes)(const Panels& weight);
+    int64_t (*linear_block_rows)(const Panels& weight);  // that a worker holds at a time
     void (*linear)(const LinearArgs&, int64_t begin, int64_t end, std::byte* scratch);
     void (*rms_norm)(const NormArgs&, int64_t begin, int64_t end);
     void (*layer_norm)(const NormArgs&, int64_t begin, int64_t end);

@@ -114,10 +114,10 @@ class Linear {
         for (int64_t r = 0; r < num_rows_; r += tile_rows_) {
             const int64_t rows = std::min(tile_rows_, num_rows_ - r);
             const Dot dot = kDots.get(rows, static_cast<int>(width));
-            alignas(64) float y[2][kTileFloats] = {};
-            dot(x_ + r, panels[0], 1, args_.weight.pairs(), y[0]);
+            alignas(64) float y[2][kTileFloats];
+            dot(x_ + r, panels[0], 1, args_.weight.pairs(), y[0], width * kLanes);
             if (args_.mode == LinearMode::Glu) {
-                dot(x_ + r, panels[1], 1, args_.weight.pairs(), y[1]);
+                dot(x_ + r, panels[1], 1, args_.weight.pairs(), y[1], width * kLanes);
             }
             for (int64_t i = 0; i < rows * width; ++i) {
                 finish(args_, first_row_ + r + i / width, unit + i % width, y[0] + i * kLanes,
@@ -128,7 +128,7 @@ class Linear {
 
     const std::byte* panel(int64_t index) const { return args_.weight.panel(index).data; }
 
-    static constexpr DotTable<Weights> kDots{};
+    static constexpr DotTable<Weights, Sums::Own> kDots{};
 
     const LinearArgs& args_;
     std::byte* const scratch_;
@@ -150,6 +150,10 @@ int64_t linear_scratch_bytes(const Panels& weight) {
 #else
     return block_rows(weight) * row_bytes;
 #endif
+}
+
+int64_t linear_block_rows(const Panels& weight) {
+    return weight.is_quantized() ? quantized_block_rows(weight) : block_rows(weight);
 }
 
 void linear(const LinearArgs& args, int64_t begin, int64_t end, std::byte* scratch) {

@@ -164,6 +164,8 @@ int64_t quantized_scratch_bytes(const Panels& weight) {
            block_rows(weight.groups()) * weight.groups() * kGroupStride;
 }
 
+int64_t quantized_block_rows(const Panels& weight) { return block_rows(weight.groups()); }
+
 void linear_quantized(const LinearArgs& args, int64_t begin, int64_t end, std::byte* scratch) {
     QuantizedLinear(args, scratch).run(begin, end);
 }

@@ -12,6 +12,7 @@
 namespace octavo::cpu::OCTAVO_ISA {
 
 int64_t quantized_scratch_bytes(const Panels& weight);
+int64_t quantized_block_rows(const Panels& weight);
 
 void linear_quantized(const LinearArgs& args, int64_t begin, int64_t end, std::byte* scratch);
 

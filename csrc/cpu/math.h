@@ -6,24 +6,48 @@
 
 namespace octavo::cpu::OCTAVO_ISA {
 
+// Two at a time: in a long chain of operations, one has the processor while the other waits.
+struct Two {
+    Vec first, second;
+};
+
+OCTAVO_INLINE Two operator+(Two a, Vec b) { return {a.first + b, a.second + b}; }
+OCTAVO_INLINE Two operator-(Two a, Vec b) { return {a.first - b, a.second - b}; }
+OCTAVO_INLINE Two operator*(Two a, Two b) { return {a.first * b.first, a.second * b.second}; }
+OCTAVO_INLINE Two min(Vec a, Two b) { return {min(a, b.first), min(a, b.second)}; }
+OCTAVO_INLINE Two max(Vec a, Two b) { return {max(a, b.first), max(a, b.second)}; }
+OCTAVO_INLINE Two fma(Two a, Vec b, Vec c) { return {fma(a.first, b, c), fma(a.second, b, c)}; }
+OCTAVO_INLINE Two fma(Vec a, Two b, Vec c) { return {fma(a, b.first, c), fma(a, b.second, c)}; }
+OCTAVO_INLINE Two fma(Two a, Vec b, Two c) {
+    return {fma(a.first, b, c.first), fma(a.second, b, c.second)};
+}
+OCTAVO_INLINE Two fma(Two a, Two b, Vec c) {
+    return {fma(a.first, b.first, c), fma(a.second, b.second, c)};
+}
+OCTAVO_INLINE Two fma(Two a, Two b, Two c) {
+    return {fma(a.first, b.first, c.first), fma(a.second, b.second, c.second)};
+}
+OCTAVO_INLINE Two scale_by_power(Two value, Two biased) {
+    return {scale_by_power(value.first, biased.first), scale_by_power(value.second, biased.second)};
+}
+
 // e^x by Cody and Waite: x = n ln 2 + r, a polynomial in r, times 2^n. Within 2 units of the last
 // place on [-87.3, 88.3]; clamped outside; NaN stays NaN.
-OCTAVO_INLINE Vec exp(Vec x) {
+template <class V>
+OCTAVO_INLINE V exp(V x) {
     x = min(broadcast(88.3F), x);  // in this order of arguments a NaN in x survives
     x = max(broadcast(-87.3F), x);
     const Vec magic = broadcast(12582912.0F);  // 1.5 * 2^23: adding it rounds to a whole number
-    const Vec biased = fma(x, broadcast(1.44269504088896341F), magic);
-    const Vec n = biased - magic;
-    Vec r = fma(n, broadcast(-0.693359375F), x);
+    const V biased = fma(x, broadcast(1.44269504088896341F), magic);
+    const V n = biased - magic;
+    V r = fma(n, broadcast(-0.693359375F), x);
     r = fma(n, broadcast(2.12194440e-4F), r);
-    Vec p = broadcast(1.9875691500e-4F);
-    p = fma(p, r, broadcast(1.3981999507e-3F));
+    V p = fma(broadcast(1.9875691500e-4F), r, broadcast(1.3981999507e-3F));
     p = fma(p, r, broadcast(8.3334519073e-3F));
     p = fma(p, r, broadcast(4.1665795894e-2F));
     p = fma(p, r, broadcast(1.6666665459e-1F));
     p = fma(p, r, broadcast(5.0000001201e-1F));
-    const Vec one = broadcast(1.0F);
-    return scale_by_power(fma(p, r * r, r) + one, biased);
+    return scale_by_power(fma(p, r * r, r) + broadcast(1.0F), biased);
 }
 
 OCTAVO_INLINE Vec tanh(Vec x) {

@@ -73,6 +73,28 @@ OCTAVO_INLINE Vec load_second(const void* from) {
     });
 }
 
+// Byte `index` of 4 words of 4 bytes, with zeros below.
+OCTAVO_INLINE int32x4_t top_byte(const uint32_t* words, int index) {
+    const uint32x4_t moved = vshlq_u32(vld1q_u32(words), vdupq_n_s32(24 - 8 * index));
+    return vreinterpretq_s32_u32(vandq_u32(moved, vdupq_n_u32(0xff000000U)));
+}
+// Byte `index` of 16 words: an integer, times 2^24.
+OCTAVO_INLINE Vec load_int8(const void* from, int index) {
+    const auto* words = static_cast<const uint32_t*>(from);
+    return each([&](int i) { return vcvtq_f32_s32(top_byte(words + 4 * i, index)); });
+}
+// The same of 8-bit floats.
+template <class Format>
+OCTAVO_INLINE Vec load_fp8(const void* from, int index) {
+    const auto* words = static_cast<const uint32_t*>(from);
+    const uint32x4_t mask = vdupq_n_u32(static_cast<uint32_t>(Format::kMask) << 16);
+    return each([&](int i) {
+        const int32x4_t moved = vshrq_n_s32(top_byte(words + 4 * i, index), Format::kShift);
+        const uint32x4_t bits = vandq_u32(vreinterpretq_u32_s32(moved), mask);
+        return vmulq_f32(vreinterpretq_f32_u32(bits), vdupq_n_f32(Format::kFactor));
+    });
+}
+
 OCTAVO_INLINE Vec operator+(Vec a, Vec b) {
     return each([&](int i) { return vaddq_f32(a.part[i], b.part[i]); });
 }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/half.h"
 #include "cpu/groups.h"
 #include "cpu/isa.h"
 
@@ -17,6 +18,19 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 using Run = std::function<Bytes(const Kernels&)>;
+
+// As a worker has it: at the start of a cache line.
+class Scratch {
+  public:
+    explicit Scratch(int64_t num_bytes) : lines_(static_cast<size_t>(num_bytes / 64 + 1)) {}
+    std::byte* data() const { return const_cast<std::byte*>(lines_.data()->bytes); }
+
+  private:
+    struct alignas(64) Line {
+        std::byte bytes[64];
+    };
+    std::vector<Line> lines_;
+};
 
 std::mt19937 rng(1);
 
@@ -39,21 +53,31 @@ Bytes bytes_of(const std::vector<float>& values, Dtype dtype) {
     return bytes;
 }
 
-// Panels hold numbers in an order that does not matter here; groups of integers have their scales.
+uint8_t random_below(uint32_t limit) { return static_cast<uint8_t>(rng() % limit); }
+
+// Numbers lie in an order that does not matter here; integers have small scales that every format
+// has room for.
 Bytes random_panels(const Panels& shape) {
-    const int64_t size = shape.count() * shape.panel_bytes();
-    if (!shape.is_quantized()) {
-        const Dtype dtype = shape.packing == Packing::F32 ? Dtype::F32 : Dtype::BF16;
+    const Format& format = format_of(shape.packing());
+    const int64_t size = shape.count() * shape.panel_bytes(shape.packing());
+    if (!format.is_integer()) {
+        const Dtype dtype = shape.packing() == Packing::F32 ? Dtype::F32 : Dtype::BF16;
         return bytes_of(random_floats(size / size_of(dtype)), dtype);
     }
     Bytes bytes(static_cast<size_t>(size));
-    for (std::byte& byte : bytes) {
-        byte = static_cast<std::byte>(rng());
-    }
-    for (int64_t at = 0; at < size; at += shape.group_bytes()) {
-        for (int64_t i = scales_offset(shape.packing); i < shape.group_bytes(); i += 2) {
-            const uint16_t scale = float_to_half(random_floats(1)[0]);
-            std::memcpy(bytes.data() + at + i, &scale, 2);
+    for (int64_t at = 0; at < size; at += format.block_bytes()) {
+        for (int64_t lane = 0; lane < kPanelRows; ++lane) {
+            IntegerBlock row;
+            std::generate(std::begin(row.codes), std::end(row.codes),
+                          [&] { return random_below(1U << format.bits); });
+            std::generate(std::begin(row.scales), std::end(row.scales),
+                          [&] { return static_cast<int8_t>(random_below(16)); });
+            std::generate(std::begin(row.minima), std::end(row.minima),
+                          [&] { return random_below(16); });
+            row.scale = format.scales == Scales::Power ? uint16_t(112 + random_below(32))
+                                                       : float_to_half(random_floats(1)[0]);
+            row.minimum = float_to_half(random_floats(1)[0]);
+            put(format, bytes.data() + at, lane, row);
         }
     }
     return bytes;
@@ -73,7 +97,7 @@ int compare(const std::string& what, const Run& run) {
 
 Bytes run_linear(const Kernels& kernels, LinearArgs args) {
     Bytes y(static_cast<size_t>(args.num_rows * args.dst.cols * 4));
-    Bytes scratch(static_cast<size_t>(kernels.linear_scratch_bytes(args.weight)) + 64);
+    const Scratch scratch(kernels.linear_scratch_bytes(args.weight));
     args.dst.data = y.data();
     kernels.linear(args, 0, args.units(), scratch.data());
     return y;
@@ -111,7 +135,8 @@ int check_own_order(const std::string& what, const Kernels& kernels, const Linea
 
 int compare_linear(Packing packing, LinearMode mode, int64_t num_rows, int64_t cols) {
     const Dtype dtype = packing == Packing::BF16 ? Dtype::BF16 : Dtype::F32;
-    Panels weight{nullptr, 96, cols, packing};
+    Panels weight{.rows = 96, .cols = cols};
+    weight.runs[0].packing = packing;
     const Bytes panels = random_panels(weight);
     weight.data = panels.data();
     Bytes x = bytes_of(random_floats(num_rows * cols), dtype);
@@ -180,25 +205,42 @@ int compare_norm(bool is_layer_norm, int64_t cols) {
     });
 }
 
+Bytes random_cache(KVLayer kv, int64_t num_blocks) {
+    const int64_t size = num_blocks * kv.block_bytes();
+    if (!kv.is_scaled()) {
+        const Dtype dtype = kv.format == KVFormat::F32 ? Dtype::F32 : Dtype::BF16;
+        return bytes_of(random_floats(size / size_of(dtype)), dtype);
+    }
+    Bytes bytes(static_cast<size_t>(size));
+    std::generate(bytes.begin(), bytes.end(), [] { return std::byte{random_below(120)}; });
+    kv.data = bytes.data();
+    for (int64_t i = 0; i < num_blocks * kv.num_kv_heads; ++i) {
+        uint16_t* scales = kv.key_scales(i / kv.num_kv_heads, i % kv.num_kv_heads);
+        std::generate_n(scales, 2 * kBlockTokens,
+                        [] { return float_to_bf16(random_floats(1)[0] / 64); });
+    }
+    return bytes;
+}
+
 // One sequence of 70 tokens; `window` hides the first ones.
-int compare_attention(Dtype kv_dtype, int64_t window) {
+int compare_attention(KVFormat format, int64_t window) {
     constexpr int64_t kTokens = 70, kHeads = 4, kKVHeads = 2, kDim = 32;
     const std::vector<float> q = random_floats(kTokens * kHeads * kDim);
-    const std::vector<float> cache = random_floats(5 * kKVHeads * 2 * kDim * kBlockTokens);
+    const Bytes cache = random_cache({nullptr, kKVHeads, kDim, format}, 5);
     const int32_t blocks[] = {3, 0, 4, 1, 2};
     return compare("attention", [&](const Kernels& kernels) {
-        Bytes kv = bytes_of(cache, kv_dtype);
+        Bytes kv = cache;
         std::vector<float> queries = q;
         Bytes y(static_cast<size_t>(kTokens * kHeads * kDim * 4));
         AttentionArgs args;
         args.dst = {y.data(), kHeads * kDim, Dtype::F32};
         args.q = queries.data();
-        args.kv = {kv.data(), kKVHeads, kDim, kv_dtype};
+        args.kv = {kv.data(), kKVHeads, kDim, format};
         args.num_heads = kHeads;
         args.window = window;
         args.scale = 0.2F;
         args.soft_cap = 20.0F;
-        Bytes scratch(static_cast<size_t>(kernels.attend_scratch_bytes(args.group(), kDim)) + 64);
+        const Scratch scratch(kernels.attend_scratch_bytes(args.group(), kDim));
         const int64_t step = query_tile_tokens(args.group());
         for (int32_t head = 0; head < kKVHeads; ++head) {
             for (int64_t first = 0; first < kTokens; first += step) {
@@ -235,16 +277,17 @@ int compare_logits(int64_t count) {
 int compare_quantising(Packing packing) {
     const std::vector<float> values = random_floats(kGroupColumns);
     return compare("quantize_group", [&](const Kernels& kernels) {
-        const GroupRow row = kernels.quantize_group(packing, values.data());
-        Bytes result(sizeof row);
-        std::memcpy(result.data(), &row, sizeof row);
-        return result;
+        const IntegerBlock row = kernels.quantize_group(packing, values.data());
+        Bytes block(static_cast<size_t>(format_of(packing).block_bytes()));
+        put(format_of(packing), block.data(), 0, row);
+        return block;
     });
 }
 
 int compare_all() {
     int num_different = 0;
-    for (const Packing packing : {Packing::F32, Packing::BF16, Packing::Q8, Packing::Q4}) {
+    for (int index = 0; index < kNumPackings; ++index) {
+        const auto packing = static_cast<Packing>(index);
         for (const LinearMode mode : {LinearMode::Store, LinearMode::Add, LinearMode::Glu}) {
             for (const auto& [rows, cols] :
                  {std::pair<int64_t, int64_t>{1, 64}, {2, 33}, {7, 130}, {37, 96}, {100, 70}}) {
@@ -260,8 +303,9 @@ int compare_all() {
     for (const int64_t cols : {16, 48, 77}) {
         num_different += compare_norm(false, cols) + compare_norm(true, cols);
     }
-    for (const Dtype dtype : {Dtype::F32, Dtype::BF16}) {
-        num_different += compare_attention(dtype, 0) + compare_attention(dtype, 20);
+    for (const KVFormat format :
+         {KVFormat::F32, KVFormat::BF16, KVFormat::Int8, KVFormat::E4M3, KVFormat::E5M2}) {
+        num_different += compare_attention(format, 0) + compare_attention(format, 20);
     }
     for (const int64_t count : {1, 64, 1000}) {
         num_different += compare_logits(count);

@@ -158,3 +158,48 @@ def test_nan_stays_in_its_row() -> None:
     assert np.isnan(got[4]).all()
     keep = np.arange(9) != 4
     np.testing.assert_array_equal(got[keep], expected[keep])
+
+
+PARTS = {"rows of several blocks": 250, "a row more than a block": 97, "many blocks": 700}
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "q8"])
+@pytest.mark.parametrize("num_rows", PARTS.values(), ids=PARTS)
+def test_large_products_are_shared_out_without_a_trace(kind: str, num_rows: int) -> None:
+    """Into what is there: a part that two workers take, or none, would show."""
+    dtype = "bf16" if kind == "bf16" else "f32"
+    x, w, bias = random_case(num_rows, 64, 150, dtype)
+    into = np.random.default_rng(2).standard_normal((num_rows, 150)).astype(np.float32)
+    team = _native.Team(1)
+    few = [
+        run_rows(team, x[i : i + 20], adding(team, w, bias, into[i : i + 20], kind))
+        for i in range(0, num_rows, 20)
+    ]
+    for threads in (2, 3, 5):
+        team = _native.Team(threads)
+        for _ in range(3):
+            got = run_rows(team, x, adding(team, w, bias, into, kind))
+            assert got.tobytes() == np.concatenate(few).tobytes(), threads
+
+
+def adding(
+    team: _native.Team, w: np.ndarray, bias: np.ndarray, into: np.ndarray, kind: str
+) -> Callable[[Recorder, int], int]:
+    """Two products added to `into`, and what has no rows between them."""
+
+    def build(recorder: Recorder, src: int) -> int:
+        program = recorder.program
+        x = src
+        if kind == "bf16":
+            x = recorder.buffer(w.shape[1], "bf16")
+            program.convert(x, src)
+        weight = pack(team, w, kind)
+        selected = recorder.buffer(w.shape[1], "bf16" if kind == "bf16" else "f32", rows="S")
+        dst = recorder.buffer(len(w))
+        program.embed(dst, pack(team, into, "f32"), 1.0)
+        program.linear(dst, x, weight, bias, "add", "", 0.5)
+        program.select_rows(selected, x)
+        program.linear(dst, x, weight, bias, "add", "", -0.25)
+        return dst
+
+    return build
