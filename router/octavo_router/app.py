@@ -31,6 +31,7 @@ from octavo_router.flow.gate import Gate
 from octavo_router.flow.keys_file import KeysFile
 from octavo_router.gauges import make_gauges, make_shadow_gauges
 from octavo_router.http.deadlines import Deadlines
+from octavo_router.http.network import Network
 from octavo_router.http.tls import client_context
 from octavo_router.logs import change_level
 from octavo_router.loop_watch import LoopWatch
@@ -120,8 +121,9 @@ class App:
         self.deadlines = Deadlines(loop)
         tls = self._engine_tls()
         engine_key = config.discovery.engine_key
+        self.network = Network(loop, hot_path.make_poller)
         self.upstreams = Upstreams(
-            config.timeouts, self.deadlines, loop,
+            config.timeouts, self.deadlines, loop, network=self.network,
             ssl_context=tls, engine_key=engine_key, passes_keys=not table.is_required,
         )  # fmt: skip
         self.registry.subscribe(self.upstreams.changed)
@@ -175,6 +177,8 @@ class App:
                 tracing=self._tracing,
             )
         )
+        if self.proxy.lane is not None:
+            self.network.show_first(self.proxy.lane)
         self._canaries = Canaries(self.dispatcher, self.upstreams, config)
         self._signals = Signals(
             self.registry, index, self.metrics,
@@ -220,6 +224,8 @@ class App:
         await self.access_log.close()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
+        await asyncio.sleep(0)  # what was closed just now hears of it
+        self.network.close()
 
     async def _open_picker(self) -> None:
         """Last, so that it ends first: its streams may finish while all else still runs."""

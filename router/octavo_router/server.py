@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from octavo_router.app import App
     from octavo_router.config import RouterConfig, ServerConfig
+    from octavo_router.http.network import Listening
 
 logger = logging.getLogger("octavo.router")
 
@@ -42,7 +43,7 @@ class Server:
         self._app = app
         self._listener = listener
         self._loop = asyncio.get_running_loop()
-        self._server: asyncio.Server | None = None
+        self._server: Listening | None = None
         self._tls: ssl.SSLContext | None = None
         self._stopping = asyncio.Event()
         self._is_interrupted = False  # by somebody at a terminal, who wants it to end
@@ -71,9 +72,7 @@ class Server:
         if config.tls_cert:
             self._tls = server_context(config.tls_cert, config.tls_key, config.tls_client_ca)
             self._tasks.append(self._loop.create_task(self._renew_certificate(config)))
-        self._server = await self._loop.create_server(
-            self._new_connection, sock=listener, ssl=self._tls
-        )
+        self._server = await self._app.network.listen(self._new_connection, listener, tls=self._tls)
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Until SIGTERM or SIGINT, and through the drain."""

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from octavo_router.http.deadlines import NEVER
+from octavo_router.http.network import Network
 from octavo_router.http.response_head import AnswerParser
 from octavo_router.http.upstream_connection import Loss, UpstreamConnection
 
@@ -27,8 +28,8 @@ class UpstreamPool:
     """
 
     __slots__ = (
-        "_connecting", "_deadlines", "_host", "_idle", "_loop", "_open", "_parser", "_port",
-        "_server_name", "_ssl", "connect_timeout_s", "deadline", "idle_s", "is_closed",
+        "_connecting", "_deadlines", "_host", "_idle", "_loop", "_network", "_open", "_parser",
+        "_port", "_server_name", "_ssl", "connect_timeout_s", "deadline", "idle_s", "is_closed",
     )  # fmt: skip
 
     def __init__(
@@ -38,6 +39,7 @@ class UpstreamPool:
         *,
         deadlines: Deadlines,
         loop: asyncio.AbstractEventLoop,
+        network: Network | None = None,
         ssl_context: ssl.SSLContext | None = None,
         server_name: str = "",
         idle_s: float,
@@ -47,6 +49,7 @@ class UpstreamPool:
         self._port = port
         self._deadlines = deadlines
         self._loop = loop
+        self._network = network or Network(loop)
         self._ssl = ssl_context
         self._server_name = server_name or host
         self._parser = AnswerParser()
@@ -139,12 +142,12 @@ class UpstreamPool:
     async def _connect(self, user: User) -> None:
         try:
             async with asyncio.timeout(self.connect_timeout_s):
-                _, connection = await self._loop.create_connection(
+                connection = await self._network.connect(
                     lambda: UpstreamConnection(self, self._parser),
                     self._host,
                     self._port,
-                    ssl=self._ssl,
-                    server_hostname=self._server_name if self._ssl else None,
+                    tls=self._ssl,
+                    server_name=self._server_name if self._ssl else None,
                 )
         except TimeoutError:
             limit_s = self.connect_timeout_s

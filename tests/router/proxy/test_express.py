@@ -83,8 +83,8 @@ class Twins:
             SocketlessRouter(path, clock, kinds=KINDS, num_clients=NUM_CLIENTS, config=config)
             for path in (fast, slow)
         )
-        assert self.fast.proxy._lane is not None
-        assert self.slow.proxy._lane is None
+        assert self.fast.proxy.lane is not None
+        assert self.slow.proxy.lane is None
 
     async def both(self, act: Callable[[SocketlessRouter], object]) -> None:
         for router in (self.fast, self.slow):
@@ -102,7 +102,7 @@ def chat(random: Random) -> bytes:
         "model": "m" if random.random() < 0.97 else "who",
         "messages": [
             {"role": "system", "content": system},
-            {"role": "user", "content": f"question {random.randrange(50)}"},
+            {"role": "user", "content": f"question {random.randrange(50):02}"},
         ],
     }
     if random.random() < 0.1:
@@ -161,7 +161,7 @@ class Life:
         number, data = self.random.choice(idle), request(self.random)
         if self.twins.slow.client_wires[number].is_cut:
             await self.twins.both(lambda router: router.renew_client(number))
-        await self.twins.both(lambda router: router.clients[number].data_received(data))
+        await self.twins.both(lambda router: router.receive(router.clients[number], data))
 
     async def answer(self) -> None:
         count = len(self.twins.slow.busy)
@@ -172,9 +172,9 @@ class Life:
         for piece in answer(self.random):
             if slow.user is not None:
                 await self.twins.both(
-                    lambda router, piece=piece: (  # type: ignore[misc]  # a default is no type
-                        fast if router is self.twins.fast else slow
-                    ).data_received(piece)
+                    lambda router, piece=piece: router.receive(  # type: ignore[misc]  # a default is no type
+                        fast if router is self.twins.fast else slow, piece
+                    )
                 )
 
     async def lose(self) -> None:
@@ -218,7 +218,7 @@ def test_both_ways_leave_the_same_behind(clock: ManualClock, seed: int):
     async def run() -> None:
         twins = Twins(clock)
         await Life(twins, seed).live()
-        lane = twins.fast.proxy._lane
+        lane = twins.fast.proxy.lane
         assert lane is not None
         assert lane.num_flights > 100
 
@@ -236,11 +236,11 @@ def test_a_mistake_of_ours_costs_one_request_and_holds_nothing(
         async def ask_of(number: int) -> None:
             body = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
             data = post_bytes(body)
-            await twins.both(lambda router: router.clients[number].data_received(data))
+            await twins.both(lambda router: router.receive(router.clients[number], data))
 
         async def answer_all() -> None:
             while twins.slow.busy:
-                await twins.both(lambda router: router.busy[0].data_received(ANSWER))
+                await twins.both(lambda router: router.receive(router.busy[0], ANSWER))
 
         def break_wires(router: SocketlessRouter) -> None:
             wires = [w for _, w in router.wires] if side == "engine" else router.client_wires
@@ -250,7 +250,7 @@ def test_a_mistake_of_ours_costs_one_request_and_holds_nothing(
         for number in range(12):
             await ask_of(number)
             await answer_all()
-        lane = twins.fast.proxy._lane
+        lane = twins.fast.proxy.lane
         assert lane is not None
         num_flights = lane.num_flights
         if side == "engine":
