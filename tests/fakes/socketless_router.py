@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import fields
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
@@ -111,6 +112,7 @@ class SocketlessRouter:
         index = hot_path.ResidencyIndex()
         self.registry = registry = Registry(index)
         self.records: list[RequestRecord] = []
+        self.num_taken: Counter[type] = Counter()  # requests and answers, before protocols saw them
         self.metrics = metrics = RouterMetrics(now=clock)
         metrics.on_counted = self.records.extend
         self.observer = MetricsObserver(metrics)
@@ -158,7 +160,9 @@ class SocketlessRouter:
     def receive(self, connection: ClientConnection | UpstreamConnection, data: bytes) -> None:
         """As a socket does it: the express lane sees the bytes first."""
         lane = self.proxy.lane
-        if lane is None or not lane.take(connection, data):
+        if lane is not None and lane.take(connection, data):
+            self.num_taken[type(connection)] += 1
+        else:
             connection.data_received(data)
 
     @property

@@ -13,6 +13,8 @@ import pytest
 
 from octavo_engine.protocol.stream import Load
 from octavo_router.config import RouterConfig
+from octavo_router.http.client_connection import ClientConnection
+from octavo_router.http.upstream_connection import UpstreamConnection
 from octavo_router.residency import native
 from tests.fakes.clock import ManualClock
 from tests.fakes.http_client import post_bytes
@@ -221,6 +223,8 @@ def test_both_ways_leave_the_same_behind(clock: ManualClock, seed: int):
         lane = twins.fast.proxy.lane
         assert lane is not None
         assert lane.num_flights > 100
+        assert twins.fast.num_taken[ClientConnection] > 40
+        assert twins.fast.num_taken[UpstreamConnection] > 40
 
     run()
 
