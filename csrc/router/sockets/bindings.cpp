@@ -39,6 +39,9 @@ void bind_sockets(nb::module_& module) {
         .def("get_write_buffer_size", &Transport::num_unsent)
         .def("set_write_buffer_limits", &set_limits, "high"_a = nb::none(), "low"_a = nb::none())
         .def("get_extra_info", &Transport::get_extra_info, "name"_a, "default"_a = nb::none());
+    nb::class_<Opening>(module, "Opening")
+        .def("cancel", &Opening::cancel)
+        .def("_finish", &Opening::finish);
     nb::class_<Poller>(module, "Poller")
         .def(nb::init<nb::handle>())
         .def("fileno", &Poller::fd)
@@ -46,6 +49,7 @@ void bind_sockets(nb::module_& module) {
         .def("close", &Poller::close)
         .def("listen", &Poller::listen)
         .def("ignore", &Poller::ignore)
+        .def("open", &Poller::open)
         .def("adopt", &Poller::adopt)
         .def("show_first", &Poller::show_first)
         .def("_listen_again", &Poller::listen_again)

@@ -1,5 +1,6 @@
 #include "router/sockets/poller.h"
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
@@ -7,7 +8,6 @@
 
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <stdexcept>
 #include <utility>
 
@@ -36,6 +36,24 @@ int fd_of(nb::handle sock) {
 void send_at_once(int fd) {
     const int on = 1;
     ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+bool read_address(const char* host, uint16_t port, Address& address) {
+    auto& four = reinterpret_cast<sockaddr_in&>(address.storage);
+    auto& six = reinterpret_cast<sockaddr_in6&>(address.storage);
+    if (::inet_pton(AF_INET, host, &four.sin_addr) == 1) {
+        four.sin_family = AF_INET;
+        four.sin_port = htons(port);
+        address.size = sizeof four;
+        return true;
+    }
+    if (::inet_pton(AF_INET6, host, &six.sin6_addr) == 1) {
+        six.sin6_family = AF_INET6;
+        six.sin6_port = htons(port);
+        address.size = sizeof six;
+        return true;
+    }
+    return false;
 }
 
 }  // namespace
@@ -75,9 +93,7 @@ void Listener::on_events(uint32_t) {
 
 // Too many files are open, or there is no memory: waiting connections stay where they are.
 void Listener::pause(int error) {
-    const nb::object reason =
-        owned(PyObject_CallFunction(PyExc_OSError, "is", error, std::strerror(error)));
-    poller_.complain("No connection can be accepted for a moment", reason, nb::none());
+    poller_.complain("No connection can be accepted for a moment", os_error(error), nb::none());
     poller_.control(EPOLL_CTL_DEL, fd_, 0, this);
     is_paused_ = true;
     poller_.call_later(kPauseS, poller_.self().attr("_listen_again"), nb::int_(fd_));
@@ -109,6 +125,11 @@ void Poller::close() {
     for (const auto& [transport, held] : transports) {
         transport->forget();
     }
+    const auto openings = std::move(openings_);
+    openings_.clear();
+    for (const auto& [opening, held] : openings) {
+        opening->forget();
+    }
     listeners_.clear();
     written_.clear();
     lost_.clear();
@@ -122,13 +143,14 @@ int Poller::control(int operation, int fd, uint32_t events, Watched* watched) co
 }
 
 void Poller::poll() {
+    ignored_.clear();
+    spent_.clear();
     std::array<epoll_event, kMaxEvents> ready;
     const int count = fd_ < 0 ? 0 : ::epoll_wait(fd_, ready.data(), kMaxEvents, 0);
     for (int i = 0; i < count && fd_ >= 0; ++i) {
         serve(*static_cast<Watched*>(ready[static_cast<size_t>(i)].data.ptr),
               ready[static_cast<size_t>(i)].events);
     }
-    ignored_.clear();
 }
 
 void Poller::serve(Watched& watched, uint32_t events) {
@@ -182,7 +204,36 @@ void Poller::welcome(int fd, const Address& peer, nb::handle factory) {
         ::close(fd);
         throw;
     }
+    take_over(fd, peer, protocol);
+}
+
+void Poller::take_over(int fd, const Address& peer, nb::handle protocol) {
     keep(new Transport(*this, fd, nb::none(), protocol, peer));
+}
+
+nb::object Poller::open(const char* host, uint16_t port, nb::handle protocol, nb::handle on_done) {
+    Address peer;
+    if (!read_address(host, port, peer)) {
+        return nb::none();
+    }
+    const int fd = ::socket(peer.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        raise_error();
+    }
+    send_at_once(fd);
+    auto* opening = new Opening(*this, fd, protocol, on_done, peer);
+    const nb::object handle = nb::cast(opening, nb::rv_policy::take_ownership);
+    openings_.emplace(opening, handle);
+    opening->begin();
+    return handle;
+}
+
+void Poller::let_go(Opening& opening) {
+    const auto found = openings_.find(&opening);
+    if (found != openings_.end()) {
+        spent_.push_back(std::move(found->second));
+        openings_.erase(found);
+    }
 }
 
 void Poller::show_first(nb::handle taker) {
@@ -234,6 +285,10 @@ void Poller::complain(const char* what, nb::handle error, nb::handle protocol) c
     context["exception"] = error;
     context["protocol"] = protocol;
     loop_.attr("call_exception_handler")(context);
+}
+
+void Poller::call_soon(nb::handle function, nb::handle argument) const {
+    loop_.attr("call_soon")(function, argument);
 }
 
 void Poller::call_later(double seconds, nb::handle function, nb::handle argument) const {

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "router/sockets/opening.h"
 #include "router/sockets/taker.h"
 #include "router/sockets/transport.h"
 
@@ -49,6 +50,9 @@ class Poller {
     // Takes over a connected socket that does not block. The transport.
     nb::object adopt(nb::handle sock, nb::handle protocol);
 
+    // A connection to a numeric address, on its way; None where the host is a name.
+    nb::object open(const char* host, uint16_t port, nb::handle protocol, nb::handle on_done);
+
     // Sees what connections receive before their protocols do.
     void show_first(nb::handle taker);
 
@@ -56,11 +60,14 @@ class Poller {
     // 0, or what is wrong.
     int control(int operation, int fd, uint32_t events, Watched* watched) const;
     void welcome(int fd, const Address& peer, nb::handle factory);
+    void take_over(int fd, const Address& peer, nb::handle protocol);
+    void let_go(Opening& opening);
     bool is_serving() const { return is_serving_; }
     void flush_later(Transport& transport) { written_.push_back(&transport); }
     void report_later(Transport& transport);
     void report_losses();
     void complain(const char* what, nb::handle error, nb::handle protocol) const;
+    void call_soon(nb::handle function, nb::handle argument) const;
     void call_later(double seconds, nb::handle function, nb::handle argument) const;
     nb::object self() const { return nb::find(this); }
     char* buffer() { return buffer_.get(); }
@@ -88,7 +95,10 @@ class Poller {
     std::unique_ptr<char[]> buffer_;
     std::unordered_map<Transport*, nb::object> transports_;  // those that are not lost
     std::unordered_map<int, std::unique_ptr<Listener>> listeners_;
-    std::vector<std::unique_ptr<Listener>> ignored_;  // may be on the list that is being served
+    std::unordered_map<Opening*, nb::object> openings_;
+    // What is over may be on the list that is being served: it stays until the next one.
+    std::vector<std::unique_ptr<Listener>> ignored_;
+    std::vector<nb::object> spent_;
     std::vector<Transport*> written_;
     std::vector<Transport*> lost_;
 };

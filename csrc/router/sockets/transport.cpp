@@ -23,11 +23,11 @@ namespace {
 constexpr size_t kMaxPieces = 64;  // to one call of the kernel
 constexpr uint32_t kBroken = EPOLLERR | EPOLLHUP;
 
+}  // namespace
+
 nb::object os_error(int number) {
     return owned(PyObject_CallFunction(PyExc_OSError, "is", number, std::strerror(number)));
 }
-
-}  // namespace
 
 nb::object Address::as_tuple() const {
     std::array<char, INET6_ADDRSTRLEN> text{};
@@ -185,7 +185,9 @@ void Transport::send() {
         msghdr message{};
         message.msg_iov = pieces.data();
         message.msg_iovlen = count;
-        const ssize_t taken = ::sendmsg(fd_, &message, MSG_NOSIGNAL);
+        const ssize_t taken = count == 1
+                                  ? ::send(fd_, pieces[0].iov_base, pieces[0].iov_len, MSG_NOSIGNAL)
+                                  : ::sendmsg(fd_, &message, MSG_NOSIGNAL);
         if (taken < 0 && errno == EINTR) {
             continue;
         }

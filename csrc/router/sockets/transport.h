@@ -32,6 +32,8 @@ struct Address {
     nb::object as_tuple() const;
 };
 
+nb::object os_error(int number);
+
 class Transport final : public Watched {
   public:
     // Takes over the file descriptor; `sock` is the Python socket that holds it, or None.

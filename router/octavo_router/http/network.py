@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
-    from octavo_router._fast import Lane, Poller
+    from octavo_router._fast import Lane, Opening, Poller
 
 P = TypeVar("P", bound="asyncio.Protocol")
 
@@ -61,6 +61,20 @@ class Network:
         poller.listen(sock, factory)
         return _PlainListening(poller, sock)
 
+    def open(
+        self,
+        protocol: asyncio.Protocol,
+        host: str,
+        port: int,
+        on_done: Callable[[OSError | None], None],
+    ) -> Opening | None:
+        """A plain connection without a task: `on_done` hears None when the protocol has it.
+
+        Unless it is cancelled before. None where it takes a task: `connect` does that.
+        """
+        poller = self._plain(None)
+        return None if poller is None else poller.open(host, port, protocol, on_done)
+
     async def connect(
         self,
         factory: Callable[[], P],
@@ -101,12 +115,7 @@ class Network:
 
     async def _open(self, host: str, port: int) -> socket.socket:
         """A socket that is connected to one of the host's addresses, in their order."""
-        try:
-            found = socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
-            )
-        except socket.gaierror:  # a name, then
-            found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         problem: OSError | None = None
         for family, kind, number, _, address in found:
             sock = socket.socket(family, kind, number)

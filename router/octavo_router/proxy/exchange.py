@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from octavo_router.http.request_head import RequestHead
     from octavo_router.http.response_head import AnswerHead
     from octavo_router.http.upstream_connection import Loss, UpstreamConnection
+    from octavo_router.http.upstream_pool import OnItsWay
     from octavo_router.proxy.account import Account
     from octavo_router.proxy.events import EventRelay
     from octavo_router.proxy.paths import ProxiedPath
@@ -95,7 +96,7 @@ class Exchange:
         self._waiting: Waiting | None = None
         self._turn: Task[None] | None = None
         # of the attempt; memory and tries: over all of them
-        self._connecting: Task[None] | None = None
+        self._connecting: OnItsWay | None = None
         self._upstream: UpstreamConnection | None = None
         self._upstream_head: AnswerHead  # once it is there
         self._pieces: list[bytes] = []
