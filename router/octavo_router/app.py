@@ -17,14 +17,10 @@ from octavo_engine.protocol.endpoints import STATE_PATH
 from octavo_router.access_log import AccessLog
 from octavo_router.config_show import differences
 from octavo_router.console.build import make_console
-from octavo_router.debug import Debug
-from octavo_router.debug_request import RequestReader
 from octavo_router.discovery.build import make_sources
 from octavo_router.discovery.discovery import Discovery
 from octavo_router.discovery.pool_config import discovered_models, discovered_pools
 from octavo_router.endpoints.registry import Registry
-from octavo_router.epp.build import make_server
-from octavo_router.epp.picker import PickerParts
 from octavo_router.errors import ConfigInvalid
 from octavo_router.flow.budget import RetryBudget, Throttle
 from octavo_router.flow.gate import Gate
@@ -137,6 +133,9 @@ class App:
             known_pools=lambda: self._pool_routes,
         )  # fmt: skip
         if config.server.debug_endpoints:
+            from octavo_router.debug import Debug
+            from octavo_router.debug_request import RequestReader
+
             self.routes |= Debug(
                 self.dispatcher,
                 index,
@@ -229,6 +228,9 @@ class App:
 
     async def _open_picker(self) -> None:
         """Last, so that it ends first: its streams may finish while all else still runs."""
+        from octavo_router.epp.build import make_server  # only whom a gateway asks needs these
+        from octavo_router.epp.picker import PickerParts
+
         parts = PickerParts(
             settings=lambda: self.config,
             registry=self.registry,
