@@ -15,7 +15,8 @@ namespace octavo::router {
 
 namespace {
 
-constexpr int kMaxEvents = 256;   // between two looks of the loop at everything else
+constexpr int kMaxEvents = 64;    // at once
+constexpr int kMaxRounds = 4;     // between two looks of the loop at everything else
 constexpr int kMaxAccepted = 64;  // at once, of one listener
 constexpr double kPauseS = 1.0;   // after the system had no room for another connection
 
@@ -146,10 +147,16 @@ void Poller::poll() {
     ignored_.clear();
     spent_.clear();
     std::array<epoll_event, kMaxEvents> ready;
-    const int count = fd_ < 0 ? 0 : ::epoll_wait(fd_, ready.data(), kMaxEvents, 0);
-    for (int i = 0; i < count && fd_ >= 0; ++i) {
-        serve(*static_cast<Watched*>(ready[static_cast<size_t>(i)].data.ptr),
-              ready[static_cast<size_t>(i)].events);
+    // Under load more is ready by now: a look here is cheaper than a turn of the loop.
+    for (int round = 0; round < kMaxRounds && fd_ >= 0; ++round) {
+        const int count = ::epoll_wait(fd_, ready.data(), kMaxEvents, 0);
+        if (count <= 0) {
+            return;
+        }
+        for (int i = 0; i < count; ++i) {
+            const epoll_event& event = ready[static_cast<size_t>(i)];
+            serve(*static_cast<Watched*>(event.data.ptr), event.events);
+        }
     }
 }
 

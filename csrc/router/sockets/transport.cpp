@@ -275,6 +275,10 @@ void Transport::lose(nb::handle error) {
         return;
     }
     is_closing_ = is_lost_ = true;
+    if (is_watched_) {  // what still comes is nobody's, and would wake us for ever
+        is_watched_ = false;
+        poller_->control(EPOLL_CTL_DEL, fd_, 0, nullptr);
+    }
     error_ = nb::borrow(error);
     unsent_.clear();
     offset_ = num_unsent_ = 0;
@@ -295,11 +299,10 @@ void Transport::forget() {
 
 void Transport::release() {
     if (fd_ >= 0) {
-        if (sock_.is_none()) {
-            ::close(fd_);
-        } else {
-            sock_.attr("close")();
+        if (!sock_.is_none()) {
+            sock_.attr("detach")();
         }
+        ::close(fd_);
     }
     fd_ = -1;
     poller_ = nullptr;
