@@ -313,8 +313,7 @@ class Exchange:
             self._fail(streams.loss_of(memory))
 
     def _end_events(self) -> None:
-        end = streams.end_of(self._memory, self._relay)
-        if isinstance(end, Failure):
+        if isinstance(end := streams.end_of(self._memory, self._relay), Failure):
             self._fail(end)
             return
         if end.rest:
