@@ -13,6 +13,9 @@
 #include "router/residency.h"
 #include "router/route_keys.h"
 #include "router/scan.h"
+#ifdef OCTAVO_HAS_EPOLL
+#include "router/sockets/bindings.h"
+#endif
 #include "router/tally.h"
 #include "router/usage.h"
 
@@ -199,6 +202,9 @@ NB_MODULE(_fast, module) {
     bind_index(module);
     bind_underway(module);
     bind_express(module);
+#ifdef OCTAVO_HAS_EPOLL
+    bind_sockets(module);
+#endif
     module.def("split_token_lines", &split);
     module.def("tally", &tally_all);
     module.def("find_usage", [](const nb::bytes& answer) {

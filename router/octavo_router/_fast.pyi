@@ -1,5 +1,7 @@
 """The router's hot path, compiled (csrc/router). What it means: octavo_router.residency.api."""
 
+import asyncio
+import socket
 from collections.abc import Callable, Sequence
 
 from octavo_router.endpoints.endpoint import Endpoint
@@ -88,6 +90,29 @@ class Underway:
         /,
     ) -> None: ...
 
+class Opening:
+    def cancel(self) -> None: ...
+
+class Poller:
+    """Plain sockets beside an event loop that watches `fileno`: see octavo_router.http.network."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, /) -> None: ...
+    def fileno(self) -> int: ...
+    def poll(self) -> None: ...
+    def close(self) -> None: ...
+    def listen(self, sock: socket.socket, factory: Callable[[], asyncio.Protocol], /) -> None: ...
+    def ignore(self, sock: socket.socket, /) -> None: ...
+    def open(
+        self,
+        host: str,
+        port: int,
+        protocol: asyncio.Protocol,
+        on_done: Callable[[OSError | None], None],
+        /,
+    ) -> Opening | None: ...
+    def show_first(self, taker: Lane, /) -> None: ...
+    def adopt(self, sock: socket.socket, protocol: asyncio.Protocol, /) -> asyncio.Transport: ...
+
 class Flight:
     """A request on the express lane: see octavo_router.proxy.express."""
 
@@ -143,6 +168,7 @@ class Lane:
     def begin(
         self, connection: ClientConnection, head: RequestHead, body: bytes, /
     ) -> Scan | bool: ...
+    def take(self, protocol: ClientConnection | UpstreamConnection, data: bytes, /) -> bool: ...
 
 def split_token_lines(
     data: bytes, /

@@ -17,14 +17,10 @@ from octavo_engine.protocol.endpoints import STATE_PATH
 from octavo_router.access_log import AccessLog
 from octavo_router.config_show import differences
 from octavo_router.console.build import make_console
-from octavo_router.debug import Debug
-from octavo_router.debug_request import RequestReader
 from octavo_router.discovery.build import make_sources
 from octavo_router.discovery.discovery import Discovery
 from octavo_router.discovery.pool_config import discovered_models, discovered_pools
 from octavo_router.endpoints.registry import Registry
-from octavo_router.epp.build import make_server
-from octavo_router.epp.picker import PickerParts
 from octavo_router.errors import ConfigInvalid
 from octavo_router.flow.budget import RetryBudget, Throttle
 from octavo_router.flow.gate import Gate
@@ -32,6 +28,7 @@ from octavo_router.flow.keys_file import KeysFile
 from octavo_router.flow.memory import Level, MemoryWatch
 from octavo_router.gauges import make_gauges, make_shadow_gauges
 from octavo_router.http.deadlines import Deadlines
+from octavo_router.http.network import Network
 from octavo_router.http.tls import client_context
 from octavo_router.logs import change_level
 from octavo_router.loop_watch import LoopWatch
@@ -124,8 +121,9 @@ class App:
         self.deadlines = Deadlines(loop)
         tls = self._engine_tls()
         engine_key = config.discovery.engine_key
+        self.network = Network(loop, hot_path.make_poller)
         self.upstreams = Upstreams(
-            config.timeouts, self.deadlines, loop,
+            config.timeouts, self.deadlines, loop, network=self.network,
             ssl_context=tls, engine_key=engine_key, passes_keys=not table.is_required,
         )  # fmt: skip
         self.registry.subscribe(self.upstreams.changed)
@@ -139,6 +137,9 @@ class App:
             known_pools=lambda: self._pool_routes,
         )  # fmt: skip
         if config.server.debug_endpoints:
+            from octavo_router.debug import Debug
+            from octavo_router.debug_request import RequestReader
+
             self.routes |= Debug(
                 self.dispatcher,
                 index,
@@ -180,6 +181,8 @@ class App:
             )
         )
         self._memory = MemoryWatch(config.limits.max_memory_bytes, self._memory_changed)
+        if self.proxy.lane is not None:
+            self.network.show_first(self.proxy.lane)
         self._canaries = Canaries(self.dispatcher, self.upstreams, config)
         self._signals = Signals(
             self.registry, index, self.metrics,
@@ -225,9 +228,14 @@ class App:
         await self.access_log.close()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
+        await asyncio.sleep(0)  # what was closed just now hears of it
+        self.network.close()
 
     async def _open_picker(self) -> None:
         """Last, so that it ends first: its streams may finish while all else still runs."""
+        from octavo_router.epp.build import make_server  # only whom a gateway asks needs these
+        from octavo_router.epp.picker import PickerParts
+
         parts = PickerParts(
             settings=lambda: self.config,
             registry=self.registry,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from octavo_router.app import App
     from octavo_router.config import RouterConfig, ServerConfig
+    from octavo_router.http.network import Listening
 
 logger = logging.getLogger("octavo.router")
 
@@ -44,7 +45,7 @@ class Server:
         self._app = app
         self._listener = listener
         self._loop = asyncio.get_running_loop()
-        self._server: asyncio.Server | TlsListener | None = None
+        self._server: Listening | TlsListener | None = None
         self._tls: ssl.SSLContext | None = None
         self._stopping = asyncio.Event()
         self._is_interrupted = False  # by somebody at a terminal, who wants it to end
@@ -80,7 +81,7 @@ class Server:
             self._server = TlsListener(listener, self._tls, self._new_connection, self.shared)
             self._server.start()
         else:
-            self._server = await self._loop.create_server(self._new_connection, sock=listener)
+            self._server = await self._app.network.listen(self._new_connection, listener)
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Until SIGTERM or SIGINT, and through the drain."""

@@ -19,7 +19,9 @@ from octavo_router.flow.gate import Gate
 from octavo_router.flow.keys import KeyTable
 from octavo_router.http.client_connection import ClientConnection
 from octavo_router.http.deadlines import Deadlines
+from octavo_router.http.network import Network
 from octavo_router.http.shared import Shared
+from octavo_router.http.sockets import open_listener
 from octavo_router.metrics import RouterMetrics
 from octavo_router.proxy.seams import Parts
 from octavo_router.proxy.service import Proxy
@@ -67,6 +69,7 @@ def on_loop(
 
 
 ON_EXPRESS_LANE = False  # tests that say how requests travel set it
+ON_SOCKETS_OF_THE_LOOP = False  # ... and on what
 
 
 class InOrder:
@@ -207,7 +210,8 @@ async def routing_to(
     )
     if ON_EXPRESS_LANE:
         dispatcher.policies = Policies(in_order(registry, underway))
-    upstreams = Upstreams(config.timeouts, deadlines, loop)
+    network = Network(loop, None if ON_SOCKETS_OF_THE_LOOP else hot_path.make_poller)
+    upstreams = Upstreams(config.timeouts, deadlines, loop, network=network)
     registry.subscribe(upstreams.changed)
     for endpoint in registry.endpoints.values():
         registry.report(endpoint, "ready")
@@ -231,8 +235,11 @@ async def routing_to(
             routes=routes or {},
         )
     )
+    if proxy.lane is not None:
+        network.show_first(proxy.lane)
     shared = Shared(proxy, config.limits, config.timeouts, deadlines, loop)
-    server = await loop.create_server(lambda: ClientConnection(shared), "127.0.0.1", 0)
+    listener = open_listener("127.0.0.1", 0)
+    server = await network.listen(lambda: ClientConnection(shared), listener)
     port = server.sockets[0].getsockname()[1]
     if ON_EXPRESS_LANE:  # what a first request would leave behind
         proxy._learn_adapters()
@@ -254,3 +261,4 @@ async def routing_to(
         upstreams.close()
         deadlines.stop()
         await asyncio.sleep(0)
+        network.close()

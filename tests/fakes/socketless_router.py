@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import fields
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
@@ -14,9 +15,8 @@ from octavo_router.flow.gate import Gate
 from octavo_router.flow.keys import KeyTable
 from octavo_router.http.client_connection import ClientConnection
 from octavo_router.http.deadlines import Deadlines
+from octavo_router.http.network import Network, P
 from octavo_router.http.shared import Shared
-from octavo_router.http.upstream_connection import UpstreamConnection
-from octavo_router.http.upstream_pool import UpstreamPool
 from octavo_router.metrics import RouterMetrics
 from octavo_router.observer import MetricsObserver
 from octavo_router.proxy.seams import Parts
@@ -27,12 +27,12 @@ from octavo_router.routing.models import Models
 from octavo_router.routing.rooms import Rooms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from octavo_router.config import RouterConfig
     from octavo_router.endpoints.endpoint import Kind
     from octavo_router.http.deadlines import Waiting
-    from octavo_router.http.upstream_connection import User
+    from octavo_router.http.upstream_connection import UpstreamConnection
     from octavo_router.metrics.record import RequestRecord
     from octavo_router.residency.native import HotPath
     from tests.fakes.clock import ManualClock
@@ -83,24 +83,17 @@ class Wire:
     def resume_reading(self) -> None: ...
 
 
-class Unconnected:
-    """Stands for the task that connects: it is done already."""
-
-    def cancel(self) -> None: ...
-
-
-class InstantPool(UpstreamPool):
+class InstantNetwork(Network):
     """Connects at once, in memory."""
 
-    __slots__ = ("wires",)
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.wires: list[tuple[UpstreamConnection, Wire]] = []
 
-    wires: list[tuple[UpstreamConnection, Wire]]
-
-    def connect(self, user: User) -> asyncio.Task[None]:
-        connection = UpstreamConnection(self, self._parser)
-        self.wires.append((connection, Wire(connection)))
-        asyncio.get_running_loop().call_soon(user.on_connected, connection)
-        return cast("asyncio.Task[None]", Unconnected())
+    async def connect(self, factory: Callable[[], P], *where: object, **how: object) -> P:
+        protocol = factory()
+        self.wires.append((cast("UpstreamConnection", protocol), Wire(protocol)))
+        return protocol
 
 
 class SocketlessRouter:
@@ -119,6 +112,7 @@ class SocketlessRouter:
         index = hot_path.ResidencyIndex()
         self.registry = registry = Registry(index)
         self.records: list[RequestRecord] = []
+        self.num_taken: Counter[type] = Counter()  # requests and answers, before protocols saw them
         self.metrics = metrics = RouterMetrics(now=clock)
         metrics.on_counted = self.records.extend
         self.observer = MetricsObserver(metrics)
@@ -132,7 +126,9 @@ class SocketlessRouter:
         self.dispatcher.on_room = self.gate.wake
         self.dispatcher.on_result = self.throttle.note
         self.deadlines = Deadlines(loop)
-        upstreams = Upstreams(config.timeouts, self.deadlines, loop)
+        network = InstantNetwork(loop)
+        self.wires = network.wires
+        upstreams = Upstreams(config.timeouts, self.deadlines, loop, network=network)
         registry.subscribe(upstreams.changed)
         self.proxy = Proxy(
             Parts(
@@ -148,18 +144,9 @@ class SocketlessRouter:
             for i, kind in enumerate(kinds)
         ]
         registry.replace("test", specs)
-        self.wires: list[tuple[UpstreamConnection, Wire]] = []
-        self.pools: list[UpstreamPool] = []
         for endpoint in registry.endpoints.values():
             registry.report(endpoint, "ready")
-            upstream = upstreams.of(endpoint)
-            upstream.pool.close()
-            upstream.pool = pool = InstantPool(
-                "192.0.2.9", 1, deadlines=self.deadlines, loop=loop,
-                idle_s=config.timeouts.upstream_idle_s, connect_timeout_s=1.0,
-            )  # fmt: skip
-            pool.wires = self.wires
-            self.pools.append(pool)
+        self.pools = [upstreams.of(endpoint).pool for endpoint in registry.endpoints.values()]
         shared = Shared(self.proxy, config.limits, config.timeouts, self.deadlines, loop)
         self.clients = [ClientConnection(shared) for _ in range(num_clients)]
         self.client_wires = [Wire(client) for client in self.clients]
@@ -169,6 +156,14 @@ class SocketlessRouter:
         client = ClientConnection(self.clients[number]._shared)
         self.clients[number] = client
         self.client_wires[number] = Wire(client)
+
+    def receive(self, connection: ClientConnection | UpstreamConnection, data: bytes) -> None:
+        """As a socket does it: the express lane sees the bytes first."""
+        lane = self.proxy.lane
+        if lane is not None and lane.take(connection, data):
+            self.num_taken[type(connection)] += 1
+        else:
+            connection.data_received(data)
 
     @property
     def busy(self) -> list[UpstreamConnection]:
@@ -197,7 +192,11 @@ class SocketlessRouter:
                 (c._state, c.deadline, c.has_begun, c.owner is None, c.context is None)
                 for c in self.clients
             ],
-            "upstreams": [(c._state, c.user is None, c.num_uses) for c, _ in self.wires],
+            "upstreams": [
+                (c._state, c.user is None, c.num_uses, c._num_interim, c.idle_since)
+                for c, _ in self.wires
+            ],
+            "pools": [(pool.num_idle, pool.num_open, pool.deadline) for pool in self.pools],
             "endpoints": [
                 {field.name: getattr(endpoint, field.name) for field in fields(endpoint)}
                 for endpoint in self.registry.endpoints.values()

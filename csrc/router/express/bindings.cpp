@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <vector>
 
 #include "router/express/lane.h"
@@ -62,29 +61,10 @@ void credit(const Underway& underway, const nb::sequence& names, const nb::bytes
 
 Flight& flight_of(nb::handle self) { return *nb::inst_ptr<Flight>(self); }
 
-nb::object exchange_of(nb::handle self) {
-    Flight& flight = flight_of(self);
-    if (!flight.successor.is_valid()) {
-        flight.successor = flight.lane->take_over(self);
-    }
-    return flight.successor;
-}
+nb::object exchange_of(nb::handle self) { return flight_of(self).lane->exchange_of(self); }
 
 void on_whole(nb::handle self, nb::handle head, nb::handle body) {
-    Flight& flight = flight_of(self);
-    try {
-        if (!flight.successor.is_valid() && flight.lane->land(self, flight, head, body)) {
-            return;
-        }
-    } catch (nb::python_error& error) {
-        flight.lane->broke(self, error.value());
-        return;
-    } catch (const std::exception& error) {
-        const nb::object type = nb::borrow(PyExc_RuntimeError);
-        flight.lane->broke(self, type(error.what()));
-        return;
-    }
-    exchange_of(self).attr("on_whole")(head, body);
+    flight_of(self).lane->on_whole(self, head, body);
 }
 
 // A call that the exchange answers: the flight ends with it.
@@ -177,10 +157,14 @@ void bind_express(nb::module_& module) {
         .def("probe", &no_probe)
         .def("on_deadline", passed_on<nb::handle>("on_deadline"))
         .def("shut_down", passed_on<nb::handle>("shut_down"));
-    nb::class_<Lane>(module, "Lane")
+    nb::class_<Taker>(module, "Taker");
+    nb::class_<Lane, Taker>(module, "Lane")
         .def(nb::init<nb::handle, nb::handle, nb::handle>())
         .def_prop_ro("num_flights", &Lane::num_flights)
-        .def("begin", &Lane::begin);
+        .def("begin", &Lane::begin)
+        .def("take", [](Lane& lane, nb::handle protocol, const nb::bytes& data) {
+            return lane.take(protocol, view_of(data));
+        });
 }
 
 }  // namespace octavo::router

@@ -130,9 +130,9 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
     client.context.set(connection.ptr(), under_way.record);
     client.owner.set(connection.ptr(), self);
     try {
-        send_.call(under_way.upstream, self, request_bytes(under_way));
+        send(under_way.upstream, self, request_bytes(under_way));
     } catch (nb::python_error& error) {
-        broke(self, error.value());
+        broke_(self, error.value());
         return from_bool(true);
     }
     const double first_token_s = shapes_.timeouts.first_token_s.as_double(timeouts.ptr()) +
@@ -141,6 +141,20 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
     client.deadline.set(connection.ptr(), from_double(std::min(under_way.attempt_at + first_token_s,
                                                                under_way.total_at)));
     return from_bool(true);
+}
+
+// UpstreamConnection.send.
+void Lane::send(nb::handle connection, nb::handle flight, nb::handle data) const {
+    const UpstreamConnectionShape& shape = shapes_.connection;
+    if (!shape.fits(connection.ptr())) {
+        send_.call(connection, flight, data);
+        return;
+    }
+    shape.user.set(connection.ptr(), nb::borrow(flight));
+    shape.num_uses.add(connection.ptr(), int64_t{1});
+    shape.num_interim.set(connection.ptr(), zero_);
+    shape.state.set(connection.ptr(), from_int(awaiting_state_));
+    write_.call(nb::handle(shape.transport.get(connection.ptr())), data);
 }
 
 // Whether head and connection are such that a look at the body is worth while.

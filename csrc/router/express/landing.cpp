@@ -1,4 +1,6 @@
 // From an engine's answer to the client, and giving back what the request held.
+#include <exception>
+
 #include "router/express/lane.h"
 #include "router/express/texts.h"
 #include "router/usage.h"
@@ -15,6 +17,31 @@ constexpr std::string_view kLengthOfAnswer = "content-length: ";
 constexpr std::string_view kEndOfHead = "\r\n\r\n";
 
 }  // namespace
+
+nb::object Lane::exchange_of(nb::handle self) const {
+    Flight& flight = *nb::inst_ptr<Flight>(self);
+    if (!flight.successor.is_valid()) {
+        flight.successor = take_over_(self);
+    }
+    return flight.successor;
+}
+
+void Lane::on_whole(nb::handle self, nb::handle head, nb::handle body) {
+    Flight& flight = *nb::inst_ptr<Flight>(self);
+    try {
+        if (!flight.successor.is_valid() && land(self, flight, head, body)) {
+            return;
+        }
+    } catch (nb::python_error& error) {
+        broke_(self, error.value());
+        return;
+    } catch (const std::exception& error) {
+        const nb::object type = nb::borrow(PyExc_RuntimeError);
+        broke_(self, type(error.what()));
+        return;
+    }
+    exchange_of(self).attr("on_whole")(head, body);
+}
 
 bool Lane::land(nb::handle self, Flight& flight, nb::handle head, nb::handle body) {
     PyObject* connection = flight.connection.ptr();

@@ -30,6 +30,10 @@ Lane::Lane(nb::handle proxy, nb::handle take_over, nb::handle broke)
       placing_(shapes_, dispatcher_, gate_.attr("_rooms")),
       head_state_(nb::cast<int64_t>(from("octavo_router.http.client_connection", "HEAD"))),
       busy_state_(nb::cast<int64_t>(from("octavo_router.http.client_connection", "BUSY"))),
+      idle_state_(nb::cast<int64_t>(from("octavo_router.http.upstream_connection", "IDLE"))),
+      awaiting_state_(
+          nb::cast<int64_t>(from("octavo_router.http.upstream_connection", "AWAITING"))),
+      max_idle_(nb::cast<int64_t>(from("octavo_router.http.upstream_pool", "MAX_IDLE"))),
       min_underway_tokens_(
           nb::cast<int64_t>(from("octavo_router.routing.dispatcher", "MIN_UNDERWAY_TOKENS"))),
       min_rate_bytes_(nb::cast<int64_t>(from("octavo_router.routing.estimate", "MIN_BYTES"))),
@@ -40,7 +44,9 @@ Lane::Lane(nb::handle proxy, nb::handle take_over, nb::handle broke)
       result_ok_(from("octavo_router.routing.outcome", "Result").attr("OK")),
       zero_(from_int(0)),
       one_(from_int(1)),
-      two_hundred_(from_int(200)) {
+      two_hundred_(from_int(200)),
+      never_(from("octavo_router.http.deadlines", "NEVER")),
+      flight_type_(nb::borrow(nb::type<Flight>())) {
     for (const nb::handle name : shapes_.record.type.attr("__slots__")) {
         record_slots_.emplace_back(shapes_.record.type, nb::cast<nb::str>(name).c_str());
     }

@@ -16,6 +16,7 @@
 #include "router/express/placing.h"
 #include "router/express/shapes.h"
 #include "router/scan.h"
+#include "router/sockets/taker.h"
 
 namespace octavo::router {
 
@@ -42,7 +43,7 @@ struct Flight {
     double total_at = 0.0;
 };
 
-class Lane {
+class Lane final : public Taker {
   public:
     // `take_over` makes an exchange of a flight, `broke` ends one that an error of ours has hit.
     Lane(nb::handle proxy, nb::handle take_over, nb::handle broke);
@@ -50,20 +51,32 @@ class Lane {
     // True: it is on its way. Else the long way: False, or the body's scan where it was read.
     nb::object begin(nb::handle connection, nb::handle head, nb::handle body);
 
-    // False: this answer wants a closer look, and nothing has happened.
-    bool land(nb::handle self, Flight& flight, nb::handle head, nb::handle body);
+    // What a flight's connection to its engine calls with the answer.
+    void on_whole(nb::handle self, nb::handle head, nb::handle body);
+
+    // What a socket has received: whole requests and answers of the usual kind are taken.
+    bool take(nb::handle protocol, std::string_view data) override;
 
     // Requests that went this way.
     int64_t num_flights() const { return num_flights_; }
 
-    nb::object take_over(nb::handle flight) const { return take_over_(flight); }
-    void broke(nb::handle flight, nb::handle error) const { broke_(flight, error); }
+    // The exchange that a flight has become, or becomes now.
+    nb::object exchange_of(nb::handle self) const;
 
   private:
     struct Facts {  // of a head that may go this way
         PyObject *head, *facts, *path, *tenant;
     };
 
+    // False: this answer wants a closer look, and nothing has happened.
+    bool land(nb::handle self, Flight& flight, nb::handle head, nb::handle body);
+    bool take_request(nb::handle connection, std::string_view data);
+    bool take_answer(PyObject* connection, std::string_view data);
+    void give_back(PyObject* connection);
+    void send(nb::handle connection, nb::handle flight, nb::handle data) const;
+    bool is_flight(nb::handle object) const {
+        return Py_TYPE(object.ptr()) == reinterpret_cast<PyTypeObject*>(flight_type_.ptr());
+    }
     bool read_facts(PyObject* connection, PyObject* head, Facts& facts) const;
     bool is_open(PyObject* tenant) const;
     PyObject* route_of(nb::handle model) const;
@@ -89,10 +102,10 @@ class Lane {
     int64_t num_flights_ = 0;
     std::vector<Slot> record_slots_;
     Placing placing_;
-    int64_t head_state_, busy_state_;
+    int64_t head_state_, busy_state_, idle_state_, awaiting_state_, max_idle_;
     int64_t min_underway_tokens_, min_rate_bytes_;
     double tokens_per_byte_, rate_weight_, chunk_bytes_;
-    nb::object ok_, result_ok_, zero_, one_, two_hundred_;
+    nb::object ok_, result_ok_, zero_, one_, two_hundred_, never_, flight_type_;
 
     Attribute version_{"version"}, own_version_{"_version"}, adapters_{"_adapters"};
     Attribute plain_{"_plain"}, shares_{"shares"}, policies_{"policies"}, by_pool_{"by_pool"};
@@ -103,7 +116,8 @@ class Lane {
     Attribute make_record_{"_record"}, pools_{"_pools"}, count_{"count"}, wake_{"wake"};
     Attribute finish_{"finish"}, takes_all_{"takes_all"}, write_{"write"}, send_{"send"};
     Attribute append_{"append"}, note_{"note"}, client_{"client"};
-    Attribute begin_{"begin"};
+    Attribute begin_{"begin"}, facts_{"_facts"}, authenticate_{"authenticate"};
+    Attribute hand_over_{"hand_over"}, known_{"known"}, give_back_{"give_back"};
 };
 
 }  // namespace octavo::router

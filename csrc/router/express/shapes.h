@@ -15,6 +15,9 @@ struct ClientShape : Shape {
     Slot head{type, "head"};
     Slot is_half_closed{type, "is_half_closed"};
     Slot is_paused{type, "is_paused"};
+    Slot memo{type, "_memo"};
+    Slot memo_head{type, "_memo_head"};
+    Slot memo_size{type, "_memo_size"};
     Slot owner{type, "owner"};
     Slot shared{type, "_shared"};
     Slot state{type, "_state"};
@@ -24,12 +27,14 @@ struct ClientShape : Shape {
 struct SharedShape : Shape {
     SharedShape() : Shape("octavo_router.http.shared", "Shared") {}
     Slot is_closing{type, "is_closing"};
+    Slot service{type, "service"};
     Slot timeouts{type, "timeouts"};
 };
 
 struct RequestHeadShape : Shape {
     RequestHeadShape() : Shape("octavo_router.http.request_head", "RequestHead") {}
     Slot authorization{type, "authorization"};
+    Slot credentials{type, "credentials"};
     Slot facts{type, "facts"};
     Slot forward{type, "forward"};
     Slot is_http10{type, "is_http10"};
@@ -42,8 +47,11 @@ struct RequestHeadShape : Shape {
 struct FactsShape : Shape {
     FactsShape() : Shape("octavo_router.proxy.facts", "HeadFacts") {}
     Slot explain{type, "explain"};
+    Slot needs_key{type, "needs_key"};
     Slot path{type, "path"};
+    Slot reader{type, "reader"};
     Slot runs_once{type, "runs_once"};
+    Slot tenant_hint{type, "tenant_hint"};
     Slot timeout_s{type, "timeout_s"};
     Slot traceparent{type, "traceparent"};
 };
@@ -132,21 +140,32 @@ struct LinesShape : Shape {
 
 struct UpstreamPoolShape : Shape {
     UpstreamPoolShape() : Shape("octavo_router.http.upstream_pool", "UpstreamPool") {}
+    Slot deadline{type, "deadline"};
     Slot idle{type, "_idle"};
     Slot idle_s{type, "idle_s"};
+    Slot is_closed{type, "is_closed"};
 };
 
 struct UpstreamConnectionShape : Shape {
     UpstreamConnectionShape()
         : Shape("octavo_router.http.upstream_connection", "UpstreamConnection") {}
+    Slot buffer{type, "_buffer"};
     Slot idle_since{type, "idle_since"};
+    Slot num_interim{type, "_num_interim"};
+    Slot num_uses{type, "num_uses"};
+    Slot parser{type, "_parser"};
+    Slot pool{type, "_pool"};
+    Slot state{type, "_state"};
+    Slot transport{type, "_transport"};
     Slot user{type, "user"};
 };
 
 struct AnswerHeadShape : Shape {
     AnswerHeadShape() : Shape("octavo_router.http.response_head", "AnswerHead") {}
+    Slot content_length{type, "content_length"};
     Slot forward{type, "forward"};
     Slot is_json{type, "is_json"};
+    Slot keep_alive{type, "keep_alive"};
     Slot status{type, "status"};
 };
 

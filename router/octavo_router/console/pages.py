@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from importlib import resources
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from octavo_router.http.messages import Inbound, Reply
 
 if TYPE_CHECKING:
     from octavo_router.http.messages import Handler
+
+_FOLDER: Final = Path(__file__).with_name("static")
 
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -38,8 +40,7 @@ def _serve(name: str, kind: str) -> Handler:
 
     def serve(request: Inbound) -> Reply:
         if not reply:
-            body = resources.files(__package__).joinpath("static", name).read_bytes()
-            reply.append(Reply(200, body, kind, SECURITY))
+            reply.append(Reply(200, (_FOLDER / name).read_bytes(), kind, SECURITY))
         return reply[0]
 
     return serve

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from octavo_router.http.deadlines import NEVER
+from octavo_router.http.network import Network
 from octavo_router.http.response_head import AnswerParser
 from octavo_router.http.upstream_connection import Loss, UpstreamConnection
 
 if TYPE_CHECKING:
     import ssl
 
+    from octavo_router._fast import Opening
     from octavo_router.http.deadlines import Deadlines
     from octavo_router.http.upstream_connection import User
 
@@ -24,6 +26,12 @@ _OURS: Final = frozenset(
 )
 
 
+class OnItsWay(Protocol):
+    """A connection that is being made."""
+
+    def cancel(self) -> object: ...
+
+
 class UpstreamPool:
     """Lives as long as the endpoint's address is known.
 
@@ -32,8 +40,8 @@ class UpstreamPool:
     """
 
     __slots__ = (
-        "_connecting", "_deadlines", "_host", "_idle", "_loop", "_open", "_parser", "_port",
-        "_server_name", "_ssl", "connect_timeout_s", "deadline", "idle_s", "is_closed",
+        "_connecting", "_deadlines", "_host", "_idle", "_loop", "_network", "_open", "_parser",
+        "_port", "_server_name", "_ssl", "connect_timeout_s", "deadline", "idle_s", "is_closed",
     )  # fmt: skip
 
     def __init__(
@@ -43,6 +51,7 @@ class UpstreamPool:
         *,
         deadlines: Deadlines,
         loop: asyncio.AbstractEventLoop,
+        network: Network | None = None,
         ssl_context: ssl.SSLContext | None = None,
         server_name: str = "",
         idle_s: float,
@@ -52,12 +61,13 @@ class UpstreamPool:
         self._port = port
         self._deadlines = deadlines
         self._loop = loop
+        self._network = network or Network(loop)
         self._ssl = ssl_context
         self._server_name = server_name or host
         self._parser = AnswerParser()
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._connecting: set[OnItsWay] = set()
         self.idle_s = idle_s
         self.connect_timeout_s = connect_timeout_s
         self.is_closed = False
@@ -89,8 +99,12 @@ class UpstreamPool:
         self._close_idle()
         return None
 
-    def connect(self, user: User) -> asyncio.Task[None]:
+    def connect(self, user: User) -> OnItsWay:
         """Tells `user.on_connected`, or `user.on_lost` when it failed. Cancelling tells nobody."""
+        if self._ssl is None:
+            plain = _Plain(self, user)
+            if plain.begin():
+                return plain
         task = self._loop.create_task(self._connect(user))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -141,21 +155,65 @@ class UpstreamPool:
         for connection in idle:
             connection.abort()
 
+    def _tell_of_silence(self, user: User) -> None:
+        limit_s = self.connect_timeout_s
+        user.on_lost(Loss.UNREACHABLE, f"did not accept a connection in {limit_s:g} s")
+
     async def _connect(self, user: User) -> None:
         try:
             async with asyncio.timeout(self.connect_timeout_s):
-                _, connection = await self._loop.create_connection(
+                connection = await self._network.connect(
                     lambda: UpstreamConnection(self, self._parser),
                     self._host,
                     self._port,
-                    ssl=self._ssl,
-                    server_hostname=self._server_name if self._ssl else None,
+                    tls=self._ssl,
+                    server_name=self._server_name if self._ssl else None,
                 )
         except TimeoutError:
-            limit_s = self.connect_timeout_s
-            user.on_lost(Loss.UNREACHABLE, f"did not accept a connection in {limit_s:g} s")
+            self._tell_of_silence(user)
         except OSError as error:  # ssl.SSLError is one
             loss = Loss.NO_SOCKET if error.errno in _OURS else Loss.REFUSED
             user.on_lost(loss, error.strerror or "refused the connection")
         else:
             user.on_connected(connection)
+
+
+class _Plain:
+    """A plain connection to a numeric address: the network tells how that went, no task waits."""
+
+    __slots__ = ("_connection", "_opening", "_pool", "_timer", "_user")
+
+    _opening: Opening
+    _timer: asyncio.TimerHandle
+
+    def __init__(self, pool: UpstreamPool, user: User) -> None:
+        self._pool = pool
+        self._user = user
+        self._connection = UpstreamConnection(pool, pool._parser)
+
+    def begin(self) -> bool:
+        """False: it takes a task."""
+        pool = self._pool
+        opening = pool._network.open(self._connection, pool._host, pool._port, self._on_done)
+        if opening is None:
+            return False
+        self._opening = opening
+        self._timer = pool._loop.call_later(pool.connect_timeout_s, self._on_silence)
+        pool._connecting.add(self)
+        return True
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+        self._opening.cancel()
+        self._pool._connecting.discard(self)
+
+    def _on_done(self, error: OSError | None) -> None:
+        self.cancel()
+        if error is None:
+            self._user.on_connected(self._connection)
+        else:
+            self._user.on_lost(Loss.REFUSED, error.strerror or "refused the connection")
+
+    def _on_silence(self) -> None:
+        self.cancel()
+        self._pool._tell_of_silence(self._user)

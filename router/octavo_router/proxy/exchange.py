@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from octavo_router.http.request_head import RequestHead
     from octavo_router.http.response_head import AnswerHead
     from octavo_router.http.upstream_connection import Loss, UpstreamConnection
+    from octavo_router.http.upstream_pool import OnItsWay
     from octavo_router.proxy.account import Account
     from octavo_router.proxy.events import EventRelay
     from octavo_router.proxy.paths import ProxiedPath
@@ -95,7 +96,7 @@ class Exchange:
         self._waiting: Waiting | None = None
         self._turn: Task[None] | None = None
         # of the attempt; memory and tries: over all of them
-        self._connecting: Task[None] | None = None
+        self._connecting: OnItsWay | None = None
         self._upstream: UpstreamConnection | None = None
         self._upstream_head: AnswerHead  # once it is there
         self._pieces: list[bytes] = []
@@ -312,8 +313,7 @@ class Exchange:
             self._fail(streams.loss_of(memory))
 
     def _end_events(self) -> None:
-        end = streams.end_of(self._memory, self._relay)
-        if isinstance(end, Failure):
+        if isinstance(end := streams.end_of(self._memory, self._relay), Failure):
             self._fail(end)
             return
         if end.rest:

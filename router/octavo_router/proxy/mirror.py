@@ -9,12 +9,12 @@ from octavo_router.proxy import heads
 from octavo_router.routing.outcome import Outcome, Result
 
 if TYPE_CHECKING:
-    from asyncio import Task
     from collections.abc import Iterable
 
     from octavo_router.http.request_head import RequestHead
     from octavo_router.http.response_head import AnswerHead
     from octavo_router.http.upstream_connection import Loss, UpstreamConnection
+    from octavo_router.http.upstream_pool import OnItsWay
     from octavo_router.proxy.seams import Dispatching
     from octavo_router.proxy.upstreams import Upstream, Upstreams
     from octavo_router.routing.dispatcher import Lease
@@ -61,7 +61,7 @@ class _Copy:
         self._mirrors = mirrors
         self._lease = lease
         self._data = data
-        self._connecting: Task[None] | None = None
+        self._connecting: OnItsWay | None = None
         self._connection: UpstreamConnection | None = None
         self._result = Result.OK
 

@@ -77,7 +77,7 @@ class Proxy:
         self._num_ids = 0
         self._adapters: dict[str, str] = {}
         self._version = -1  # of the registry, when they were learnt
-        self._lane = make_lane(self, parts)
+        self.lane = make_lane(self, parts)
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Requests from now on go by these settings."""
@@ -102,11 +102,16 @@ class Proxy:
 
     def handle(self, connection: ClientConnection, head: RequestHead, body: bytes) -> None:
         scan: Scan | None = None
-        if self._lane is not None:
-            begun = self._lane.begin(connection, head, body)
+        if self.lane is not None:
+            begun = self.lane.begin(connection, head, body)
             if begun is True:  # what most come to; the rest of this is for the others
                 return
             scan = begun or None
+        self.handle_closely(connection, head, body, scan)
+
+    def handle_closely(
+        self, connection: ClientConnection, head: RequestHead, body: bytes, scan: Scan | None
+    ) -> None:
         facts: HeadFacts = head.facts
         request_id = head.request_id or self.new_request_id()
         path = facts.path

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import Address, Endpoint
     from octavo_router.endpoints.registry import Change
     from octavo_router.http.deadlines import Deadlines
+    from octavo_router.http.network import Network
 
 
 class Upstream:
@@ -40,6 +41,7 @@ class Upstreams:
         deadlines: Deadlines,
         loop: asyncio.AbstractEventLoop,
         *,
+        network: Network | None = None,
         ssl_context: ssl.SSLContext | None = None,
         engine_key: str = "",
         passes_keys: bool = True,
@@ -49,6 +51,7 @@ class Upstreams:
         self._passes_keys = passes_keys  # the client's own, where engines ask for none of ours
         self._deadlines = deadlines
         self._loop = loop
+        self._network = network
         self._ssl = ssl_context
         self._by_id: dict[str, Upstream] = {}
 
@@ -93,6 +96,7 @@ class Upstreams:
             address.port,
             deadlines=self._deadlines,
             loop=self._loop,
+            network=self._network,
             ssl_context=self._tls() if address.tls else None,
             idle_s=self._timeouts.upstream_idle_s,
             connect_timeout_s=self._timeouts.connect_s,

@@ -107,8 +107,10 @@ class Health:
         if answer is not None:
             answer = answer[:MAX_ANSWER_CHARS]
         record.answer = answer
-        expected = self._expected(registry.pool(endpoint.pool), endpoint)
-        is_wrong = answer is not None and expected is not None and not answer.startswith(expected)
+        is_wrong = False
+        if answer is not None:
+            expected = self._expected(registry.pool(endpoint.pool), endpoint)
+            is_wrong = expected is not None and not answer.startswith(expected)
         if endpoint.is_ejected:
             if answer is None or is_wrong:
                 self._prolong(record, now)  # no longer the first one in a row
@@ -232,13 +234,15 @@ class Health:
         """What a test must begin with; None while nothing is known."""
         if self.config.canary_answer:
             return self.config.canary_answer
+        known, revision = self._records, endpoint.spec.revision
         answers = Counter(
-            answer
+            record.answer
             for other in members
-            if other is not endpoint
+            if (record := known.get(other.spec.id)) is not None
+            and record.answer is not None
+            and other is not endpoint
+            and other.spec.revision == revision
             and other.names == endpoint.names
-            and other.spec.revision == endpoint.spec.revision
-            and (answer := self._record(other).answer) is not None
         )
         if not answers:
             return None

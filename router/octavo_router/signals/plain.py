@@ -91,8 +91,12 @@ class PlainFollower:
             self._drop_connection()
 
     async def _pause(self, longest: int) -> None:
-        """Until it is worth asking again: soon, unless it has nothing to do and gets nothing."""
-        endpoint = self._endpoint
+        """Until it is worth asking again: soon, unless it has nothing to do and gets nothing.
+
+        One that ends its connection may have died, idle or not.
+        """
+        endpoint, connection = self._endpoint, self._connection
+        was_open = connection is not None and connection.is_open
         last_pick = endpoint.last_pick
         for _ in range(longest):
             await asyncio.sleep(self._settings.poll_s * (0.8 + 0.4 * self._rng.random()))
@@ -102,6 +106,7 @@ class PlainFollower:
                 or endpoint.last_pick != last_pick
                 or load.running
                 or load.waiting
+                or (was_open and connection is not None and not connection.is_open)
             ):
                 return
 

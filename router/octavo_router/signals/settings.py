@@ -26,7 +26,7 @@ class SignalSettings:
     backoff_min_s: float = 0.05
     backoff_max_s: float = 2.0
     poll_s: float = 1.0  # between polls of a plain server
-    idle_polls: int = 5  # pauses between polls of one that has nothing to do
+    idle_polls: int = 10  # pauses between polls of one that has nothing to do
     models_s: float = 10.0  # between looks at what a plain server serves
     num_failed_polls: int = 3  # after which a plain server is down
 

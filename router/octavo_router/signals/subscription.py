@@ -20,8 +20,6 @@ from octavo_router.errors import Unreachable
 from octavo_router.http.fetch import Connection
 from octavo_router.signals.follow import Follower, Stranger, StreamBroken
 from octavo_router.signals.frames import FrameReader
-from octavo_router.signals.kv_follow import KvFollower
-from octavo_router.signals.kv_residency import KvResidency
 from octavo_router.signals.plain import PlainFollower
 from octavo_router.signals.settings import backoff_s
 
@@ -156,6 +154,9 @@ class Subscription:
             await self._plain.follow()
             return
         tally = self._counts.kv_events
+        from octavo_router.signals.kv_follow import KvFollower  # few engines have such events
+        from octavo_router.signals.kv_residency import KvResidency
+
         residency = KvResidency(self._index, self.endpoint.slot, tally)
         follower = KvFollower(live, labels.get(KV_REPLAY_LABEL, ""), residency, tally)
         task = asyncio.create_task(follower.follow(), name=f"KV events of {live}")

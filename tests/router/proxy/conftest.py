@@ -1,4 +1,7 @@
-"""Every story about the data path is told twice: on the long way, and on the express lane."""
+"""Every story about the data path is told twice.
+
+Once on the long way over the loop's sockets, and once on the express lane over native ones.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from tests.fakes import router_rig
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["long way", "express lane"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether requests that nothing happens to are carried by native code."""
+    """Whether native code carries requests that nothing happens to, and what sockets carry."""
     is_express: bool = request.param
     monkeypatch.setattr(router_rig, "ON_EXPRESS_LANE", is_express)
+    monkeypatch.setattr(router_rig, "ON_SOCKETS_OF_THE_LOOP", not is_express)
     return is_express

@@ -13,6 +13,8 @@ import pytest
 
 from octavo_engine.protocol.stream import Load
 from octavo_router.config import RouterConfig
+from octavo_router.http.client_connection import ClientConnection
+from octavo_router.http.upstream_connection import UpstreamConnection
 from octavo_router.residency import native
 from tests.fakes.clock import ManualClock
 from tests.fakes.http_client import post_bytes
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import Kind
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
-NUM_CLIENTS = 40
+NUM_CLIENTS = 24
 NUM_STEPS = 700
 KINDS: tuple[Kind, ...] = ("openai", "octavo", "openai", "octavo")
 HEADS = (
@@ -83,8 +85,8 @@ class Twins:
             SocketlessRouter(path, clock, kinds=KINDS, num_clients=NUM_CLIENTS, config=config)
             for path in (fast, slow)
         )
-        assert self.fast.proxy._lane is not None
-        assert self.slow.proxy._lane is None
+        assert self.fast.proxy.lane is not None
+        assert self.slow.proxy.lane is None
 
     async def both(self, act: Callable[[SocketlessRouter], object]) -> None:
         for router in (self.fast, self.slow):
@@ -102,7 +104,7 @@ def chat(random: Random) -> bytes:
         "model": "m" if random.random() < 0.97 else "who",
         "messages": [
             {"role": "system", "content": system},
-            {"role": "user", "content": f"question {random.randrange(50)}"},
+            {"role": "user", "content": f"question {random.randrange(50):02}"},
         ],
     }
     if random.random() < 0.1:
@@ -145,6 +147,7 @@ class Life:
     def __init__(self, twins: Twins, seed: int) -> None:
         self.twins = twins
         self.random = Random(seed)
+        self.said: dict[int, bytes] = {}  # by client: its last request
 
     async def live(self) -> None:
         acts = (self.ask, self.answer, self.lose, self.leave, self.tell, self.tick)
@@ -159,9 +162,12 @@ class Life:
         if not idle:
             return
         number, data = self.random.choice(idle), request(self.random)
+        if self.random.random() < 0.4:
+            data = self.said.get(number, data)  # a client mostly repeats its own head
+        self.said[number] = data
         if self.twins.slow.client_wires[number].is_cut:
             await self.twins.both(lambda router: router.renew_client(number))
-        await self.twins.both(lambda router: router.clients[number].data_received(data))
+        await self.twins.both(lambda router: router.receive(router.clients[number], data))
 
     async def answer(self) -> None:
         count = len(self.twins.slow.busy)
@@ -172,9 +178,9 @@ class Life:
         for piece in answer(self.random):
             if slow.user is not None:
                 await self.twins.both(
-                    lambda router, piece=piece: (  # type: ignore[misc]  # a default is no type
-                        fast if router is self.twins.fast else slow
-                    ).data_received(piece)
+                    lambda router, piece=piece: router.receive(  # type: ignore[misc]  # a default is no type
+                        fast if router is self.twins.fast else slow, piece
+                    )
                 )
 
     async def lose(self) -> None:
@@ -218,9 +224,11 @@ def test_both_ways_leave_the_same_behind(clock: ManualClock, seed: int):
     async def run() -> None:
         twins = Twins(clock)
         await Life(twins, seed).live()
-        lane = twins.fast.proxy._lane
+        lane = twins.fast.proxy.lane
         assert lane is not None
         assert lane.num_flights > 100
+        assert twins.fast.num_taken[ClientConnection] > 60
+        assert twins.fast.num_taken[UpstreamConnection] > 60
 
     run()
 
@@ -236,11 +244,11 @@ def test_a_mistake_of_ours_costs_one_request_and_holds_nothing(
         async def ask_of(number: int) -> None:
             body = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
             data = post_bytes(body)
-            await twins.both(lambda router: router.clients[number].data_received(data))
+            await twins.both(lambda router: router.receive(router.clients[number], data))
 
         async def answer_all() -> None:
             while twins.slow.busy:
-                await twins.both(lambda router: router.busy[0].data_received(ANSWER))
+                await twins.both(lambda router: router.receive(router.busy[0], ANSWER))
 
         def break_wires(router: SocketlessRouter) -> None:
             wires = [w for _, w in router.wires] if side == "engine" else router.client_wires
@@ -250,7 +258,7 @@ def test_a_mistake_of_ours_costs_one_request_and_holds_nothing(
         for number in range(12):
             await ask_of(number)
             await answer_all()
-        lane = twins.fast.proxy._lane
+        lane = twins.fast.proxy.lane
         assert lane is not None
         num_flights = lane.num_flights
         if side == "engine":

@@ -257,3 +257,20 @@ def test_an_idle_server_is_asked_seldom_and_one_with_work_often():
             assert polls["ok",] <= seen + 1
 
     run(story())
+
+
+def test_an_idle_server_that_ends_its_connection_is_looked_at_soon():
+    """It may have died; who ends each of its connections is no news."""
+
+    async def story() -> None:
+        engine = EngineStream()
+        idle = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+        engine.pages = {"/metrics": (200, idle), "/v1/models": (200, models("m"))}
+        settings_ = replace(FAST, poll_s=0.01, idle_polls=10**6)
+        async with engine, listening(settings_) as router:
+            (endpoint,) = router.add(engine.spec(kind="openai"))
+            await until(lambda: endpoint.state == "ready")
+            await engine.stop()
+            await until(lambda: endpoint.state == "down")
+
+    run(story())
