@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -286,10 +287,13 @@ async def test_many_who_send_a_byte_now_and_then_hold_nobody_up():
         ScriptedUpstream() as upstream,
         routing_to(upstream.port, config=config) as rig,
         await RawClient.open(rig.port) as client,
+        AsyncExitStack() as stack,
     ):
         assert (await client.ask(chat())).status == 200
         [asking] = rig.shared.connections
-        lorises = [await RawClient.open(rig.port) for _ in range(300)]
+        lorises = [
+            await stack.enter_async_context(await RawClient.open(rig.port)) for _ in range(300)
+        ]
         await rig.until(lambda: len(rig.shared.connections) == 1 + len(lorises))
         slow = [one for one in rig.shared.connections if one is not asking]
         text = b"POST /v1/chat/completions HTTP/1.1\r\n"
