@@ -135,6 +135,8 @@ int check_own_order(const std::string& what, const Kernels& kernels, const Linea
 
 int compare_linear(Packing packing, LinearMode mode, int64_t num_rows, int64_t cols) {
     const Dtype dtype = packing == Packing::BF16 ? Dtype::BF16 : Dtype::F32;
+    const int64_t whole = format_of(packing).has_small() ? format_of(packing).block_columns() : 1;
+    cols = (cols + whole - 1) / whole * whole;
     Panels weight{.rows = 96, .cols = cols};
     weight.runs[0].packing = packing;
     const Bytes panels = random_panels(weight);
