@@ -185,7 +185,7 @@ ROUTES = (
         needs="tokenizer_info", says="Special tokens and chat template",
         answer=answers.TokenizerInfo),
     Row("POST", "/sleep", dev.sleep, "admin", needs="dev_mode",
-        says="Refuse work and give the KV cache's memory back", query=dev.SleepQuery, media=""),
+        says="Refuse work and give memory back: the KV cache's, on a GPU the weights' too", query=dev.SleepQuery, media=""),
     Row("POST", "/wake_up", dev.wake_up, "admin", needs="dev_mode",
         says="Take the memory and work again", query=dev.WakeQuery, media=""),
     Row("GET", "/is_sleeping", dev.is_sleeping, "key", needs="dev_mode",
