@@ -9,7 +9,7 @@ import openai
 
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.scripted_engine import ScriptedEngine
-from tests.fakes.server import RunningServer, running
+from tests.fakes.server import running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,8 @@ HERMES = ServerSettings(tool_call_parser="hermes", reasoning_parser="qwen3")
 @contextmanager
 def saying(
     *scripts: str, piece: int = 1, using: ServerSettings = HERMES
-) -> Iterator[tuple[RunningServer, Any]]:
+) -> Iterator[tuple[Any, Any]]:
+    """A server whose model says the scripts, one an answer, and the official client of it."""
     engine = ScriptedEngine(scripts=list(scripts), piece=piece)
     with (
         running(engine, using) as server,

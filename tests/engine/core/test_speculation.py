@@ -21,7 +21,7 @@ from octavo_engine.core.build import build_engine
 from octavo_engine.core.grammars import Grammars
 from octavo_engine.core.llm import LLM
 from octavo_engine.grammar.compiler import GrammarCompiler
-from octavo_engine.grammar.normal import choice_spec, grammar_spec, json_schema_spec, regex_spec
+from octavo_engine.grammar.normal import grammar_spec, json_schema_spec, regex_spec
 from octavo_engine.grammar.vocabulary import Vocabulary
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.scheduling.speculation import Speculation
@@ -30,6 +30,7 @@ from octavo_engine.state.sampling_params import SamplingParams
 from octavo_engine.tokenization.bytes_tokenizer import EOS, ByteTokenizer
 from tests.engine.models.tiny import TinyModel, tiny_model
 from tests.fakes.backend import FakeBackend
+from tests.fakes.grammar_rig import CHOICE, FIXED
 from tests.fakes.guessing import ToldGuesser
 from tests.fakes.requests import make_prompt, make_request
 
@@ -40,18 +41,9 @@ if TYPE_CHECKING:
     from octavo_engine.state.sequence import Sequence
 
 NGRAMS = '{"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}'
-FIXED = json_schema_spec(
-    {
-        "type": "object",
-        "properties": {"kind": {"const": "a rather long constant"}, "n": {"enum": [1, 2, 12]}},
-        "required": ["kind", "n"],
-    },
-    strict=True,
-    any_whitespace=False,
-)
 SPECS = [
     FIXED,
-    choice_spec(["forty-two and a half", "forty-two and nothing", "forty", "none at all", "no"]),
+    CHOICE,
     regex_spec(r"(ab|ac){3,30}d"),
     grammar_spec('root ::= "((" root "))" | "x"'),
     json_schema_spec({"type": "array", "items": {"type": "boolean"}}),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import openai
@@ -12,35 +11,15 @@ import pytest
 from pydantic import BaseModel
 
 from octavo_engine.errors import EngineDead, GenerationFailed
-from octavo_engine.server.settings import ServerSettings
 from tests.fakes.engine import EOS, FakeEngine
-from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.server import running
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.fakes.talking import NOW, OSLO, THOUGHT, saying
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS: Any = [
     {"type": "function", "name": "get_weather", "parameters": PARAMETERS},
     {"type": "function", "name": "get_time", "parameters": {"type": "object", "properties": {}}},
 ]
-OSLO = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-NOW = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
-THOUGHT = "<think>\nWhich city? Oslo.\n</think>\n\n"
-HERMES = ServerSettings(tool_call_parser="hermes", reasoning_parser="qwen3")
-
-
-@contextmanager
-def saying(
-    *scripts: str, piece: int = 1, using: ServerSettings = HERMES
-) -> Iterator[tuple[Any, Any]]:
-    engine = ScriptedEngine(scripts=list(scripts), piece=piece)
-    with (
-        running(engine, using) as server,
-        openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client,
-    ):
-        yield server, client
 
 
 def items(output: Any) -> list[tuple[str, ...]]:

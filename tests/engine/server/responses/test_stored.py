@@ -11,9 +11,10 @@ import pytest
 from octavo_engine.errors import GenerationFailed
 from octavo_engine.server.limits import Limits
 from octavo_engine.server.settings import ServerSettings
-from tests.engine.server.responses.test_answers import OSLO, TOOLS, items, prompt_of, saying
+from tests.engine.server.responses.test_answers import TOOLS, items, prompt_of
 from tests.fakes.engine import FakeEngine
 from tests.fakes.server import running
+from tests.fakes.talking import OSLO, saying
 
 
 def client_of(server: Any, key: str = "x") -> Any:
