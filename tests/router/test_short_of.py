@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import resource
 import signal
 import threading
 import time
 from contextlib import AsyncExitStack, contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -20,7 +22,7 @@ from tests.fakes.upstream import Peer, Received, ScriptedUpstream
 from tests.router.test_server import plain_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 MIB = 2**20
@@ -46,14 +48,22 @@ def in_front_of(upstream: ScriptedUpstream, *flags: str) -> Iterator[RouterProce
 
 
 class NoSockets:
-    """A loop that can make none."""
+    """A network that can make none: that is known at once, or told later."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, number: int) -> None:
-        self.create_task = loop.create_task
-        self._number = number
+    def __init__(self, number: int, *, is_told_later: bool) -> None:
+        self._error = OSError(number, "none left")
+        self._is_told_later = is_told_later
 
-    async def create_connection(self, *_: Any, **__: Any) -> None:
-        raise OSError(self._number, "none left")
+    def open(
+        self, protocol: Any, host: str, port: int, on_done: Callable[[OSError | None], None]
+    ) -> Any:
+        if not self._is_told_later:
+            raise self._error
+        asyncio.get_running_loop().call_soon(on_done, self._error)
+        return SimpleNamespace(cancel=lambda: None)
+
+    async def connect(self, *_: Any, **__: Any) -> None:
+        raise self._error
 
 
 @on_loop
@@ -68,15 +78,15 @@ async def test_without_ports_or_files_requests_fail_and_no_engine_is_blamed():
             lambda pool, result: told.append(result.value)
         )
         pool = rig.upstreams.of(rig.endpoints[0]).pool
-        loop = pool._loop
-        for number in (errno.EMFILE, errno.EADDRNOTAVAIL):
-            pool._loop = NoSockets(loop, number)  # type: ignore[assignment]
+        network = pool._network
+        for number, later in itertools.product((errno.EMFILE, errno.EADDRNOTAVAIL), (True, False)):
+            pool._network = NoSockets(number, is_told_later=later)  # type: ignore[assignment]
             for _ in range(6):  # more than eject an engine that refuses
                 answer = await client.ask(chat())
                 assert (answer.status, answer.code) == (503, "upstream_unreachable")
                 assert answer.header("retry-after") is not None
         assert set(told) == {"client_gone"}  # nobody's fault
-        pool._loop = loop
+        pool._network = network
         assert (await client.ask(chat())).status == 200
         await rig.settled()
 

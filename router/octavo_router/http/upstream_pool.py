@@ -172,10 +172,14 @@ class UpstreamPool:
         except TimeoutError:
             self._tell_of_silence(user)
         except OSError as error:  # ssl.SSLError is one
-            loss = Loss.NO_SOCKET if error.errno in _OURS else Loss.REFUSED
-            user.on_lost(loss, error.strerror or "refused the connection")
+            _tell_of_error(user, error)
         else:
             user.on_connected(connection)
+
+
+def _tell_of_error(user: User, error: OSError) -> None:
+    loss = Loss.NO_SOCKET if error.errno in _OURS else Loss.REFUSED
+    user.on_lost(loss, error.strerror or "refused the connection")
 
 
 class _Plain:
@@ -194,7 +198,10 @@ class _Plain:
     def begin(self) -> bool:
         """False: it takes a task."""
         pool = self._pool
-        opening = pool._network.open(self._connection, pool._host, pool._port, self._on_done)
+        try:
+            opening = pool._network.open(self._connection, pool._host, pool._port, self._on_done)
+        except OSError:  # no socket is left: the task meets the same, and tells
+            return False
         if opening is None:
             return False
         self._opening = opening
@@ -212,7 +219,7 @@ class _Plain:
         if error is None:
             self._user.on_connected(self._connection)
         else:
-            self._user.on_lost(Loss.REFUSED, error.strerror or "refused the connection")
+            _tell_of_error(self._user, error)
 
     def _on_silence(self) -> None:
         self.cancel()
