@@ -138,7 +138,7 @@ A, B, C = ("a", "127.0.0.2"), ("b", "127.0.0.3"), ("c", "127.0.0.4")
 
 @on_plain_loop
 async def test_a_pod_that_is_being_deleted_gets_nothing_new_and_ends_what_it_has():
-    """W66: within a second of its deletionTimestamp, though it is ready and answers still."""
+    """Within a second of its deletionTimestamp, though it is ready and answers still."""
     async with cluster(A, B) as world:
         port = world.client.writer.get_extra_info("peername")[1]
         async with await RawClient.open(port) as one, await RawClient.open(port) as other:
@@ -160,7 +160,7 @@ async def test_a_pod_that_is_being_deleted_gets_nothing_new_and_ends_what_it_has
 
 @on_plain_loop
 async def test_a_pod_that_is_not_ready_is_never_asked():
-    """W67: though its engine runs and says that it is."""
+    """Though its engine runs and says that it is."""
     async with cluster(A) as world:
         await world.run("b", B[1], tell=False)
         world.api.put("pods", pod("b", deployment="m", ip=B[1], ready=False))
@@ -175,7 +175,7 @@ async def test_a_pod_that_is_not_ready_is_never_asked():
 
 @on_plain_loop
 async def test_readiness_that_flaps_costs_no_request():
-    """W68: after the first flips it has to stay ready for a while."""
+    """After the first flips it has to stay ready for a while."""
     async with cluster(A, B) as world:
         for flip in range(20):
             world.api.put("pods", pod("a", deployment="m", ip=A[1], ready=bool(flip % 2)))
@@ -189,7 +189,7 @@ async def test_readiness_that_flaps_costs_no_request():
 
 @on_plain_loop
 async def test_pods_are_replaced_while_nobody_can_be_asked_for_them():
-    """W69: the watch is down, one pod dies, another one comes; then it is listed again."""
+    """The watch is down, one pod dies, another one comes; then it is listed again."""
     async with cluster(A, B) as world:
         await world.api.stop()
         await world.kill("a")
@@ -205,7 +205,7 @@ async def test_pods_are_replaced_while_nobody_can_be_asked_for_them():
 
 @on_plain_loop
 async def test_an_address_that_is_somebody_elses_by_now_gets_no_prompt():
-    """W70: the API server tells nothing; the stranger itself sends each prompt back."""
+    """The API server tells nothing; the stranger itself sends each prompt back."""
     async with cluster(A, B) as world:
         world.api.frozen = True
         await world.kill("a")
@@ -218,7 +218,7 @@ async def test_an_address_that_is_somebody_elses_by_now_gets_no_prompt():
 
 @on_plain_loop
 async def test_one_that_says_that_it_is_another_is_dropped_at_once():
-    """W70 before its stream told: 421 is enough, and the request is answered elsewhere."""
+    """Before its stream told, 421 is enough, and the request is answered elsewhere."""
     async with cluster(A, B) as world:
         world.engines["a"].uid = "uid-z"  # of requests; its stream goes on as it was
         assert await world.ask(6) == {B[1]}

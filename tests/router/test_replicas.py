@@ -17,7 +17,7 @@ EACH = 9
 
 
 def test_one_is_killed_and_the_others_are_replaced_under_load(platform: Platform):
-    """W75 and W80: 0 of the streams of two routers are lost, and none is longer at one engine."""
+    """None of the streams of two routers is lost, and none is longer at one engine."""
     wanted = bodies(2 * EACH, start=700)
     with ExitStack() as stack:
         killed, first, second = (stack.enter_context(platform.another_router()) for _ in range(3))

@@ -149,7 +149,7 @@ async def test_what_happens_is_counted():
 
 @on_loop
 async def test_each_request_has_one_line_however_it_ended():
-    """Relayed, refused at once, not understood, not found: one each (W88)."""
+    """Relayed, refused at once, not understood, not found: one each."""
 
     async def sometimes(peer: Peer, request: Received) -> None:
         if b"leave" in request.body:
@@ -288,7 +288,7 @@ async def test_reading_a_bad_configuration_is_counted():
 
 @on_loop
 async def test_a_hundred_reloads_under_load_lose_nothing():
-    """Another order of upstreams, another policy, now and then a bad file (W78)."""
+    """Another order of upstreams, another policy, now and then a bad file."""
     async with ScriptedUpstream(plain_server) as one, ScriptedUpstream(plain_server) as two:
         turns = 0
 

@@ -36,7 +36,7 @@ FLOODS = {
 
 @pytest.mark.parametrize("flood", FLOODS)
 def test_it_is_refused_at_once_and_costs_nearly_nothing(flood):
-    """W39: one answer, the close, and nothing of what follows is looked at."""
+    """One answer, the close, and nothing of what follows is looked at."""
 
     @on_loop
     async def ask() -> None:

@@ -179,7 +179,7 @@ async def test_one_that_crawls_is_found_beside_the_others():
 
 @on_loop
 async def test_one_that_lies_is_found_by_its_test_generation():
-    """Its requests all succeed; only what it says is wrong (W65: within 60 s)."""
+    """Its requests all succeed; only what it says is wrong (and within 60 s it is known)."""
     async with ward(4, canary_interval_s=10.0) as (ward_, _):
         ward_.engines[3].says = "London"
         seconds = 0

@@ -179,7 +179,7 @@ async def test_the_death_of_half_the_pool_costs_no_stream_though_budgets_are_sma
 
 @on_loop
 async def test_one_that_loses_everything_it_is_given_does_not_multiply_the_work():
-    """Both engines break every stream, for good: only their first deaths are free (W52)."""
+    """Both engines break every stream, for good: only their first deaths are free."""
     engines = [Engine(num_words=1, how="close") for _ in range(2)]
     async with (
         ScriptedUpstream(engines[0]) as first,
@@ -195,7 +195,7 @@ async def test_one_that_loses_everything_it_is_given_does_not_multiply_the_work(
 
 @on_loop
 async def test_tokens_out_of_order_fail_the_stream_and_speak_against_the_engine():
-    """W25: nothing of it is relayed, another engine answers, and the failure counts."""
+    """Nothing of it is relayed, another engine answers, and the failure counts."""
 
     async def liar(peer: Peer, request: Received) -> None:
         await peer.begin_stream()
@@ -219,7 +219,7 @@ async def test_tokens_out_of_order_fail_the_stream_and_speak_against_the_engine(
 
 @on_loop
 async def test_a_slow_engine_is_ended_on_time_and_nobody_else_waits():
-    """W10: a token now and then is progress; the whole may take so long and no longer."""
+    """A token now and then is progress; the whole may take so long and no longer."""
 
     async def drip(peer: Peer, request: Received) -> None:
         if not request.json.get("stream"):
@@ -252,7 +252,7 @@ async def test_a_slow_engine_is_ended_on_time_and_nobody_else_waits():
 
 @on_loop
 async def test_a_host_that_vanishes_is_noticed_by_the_kernel():
-    """W24: no packet says so; within ten seconds the socket does, used or idle."""
+    """No packet says so; within ten seconds the socket does, used or idle."""
     async with (
         ScriptedUpstream() as upstream,
         routing_to(upstream.port) as rig,
@@ -277,7 +277,7 @@ def all_hold(connections: list[ClientConnection], num_bytes: int) -> bool:
 
 @on_loop
 async def test_many_who_send_a_byte_now_and_then_hold_nobody_up():
-    """W26, in small: three hundred of them, each ended at its header's deadline.
+    """Three hundred of them, each ended at its header's deadline.
 
     Hours are told, not waited for, and work is measured by the processor's time: how long it takes
     by the wall is the machine's affair.

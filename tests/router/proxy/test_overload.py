@@ -66,7 +66,7 @@ async def insist(rig: Rig, ledger: Ledger, count: int, *, num_tries: int = 1) ->
 
 @pytest.mark.parametrize("times", [2, 5, 20])
 def test_goodput_is_that_of_the_engines_and_the_rest_hears_it_at_once(times):
-    """W54: more clients than there is room, by this factor."""
+    """More clients than there is room, by this factor."""
 
     @on_loop
     async def run() -> None:
@@ -92,7 +92,7 @@ def test_goodput_is_that_of_the_engines_and_the_rest_hears_it_at_once(times):
             if times > 3:
                 assert ledger.refused_in_s
             assert rig.gate.demand("default").queued == 0
-            # W87: what clients saw is what is counted, by code.
+            # What clients saw is what is counted, by code.
             counted: Counter[str] = Counter()
             for (_, _, code, _, _), count in rig.metrics.requests.items():
                 counted[code] += count
@@ -106,7 +106,7 @@ def test_goodput_is_that_of_the_engines_and_the_rest_hears_it_at_once(times):
 
 @on_loop
 async def test_clients_that_try_again_at_once_do_not_keep_the_engines_from_their_work():
-    """W53: each refused request comes three times more; what engines do stays useful work."""
+    """Each refused request comes three times more; what engines do stays useful work."""
     worker = Worker()
     config = fast_config(flow={"max_in_flight": ROOM, "max_queue": 4})
     async with (
@@ -129,7 +129,7 @@ async def test_clients_that_try_again_at_once_do_not_keep_the_engines_from_their
 
 @on_loop
 async def test_what_nobody_may_send_is_refused_before_its_body_comes():
-    """W54: the key is looked at with the head; megabytes are neither read nor kept."""
+    """The key is looked at with the head; megabytes are neither read nor kept."""
     async with (
         ScriptedUpstream() as upstream,
         routing_to(upstream.port, table=KeyTable({}, is_required=True)) as rig,
