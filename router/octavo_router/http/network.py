@@ -48,15 +48,12 @@ class Network:
             self._poller.show_first(taker)
 
     async def listen(
-        self,
-        factory: Callable[[], asyncio.Protocol],
-        sock: socket.socket,
-        *,
-        tls: ssl.SSLContext | None = None,
+        self, factory: Callable[[], asyncio.Protocol], sock: socket.socket
     ) -> Listening:
-        poller = self._plain(tls)
+        """For plain connections; those with TLS are `flow.handshakes.TlsListener`'s."""
+        poller = self._plain()
         if poller is None:
-            return await self._loop.create_server(factory, sock=sock, ssl=tls)
+            return await self._loop.create_server(factory, sock=sock)
         sock.setblocking(False)
         poller.listen(sock, factory)
         return _PlainListening(poller, sock)
@@ -72,7 +69,7 @@ class Network:
 
         Unless it is cancelled before. None where it takes a task: `connect` does that.
         """
-        poller = self._plain(None)
+        poller = self._plain()
         return None if poller is None else poller.open(host, port, protocol, on_done)
 
     async def connect(
@@ -85,7 +82,7 @@ class Network:
         server_name: str | None = None,
     ) -> P:
         """Raises OSError."""
-        poller = self._plain(tls)
+        poller = self._plain() if tls is None else None
         if poller is None:
             _, protocol = await self._loop.create_connection(
                 factory, host, port, ssl=tls, server_hostname=server_name
@@ -103,8 +100,8 @@ class Network:
             self._loop.remove_reader(poller.fileno())
             poller.close()
 
-    def _plain(self, tls: ssl.SSLContext | None) -> Poller | None:
-        if tls is not None or self._make_poller is None:
+    def _plain(self) -> Poller | None:
+        if self._make_poller is None:
             return None
         if self._poller is None:
             self._poller = self._make_poller(self._loop)
