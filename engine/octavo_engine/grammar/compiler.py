@@ -200,7 +200,6 @@ class GrammarCompiler:
     # -- in the threads --------------------------------------------------------------------------
 
     def _work(self) -> None:
-        yield_to_others()
         while (compilation := self._queue.get()) is not None:
             if not compilation.is_given_up:
                 self._compile(compilation)
@@ -209,6 +208,7 @@ class GrammarCompiler:
     def _compile(self, compilation: Compilation) -> None:
         try:
             vocabulary = self._shared_vocabulary()
+            yield_to_others()  # not before: all grammars wait for the vocabulary
             compilation.begun_at = self._now()
             compilation.compiled = self._compiled(compilation.spec, vocabulary)
         except RequestError as error:

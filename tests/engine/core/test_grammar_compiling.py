@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from typing import Any
 
@@ -27,6 +29,31 @@ def test_what_does_not_compile_is_refused_and_others_are_served() -> None:
     with pytest.raises(InvalidRequest):
         rig.add(json_schema_spec({"not": {}}))  # known by now: at once
     assert rig.engine.stats().grammar_failures == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have a priority of their own on Linux")
+def test_the_vocabulary_that_all_grammars_wait_for_is_made_at_full_priority() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    rig = Rig()
+    compiler = rig.grammars.compiler
+    make, compile_one = compiler._make_vocabulary, compiler._compiled
+    seen: dict[str, int] = {}
+
+    def note_making() -> Any:
+        seen["vocabulary"] = niceness()
+        return make()
+
+    def note_compiling(*args: Any) -> Any:
+        seen["grammar"] = niceness()
+        return compile_one(*args)
+
+    compiler._make_vocabulary = note_making  # the test's
+    compiler._compiled = note_compiling  # type: ignore[method-assign, assignment]
+    rig.add(CHOICE, request_id="one")
+    rig.run()
+    assert seen["vocabulary"] == niceness() < seen["grammar"]
 
 
 class StuckCompiler:
