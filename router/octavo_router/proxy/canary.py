@@ -6,17 +6,16 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Final
 
+from octavo_router.proxy.asking import Asking, Told
+
 if TYPE_CHECKING:
     from octavo_router.config import RouterConfig
     from octavo_router.endpoints.endpoint import Endpoint
-    from octavo_router.http.response_head import AnswerHead
-    from octavo_router.http.upstream_connection import Loss, UpstreamConnection
     from octavo_router.proxy.upstreams import Upstreams
     from octavo_router.routing.dispatcher import Dispatcher
 
 _MAX_TOKENS: Final = 4
 _TIMEOUT_S: Final = 10.0
-_MAX_BYTES: Final = 64 * 2**10
 
 
 class Canaries:
@@ -51,78 +50,30 @@ class Canaries:
         }
         if endpoint.names:
             body["model"] = endpoint.names[0]
-        exchange = _Exchange(upstream.lines.host, upstream.lines.extra, json.dumps(body).encode())
-        connection = upstream.pool.take()
-        connecting = None
-        if connection is not None:
-            exchange.on_connected(connection)
-        else:
-            connecting = upstream.pool.connect(exchange)
+        question = json.dumps(body).encode()
+        told: asyncio.Future[Told] = asyncio.get_running_loop().create_future()
+        asking = Asking(
+            b"".join(
+                (
+                    b"POST /v1/completions",
+                    upstream.lines.host,
+                    upstream.lines.extra,
+                    b"content-type: application/json\r\n",
+                    b"content-length: %d\r\n\r\n" % len(question),
+                    question,
+                )
+            ),
+            told.set_result,
+        )
+        asking.start(upstream)
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                data = await exchange.done
+                answer = await told
         except TimeoutError:
             return None
         finally:
-            if connecting is not None:
-                connecting.cancel()
-            exchange.stop()
-        return _text_of(data)
-
-
-class _Exchange:
-    """The user of one connection."""
-
-    def __init__(self, host: bytes, extra: bytes, body: bytes) -> None:
-        self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._request = b"".join(
-            (
-                b"POST /v1/completions",
-                host,
-                extra,
-                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body),
-                body,
-            )
-        )
-        self._connection: UpstreamConnection | None = None
-        self._status = 0
-        self._pieces: list[bytes] = []
-        self._size = 0
-
-    def on_connected(self, connection: UpstreamConnection) -> None:
-        self._connection = connection
-        connection.send(self, self._request)
-
-    def on_whole(self, head: AnswerHead, body: bytes) -> None:
-        self._connection = None
-        self._end(body if head.status == 200 else b"")
-
-    def on_head(self, head: AnswerHead) -> None:
-        self._status = head.status
-
-    def on_body(self, data: bytes) -> None:
-        self._pieces.append(data)
-        self._size += len(data)
-        if self._size > _MAX_BYTES:
-            self.stop()
-            self._end(b"")
-
-    def on_end(self) -> None:
-        self._connection = None
-        self._end(b"".join(self._pieces) if self._status == 200 else b"")
-
-    def on_lost(self, loss: Loss, problem: str) -> None:
-        self._connection = None
-        self._end(b"")
-
-    def stop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.abort()
-
-    def _end(self, data: bytes) -> None:
-        if not self.done.done():
-            self.done.set_result(data)
+            asking.cancel()
+        return _text_of(answer.body) if answer.status == 200 else None
 
 
 def _text_of(data: bytes) -> str | None:
