@@ -281,6 +281,10 @@ class RoutingConfig:
     balance_slack: int = setting(
         8, "Requests in flight at an endpoint before balance_factor applies.", low=1
     )
+    prefill_min_tokens: int = setting(
+        256, "With prefill-decode: tokens of a prompt that the answering engine must lack for "
+        "another one to compute them.", low=1,
+    )  # fmt: skip
     session_headers: tuple[str, ...] = setting(
         (
             "x-session-id",

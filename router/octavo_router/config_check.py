@@ -103,15 +103,13 @@ def _check_routing(config: RouterConfig) -> None:
     ]
     named += [(f"routing.shadows[{n}]", name) for n, name in enumerate(routing.shadows)]
     for where, name in named:
-        if name == "prefill-decode":
-            raise ConfigInvalid(
-                where,
-                "prefill-decode needs engines that hand their KV cache over, and no such transfer "
-                "is supported yet; use prefix-load with engines of role 'both'",
-            )
         if name not in known:
-            known_here = known - {"prefill-decode"}
-            raise ConfigInvalid(where, f"there is no policy {name!r}{nearest(name, known_here)}")
+            raise ConfigInvalid(where, f"there is no policy {name!r}{nearest(name, known)}")
+        if name == "prefill-decode" and config.epp.enabled:
+            raise ConfigInvalid(
+                where, "an endpoint picker names one engine, and prefill-decode needs two; use "
+                "prefix-load with epp.enabled",
+            )  # fmt: skip
 
 
 def _check_profile(profile: ProfileConfig, where: str) -> None:
@@ -174,17 +172,19 @@ def _check_upstreams(config: RouterConfig) -> None:
     _check_unique(
         "discovery.upstreams", (f"{one.pool} {one.url}" for one in config.discovery.upstreams)
     )
+    policies = {pool.name: pool.policy for pool in config.routing.pools if pool.policy}
     for number, upstream in enumerate(config.discovery.upstreams):
         where = f"discovery.upstreams[{number}]"
         if not upstream.url.startswith(("http://", "https://")):
             raise ConfigInvalid(
                 f"{where}.url", f"must be http://HOST:PORT or https://…; got {upstream.url!r}"
             )
-        if upstream.role == "prefill":
+        policy = policies.get(upstream.pool, config.routing.policy)
+        if upstream.role == "prefill" and policy != "prefill-decode":
             raise ConfigInvalid(
                 f"{where}.role",
-                "an engine that only prefills needs KV transfer, which is not supported yet; "
-                "use 'both'",
+                f"an engine that only prefills is of use with the policy 'prefill-decode'; pool "
+                f"{upstream.pool!r} has {policy!r}",
             )
 
 

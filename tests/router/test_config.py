@@ -91,10 +91,9 @@ MISTAKES = [
         "routing.policy: there is no policy 'prefixload'; did you mean 'prefix-load'?",
     ),
     (
-        "routing: {policy: prefill-decode}",
-        "routing.policy: prefill-decode needs engines that hand their KV cache over, "
-        "and no such transfer is supported yet; use prefix-load with engines of role "
-        "'both'",
+        "{routing: {policy: prefill-decode}, epp: {enabled: true}}",
+        "routing.policy: an endpoint picker names one engine, and prefill-decode needs two; use "
+        "prefix-load with epp.enabled",
     ),
     ("routing: {shadows: [nobody]}", "routing.shadows[0]: there is no policy 'nobody'"),
     ("routing: {session_headers: x}", "routing.session_headers: must be a list; got the text"),
@@ -140,8 +139,8 @@ MISTAKES = [
     ),
     (
         "discovery: {upstreams: [{url: 'http://x', role: prefill}]}",
-        "discovery.upstreams[0].role: an engine that only prefills needs KV transfer, "
-        "which is not supported yet; use 'both'",
+        "discovery.upstreams[0].role: an engine that only prefills is of use with the policy "
+        "'prefill-decode'; pool 'default' has 'prefix-load'",
     ),
     ("epp: {enabled: true, port: 8080}", "epp.port: 8080 is the server's own port"),
     (

@@ -16,7 +16,7 @@ ROUTER_COMPONENT = "router"
 
 # On the LLMDeployment's Service: how a router shall serve it. JSON object (docs/router.md):
 #   {"names": ["smollm2", ..], "policy": "prefix-load", "weights": {"<revision>": 90, ..},
-#    "holdSeconds": 300, "port": 8000, "scaledToZero": false}
+#    "holdSeconds": 300, "port": 8000, "scaledToZero": false, "prefillFor": ""}
 ROUTING_ANNOTATION = "octavo.dev/routing"
 
 # On a pod: true once every router replica sends it traffic.

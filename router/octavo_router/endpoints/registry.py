@@ -62,6 +62,7 @@ class Registry:
         self._sources: dict[str, dict[str, EndpointSpec]] = {}
         self._pools: dict[str, list[Endpoint]] = {}
         self._candidates: dict[tuple[str, str], Candidates] = {}
+        self._prefillers: dict[tuple[str, str], Candidates] = {}
         self._subscribers: list[Subscriber] = []
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
 
@@ -148,6 +149,21 @@ class Registry:
         found = self._candidates.get((pool, revision))
         if found is None:
             found = self._candidates[pool, revision] = self._find(pool, revision)
+        return found
+
+    def prefillers(self, pool: str, revision: str = "") -> Candidates:
+        """Who computes prompts of a pool for others to answer, by vLLM's way of handing over."""
+        found = self._prefillers.get((pool, revision))
+        if found is None:
+            ready = [
+                endpoint
+                for endpoint in self._members(pool, revision)
+                if endpoint.spec.role == "prefill"
+                and endpoint.state == "ready"
+                and endpoint.kind == "openai"
+            ]
+            found = Candidates(ready, [endpoint.slot for endpoint in ready])
+            self._prefillers[pool, revision] = found
         return found
 
     def subscribe(self, callback: Subscriber) -> Callable[[], None]:
@@ -237,9 +253,8 @@ class Registry:
         # Prefill engines hand their work over; alone they answer nobody.
         members = [
             endpoint
-            for endpoint in self._pools.get(pool, ())
+            for endpoint in self._members(pool, revision)
             if endpoint.spec.role != "prefill"
-            and (not revision or endpoint.spec.revision == revision)
         ]
         ready = [endpoint for endpoint in members if endpoint.state == "ready"]
         is_panic = not ready
@@ -248,9 +263,14 @@ class Registry:
             return NOBODY
         return Candidates(chosen, [endpoint.slot for endpoint in chosen], is_panic)
 
+    def _members(self, pool: str, revision: str) -> list[Endpoint]:
+        members = self._pools.get(pool, [])
+        return [one for one in members if not revision or one.spec.revision == revision]
+
     def _forget_lists(self) -> None:
         self.version += 1
         self._candidates.clear()
+        self._prefillers.clear()
         for pool, waiters in self._waiters.items():
             if waiters and self.routable(pool):
                 for future in waiters:

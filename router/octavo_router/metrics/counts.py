@@ -62,6 +62,7 @@ class PoolCounts:
     rejections: Tally = field(default_factory=Tally)  # (reason)
     attempts: Tally = field(default_factory=Tally)  # (outcome)
     resumes: Tally = field(default_factory=Tally)  # (outcome of the request)
+    prompts: Tally = field(default_factory=Tally)  # (outcome): computed for another engine
     state_changes: Tally = field(default_factory=Tally)  # (state)
     revisions: dict[str, RevisionCounts] = field(default_factory=dict)
 

@@ -71,6 +71,12 @@ _POOL_TALLIES = (
         "resumes",
         ("outcome",),
     ),
+    (
+        names.ROUTER_HANDED_OVER_PROMPTS,
+        "Prompts that one engine computed, or should have, for another one's answer.",
+        "prompts",
+        ("outcome",),
+    ),
     (names.ROUTER_STATE_CHANGES, "Endpoints that entered a state.", "state_changes", ("state",)),
 )
 

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from octavo_router.proxy.resume import StreamMemory
     from octavo_router.proxy.service import Proxy
     from octavo_router.proxy.tries import Next
+    from octavo_router.proxy.upstreams import Upstream
     from octavo_router.routing.request import RouteRequest
 
 logger = logging.getLogger("octavo.router")
@@ -132,8 +133,7 @@ class Exchange:
                 self._account.ticket = await waiting
             finally:
                 self._waiting = self._turn = None
-            ticket = self._account.ticket
-            self._account.record.queue_s += ticket.waited_s
+            self._account.record.queue_s += self._account.ticket.waited_s
             tries = self._tries
             self._place(tries.exclude(was_answered=self._was_answered) if tries else ())
         except Refused as error:
@@ -162,6 +162,9 @@ class Exchange:
             return
         upstream = proxy.upstreams.of(lease.endpoint)
         self._account.begin_attempt(lease, upstream.lines, now)
+        self._reach(upstream, now)
+
+    def _reach(self, upstream: Upstream, now: float) -> None:
         connection = upstream.pool.take(now)
         if connection is not None:
             self._send(connection)
@@ -183,8 +186,7 @@ class Exchange:
         assert lease is not None
         self._upstream = connection
         self._state = AWAITING
-        head, body, internal = self._head, self._body, b""
-        is_resume = False
+        head, body, internal, is_resume = self._head, self._body, b"", False
         if lease.endpoint.kind == "octavo" and request.stream and self._path.resumes:
             memory = self._memory = self._memory or self._proxy.new_memory(
                 wants_usage=account.wants_usage
@@ -243,8 +245,7 @@ class Exchange:
 
     def on_head(self, head: AnswerHead) -> None:
         self._upstream_head = head
-        self._pieces = []
-        self._size = 0
+        self._pieces, self._size = [], 0
         self._state = COLLECTING
         if head.status != 200:
             return
@@ -428,8 +429,8 @@ class Exchange:
     def client_resumed(self) -> None:
         if self._upstream is not None:
             self._upstream.resume()
-            patience_s = self._proxy.timeouts.progress_s
-            self._connection.deadline = min(time.monotonic() + patience_s, self._total_at)
+            stalled_at = time.monotonic() + self._proxy.timeouts.progress_s
+            self._connection.deadline = min(stalled_at, self._total_at)
 
     def client_too_slow(self) -> None:
         self._account.record.code = "client_too_slow"
@@ -457,10 +458,9 @@ class Exchange:
 
     def _give_sign(self, now: float) -> None:
         """Tells a client that its stream has to wait, and how it stands."""
-        answer = self._answer
-        if not answer.has_begun:
-            answer.begin_events()
-        answer.comment(self._proxy.progress(self._request.pool, now - self._account.began_at))
+        if not self._answer.has_begun:
+            self._answer.begin_events()
+        self._answer.comment(self._proxy.progress(self._request.pool, now - self._account.began_at))
         self._connection.deadline = min(now + _PROGRESS_S, self._total_at)
 
     # -- ending

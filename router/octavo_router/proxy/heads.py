@@ -124,6 +124,8 @@ def explanation(decision: Decision) -> bytes:
         "reason": decision.reason,
         "matched_tokens": decision.matched_tokens,
     }
+    if decision.prompt_at:
+        facts = {**facts, "prompt_computed_at": decision.prompt_at}
     text = json.dumps(facts, separators=(",", ":"), default=str)
     if len(text) > _MAX_EXPLANATION:
         facts = {key: value for key, value in facts.items() if not isinstance(value, list | dict)}

@@ -27,13 +27,14 @@ class ProxiedPath:
     is_json: bool = True  # else the body is not looked at: an upload
     generates: bool = False  # its answers can be streamed, and must not be empty
     resumes: bool = False  # our engines tell the tokens of its streams, and can go on with them
+    hands_over: bool = False  # vLLM's engines can share its work: prompt here, answer there
     keeps: bool = False  # its engine may keep the answer, or go on from one that it keeps
     is_kept: bool = False  # about such an answer, named by its id: there is no model, and no body
 
 
 _ROWS: Final = (
-    ProxiedPath("/v1/chat/completions", kind=CHAT, generates=True, resumes=True),
-    ProxiedPath("/v1/completions", kind=COMPLETION, generates=True, resumes=True),
+    ProxiedPath("/v1/chat/completions", kind=CHAT, generates=True, resumes=True, hands_over=True),
+    ProxiedPath("/v1/completions", kind=COMPLETION, generates=True, resumes=True, hands_over=True),
     ProxiedPath("/v1/chat/completions/batch", generates=True),
     ProxiedPath("/v1/chat/completions/render"),
     ProxiedPath("/v1/completions/render"),

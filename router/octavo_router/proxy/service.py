@@ -24,6 +24,7 @@ from octavo_router.proxy.facts import FactReader, HeadFacts
 from octavo_router.proxy.kept import Kept
 from octavo_router.proxy.mirror import Mirrors
 from octavo_router.proxy.own import OwnAnswer
+from octavo_router.proxy.paired import PairedExchange
 from octavo_router.proxy.recording import Recorder, replay
 from octavo_router.proxy.resume import StreamMemory
 from octavo_router.residency.api import ScanError
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from octavo_router.proxy.seams import Parts
     from octavo_router.residency.api import Scan
     from octavo_router.routing.dispatcher import Lease
+    from octavo_router.routing.outcome import Result
 
 logger = logging.getLogger("octavo.router")
 
@@ -187,7 +189,9 @@ class Proxy:
         if key:
             run = self._idempotency.begin(tenant.name, path.path, key, asked)
             connection = Recorder(connection, self._idempotency, run, record).as_connection()
-        exchange = Exchange(self, connection, head, body, path, request, account)
+        is_paired = path.hands_over and self.dispatcher.pairs(request.pool)
+        kind = PairedExchange if is_paired else Exchange
+        exchange = kind(self, connection, head, body, path, request, account)
         self.exchanges.add(exchange)
         exchange.start(entry)
         if route.copies:
@@ -268,6 +272,10 @@ class Proxy:
             return None
         account.ticket = None  # it is the place's now, and comes back with the turn
         return waiting
+
+    def count_prompt(self, pool: str, result: Result) -> None:
+        """Of a request that another engine was to answer."""
+        self._metrics.pool(pool).prompts.add(result.label)
 
     def inter_token_latency(self, pool: str) -> Histogram:
         return self._metrics.pool(pool).itl

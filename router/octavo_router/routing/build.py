@@ -14,6 +14,7 @@ from octavo_router.routing.hashing import ConsistentHash, Session
 from octavo_router.routing.health import Health
 from octavo_router.routing.plain_policies import LeastLoad, PowerOfTwo, RandomChoice, RoundRobin
 from octavo_router.routing.policies import Policies, Policy
+from octavo_router.routing.prefill_decode import PrefillDecode
 from octavo_router.routing.prefix_load import PrefixLoad
 from octavo_router.routing.profile import Anyone, MaxScore, Picker, Profile, WeightedRandom
 from octavo_router.routing.scorers import SCORERS
@@ -82,8 +83,7 @@ def build_shadows(config: RoutingConfig, underway: api.Underway, rng: Random) ->
 
 def policy_names(config: RoutingConfig) -> list[str]:
     """What `build_policy` knows: those built in, and the configuration's profiles."""
-    names = [policy for policy in POLICIES if policy != "prefill-decode"]
-    return names + [profile.name for profile in config.profiles]
+    return [*POLICIES, *(profile.name for profile in config.profiles)]
 
 
 def build_policy(name: str, config: RoutingConfig, underway: api.Underway, rng: Random) -> Policy:
@@ -117,6 +117,13 @@ def build_policy(name: str, config: RoutingConfig, underway: api.Underway, rng: 
             )
         case "lora-affinity":
             return LoraAffinity(prefix_load)
+        case "prefill-decode":
+            return PrefillDecode(
+                underway,
+                min_tokens=config.prefill_min_tokens,
+                balance_factor=config.balance_factor,
+                balance_slack=config.balance_slack,
+            )
     known = ", ".join(policy_names(config))
     raise ConfigInvalid("routing.policy", f"no policy {name!r}; there are {known}")
 

@@ -22,6 +22,7 @@ class Decision:
     matched_tokens: int  # of the prompt, predicted to be in the endpoint's memory
     fallbacks: tuple[Endpoint, ...] = ()
     details: dict[str, Any] | None = None
+    prompt_at: str = ""  # the endpoint that computed the prompt for this one
 
 
 def describe(

@@ -16,6 +16,7 @@ from octavo_router.routing.decision import Decision, describe
 from octavo_router.routing.estimate import TokenRates
 from octavo_router.routing.filters import narrow
 from octavo_router.routing.outcome import CLIENT_GONE, Outcome, Result
+from octavo_router.routing.prefill_decode import PrefillDecode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -225,6 +226,43 @@ class Dispatcher:
         if self.observer is not None:
             self.observer.placed(request, decision)
         return Lease(self, request, decision, uncached_tokens, generation, names, is_computing)
+
+    def pairs(self, pool: str) -> bool:
+        """Whether prompts of this pool may be computed elsewhere than their answers."""
+        return isinstance(self.policies.of(pool), PrefillDecode)
+
+    def wants_prompt(self, lease: Lease) -> bool:
+        """Whether its prompt is worth the way from another engine."""
+        request, decision = lease.request, lease.decision
+        policy = self.policies.of(request.pool)
+        return (
+            isinstance(policy, PrefillDecode)
+            and request.prompt_tokens - decision.matched_tokens >= policy.min_tokens
+            and decision.endpoint.kind == "openai"
+        )
+
+    def place_prompt(self, lease: Lease) -> Lease | None:
+        """A place for the prompt of `lease` alone; None: there is no engine for that."""
+        request = lease.request
+        found = self.registry.prefillers(request.pool, request.revision)
+        if not found.endpoints:
+            return None
+        matched = (
+            self._index.match(request.keys, found.slots)
+            if request.keys
+            else [0] * len(found.endpoints)
+        )
+        at = pricing.cheapest(request.prompt_tokens, found.endpoints, matched)
+        endpoint = found.endpoints[at]
+        uncached_tokens = max(1, request.prompt_tokens - matched[at])
+        decision = Decision(endpoint, PrefillDecode.name, "computes the prompt", matched[at])
+        self.num_picks = endpoint.last_pick = self.num_picks + 1
+        generation = pricing.reserve(endpoint, uncached_tokens)
+        if self.observer is not None:
+            self.observer.placed(request, decision)
+        return Lease(
+            self, request, decision, uncached_tokens, generation, names=(), is_computing=False
+        )
 
     def tick(self) -> list[Endpoint]:
         """Once a second: prices, silence, health. Returns who wants a canary generation now.

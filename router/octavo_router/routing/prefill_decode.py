@@ -1,52 +1,27 @@
-"""Prefill and decode apart: which two endpoints would share one request. A decision only.
+"""Prefill and decode apart: an engine of its own computes a long prompt, another one answers.
 
-Handing the KV cache over is the engines' business, and no transfer exists that this router could
-ask for; so the configuration refuses the policy `prefill-decode` and engines with role `prefill`
-(routing.build). What does not depend on the transfer is here: when a second endpoint is worth it,
-and which.
+The answering engine is chosen by prefix-load. Where it lacks much of the prompt, an engine of role
+`prefill` computes that first and hands its KV cache over, so that no running answer has to wait
+for a prompt. Short prompts are not worth the way.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from octavo_router.routing.pricing import cheapest, wait_s
+from octavo_router.routing.prefix_load import PrefixLoad
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from octavo_router.endpoints.endpoint import Endpoint
-
-MIN_REMOTE_TOKENS = 256  # fewer uncached tokens are computed where the answer is
+    from octavo_router.residency.api import Underway
 
 
-class Pair(NamedTuple):
-    prefill: Endpoint | None  # None: the decoding endpoint computes the prompt itself
-    decode: Endpoint
+class PrefillDecode(PrefixLoad):
+    """A pool's policy. Who computes a prompt is for `Dispatcher.place_prompt` to say."""
 
+    name = "prefill-decode"
 
-def choose_pair(
-    prompt_tokens: int,
-    prefill: Sequence[Endpoint],
-    prefill_matched: Sequence[int],
-    decode: Sequence[Endpoint],
-    decode_matched: Sequence[int],
-    *,
-    transfer_token_s: float,
-) -> Pair:
-    """The decoding endpoint by its own wait; a prefilling one if the first token comes sooner so.
-
-    `transfer_token_s`: seconds to hand over one token's KV. `decode` must not be empty.
-    """
-    at = cheapest(prompt_tokens, decode, decode_matched)
-    answering = decode[at]
-    uncached = prompt_tokens - decode_matched[at]
-    if not prefill or uncached < MIN_REMOTE_TOKENS:
-        return Pair(None, answering)
-    there = cheapest(prompt_tokens, prefill, prefill_matched)
-    prefill_s = wait_s(prefill[there], prompt_tokens - prefill_matched[there])
-    # The answering engine works off its own queue meanwhile.
-    remote_s = max(prefill_s + prompt_tokens * transfer_token_s, wait_s(answering, 1))
-    if remote_s < wait_s(answering, uncached):
-        return Pair(prefill[there], answering)
-    return Pair(None, answering)
+    def __init__(
+        self, underway: Underway, *, min_tokens: int, balance_factor: float, balance_slack: int
+    ) -> None:
+        super().__init__(underway, balance_factor=balance_factor, balance_slack=balance_slack)
+        self.min_tokens = min_tokens  # uncached ones that are worth the way

@@ -1,4 +1,4 @@
-"""The small parts that decisions are made of: prefixes under way, room, token rates, pairs."""
+"""The small parts that decisions are made of: prefixes under way, room, token rates."""
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +8,6 @@ from octavo_router.config import FlowConfig
 from octavo_router.residency.underway import Underway, names_of, num_common, num_inner
 from octavo_router.routing.estimate import TokenRates
 from octavo_router.routing.outcome import Result
-from octavo_router.routing.prefill_decode import choose_pair
 from octavo_router.routing.rooms import Rooms
 from tests.fakes.endpoints import World, make_endpoint, make_keys
 
@@ -125,27 +124,3 @@ def test_what_speaks_against_an_endpoint():
     assert [result.value for result in Result if result.is_verdict and not result.is_failure] == [
         "ok"
     ]
-
-
-def pair(prompt_tokens, *, transfer_token_s=0.0, cached=0, prefill_busy=0, decode_busy=0):
-    prefill, decode = make_endpoint(0), make_endpoint(1)
-    prefill.base_tokens, decode.base_tokens = prefill_busy, decode_busy
-    prefill.priced, decode.priced = prefill.load, decode.load
-    found = choose_pair(
-        prompt_tokens, [prefill], [0], [decode], [cached], transfer_token_s=transfer_token_s
-    )
-    assert found.decode is decode
-    return found.prefill is prefill
-
-
-def test_a_second_endpoint_is_worth_it_only_if_the_first_token_comes_sooner():
-    assert pair(4000, decode_busy=3000)
-    assert not pair(4000, decode_busy=3000, transfer_token_s=1.0)
-    assert not pair(4000, decode_busy=3000, cached=3900)
-    assert not pair(4000, decode_busy=0, prefill_busy=3000)
-    assert not pair(100, decode_busy=100_000)
-
-
-def test_without_prefill_engines_the_answering_one_does_it_all():
-    decode = make_endpoint(1)
-    assert choose_pair(4000, [], [], [decode], [0], transfer_token_s=0.0) == (None, decode)

@@ -24,6 +24,8 @@ class Routing(msgspec.Struct, frozen=True, rename="camel"):
     scaled_to_zero: bool = False
     kv_events_port: int | None = None  # of plain servers that publish KV events over ZMQ
     kv_replay_port: int | None = None
+    # The Service whose pool these engines compute prompts for; that one says all the rest.
+    prefill_for: str = ""
 
 
 class RoutingInvalid(ValueError):
@@ -39,20 +41,24 @@ def routing_of(service: Service) -> Routing | None:
         routing = msgspec.json.decode(text, type=Routing)
     except msgspec.MsgspecError as error:
         raise RoutingInvalid(str(error)) from None
+    if routing.prefill_for and (routing.names or routing.policy or routing.weights):
+        raise RoutingInvalid("with prefillFor, names, policy and weights are the other Service's")
     if any(not weight >= 0 for weight in routing.weights.values()):
         raise RoutingInvalid("weights must not be negative")
     return routing
 
 
-def pool_of(service: Service) -> str:
+def pool_of(service: Service, routing: Routing) -> str:
     """namespace/name of the LLMDeployment; of the Service itself when it has none."""
     meta = service.metadata
+    if routing.prefill_for:
+        return f"{meta.namespace}/{routing.prefill_for}"
     return f"{meta.namespace}/{meta.labels.get(DEPLOYMENT_LABEL, meta.name)}"
 
 
 def pool_route(service: Service, routing: Routing) -> PoolRoute:
     return PoolRoute(
-        pool=pool_of(service),
+        pool=pool_of(service, routing),
         names=tuple(routing.names),
         policy=routing.policy,
         weights=routing.weights,

@@ -85,11 +85,13 @@ def find(
     plain: dict[tuple[str, str], Served] = {}
     for each in wanted:
         meta = each.service.metadata
-        routes.setdefault(pool_of(each.service), pool_route(each.service, each.routing))
+        pool = pool_of(each.service, each.routing)
+        if not each.routing.prefill_for:
+            routes.setdefault(pool, pool_route(each.service, each.routing))
         if not each.has_pods:
             plain[meta.namespace, meta.name] = each
         elif isinstance(each.routing.port, int):
-            ports.setdefault(pool_of(each.service), each.routing.port)
+            ports.setdefault(pool, each.routing.port)
     specs: dict[str, EndpointSpec] = {}
     for spec in (*_from_pods(pods, ports), *_from_slices(slices, plain)):
         known = specs.get(spec.id)
@@ -146,7 +148,7 @@ def _from_slices(
 
 def _from_endpoint(endpoint: SliceEndpoint, port: int, each: Served) -> EndpointSpec:
     address = Address(endpoint.addresses[0], port)
-    pool = pool_of(each.service)
+    pool = pool_of(each.service, each.routing)
     target = endpoint.target_ref
     uid = target.uid if target is not None and target.kind == "Pod" else ""
     namespace = each.service.metadata.namespace
@@ -154,6 +156,7 @@ def _from_endpoint(endpoint: SliceEndpoint, port: int, each: Served) -> Endpoint
         id=uid or f"{pool}/{address.authority}",
         address=address,
         pool=pool,
+        role="prefill" if each.routing.prefill_for else "both",
         pod_uid=uid,
         labels=(
             ("namespace", namespace),

@@ -104,6 +104,34 @@ def test_a_pod_that_is_being_deleted_is_terminating_at_once_and_gone_when_delete
     run(story())
 
 
+def test_a_service_of_engines_that_compute_prompts_belongs_to_another_ones_pool():
+    def one(address: str) -> dict[str, Any]:
+        return {"addresses": [address], "conditions": {"ready": True}}
+
+    async def story() -> None:
+        async with KubeWatch() as api, watching(api) as told:
+            api.put("services", service("vllm", {"names": ["m"], "policy": "prefill-decode"}))
+            api.put("services", service("vllm-prefill", {"prefillFor": "vllm"}))
+            api.put("services", service("confused", {"prefillFor": "vllm", "names": ["m"]}))
+            api.put("endpointslices", endpoint_slice("vllm-x", "vllm", [one("10.0.0.1")]))
+            api.put(
+                "endpointslices",
+                endpoint_slice("vllm-prefill-x", "vllm-prefill", [one("10.0.0.2")]),
+            )
+            api.put("endpointslices", endpoint_slice("confused-x", "confused", [one("10.0.0.3")]))
+            await until(lambda: len(told.specs) == 2)
+            found = {(spec.address.host, spec.pool, spec.role) for spec in told.specs.values()}
+            assert found == {
+                ("10.0.0.1", "default/vllm", "both"),
+                ("10.0.0.2", "default/vllm", "prefill"),
+            }
+            assert told.history[-1].pools == (
+                PoolRoute("default/vllm", ("m",), "prefill-decode", {}),
+            )
+
+    run(story())
+
+
 def test_a_plain_service_is_served_by_its_endpoint_slices():
     async def story() -> None:
         ready = {

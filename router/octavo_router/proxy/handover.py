@@ -1,0 +1,79 @@
+"""What vLLM's engines are told so that one computes a prompt and another goes on with its KV cache.
+
+The first is asked for one token and to keep the cache (`do_remote_decode`); its answer says where
+it lies (`kv_transfer_params`), and with that in its request the second fetches it. The router reads
+none of it. The same words are spoken by vLLM's NIXL and Mooncake connectors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from octavo_router.errors import RouterError
+
+if TYPE_CHECKING:
+    from octavo_router.routing.request import RouteRequest
+
+_FIELD: Final = "kv_transfer_params"
+_KEEP: Final = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+_ONE_ANSWER: Final = ("n", "best_of")
+_SPACE: Final = b" \t\r\n"
+
+
+class NotHandedOver(RouterError):
+    """The engine answered, but said not where its cache is."""
+
+
+class _Answer(msgspec.Struct):
+    kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def prompt_question(body: bytes, request: RouteRequest) -> bytes | None:
+    """The body for the engine that computes the prompt; None where one engine must do it all."""
+    if request.num_answers > 1 or request.max_tokens == 1:
+        return None
+    try:
+        asked: dict[str, Any] = msgspec.json.decode(body, type=dict)
+    except msgspec.MsgspecError:
+        return None  # the engine will say what is wrong with it
+    if (
+        asked.get(_FIELD) is not None
+        or asked.get("echo")
+        or asked.get("prompt_logprobs") is not None  # those are the answering engine's to tell
+        or any(asked.get(name) not in (None, 1) for name in _ONE_ANSWER)
+        or _num_prompts(asked.get("prompt")) > 1
+    ):
+        return None
+    asked |= {_FIELD: _KEEP, "stream": False, "max_tokens": 1}
+    if "max_completion_tokens" in asked:
+        asked["max_completion_tokens"] = 1
+    for name in ("stream_options", "min_tokens"):
+        asked.pop(name, None)
+    return msgspec.json.encode(asked)
+
+
+def with_cache(body: bytes, answer: bytes) -> bytes:
+    """The client's body, with where the prompt's cache lies. Raises NotHandedOver."""
+    try:
+        where = bytes(msgspec.json.decode(answer, type=_Answer).kv_transfer_params)
+    except msgspec.MsgspecError as error:
+        raise NotHandedOver(f"its answer cannot be read: {error}") from None
+    if not where.startswith(b"{"):
+        raise NotHandedOver(f"its answer has no {_FIELD}; is it started with a KV connector?")
+    return b'%b,"%b":%b}' % (body.rstrip(_SPACE)[:-1], _FIELD.encode(), where)
+
+
+def _num_prompts(prompt: Any) -> int:
+    """A list of texts, or of lists of tokens, is several."""
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        return len(prompt)
+    return 1

@@ -1,0 +1,145 @@
+"""An exchange whose prompt may be computed by another engine than the one that answers.
+
+    place ──► compute the prompt there ──► connect ──► send, with where its cache lies ──► …
+                       │ no engine, no room, no answer in time
+                       └─────────────────► connect ──► send, as the client wrote it
+
+Whatever goes wrong there costs time and nothing else: the answering engine computes the prompt.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from octavo_router.proxy import heads
+from octavo_router.proxy.asking import Asking
+from octavo_router.proxy.exchange import CONNECTING, Exchange
+from octavo_router.proxy.failing import FAILURE_OF, RESULT_OF, verdict_on
+from octavo_router.proxy.handover import NotHandedOver, prompt_question, with_cache
+from octavo_router.routing.outcome import Outcome, Result
+
+if TYPE_CHECKING:
+    from octavo_router.http.client_connection import ClientConnection
+    from octavo_router.http.request_head import RequestHead
+    from octavo_router.proxy.account import Account
+    from octavo_router.proxy.asking import Told
+    from octavo_router.proxy.paths import ProxiedPath
+    from octavo_router.proxy.service import Proxy
+    from octavo_router.proxy.upstreams import Upstream
+    from octavo_router.routing.dispatcher import Lease
+    from octavo_router.routing.request import RouteRequest
+
+
+class PairedExchange(Exchange):
+    """Of a pool whose policy is prefill-decode."""
+
+    __slots__ = ("_asked", "_asking", "_asking_at", "_is_alone", "_prompt")
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        connection: ClientConnection,
+        head: RequestHead,
+        body: bytes,
+        path: ProxiedPath,
+        request: RouteRequest,
+        account: Account,
+    ) -> None:
+        super().__init__(proxy, connection, head, body, path, request, account)
+        self._asked = body  # as the client wrote it; `_body` may say where the cache lies
+        self._is_alone = False  # the prompt could not be had elsewhere, and is not tried again
+        # while the prompt is computed
+        self._prompt: Lease | None = None
+        self._asking: Asking | None = None
+        self._asking_at = 0.0
+
+    def _reach(self, upstream: Upstream, now: float) -> None:
+        self._body = self._asked
+        dispatcher, lease = self._proxy.dispatcher, self._account.lease
+        assert lease is not None
+        if (
+            self._is_alone
+            or not dispatcher.wants_prompt(lease)
+            or (question := prompt_question(self._asked, self._request)) is None
+            or (prompt := dispatcher.place_prompt(lease)) is None
+        ):
+            super()._reach(upstream, now)
+            return
+        there = self._proxy.upstreams.of(prompt.endpoint)
+        lease.decision.prompt_at = there.lines.authority
+        self._state = CONNECTING
+        deadline = now + self._proxy.first_token_s(self._request)
+        self._connection.deadline = min(deadline, self._total_at)
+        self._prompt, self._asking_at = prompt, now
+        head = self._head
+        self._asking = Asking(
+            heads.request_bytes(
+                head, there.lines, self._answer.request_id, question, forward=head.forward
+            ),
+            self._on_told,
+        )
+        self._asking.start(there)
+
+    def _on_told(self, told: Told) -> None:
+        try:
+            if told.loss is not None:
+                self._proxy.note_loss(self._prompt, told.problem)
+                result = RESULT_OF[FAILURE_OF[told.loss]]
+            else:
+                result, _ = verdict_on(told.status)
+            if result is Result.OK:
+                try:
+                    self._body = with_cache(self._asked, told.body)
+                except NotHandedOver as error:
+                    self._proxy.note_loss(self._prompt, str(error))
+                    result = Result.BAD_ANSWER
+            self._go_on(result, told.body)
+        except Exception:
+            self.broke()
+
+    def _go_on(self, result: Result, answer: bytes = b"") -> None:
+        """The prompt is computed, or it is left to the engine that answers."""
+        proxy, account, prompt = self._proxy, self._account, self._prompt
+        lease = account.lease
+        assert prompt is not None and lease is not None
+        self._prompt = self._asking = None
+        now = time.monotonic()
+        took_s = now - self._asking_at
+        is_ok = result is Result.OK
+        prompt_tokens, output_tokens, cached_tokens = proxy.find_usage(answer)
+        prompt.finish(
+            Outcome(
+                result, took_s if is_ok else None, took_s, cached_tokens, prompt_tokens,
+                output_tokens,
+            )
+        )  # fmt: skip
+        proxy.count_prompt(self._request.pool, result)
+        if is_ok:
+            lease.first_token()  # nothing of the prompt is left to do there
+        else:
+            self._is_alone = True
+            lease.decision.prompt_at = ""
+        account.attempt_at = now
+        super()._reach(proxy.upstreams.of(lease.endpoint), now)
+
+    def on_deadline(self, now: float) -> None:
+        asking = self._asking
+        if asking is None or now >= self._total_at:
+            super().on_deadline(now)
+            return
+        try:
+            asking.cancel()
+            self._proxy.note_loss(self._prompt, "a prompt was not computed in time")
+            self._go_on(Result.TIMEOUT)
+        except Exception:
+            self.broke()
+
+    def _abort_upstream(self) -> None:
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            asking.cancel()
+        prompt, self._prompt = self._prompt, None
+        if prompt is not None:
+            prompt.finish()
+        super()._abort_upstream()
