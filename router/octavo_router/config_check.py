@@ -105,11 +105,6 @@ def _check_routing(config: RouterConfig) -> None:
     for where, name in named:
         if name not in known:
             raise ConfigInvalid(where, f"there is no policy {name!r}{nearest(name, known)}")
-        if name == "prefill-decode" and config.epp.enabled:
-            raise ConfigInvalid(
-                where, "an endpoint picker names one engine, and prefill-decode needs two; use "
-                "prefix-load with epp.enabled",
-            )  # fmt: skip
 
 
 def _check_profile(profile: ProfileConfig, where: str) -> None:

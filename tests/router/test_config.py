@@ -90,11 +90,6 @@ MISTAKES = [
         "routing: {policy: prefixload}",
         "routing.policy: there is no policy 'prefixload'; did you mean 'prefix-load'?",
     ),
-    (
-        "{routing: {policy: prefill-decode}, epp: {enabled: true}}",
-        "routing.policy: an endpoint picker names one engine, and prefill-decode needs two; use "
-        "prefix-load with epp.enabled",
-    ),
     ("routing: {shadows: [nobody]}", "routing.shadows[0]: there is no policy 'nobody'"),
     ("routing: {session_headers: x}", "routing.session_headers: must be a list; got the text"),
     (

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from octavo_router.epp.messages import Pair
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
+# What llm-d's sidecar beside an answering engine goes by: who computes the prompt.
+PREFILLER: Final = b"x-prefiller-host-port"
 
 _EXPLAIN: Final = EXPLAIN_HEADER.encode()
 _REQUEST_ID: Final = REQUEST_ID_HEADER.encode()
@@ -109,6 +111,8 @@ class HeadReader:
 
 
 def _is_unwanted(name: bytes) -> bool:
+    if name == PREFILLER:
+        return True
     if not is_internal(name) or name in _SET_BY_GATEWAY or name.startswith(b"x-forwarded-"):
         return False
     # The picker writes this one itself, over whatever is there.

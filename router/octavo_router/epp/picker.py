@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING, Protocol
 
 from octavo_router.epp.asking import Asker
 from octavo_router.epp.head import HeadReader
+from octavo_router.epp.hints import within
 from octavo_router.epp.messages import NONE
+from octavo_router.proxy.handover import prompt_question
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from octavo_router.config import RouterConfig
     from octavo_router.endpoints.registry import Registry
+    from octavo_router.epp.asking import Asked
     from octavo_router.epp.head import Head
     from octavo_router.epp.messages import Pair
     from octavo_router.flow.gate import Gate
     from octavo_router.metrics.record import RequestRecord
     from octavo_router.residency.api import ScanFunction
-    from octavo_router.routing.dispatcher import Dispatcher
+    from octavo_router.routing.dispatcher import Dispatcher, Lease
     from octavo_router.routing.models import Models
 
 logger = logging.getLogger("octavo.router")
@@ -58,6 +61,7 @@ class Picker:
         self.gate = parts.gate
         self.is_ready = parts.is_ready
         self.asker = Asker(parts.registry, parts.models, parts.scan)
+        self._registry = parts.registry
         self._settings = parts.settings
         self._metrics = parts.metrics
         self._access_log = parts.access_log
@@ -84,6 +88,26 @@ class Picker:
         if self._heads.config is not config:  # it was reloaded
             self._heads = HeadReader(config)
         return self._heads.read(pairs)
+
+    def place_prompt(
+        self, head: Head, asked: Asked, lease: Lease, subset: tuple[str, ...] | None
+    ) -> Lease | None:
+        """An engine to compute the prompt, where a sidecar shall fetch it; None: the answering one
+        does."""
+        path, request = head.known_path, asked.request
+        if (
+            path is None
+            or not path.hands_over
+            or not self.dispatcher.wants_prompt(lease)
+            or prompt_question(asked.body, request) is None
+        ):
+            return None
+        found = self._registry.prefillers(request.pool, request.revision).endpoints
+        allowed = None if subset is None else within(subset, found)
+        prompt = self.dispatcher.place_prompt(lease, allowed=allowed)
+        if prompt is not None:
+            lease.decision.prompt_at = prompt.endpoint.spec.address.authority
+        return prompt
 
     def report(self, record: RequestRecord) -> None:
         """A request is over."""

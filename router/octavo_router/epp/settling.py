@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from octavo_router.epp.usage_tail import UsageTail
-from octavo_router.routing.outcome import Outcome, Result
+from octavo_router.routing.outcome import CLIENT_GONE, OK, Outcome, Result
 
 if TYPE_CHECKING:
     from octavo_router.flow.gate import Ticket
@@ -21,7 +21,8 @@ class Placed:
 
     __slots__ = (
         "_began_at", "_dispatcher", "_failure", "_last_at", "_num_bytes", "_placed_at",
-        "_record", "_tail", "_ttft_s", "is_over", "lease", "sees_body", "status", "ticket",
+        "_prompt", "_record", "_tail", "_ttft_s", "is_over", "lease", "sees_body", "status",
+        "ticket",
     )  # fmt: skip
 
     def __init__(
@@ -31,8 +32,10 @@ class Placed:
         ticket: Ticket | None,
         record: RequestRecord,
         began_at: float,
+        prompt: Lease | None = None,  # of the engine that computes it, if it is another one
     ) -> None:
         self.lease: Lease | None = lease
+        self._prompt = prompt
         self.ticket = ticket
         self.is_over = False
         self.sees_body = False  # the answer's bytes come by
@@ -65,8 +68,8 @@ class Placed:
         self.status = status
         self._failure = failure
         self.sees_body = sees_body
-        if not sees_body and self.lease is not None:  # the best sign that there will be
-            self.lease.first_token()
+        if not sees_body:  # the best sign that there will be
+            self._first_token()
 
     def piece(self, data: bytes) -> None:
         """Hot path: once per piece of the answer."""
@@ -75,8 +78,7 @@ class Placed:
         self._last_at = time.monotonic()
         if self._ttft_s is None:
             self._ttft_s = self._last_at - self._placed_at
-            if self.lease is not None:
-                self.lease.first_token()
+            self._first_token()
         self._num_bytes += len(data)
         self._tail.feed(data)
 
@@ -85,6 +87,7 @@ class Placed:
         if self.is_over:
             return
         self.is_over = True
+        self._end_prompt(CLIENT_GONE)
         now = time.monotonic()
         record = self._record
         outcome = Outcome(self._result(is_whole=is_whole), duration_s=now - self._placed_at)
@@ -107,6 +110,18 @@ class Placed:
         record.outcome = outcome.result.value
         record.duration_s = now - self._began_at
         record.response_bytes = self._num_bytes
+
+    def _first_token(self) -> None:
+        if self.lease is not None:
+            self.lease.first_token()
+        if self._prompt is not None and self.status < 400:
+            self._prompt.first_token()  # it is in that engine's cache
+            self._end_prompt(OK)
+
+    def _end_prompt(self, outcome: Outcome) -> None:
+        prompt, self._prompt = self._prompt, None
+        if prompt is not None:
+            prompt.finish(outcome)
 
     def _release(self, ticket: Ticket, usage: Usage) -> None:
         """An answer whose counts nobody saw costs its tenant what was expected of it."""

@@ -22,7 +22,7 @@ from octavo_engine.protocol.endpoints import (
 )
 from octavo_router.epp import messages
 from octavo_router.epp.asking import nobody
-from octavo_router.epp.head import DESTINATION
+from octavo_router.epp.head import DESTINATION, PREFILLER
 from octavo_router.epp.hints import NAMESPACE, read_failure, read_served, read_subset
 from octavo_router.epp.refusals import refusal, status_of
 from octavo_router.epp.settling import Placed
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from octavo_router.epp.picker import Picker
     from octavo_router.flow.gate import Waiting
     from octavo_router.flow.tenant import Tenant
+    from octavo_router.routing.decision import Decision
 
 logger = logging.getLogger("octavo.router")
 
@@ -234,7 +235,8 @@ class Stream:
         record.predicted_tokens = lease.decision.matched_tokens
         record.endpoint = lease.endpoint.spec.address.authority
         record.endpoint_id = lease.endpoint.id
-        self._placed = Placed(picker.dispatcher, lease, ticket, record, self._began_at)
+        prompt = picker.place_prompt(head, asked, lease, self._subset)
+        self._placed = Placed(picker.dispatcher, lease, ticket, record, self._began_at, prompt)
         if head.explain:
             line = explanation(lease.decision)
             self._explanation = line.partition(b": ")[2].rstrip(b"\r\n")
@@ -266,11 +268,15 @@ class Stream:
 
     # -- what the gateway is told of the destination
 
-    def _destination(self) -> dict[str, dict[str, str]]:
+    @property
+    def _decision(self) -> Decision:
         placed = self._placed
         assert placed is not None
         assert placed.lease is not None
-        decision = placed.lease.decision
+        return placed.lease.decision
+
+    def _destination(self) -> dict[str, dict[str, str]]:
+        decision = self._decision
         endpoints = (decision.endpoint, *decision.fallbacks)
         value = ",".join(endpoint.spec.address.authority for endpoint in endpoints)
         return {NAMESPACE: {DESTINATION: value}}
@@ -278,6 +284,8 @@ class Stream:
     def _request_headers(self, asked: Asked | None) -> list[Pair]:
         value = self._destination()[NAMESPACE][DESTINATION]
         pairs: list[Pair] = [(DESTINATION.encode(), value.encode())]
+        if prompt_at := self._decision.prompt_at:
+            pairs.append((PREFILLER, prompt_at.encode()))
         if self._head is not None and self._head.is_named_here:
             pairs.append((REQUEST_ID_HEADER.encode(), self._head.request_id.encode()))
         if asked is not None:
@@ -288,10 +296,12 @@ class Stream:
     def _headers_answer(self, asked: Asked | None) -> bytes:
         head = self._head
         assert head is not None
+        wanted = self._request_headers(asked)
+        written = {name for name, _ in wanted}  # over whatever is there
         return messages.headers_answer(
             messages.REQUEST_HEADERS,
-            set_headers=self._request_headers(asked),
-            remove_headers=head.unwanted,
+            set_headers=wanted,
+            remove_headers=[name for name in head.unwanted if name not in written],
             metadata=self._destination(),
             clear_route_cache=True,
         )

@@ -241,19 +241,21 @@ class Dispatcher:
             and decision.endpoint.kind == "openai"
         )
 
-    def place_prompt(self, lease: Lease) -> Lease | None:
-        """A place for the prompt of `lease` alone; None: there is no engine for that."""
+    def place_prompt(self, lease: Lease, *, allowed: Collection[str] | None = None) -> Lease | None:
+        """A place for the prompt of `lease` alone, at one of those `allowed` (host:port; None:
+        any); None: there is no engine for that."""
         request = lease.request
-        found = self.registry.prefillers(request.pool, request.revision)
-        if not found.endpoints:
+        found = self.registry.prefillers(request.pool, request.revision).endpoints
+        endpoints = [
+            one for one in found if allowed is None or one.spec.address.authority in allowed
+        ]
+        if not endpoints:
             return None
-        matched = (
-            self._index.match(request.keys, found.slots)
-            if request.keys
-            else [0] * len(found.endpoints)
-        )
-        at = pricing.cheapest(request.prompt_tokens, found.endpoints, matched)
-        endpoint = found.endpoints[at]
+        matched = [0] * len(endpoints)
+        if request.keys:
+            matched = self._index.match(request.keys, [one.slot for one in endpoints])
+        at = pricing.cheapest(request.prompt_tokens, endpoints, matched)
+        endpoint = endpoints[at]
         uncached_tokens = max(1, request.prompt_tokens - matched[at])
         decision = Decision(endpoint, PrefillDecode.name, "computes the prompt", matched[at])
         self.num_picks = endpoint.last_pick = self.num_picks + 1
