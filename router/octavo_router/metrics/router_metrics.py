@@ -49,6 +49,12 @@ class TenantCounts:
 class RouterMetrics:
     """One registry, one event loop, no locks."""
 
+    __slots__ = (
+        "_endpoints", "_folds", "_model_labels", "_over", "_pools", "_requests", "_sources",
+        "_tenant_labels", "_tenants", "_tokens", "discoveries", "loop_lag", "now", "on_counted",
+        "process", "signals", "version",
+    )  # fmt: skip
+
     def __init__(
         self,
         *,
