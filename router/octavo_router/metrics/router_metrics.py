@@ -109,12 +109,12 @@ class RouterMetrics:
         for group in bundle.sort_out(over):
             self._count(group)
 
-    def _count(self, group: list[RequestRecord]) -> None:
+    def _count(self, group: bundle.Group) -> None:
         """All of one kind."""
-        one = group[0]
+        one, number = group.records[0], len(group.records)
         model = self.model_label(one.model, is_known=one.is_known_model)
         stream = "true" if one.is_stream else "false"
-        self._requests.add(model, one.route, str(one.status), stream, one.verdict, by=len(group))
+        self._requests.add(model, one.route, str(one.status), stream, one.verdict, by=number)
         bundle.count_tokens(group, model, self._tokens)
         if one.tenant:
             bundle.count_tenant(group, self._tenant(one.tenant))
