@@ -189,7 +189,7 @@ class App:
             SignalSettings(
                 api_key=engine_key, tls=tls, poll_s=config.discovery.poll_interval_s
             ),
-            rng=self._rng,
+            deadlines=self.deadlines, rng=self._rng,
         )  # fmt: skip
         sources = make_sources(config.discovery, self.metrics, environment)
         self._static = cast("StaticUpstreams", sources[0])
