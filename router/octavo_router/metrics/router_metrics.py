@@ -23,6 +23,7 @@ from octavo_router.metrics.counts import (
 from octavo_router.metrics.exposition import families
 from octavo_router.metrics.histogram import LAG_BUCKETS, Histogram
 from octavo_router.metrics.labels import LabelSet
+from octavo_router.metrics.version import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -51,8 +52,8 @@ class RouterMetrics:
 
     __slots__ = (
         "_endpoints", "_folds", "_model_labels", "_over", "_pools", "_requests", "_sources",
-        "_tenant_labels", "_tenants", "_tokens", "discoveries", "loop_lag", "now", "on_counted",
-        "process", "signals", "version",
+        "_tenant_labels", "_tenants", "_tokens", "_version", "discoveries", "loop_lag", "now",
+        "on_counted", "process", "signals",
     )  # fmt: skip
 
     def __init__(
@@ -62,7 +63,7 @@ class RouterMetrics:
         max_label_values: int = 1000,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.version = version
+        self._version = version  # "": the installed one, once somebody asks
         self.now = now
         self.signals = SignalCounts()
         self.process = ProcessCounts()
@@ -158,6 +159,15 @@ class RouterMetrics:
         return counts
 
     # -- reading
+
+    @property
+    def version(self) -> str:
+        return self._version or self.find_version()
+
+    def find_version(self) -> str:
+        """Reads files: best done off the loop, before somebody asks."""
+        self._version = installed_version()
+        return self._version
 
     @property
     def requests(self) -> Tally:
