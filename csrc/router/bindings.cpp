@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "router/bundle.h"
 #include "router/events.h"
 #include "router/express/bindings.h"
 #include "router/json_reader.h"
@@ -202,6 +203,7 @@ NB_MODULE(_fast, module) {
     bind_index(module);
     bind_underway(module);
     bind_express(module);
+    bind_bundle(module);
 #ifdef OCTAVO_HAS_EPOLL
     bind_sockets(module);
 #endif

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from octavo_router.endpoints.endpoint import Endpoint
 from octavo_router.errors import Refused
@@ -169,6 +170,10 @@ class Lane:
         self, connection: ClientConnection, head: RequestHead, body: bytes, /
     ) -> Scan | bool: ...
     def take(self, protocol: ClientConnection | UpstreamConnection, data: bytes, /) -> bool: ...
+
+class Sorter:
+    def __init__(self, type_: type, kind: Sequence[str], columns: Sequence[str], /) -> None: ...
+    def sort_out(self, records: list[Any], /) -> list[list[list[Any]]]: ...
 
 def split_token_lines(
     data: bytes, /

@@ -34,7 +34,7 @@ from octavo_router.logs import change_level
 from octavo_router.loop_watch import LoopWatch
 from octavo_router.metrics import RouterMetrics
 from octavo_router.observer import MetricsObserver
-from octavo_router.own_routes import OwnRoutes, installed_version
+from octavo_router.own_routes import OwnRoutes
 from octavo_router.proxy.canary import Canaries
 from octavo_router.proxy.seams import Parts
 from octavo_router.proxy.service import Proxy
@@ -101,7 +101,7 @@ class App:
             logger.warning("Runs without its compiled hot path", extra={"why": hot_path.problem})
         self._scan = hot_path.scan
         index = hot_path.ResidencyIndex(max_keys_per_slot=config.routing.max_keys_per_endpoint)
-        self.metrics = RouterMetrics(version=installed_version())
+        self.metrics = RouterMetrics()
         self.registry = Registry(index)
         self.dispatcher = build_dispatcher(
             config, self.registry, index,
@@ -157,7 +157,6 @@ class App:
         self._tracing = make_tracing(
             config.tracing.endpoint,
             sample_ratio=config.tracing.sample_ratio,
-            version=self.metrics.version,
             instance=config.server.replica or socket.gethostname(),
         )
         self.access_log = AccessLog(
@@ -189,7 +188,7 @@ class App:
             SignalSettings(
                 api_key=engine_key, tls=tls, poll_s=config.discovery.poll_interval_s
             ),
-            rng=self._rng,
+            deadlines=self.deadlines, rng=self._rng,
         )  # fmt: skip
         sources = make_sources(config.discovery, self.metrics, environment)
         self._static = cast("StaticUpstreams", sources[0])
@@ -207,8 +206,9 @@ class App:
         await self._stack.enter_async_context(self._discovery)
         if self.config.epp.enabled:
             await self._open_picker()
-        for work in (self._tick(), self._tick_queue(), self._become_ready(), _prepare_scrapes()):
+        for work in (self._tick(), self._tick_queue(), self._become_ready()):
             self._tasks.append(asyncio.create_task(work))
+        self._tasks.append(asyncio.create_task(asyncio.to_thread(self._prepare_scrapes)))
         return self
 
     async def __aexit__(
@@ -389,7 +389,7 @@ class App:
         self.gate.change_memory(level)
         self.own.is_full = level == Level.FULL
 
-
-async def _prepare_scrapes() -> None:
-    """What the first one would wait for is imported beside the start, off the loop."""
-    await asyncio.to_thread(import_module, "prometheus_client.exposition")
+    def _prepare_scrapes(self) -> None:
+        """What the first one would wait for is done beside the start, off the loop."""
+        import_module("prometheus_client.exposition")
+        self.metrics.find_version()

@@ -20,6 +20,8 @@ class MetricsObserver:
     label, when somebody wants to read it.
     """
 
+    __slots__ = ("_ends", "_metrics", "_picks", "_placed_at")
+
     def __init__(self, metrics: RouterMetrics) -> None:
         self._metrics = metrics
         self._placed_at: dict[str, float] = {}  # by pool: the latest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -69,10 +68,3 @@ class OwnRoutes:
 
     def version(self, request: Inbound) -> Reply:
         return Reply.json({"version": self._metrics.version})
-
-
-def installed_version() -> str:
-    try:
-        return metadata.version("octavo")
-    except metadata.PackageNotFoundError:  # run from a checkout
-        return "unknown"

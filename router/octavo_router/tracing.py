@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from octavo_router.errors import ConfigInvalid
+from octavo_router.metrics.version import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,9 +64,7 @@ def parse_traceparent(text: str) -> Parent | None:
     return Parent(int(trace, 16), int(span, 16), int(flags, 16))
 
 
-def make_tracing(
-    endpoint: str, *, sample_ratio: float, version: str = "", instance: str = ""
-) -> Tracing | None:
+def make_tracing(endpoint: str, *, sample_ratio: float, instance: str = "") -> Tracing | None:
     """None where no collector is configured. Raises ConfigInvalid."""
     if not endpoint:
         return None
@@ -80,7 +79,9 @@ def make_tracing(
         raise ConfigInvalid("tracing.endpoint", problem) from error
     target = endpoint if url.path.strip("/") else endpoint.rstrip("/") + OTLP_PATH
     processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=target))
-    return Tracing(processor, sample_ratio=sample_ratio, version=version, instance=instance)
+    return Tracing(
+        processor, sample_ratio=sample_ratio, version=installed_version(), instance=instance
+    )
 
 
 class Tracing:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo_router.endpoints.registry import Registry
+from octavo_router.http.deadlines import Deadlines
 from octavo_router.metrics import RouterMetrics
 from octavo_router.residency.index import ResidencyIndex
 from octavo_router.signals.settings import SignalSettings
@@ -41,6 +43,14 @@ async def listening(
     index = ResidencyIndex()
     registry = Registry(index)
     metrics = RouterMetrics()
-    signals = Signals(registry, index, metrics, settings, rng=rng or random.Random(7))
-    async with signals:
-        yield Listening(registry, index, metrics, signals)
+    deadlines = Deadlines(asyncio.get_running_loop(), tick_s=0.002)
+    signals = Signals(
+        registry, index, metrics, settings, deadlines=deadlines, rng=rng or random.Random(7)
+    )
+    deadlines.start()
+    try:
+        async with signals:
+            yield Listening(registry, index, metrics, signals)
+    finally:
+        deadlines.stop()
+    assert len(deadlines) == 0, "whoever stops to wait says so"

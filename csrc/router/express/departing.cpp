@@ -42,15 +42,14 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
     const nb::object key = owned(PyTuple_Pack(2, pool, shapes_.route.revision.get(route)));
     PyObject* candidates = look_up(candidates_, key);
     PyObject* window = look_up(tenants_, shapes_.tenant.name.get(facts.tenant));
-    const nb::object policies = policies_.get(dispatcher_);
-    const nb::object by_pool = by_pool_.get(policies);
-    PyObject* own_policy = look_up(by_pool, pool);
+    const DispatcherShape& dispatcher = shapes_.dispatcher;
+    PyObject* policies = dispatcher.policies.get(dispatcher_.ptr());
+    PyObject* own_policy = look_up(shapes_.policies.by_pool.get(policies), pool);
     const nb::object policy =
-        own_policy != nullptr ? nb::borrow(own_policy) : default_.get(policies);
-    const int64_t num_picks = num_picks_.as_int(dispatcher_) + 1;
-    if (candidates == nullptr ||
-        Py_TYPE(policy.ptr()) != reinterpret_cast<PyTypeObject*>(placing_.prefix_load().ptr()) ||
-        num_picks % sample_every_.as_int(dispatcher_) == 0) {  // this one is looked at closely
+        nb::borrow(own_policy != nullptr ? own_policy : shapes_.policies.otherwise.get(policies));
+    const int64_t num_picks = dispatcher.num_picks.as_int(dispatcher_.ptr()) + 1;
+    if (candidates == nullptr || !shapes_.prefix_load.fits(policy.ptr()) ||
+        num_picks % dispatcher.sample_every.as_int(dispatcher_.ptr()) == 0) {  // looked at closely
         return long_way();
     }
 
@@ -82,15 +81,18 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
     flight->endpoint = nb::borrow(endpoint);
     flight->lines = nb::borrow(shapes_.upstream.lines.get(upstream));
     flight->upstream = nb::borrow(PyList_GET_ITEM(connections, last));
-    flight->policy = name_.get(policy);
+    flight->policy = policy_name_;
     flight->reason = choice->reason;
     flight->keys = std::make_shared<const std::string>(std::move(scan.keys));
     flight->matched_tokens = choice->matched_tokens;
     flight->uncached_tokens = std::max<int64_t>(flight->prompt_tokens - choice->matched_tokens, 1);
     flight->began_at = began_at;
     flight->attempt_at = placed_at;
-    const nb::object timeouts = timeouts_.get(proxy_);
-    flight->total_at = began_at + shapes_.timeouts.total_s.as_double(timeouts.ptr());
+    PyObject* timeouts = shapes_.proxy.timeouts.get(proxy_.ptr());
+    flight->total_at = began_at + shapes_.timeouts.total_s.as_double(timeouts);
+    const double first_token_s = shapes_.timeouts.first_token_s.as_double(timeouts) +
+                                 shapes_.timeouts.first_token_per_1k_s.as_double(timeouts) *
+                                     (static_cast<double>(flight->prompt_tokens) / 1000.0);
     if (PyList_SetSlice(connections, last, last + 1, nullptr) != 0) {
         throw nb::python_error();
     }
@@ -101,10 +103,10 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
         begin_.call(budget_, nb::handle(shapes_.tenant.name.get(facts.tenant)),
                     from_double(began_at));
     } else {
-        num_active_.add(budget_, 1);
+        shapes_.budget.num_active.add(budget_.ptr(), int64_t{1});
         count_window(window, began_at, 0.0);
     }
-    num_picks_.set(dispatcher_, from_int(num_picks));
+    dispatcher.num_picks.set(dispatcher_.ptr(), from_int(num_picks));
     shapes_.endpoint.last_pick.set(endpoint, from_int(num_picks));
     flight->generation = placing_.reserve(endpoint, flight->uncached_tokens);
     if (!flight->keys->empty()) {
@@ -116,8 +118,8 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
         }
     }
     if (!observer_.is_none()) {
-        put(placed_at_.get(observer_), pool, from_double(placed_at));
-        count_one(picks_.get(observer_),
+        put(shapes_.observer.placed_at.get(observer_.ptr()), pool, from_double(placed_at));
+        count_one(shapes_.observer.picks.get(observer_.ptr()),
                   owned(PyTuple_Pack(3, endpoint, pool, flight->policy.ptr())));
     }
     flight->record = new_record(*flight, facts, model);
@@ -135,9 +137,6 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
         broke_(self, error.value());
         return from_bool(true);
     }
-    const double first_token_s = shapes_.timeouts.first_token_s.as_double(timeouts.ptr()) +
-                                 shapes_.timeouts.first_token_per_1k_s.as_double(timeouts.ptr()) *
-                                     (static_cast<double>(under_way.prompt_tokens) / 1000.0);
     client.deadline.set(connection.ptr(), from_double(std::min(under_way.attempt_at + first_token_s,
                                                                under_way.total_at)));
     return from_bool(true);
@@ -154,7 +153,7 @@ void Lane::send(nb::handle connection, nb::handle flight, nb::handle data) const
     shape.num_uses.add(connection.ptr(), int64_t{1});
     shape.num_interim.set(connection.ptr(), zero_);
     shape.state.set(connection.ptr(), from_int(awaiting_state_));
-    write_.call(nb::handle(shape.transport.get(connection.ptr())), data);
+    write(shape.transport.get(connection.ptr()), data, nullptr);
 }
 
 // Whether head and connection are such that a look at the body is worth while.
@@ -175,22 +174,24 @@ bool Lane::read_facts(PyObject* connection, PyObject* head, Facts& facts) const 
            !shapes_.facts.explain.is_true(facts.facts) &&
            !shapes_.facts.runs_once.is_true(facts.facts) &&
            shapes_.facts.timeout_s.as_double(facts.facts) == 0.0 &&
-           own_version_.as_int(proxy_) == version_.as_int(registry_) &&
-           PyDict_GET_SIZE(adapters_.get(proxy_).ptr()) == 0;
+           is_current(shapes_.proxy.version.get(proxy_.ptr())) &&
+           PyDict_GET_SIZE(shapes_.proxy.adapters.get(proxy_.ptr())) == 0;
 }
 
 // gate.admit: nobody waits, nothing is asked of the tenant, nothing is refused at once.
 bool Lane::is_open(PyObject* tenant) const {
     return shapes_.tenant.is_free.is_true(tenant) && PyDict_GET_SIZE(queues_.ptr()) == 0 &&
-           (throttle_.is_none() || PyDict_GET_SIZE(shares_.get(throttle_).ptr()) == 0);
+           (throttle_.is_none() ||
+            PyDict_GET_SIZE(shapes_.throttle.shares.get(throttle_.ptr())) == 0);
 }
 
 // A name that means one pool, and is the same there.
 PyObject* Lane::route_of(nb::handle model) const {
-    if (own_version_.as_int(models_) != version_.as_int(registry_)) {
+    if (!is_current(shapes_.models.version.get(models_.ptr()))) {
         return nullptr;
     }
-    PyObject* route = look_up(plain_.get(models_), model);  // models keeps it until it learns anew
+    // models keeps it until it learns anew
+    PyObject* route = look_up(shapes_.models.plain.get(models_.ptr()), model);
     if (route == nullptr || !shapes_.route.fits(route) ||
         PyTuple_GET_SIZE(shapes_.route.copies.get(route)) != 0 ||
         !is_empty_text(shapes_.route.adapter.get(route)) ||
@@ -233,13 +234,12 @@ nb::object Lane::new_record(const Flight& flight, const Facts& facts, nb::handle
     };
     PyObject* known_id = shapes_.head.request_id.get(facts.head);
     if (is_empty_text(known_id)) {
-        const int64_t number = num_ids_.as_int(proxy_) + 1;
-        num_ids_.set(proxy_, from_int(number));
-        std::array<char, 17> digits{};
-        std::to_chars(digits.data(), digits.data() + digits.size() - 1, number, 16);
-        const nb::object prefix = id_prefix_.get(proxy_);
-        shape.request_id.set(record,
-                             owned(PyUnicode_FromFormat("%U%s", prefix.ptr(), digits.data())));
+        const int64_t number = shapes_.proxy.num_ids.as_int(proxy_.ptr()) + 1;
+        shapes_.proxy.num_ids.set(proxy_.ptr(), from_int(number));
+        std::string id(text_view(shapes_.proxy.id_prefix.get(proxy_.ptr())));
+        std::array<char, 16> digits{};
+        id.append(digits.data(), std::to_chars(digits.begin(), digits.end(), number, 16).ptr);
+        shape.request_id.set(record, text_of(id));
     } else {
         copy(shape.request_id, known_id);
     }

@@ -61,7 +61,7 @@ bool Lane::land(nb::handle self, Flight& flight, nb::handle head, nb::handle bod
     const nb::object answer = answer_bytes(flight, head, body);
     flight.upstream = nb::none();  // it has gone back already
     flight.is_landing = true;
-    owned(PyObject_CallOneArg(client.write.get(connection), answer.ptr()));
+    write(client.transport.get(connection), answer, client.write.get(connection));
     const double ended_at = now();
     flight.is_over = true;
 
@@ -90,8 +90,8 @@ bool Lane::land(nb::handle self, Flight& flight, nb::handle head, nb::handle bod
     if (PySet_Discard(exchanges_.ptr(), self.ptr()) < 0) {
         throw nb::python_error();
     }
-    num_active_.add(budget_, -1);
-    finish_.call(metrics_, flight.record);
+    shapes_.budget.num_active.add(budget_.ptr(), int64_t{-1});
+    count(record);
     if (!access_log_.is_none() && takes_all_.get(access_log_).ptr() == Py_True) {
         write_.call(access_log_, flight.record);
     }
@@ -150,10 +150,11 @@ void Lane::finish_lease(const Flight& flight, double now, int64_t prompt_tokens,
         note_health(flight, now, output_tokens);
     }
     if (!observer_.is_none()) {
-        count_one(ends_.get(observer_), owned(PyTuple_Pack(3, endpoint, pool, ok_.ptr())));
+        count_one(shapes_.observer.ends.get(observer_.ptr()),
+                  owned(PyTuple_Pack(3, endpoint, pool, ok_.ptr())));
     }
     if (!throttle_.is_none()) {
-        PyObject* window = look_up(pools_.get(throttle_), pool);
+        PyObject* window = look_up(shapes_.throttle.pools.get(throttle_.ptr()), pool);
         if (window == nullptr) {
             note_.call(throttle_, nb::handle(pool), result_ok_);
         } else {
@@ -168,20 +169,18 @@ void Lane::finish_lease(const Flight& flight, double now, int64_t prompt_tokens,
 // health.note of a good answer.
 void Lane::note_health(const Flight& flight, double now, int64_t output_tokens) {
     PyObject* id = shapes_.spec.id.get(shapes_.endpoint.spec.get(flight.endpoint.ptr()));
-    const nb::object known = endpoints_.get(registry_);
-    if (look_up(known, id) != flight.endpoint.ptr()) {
+    if (look_up(shapes_.registry.endpoints.get(registry_.ptr()), id) != flight.endpoint.ptr()) {
         return;  // a late end; what was forgotten stays so
     }
-    const nb::object records = records_.get(health_);
-    PyObject* found = look_up(records, id);
+    PyObject* found = look_up(shapes_.health.records.get(health_.ptr()), id);
     const nb::object record =
         found != nullptr ? nb::borrow(found) : make_record_.call(health_, flight.endpoint);
     const nb::object at = from_double(now);
     const nb::object token_s = output_tokens > 1 ? from_double(0.0) : nb::none();
-    shapes_.health.last_at.set(record.ptr(), at);
-    append_.call(nb::borrow(shapes_.health.samples.get(record.ptr())),
+    shapes_.health_record.last_at.set(record.ptr(), at);
+    append_.call(nb::borrow(shapes_.health_record.samples.get(record.ptr())),
                  owned(PyTuple_Pack(3, at.ptr(), Py_False, token_s.ptr())));
-    shapes_.health.num_failures.set(record.ptr(), zero_);
+    shapes_.health_record.num_failures.set(record.ptr(), zero_);
 }
 
 // ClientConnection.finish of one that stays open; what comes next begins.

@@ -1,6 +1,11 @@
 #include "router/express/lane.h"
 
+#include <ctime>
+
 #include "router/express/texts.h"
+#ifdef OCTAVO_HAS_EPOLL
+#include "router/sockets/transport.h"
+#endif
 
 namespace octavo::router {
 
@@ -46,13 +51,62 @@ Lane::Lane(nb::handle proxy, nb::handle take_over, nb::handle broke)
       one_(from_int(1)),
       two_hundred_(from_int(200)),
       never_(from("octavo_router.http.deadlines", "NEVER")),
-      flight_type_(nb::borrow(nb::type<Flight>())) {
+      flight_type_(nb::borrow(nb::type<Flight>())),
+      policy_name_(shapes_.prefix_load.type.attr("name")),
+      by_keys_(shapes_.tenants.type.attr("authenticate")),
+      is_system_clock_(PyCFunction_Check(clock_.ptr())),
+      bundle_(nb::cast<Py_ssize_t>(from("octavo_router.metrics.router_metrics", "BUNDLE"))) {
+#ifdef OCTAVO_HAS_EPOLL
+    transport_type_ = nb::borrow(nb::type<Transport>());
+#endif
     for (const nb::handle name : shapes_.record.type.attr("__slots__")) {
         record_slots_.emplace_back(shapes_.record.type, nb::cast<nb::str>(name).c_str());
     }
 }
 
-double Lane::now() const { return to_double(owned(PyObject_CallNoArgs(clock_.ptr())).ptr()); }
+// time.monotonic, to the bit.
+double Lane::now() const {
+#ifdef __linux__
+    if (is_system_clock_) {
+        timespec time{};
+        ::clock_gettime(CLOCK_MONOTONIC, &time);
+        const int64_t ns = int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+        return static_cast<double>(ns) / 1e9;
+    }
+#endif
+    return to_double(owned(PyObject_CallNoArgs(clock_.ptr())).ptr());
+}
+
+// What is current was learnt from the registry as it is.
+bool Lane::is_current(PyObject* version) const {
+    return to_int(version) == shapes_.registry.version.as_int(registry_.ptr());
+}
+
+// transport.write. `method`: that of a connection's, where it keeps one.
+void Lane::write(PyObject* transport, nb::handle data, PyObject* method) const {
+#ifdef OCTAVO_HAS_EPOLL
+    if (Py_TYPE(transport) == reinterpret_cast<PyTypeObject*>(transport_type_.ptr())) {
+        nb::inst_ptr<Transport>(transport)->write(data);
+        return;
+    }
+#endif
+    if (method != nullptr) {
+        owned(PyObject_CallOneArg(method, data.ptr()));
+    } else {
+        write_.call(nb::handle(transport), data);
+    }
+}
+
+// metrics.finish of a record that has its end.
+void Lane::count(PyObject* record) const {
+    PyObject* over = shapes_.metrics.over.get(metrics_.ptr());
+    if (PyList_Append(over, record) != 0) {
+        throw nb::python_error();
+    }
+    if (PyList_GET_SIZE(over) >= bundle_) {
+        fold_.call(metrics_);
+    }
+}
 
 double Lane::rate_of(nb::handle pool) const {
     PyObject* rate = look_up(rates_, pool);

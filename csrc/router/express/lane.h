@@ -73,12 +73,16 @@ class Lane final : public Taker {
     bool take_request(nb::handle connection, std::string_view data);
     bool take_answer(PyObject* connection, std::string_view data);
     void give_back(PyObject* connection);
+    nb::object tenant_of(PyObject* head, PyObject* facts) const;
+    void write(PyObject* transport, nb::handle data, PyObject* method) const;
+    void count(PyObject* record) const;
     void send(nb::handle connection, nb::handle flight, nb::handle data) const;
     bool is_flight(nb::handle object) const {
         return Py_TYPE(object.ptr()) == reinterpret_cast<PyTypeObject*>(flight_type_.ptr());
     }
     bool read_facts(PyObject* connection, PyObject* head, Facts& facts) const;
     bool is_open(PyObject* tenant) const;
+    bool is_current(PyObject* version) const;
     PyObject* route_of(nb::handle model) const;
     PyObject* upstream_of(PyObject* endpoint, double now) const;
     double rate_of(nb::handle pool) const;
@@ -106,18 +110,15 @@ class Lane final : public Taker {
     int64_t min_underway_tokens_, min_rate_bytes_;
     double tokens_per_byte_, rate_weight_, chunk_bytes_;
     nb::object ok_, result_ok_, zero_, one_, two_hundred_, never_, flight_type_;
+    nb::object policy_name_, by_keys_;
+    nb::object transport_type_;  // of native sockets; none where they were not built
+    [[maybe_unused]] bool is_system_clock_;
+    Py_ssize_t bundle_;
 
-    Attribute version_{"version"}, own_version_{"_version"}, adapters_{"_adapters"};
-    Attribute plain_{"_plain"}, shares_{"shares"}, policies_{"policies"}, by_pool_{"by_pool"};
-    Attribute default_{"default"}, name_{"name"}, sample_every_{"sample_every"};
-    Attribute num_picks_{"num_picks"}, num_active_{"num_active"}, timeouts_{"timeouts"};
-    Attribute num_ids_{"_num_ids"}, id_prefix_{"_id_prefix"}, placed_at_{"_placed_at"};
-    Attribute picks_{"_picks"}, ends_{"_ends"}, endpoints_{"endpoints"}, records_{"_records"};
-    Attribute make_record_{"_record"}, pools_{"_pools"}, count_{"count"}, wake_{"wake"};
-    Attribute finish_{"finish"}, takes_all_{"takes_all"}, write_{"write"}, send_{"send"};
-    Attribute append_{"append"}, note_{"note"}, client_{"client"};
-    Attribute begin_{"begin"}, facts_{"_facts"}, authenticate_{"authenticate"};
-    Attribute hand_over_{"hand_over"}, known_{"known"}, give_back_{"give_back"};
+    Attribute begin_{"begin"}, client_{"client"}, count_{"count"}, fold_{"fold"};
+    Attribute give_back_{"give_back"}, hand_over_{"hand_over"}, known_{"known"}, note_{"note"};
+    Attribute append_{"append"}, make_record_{"_record"}, send_{"send"}, wake_{"wake"};
+    Attribute takes_all_{"takes_all"}, write_{"write"};
 };
 
 }  // namespace octavo::router

@@ -21,7 +21,6 @@ Placing::Placing(const Shapes& shapes, nb::handle dispatcher, nb::handle rooms)
       underway_object_(dispatcher.attr("underway")),
       index_(nb::cast<ResidencyIndex*>(index_object_)),
       underway_(nb::cast<Underway*>(underway_object_)),
-      prefix_load_(from(kPrefixLoad, "PrefixLoad")),
       note_report_(from(kPricing, "note_report")),
       lowest_(from(kPrefixLoad, "LOWEST")),
       copy_(from(kPrefixLoad, "COPY")),
@@ -86,12 +85,12 @@ bool Placing::has_room(PyObject* endpoint) const {
     if (!shapes_.load.fits(load) || shapes_.load.is_saturated.is_true(load)) {
         return false;
     }
-    const nb::object config = config_.get(rooms_);
+    PyObject* config = shapes_.rooms.config.get(rooms_.ptr());
     const int64_t seats = shapes_.endpoint.max_num_seqs.as_int(endpoint);
     const int64_t limit =
         seats != 0 ? static_cast<int64_t>(static_cast<double>(seats) *
-                                          shapes_.flow.in_flight_factor.as_double(config.ptr()))
-                   : shapes_.flow.max_in_flight.as_int(config.ptr());
+                                          shapes_.flow.in_flight_factor.as_double(config))
+                   : shapes_.flow.max_in_flight.as_int(config);
     const int64_t busy = shapes_.load.running.as_int(load) + shapes_.load.waiting.as_int(load);
     return shapes_.endpoint.in_flight.as_int(endpoint) < limit && busy < limit;
 }
@@ -141,11 +140,11 @@ size_t Placing::pick(nb::handle policy, const Names& names, size_t num_keys, int
         num_sharers = sharers(names, num_keys, most, prompt_tokens);
     }
     const bool is_hot = num_sharers >= min_sharers_;
-    const int64_t slack = slack_.as_int(policy);
+    const int64_t slack = shapes_.prefix_load.slack.as_int(policy.ptr());
     if (!is_hot && chosen.in_flight < slack) {
         return at;  // whatever the others have in flight
     }
-    const double factor = factor_.as_double(policy);
+    const double factor = shapes_.prefix_load.factor.as_double(policy.ptr());
     const double fair =
         factor * static_cast<double>(total + 1) / static_cast<double>(candidates_.size());
     if (!is_hot && chosen.in_flight < std::max(slack, static_cast<int64_t>(fair))) {

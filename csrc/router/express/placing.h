@@ -33,7 +33,6 @@ class Placing {
 
     ResidencyIndex& index() const { return *index_; }
     Underway& underway() const { return *underway_; }
-    nb::handle prefix_load() const { return prefix_load_; }
 
   private:
     bool read(PyObject* candidates);
@@ -64,13 +63,11 @@ class Placing {
     nb::object underway_object_;
     ResidencyIndex* index_;
     Underway* underway_;
-    nb::object prefix_load_;
     nb::object note_report_;
     nb::object lowest_, copy_, balance_;
     int64_t sequence_tokens_;
     double uncached_weight_;
     size_t min_sharers_;
-    Attribute config_{"config"}, factor_{"_factor"}, slack_{"_slack"};
 
     std::vector<Candidate> candidates_;
     std::vector<int64_t> slots_;

@@ -34,19 +34,16 @@ bool Lane::take_request(nb::handle connection, std::string_view data) {
         return false;
     }
     PyObject* facts = shapes_.head.facts.get(head.ptr());
-    if (!shapes_.facts.fits(facts) || shapes_.facts.reader.get(facts) != facts_.get(proxy_).ptr()) {
+    if (!shapes_.facts.fits(facts) ||
+        shapes_.facts.reader.get(facts) != shapes_.proxy.facts.get(proxy_.ptr())) {
         return false;
     }
     if (shapes_.facts.needs_key.is_true(facts)) {
-        PyObject* arguments[] = {shapes_.head.credentials.get(head.ptr()),
-                                 shapes_.facts.tenant_hint.get(facts)};
-        PyObject* tenant = PyObject_Vectorcall(authenticate_.get(gate_).ptr(), arguments,
-                                               std::size(arguments), nullptr);
-        if (tenant == nullptr) {
-            PyErr_Clear();  // asked again, by who says so
+        nb::object tenant = tenant_of(head.ptr(), facts);
+        if (!tenant.is_valid()) {
             return false;
         }
-        client.context.set(self, nb::steal(tenant));
+        client.context.set(self, std::move(tenant));
     }
     client.head.set(self, head);
     client.state.set(self, from_int(busy_state_));
@@ -59,6 +56,28 @@ bool Lane::take_request(nb::handle connection, std::string_view data) {
         hand_over_.call(connection, head, body, begun.ptr() == Py_False ? nb::none() : begun);
     }
     return true;
+}
+
+// gate.authenticate. Nothing where it refuses: it is asked again, by who says so.
+nb::object Lane::tenant_of(PyObject* head, PyObject* facts) const {
+    PyObject* authenticate = shapes_.gate.authenticate.get(gate_.ptr());
+    PyObject* hint = shapes_.facts.tenant_hint.get(facts);
+    if (PyMethod_Check(authenticate) && PyMethod_GET_FUNCTION(authenticate) == by_keys_.ptr()) {
+        PyObject* tenants = PyMethod_GET_SELF(authenticate);
+        if (shapes_.tenants.fits(tenants) &&
+            !shapes_.key_table.is_required.is_true(shapes_.tenants.table.get(tenants))) {
+            PyObject* known = look_up(shapes_.tenants.anonymous.get(tenants), hint);
+            if (known != nullptr) {
+                return nb::borrow(known);
+            }
+        }
+    }
+    PyObject* arguments[] = {shapes_.head.credentials.get(head), hint};
+    PyObject* tenant = PyObject_Vectorcall(authenticate, arguments, std::size(arguments), nullptr);
+    if (tenant == nullptr) {
+        PyErr_Clear();
+    }
+    return nb::steal(tenant);
 }
 
 // UpstreamConnection.data_received of one whole answer to a flight, with a head that is known.

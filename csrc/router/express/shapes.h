@@ -5,6 +5,96 @@
 
 namespace octavo::router {
 
+struct ProxyShape : Shape {
+    ProxyShape() : Shape("octavo_router.proxy.service", "Proxy") {}
+    Slot adapters{type, "_adapters"};
+    Slot facts{type, "_facts"};
+    Slot id_prefix{type, "_id_prefix"};
+    Slot num_ids{type, "_num_ids"};
+    Slot timeouts{type, "timeouts"};
+    Slot version{type, "_version"};
+};
+
+struct DispatcherShape : Shape {
+    DispatcherShape() : Shape("octavo_router.routing.dispatcher", "Dispatcher") {}
+    Slot num_picks{type, "num_picks"};
+    Slot policies{type, "policies"};
+    Slot sample_every{type, "sample_every"};
+};
+
+struct PoliciesShape : Shape {
+    PoliciesShape() : Shape("octavo_router.routing.policies", "Policies") {}
+    Slot by_pool{type, "by_pool"};
+    Slot otherwise{type, "default"};
+};
+
+struct PrefixLoadShape : Shape {
+    PrefixLoadShape() : Shape("octavo_router.routing.prefix_load", "PrefixLoad") {}
+    Slot factor{type, "_factor"};
+    Slot slack{type, "_slack"};
+};
+
+struct RoomsShape : Shape {
+    RoomsShape() : Shape("octavo_router.routing.rooms", "Rooms") {}
+    Slot config{type, "config"};
+};
+
+struct HealthShape : Shape {
+    HealthShape() : Shape("octavo_router.routing.health", "Health") {}
+    Slot records{type, "_records"};
+};
+
+struct ModelsShape : Shape {
+    ModelsShape() : Shape("octavo_router.routing.models", "Models") {}
+    Slot plain{type, "_plain"};
+    Slot version{type, "_version"};
+};
+
+struct RegistryShape : Shape {
+    RegistryShape() : Shape("octavo_router.endpoints.registry", "Registry") {}
+    Slot endpoints{type, "endpoints"};
+    Slot version{type, "version"};
+};
+
+struct GateShape : Shape {
+    GateShape() : Shape("octavo_router.flow.gate", "Gate") {}
+    Slot authenticate{type, "authenticate"};
+};
+
+struct TenantsShape : Shape {
+    TenantsShape() : Shape("octavo_router.flow.tenant", "Tenants") {}
+    Slot anonymous{type, "_anonymous"};
+    Slot table{type, "table"};
+};
+
+struct KeyTableShape : Shape {
+    KeyTableShape() : Shape("octavo_router.flow.keys", "KeyTable") {}
+    Slot is_required{type, "is_required"};
+};
+
+struct BudgetShape : Shape {
+    BudgetShape() : Shape("octavo_router.flow.budget", "RetryBudget") {}
+    Slot num_active{type, "num_active"};
+};
+
+struct ThrottleShape : Shape {
+    ThrottleShape() : Shape("octavo_router.flow.budget", "Throttle") {}
+    Slot pools{type, "_pools"};
+    Slot shares{type, "shares"};
+};
+
+struct ObserverShape : Shape {
+    ObserverShape() : Shape("octavo_router.observer", "MetricsObserver") {}
+    Slot ends{type, "_ends"};
+    Slot picks{type, "_picks"};
+    Slot placed_at{type, "_placed_at"};
+};
+
+struct MetricsShape : Shape {
+    MetricsShape() : Shape("octavo_router.metrics.router_metrics", "RouterMetrics") {}
+    Slot over{type, "_over"};
+};
+
 struct ClientShape : Shape {
     ClientShape() : Shape("octavo_router.http.client_connection", "ClientConnection") {}
     Slot buffer{type, "_buffer"};
@@ -21,6 +111,7 @@ struct ClientShape : Shape {
     Slot owner{type, "owner"};
     Slot shared{type, "_shared"};
     Slot state{type, "_state"};
+    Slot transport{type, "_transport"};
     Slot write{type, "write"};
 };
 
@@ -228,6 +319,21 @@ struct FlowShape : Shape {
 };
 
 struct Shapes {
+    ProxyShape proxy;
+    DispatcherShape dispatcher;
+    PoliciesShape policies;
+    PrefixLoadShape prefix_load;
+    RoomsShape rooms;
+    HealthShape health;
+    ModelsShape models;
+    RegistryShape registry;
+    GateShape gate;
+    TenantsShape tenants;
+    KeyTableShape key_table;
+    BudgetShape budget;
+    ThrottleShape throttle;
+    ObserverShape observer;
+    MetricsShape metrics;
     ClientShape client;
     SharedShape shared;
     RequestHeadShape head;
@@ -246,7 +352,7 @@ struct Shapes {
     AnswerHeadShape answer;
     RecordShape record;
     WindowShape window;
-    HealthRecordShape health;
+    HealthRecordShape health_record;
     TimeoutsShape timeouts;
     FlowShape flow;
 };

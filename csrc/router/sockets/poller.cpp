@@ -15,8 +15,10 @@ namespace octavo::router {
 
 namespace {
 
-constexpr int kMaxEvents = 64;    // at once
-constexpr int kMaxRounds = 4;     // between two looks of the loop at everything else
+constexpr int kMaxEvents = 64;  // at once
+constexpr int kMaxRounds = 4;   // between two looks of the loop at everything else
+// Connections that wait for one another: the kernel and we get in each other's way less often.
+constexpr size_t kMaxUnflushed = 16;
 constexpr int kMaxAccepted = 64;  // at once, of one listener
 constexpr double kPauseS = 1.0;   // after the system had no room for another connection
 
@@ -157,6 +159,7 @@ void Poller::poll() {
             const epoll_event& event = ready[static_cast<size_t>(i)];
             serve(*static_cast<Watched*>(event.data.ptr), event.events);
         }
+        flush_written();
     }
 }
 
@@ -166,11 +169,16 @@ void Poller::serve(Watched& watched, uint32_t events) {
         ~Serving() { flag = false; }
         bool& flag;
     };
-    {
+    try {
         const Serving serving(is_serving_);
         watched.on_events(events);
+    } catch (...) {  // somebody wants the process to end
+        flush_written();
+        throw;
     }
-    flush_written();
+    if (written_.size() >= kMaxUnflushed) {
+        flush_written();
+    }
 }
 
 void Poller::flush_written() {

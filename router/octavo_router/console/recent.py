@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterator
 
     from octavo_router.metrics import RequestRecord
 
@@ -17,17 +18,17 @@ class Recent:
     """A ring of records that are over, taken as they are counted: some dozens at a time."""
 
     def __init__(self, num_kept: int = NUM_KEPT) -> None:
-        self._kept: deque[tuple[int, RequestRecord]] = deque(maxlen=num_kept)
+        self._kept: deque[RequestRecord] = deque(maxlen=num_kept)
         self.number = 0  # of the newest
 
-    def take(self, records: Iterable[RequestRecord]) -> None:
-        for record in records:
-            self.number += 1
-            self._kept.append((self.number, record))
+    def take(self, records: Collection[RequestRecord]) -> None:
+        self.number += len(records)
+        self._kept.extend(records)
 
     def since(self, number: int) -> Iterator[tuple[int, RequestRecord]]:
         """Newer ones than that, oldest first, as far as they are still known."""
-        return ((at, record) for at, record in self._kept if at > number)
+        oldest = self.number - len(self._kept) + 1
+        return islice(enumerate(self._kept, oldest), max(0, number + 1 - oldest), None)
 
 
 def row(number: int, record: RequestRecord, *, now: float) -> dict[str, Any]:

@@ -55,6 +55,11 @@ NOBODY = Candidates([], [])
 class Registry:
     """All endpoints by id. Whoever changes one tells the registry."""
 
+    __slots__ = (
+        "_candidates", "_index", "_pools", "_sources", "_subscribers", "_waiters", "endpoints",
+        "version",
+    )  # fmt: skip
+
     def __init__(self, index: Slots | None = None) -> None:
         self.endpoints: dict[str, Endpoint] = {}
         self.version = 0  # grows with every change

@@ -73,6 +73,8 @@ class Windowed:
 class RetryBudget:
     """Repeats under way, against requests under way; and repeats of each tenant, over time."""
 
+    __slots__ = ("_clock", "_tenants", "config", "num_active", "num_repeating")
+
     def __init__(self, config: RetryConfig, clock: Callable[[], float]) -> None:
         self.config = config
         self.num_active = 0  # requests
@@ -151,6 +153,8 @@ class Throttle:
     Fed with how attempts ended (`note`), so what it refuses itself does not count. `tick` settles
     the shares about once a second: asking costs one look-up.
     """
+
+    __slots__ = ("_clock", "_pools", "_rng", "config", "shares")
 
     def __init__(self, config: RetryConfig, clock: Callable[[], float], rng: Random) -> None:
         self.config = config  # may be replaced at any time

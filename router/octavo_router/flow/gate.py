@@ -128,6 +128,11 @@ class Waiting:
 class Gate:
     """See the module."""
 
+    __slots__ = (
+        "_called", "_clock", "_drained", "_memory", "_queues", "_rooms", "_turn_at",
+        "authenticate", "config", "holds", "tenants", "throttle",
+    )  # fmt: skip
+
     def __init__(
         self,
         config: FlowConfig,

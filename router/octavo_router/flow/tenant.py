@@ -93,6 +93,8 @@ class Tenant:
 class Tenants:
     """All tenants, by the digest of their key."""
 
+    __slots__ = ("_anonymous", "_by_digest", "_clock", "table")
+
     def __init__(self, table: KeyTable, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._by_digest: dict[bytes, Tenant] = {}

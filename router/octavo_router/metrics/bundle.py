@@ -2,108 +2,125 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from octavo_router.metrics.record import RequestRecord
+
+try:
+    from octavo_router._fast import Sorter
+except ImportError:  # not built
+    from octavo_router.metrics.columns import Sorter  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from octavo_router.metrics.counts import PoolCounts, RevisionCounts, Tally
-    from octavo_router.metrics.record import RequestRecord
     from octavo_router.metrics.router_metrics import TenantCounts
 
+
+class Group(NamedTuple):
+    """Requests of one kind, and column by column what is counted of them."""
+
+    records: list[RequestRecord]
+    ended_at: list[float]
+    duration_s: list[float]
+    queue_s: list[float]
+    pick_s: list[float]
+    ttft_s: list[float | None]
+    last_token_s: list[float | None]
+    request_bytes: list[float]
+    response_bytes: list[float]
+    prompt_tokens: list[int]
+    output_tokens: list[int]
+    cached_tokens: list[int | None]
+    predicted_tokens: list[int]
+
+
 # Records that agree in these go to the same counters.
-_KIND = attrgetter(
+_KIND: Final = (
     "model", "is_known_model", "route", "status", "is_stream", "tenant", "pool", "revision",
     "outcome", "code", "attempts", "resumes",
 )  # fmt: skip
+_SORTER: Final = Sorter(RequestRecord, _KIND, Group._fields[1:])
 
 
-def sort_out(records: Sequence[RequestRecord]) -> list[list[RequestRecord]]:
+def sort_out(records: list[RequestRecord]) -> list[Group]:
     """The records by kind, in the order in which the kinds came first."""
-    groups: dict[tuple[object, ...], list[RequestRecord]] = {}
-    group: list[RequestRecord] = []
-    last_kind: tuple[object, ...] = ()
-    for record in records:
-        kind = _KIND(record)
-        if kind != last_kind:  # neighbours are mostly alike, and that is told without hashing
-            group = groups.setdefault(kind, [])
-            last_kind = kind
-        group.append(record)
-    return list(groups.values())
+    return [Group(*row) for row in _SORTER.sort_out(records)]
 
 
-def count_tokens(group: Sequence[RequestRecord], model: str, tokens: Tally) -> None:
-    prompt = sum([record.prompt_tokens for record in group])
-    output = sum([record.output_tokens for record in group])
+def count_tokens(group: Group, model: str, tokens: Tally) -> None:
+    prompt, output = sum(group.prompt_tokens), sum(group.output_tokens)
     if prompt or output:
         tokens.add(model, "prompt", by=prompt)
         tokens.add(model, "output", by=output)
-        if cached := sum([record.cached_tokens or 0 for record in group]):
+        if cached := sum(filter(None, group.cached_tokens)):
             tokens.add(model, "cached", by=cached)
 
 
-def count_tenant(group: Sequence[RequestRecord], tenant: TenantCounts) -> None:
-    tenant.requests += len(group)
-    if group[0].status in (429, 503):
-        tenant.rejections += len(group)
-    tenant.queue_s += sum([record.queue_s for record in group])
-    tenant.prompt_tokens += sum([record.prompt_tokens for record in group])
-    tenant.output_tokens += sum([record.output_tokens for record in group])
+def count_tenant(group: Group, tenant: TenantCounts) -> None:
+    number = len(group.records)
+    tenant.requests += number
+    if group.records[0].status in (429, 503):
+        tenant.rejections += number
+    tenant.queue_s += sum(group.queue_s)
+    tenant.prompt_tokens += sum(group.prompt_tokens)
+    tenant.output_tokens += sum(group.output_tokens)
 
 
-def count_pool(group: Sequence[RequestRecord], pool: PoolCounts) -> None:
-    one, number = group[0], len(group)
-    pool.saw_request(max([record.ended_at for record in group]))
-    pool.duration.observe_all([record.duration_s for record in group])
-    pool.queue_wait.observe_all([record.queue_s for record in group])
-    pool.request_bytes.observe_all([record.request_bytes for record in group])
-    pool.response_bytes.observe_all([record.response_bytes for record in group])
+def count_pool(group: Group, pool: PoolCounts) -> None:
+    one, number = group.records[0], len(group.records)
+    pool.saw_request(max(group.ended_at))
+    pool.duration.observe_all(group.duration_s)
+    pool.queue_wait.observe_all(group.queue_s)
+    pool.request_bytes.observe_all(group.request_bytes)
+    pool.response_bytes.observe_all(group.response_bytes)
     if one.outcome == "client_gone":
         pool.client_disconnects += number
     elif one.status >= 400 and one.code and not one.attempts:
         pool.rejections.add(one.code, by=number)
-    begun = [record for record in group if record.ttft_s is not None]
-    ttfts = [record.ttft_s or 0.0 for record in begun]
+    ttfts = [ttft_s for ttft_s in group.ttft_s if ttft_s is not None]
+    decodes = [
+        (last_s - ttft_s, tokens - 1)
+        for ttft_s, last_s, tokens in zip(
+            group.ttft_s, group.last_token_s, group.output_tokens, strict=True
+        )
+        if tokens > 1 and ttft_s is not None and last_s is not None
+    ]
     pool.ttft.observe_all(ttfts)
-    pool.tpot.observe_all(
-        [
-            (record.last_token_s - ttft_s) / (record.output_tokens - 1)
-            for record, ttft_s in zip(begun, ttfts, strict=True)
-            if record.last_token_s is not None and record.output_tokens > 1
-        ]
-    )
+    pool.tpot.observe_all([seconds / tokens for seconds, tokens in decodes])
     if one.attempts:
-        pool.pick.observe_all([record.pick_s for record in group])
-        _count_revision(group, begun, ttfts, pool.revision(one.revision))
+        pool.pick.observe_all(group.pick_s)
+        _count_revision(group, ttfts, decodes, pool.revision(one.revision))
     if one.attempts > 1:
         pool.retries += (one.attempts - 1 - one.resumes) * number
         pool.retries_exhausted += one.is_error * number
         if one.resumes:
             pool.resumes.add(one.outcome, by=one.resumes * number)
-    _count_prediction(group, pool)
+    if any(tokens is not None for tokens in group.cached_tokens):
+        _count_prediction(group, pool)
 
 
 def _count_revision(
-    group: Sequence[RequestRecord],
-    begun: Sequence[RequestRecord],
+    group: Group,
     ttfts: list[float],
+    decodes: list[tuple[float, int]],  # seconds after the first token, and tokens in them
     revision: RevisionCounts,
 ) -> None:
-    revision.requests += len(group)
-    revision.errors += group[0].is_error * len(group)
+    number = len(group.records)
+    revision.requests += number
+    revision.errors += group.records[0].is_error * number
     revision.ttft.observe_all(ttfts)
-    for record, ttft_s in zip(begun, ttfts, strict=True):
-        if record.last_token_s is not None and record.output_tokens > 1:
-            revision.itl_s_sum += record.last_token_s - ttft_s
-            revision.itl_count += record.output_tokens - 1
+    for seconds, tokens in decodes:
+        revision.itl_s_sum += seconds
+        revision.itl_count += tokens
 
 
-def _count_prediction(group: Sequence[RequestRecord], pool: PoolCounts) -> None:
+def _count_prediction(group: Group, pool: PoolCounts) -> None:
     told = [
-        (record.cached_tokens, record.predicted_tokens, record.prompt_tokens)
-        for record in group
-        if record.cached_tokens is not None
+        (cached, predicted, queried)
+        for cached, predicted, queried in zip(
+            group.cached_tokens, group.predicted_tokens, group.prompt_tokens, strict=True
+        )
+        if cached is not None
     ]
     for cached, predicted, queried in told:
         pool.queried_tokens += queried

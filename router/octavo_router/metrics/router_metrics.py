@@ -23,6 +23,7 @@ from octavo_router.metrics.counts import (
 from octavo_router.metrics.exposition import families
 from octavo_router.metrics.histogram import LAG_BUCKETS, Histogram
 from octavo_router.metrics.labels import LabelSet
+from octavo_router.metrics.version import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -49,6 +50,12 @@ class TenantCounts:
 class RouterMetrics:
     """One registry, one event loop, no locks."""
 
+    __slots__ = (
+        "_endpoints", "_folds", "_model_labels", "_over", "_pools", "_requests", "_sources",
+        "_tenant_labels", "_tenants", "_tokens", "_version", "discoveries", "loop_lag", "now",
+        "on_counted", "process", "signals",
+    )  # fmt: skip
+
     def __init__(
         self,
         *,
@@ -56,7 +63,7 @@ class RouterMetrics:
         max_label_values: int = 1000,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.version = version
+        self._version = version  # "": the installed one, once somebody asks
         self.now = now
         self.signals = SignalCounts()
         self.process = ProcessCounts()
@@ -103,12 +110,12 @@ class RouterMetrics:
         for group in bundle.sort_out(over):
             self._count(group)
 
-    def _count(self, group: list[RequestRecord]) -> None:
+    def _count(self, group: bundle.Group) -> None:
         """All of one kind."""
-        one = group[0]
+        one, number = group.records[0], len(group.records)
         model = self.model_label(one.model, is_known=one.is_known_model)
         stream = "true" if one.is_stream else "false"
-        self._requests.add(model, one.route, str(one.status), stream, one.verdict, by=len(group))
+        self._requests.add(model, one.route, str(one.status), stream, one.verdict, by=number)
         bundle.count_tokens(group, model, self._tokens)
         if one.tenant:
             bundle.count_tenant(group, self._tenant(one.tenant))
@@ -152,6 +159,15 @@ class RouterMetrics:
         return counts
 
     # -- reading
+
+    @property
+    def version(self) -> str:
+        return self._version or self.find_version()
+
+    def find_version(self) -> str:
+        """Reads files: best done off the loop, before somebody asks."""
+        self._version = installed_version()
+        return self._version
 
     @property
     def requests(self) -> Tally:

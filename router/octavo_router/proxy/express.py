@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from octavo_router.endpoints.registry import Registry
 from octavo_router.flow.budget import RetryBudget, Throttle
 from octavo_router.flow.gate import Gate, Ticket
+from octavo_router.metrics import RouterMetrics
 from octavo_router.observer import MetricsObserver
 from octavo_router.proxy.account import Account
 from octavo_router.proxy.exchange import Exchange
@@ -81,6 +82,7 @@ def _is_known(parts: Parts, gate: Gate, dispatcher: Dispatcher, fast: ModuleType
         and type(parts.registry) is Registry
         and type(parts.models) is Models
         and type(parts.budget) is RetryBudget
+        and type(parts.metrics) is RouterMetrics
         and type(gate._rooms) is Rooms
         and type(dispatcher.underway) is fast.Underway
         and type(dispatcher._index) is fast.ResidencyIndex

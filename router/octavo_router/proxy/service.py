@@ -54,6 +54,13 @@ _QUIET_S: Final = 1.0  # between two complaints about one endpoint
 class Proxy:
     """Implements what a `ClientConnection` calls its service. One for each process."""
 
+    __slots__ = (
+        "_access_log", "_adapters", "_facts", "_gate", "_hot_path", "_id_prefix", "_idempotency",
+        "_kept", "_losses", "_max_event_bytes", "_metrics", "_models", "_num_ids", "_registry",
+        "_routes", "_scan", "_tracing", "_version", "budget", "dispatcher", "exchanges",
+        "find_usage", "lane", "loop", "mirrors", "retry", "timeouts", "upstreams",
+    )  # fmt: skip
+
     def __init__(self, parts: Parts) -> None:
         self.loop = parts.loop
         self._registry = parts.registry

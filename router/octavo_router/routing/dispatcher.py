@@ -128,6 +128,11 @@ class Lease:
 class Dispatcher:
     """See the module. Built by routing.build; `tick` wants to be called about once a second."""
 
+    __slots__ = (
+        "_clock", "_index", "decisions", "health", "num_picks", "observer", "on_result",
+        "on_room", "policies", "registry", "sample_every", "shadows", "token_rates", "underway",
+    )  # fmt: skip
+
     def __init__(
         self,
         registry: Registry,

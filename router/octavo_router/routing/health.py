@@ -58,6 +58,8 @@ class Record:
 class Health:
     """See the module. One for all pools."""
 
+    __slots__ = ("_records", "config", "num_ejections", "num_readmissions")
+
     def __init__(self, config: HealthConfig) -> None:
         self.config = config  # may be replaced at any time
         self.num_ejections = 0  # ever, for metrics

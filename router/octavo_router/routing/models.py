@@ -70,6 +70,8 @@ class Card:
 class Models:
     """See the module. Cheap for names without weights: one dictionary look-up."""
 
+    __slots__ = ("_adapters", "_config", "_parents", "_plain", "_registry", "_served", "_version")
+
     def __init__(self, registry: Registry, config: Sequence[ModelConfig] = ()) -> None:
         self._registry = registry
         self._config = {model.name: model for model in config}

@@ -38,6 +38,8 @@ class Policy(Protocol):
 class Policies:
     """The default policy and those of single pools."""
 
+    __slots__ = ("by_pool", "default")
+
     def __init__(self, default: Policy, by_pool: Mapping[str, Policy] | None = None) -> None:
         self.default = default
         self.by_pool = dict(by_pool or {})

@@ -38,6 +38,7 @@ INFINITE = float("inf")
 class PrefixLoad:
     """Not where engines share one cache or keep none: least-load decides the same for less."""
 
+    __slots__ = ("_factor", "_slack", "_underway", "reason")
     name = "prefix-load"
     places_adapters = False
 

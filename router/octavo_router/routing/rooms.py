@@ -17,6 +17,8 @@ class Rooms:
     that who goes next is decided here, by priority and fairness, and not by its own queue.
     """
 
+    __slots__ = ("_registry", "config")
+
     def __init__(self, registry: Registry, config: FlowConfig) -> None:
         self.config = config  # may be replaced at any time
         self._registry = registry

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,6 +9,7 @@ import msgspec
 from octavo_router.endpoints.endpoint import UNKNOWN_LOAD
 from octavo_router.errors import Unreachable
 from octavo_router.http.fetch import Connection
+from octavo_router.signals.pauses import pause
 from octavo_router.signals.plain_load import PlainLoad
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from octavo_router.endpoints.endpoint import Endpoint
+    from octavo_router.http.deadlines import Deadlines
     from octavo_router.http.fetch import Response
     from octavo_router.metrics import SignalCounts
     from octavo_router.signals.seams import StateSink
@@ -52,6 +53,7 @@ class PlainFollower:
         forget: Callable[[], None],
         now: Callable[[], float],
         rng: Random,
+        deadlines: Deadlines,
     ) -> None:
         self._endpoint = endpoint
         self._settings = settings
@@ -61,6 +63,7 @@ class PlainFollower:
         self._forget = forget
         self._now = now
         self._rng = rng
+        self._deadlines = deadlines
         self._connection: Connection | None = None
         self._has_metrics = True
         self._started_at: float | None = None
@@ -98,17 +101,21 @@ class PlainFollower:
         endpoint, connection = self._endpoint, self._connection
         was_open = connection is not None and connection.is_open
         last_pick = endpoint.last_pick
-        for _ in range(longest):
-            await asyncio.sleep(self._settings.poll_s * (0.8 + 0.4 * self._rng.random()))
+
+        def has_work() -> bool:
             load = endpoint.load
-            if (
+            return bool(
                 endpoint.in_flight
                 or endpoint.last_pick != last_pick
                 or load.running
                 or load.waiting
                 or (was_open and connection is not None and not connection.is_open)
-            ):
-                return
+            )
+
+        def next_round_s() -> float:
+            return self._settings.poll_s * (0.8 + 0.4 * self._rng.random())
+
+        await pause(self._deadlines, rounds=longest, next_round_s=next_round_s, is_over=has_work)
 
     async def _poll(self) -> None:
         now = self._now()

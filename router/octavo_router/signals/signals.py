@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from octavo_router.endpoints.endpoint import Endpoint, EndpointSpec, State
     from octavo_router.endpoints.registry import Change, Registry
+    from octavo_router.http.deadlines import Deadlines
     from octavo_router.metrics import RouterMetrics
     from octavo_router.signals.seams import Index
     from octavo_router.signals.settings import SignalSettings
@@ -37,6 +38,7 @@ class Signals:
         metrics: RouterMetrics,
         settings: SignalSettings,
         *,
+        deadlines: Deadlines,
         now: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
@@ -44,6 +46,7 @@ class Signals:
         self._index = index
         self._metrics = metrics
         self._settings = settings
+        self._deadlines = deadlines
         self._now = now
         self._rng = rng or random.Random()
         self._subscriptions: dict[Endpoint, Subscription] = {}
@@ -116,6 +119,7 @@ class Signals:
             settings=self._settings_for(endpoint.spec),
             now=self._now,
             rng=self._rng,
+            deadlines=self._deadlines,
         )
         self._subscriptions[endpoint] = subscription
         self._states[endpoint] = endpoint.state

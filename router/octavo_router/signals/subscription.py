@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.protocol.loading import LoadProgress
     from octavo_router.endpoints.endpoint import Endpoint, State
+    from octavo_router.http.deadlines import Deadlines
     from octavo_router.http.fetch import Response
     from octavo_router.metrics import SignalCounts
     from octavo_router.signals.seams import Index, States
@@ -65,6 +66,7 @@ class Subscription:
         settings: SignalSettings,
         now: Callable[[], float],
         rng: Random,
+        deadlines: Deadlines,
     ) -> None:
         self.endpoint = endpoint
         self.has_tried = asyncio.Event()  # the first attempt came to something
@@ -95,6 +97,7 @@ class Subscription:
             forget=self._follower.forget,
             now=now,
             rng=rng,
+            deadlines=deadlines,
         )
 
     async def run(self) -> None:

@@ -173,7 +173,7 @@ async def test_streams_end_when_the_router_goes():
 
 def test_the_ring_keeps_the_newest():
     recent = Recent()
-    recent.take(RequestRecord(request_id=str(i)) for i in range(NUM_KEPT + 5))
+    recent.take([RequestRecord(request_id=str(i)) for i in range(NUM_KEPT + 5)])
     kept = list(recent.since(0))
     assert len(kept) == NUM_KEPT
     assert [record.request_id for _, record in kept[:2]] == ["5", "6"]
