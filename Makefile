@@ -16,6 +16,8 @@ FUZZ_SECONDS ?= 120
 E2E         ?= e2e
 
 export PATH := $(abspath $(BIN)):$(PATH)
+# Tests start hundreds of processes: each source is compiled for the first of them only.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml $(shell find csrc -type f 2>/dev/null)

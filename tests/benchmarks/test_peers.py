@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
@@ -19,7 +20,6 @@ from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.weights.gguf import GGUFFile
 from octavo_engine.weights.gguf_checkpoint import GGUFCheckpoint
 from octavo_engine.weights.safetensors import SafetensorsCheckpoint
-from octavo_engine.weights.source import resolve_model
 from tests.fakes.process import environment
 
 LIMITS = Limits(2, 10.0, {"float32": 100.0})
@@ -150,20 +150,49 @@ def test_every_contender_names_what_is_not_installed(tmp_path):
         assert not [word for word in words if "{" in word]
 
 
+def four_bit_model(path):
+    """A Llama of one layer, as small as blocks of 32 numbers let it be."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(512)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(128)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_token_list(["a", "b"])
+    rng = np.random.default_rng(1)
+    for name, shape in (
+        ("token_embd", (96, 64)), ("blk.0.attn_q", (64, 64)), ("blk.0.attn_k", (32, 64)),
+        ("blk.0.ffn_down", (64, 128)),
+    ):  # fmt: skip
+        kind = gguf.GGMLQuantizationType.Q4_1
+        values = rng.standard_normal(shape, np.float32)
+        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.add_tensor("output_norm.weight", rng.standard_normal(64, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def test_the_models_of_all_peers_hold_the_same_numbers(tmp_path):
-    source = Path(resolve_model("demo://smollm2").path)
+    source = four_bit_model(tmp_path / "small.gguf")
     file = GGUFFile(source)
     models.write_safetensors(file, tmp_path / "model.safetensors")
     models.write_gguf(source, tmp_path / "bf16.gguf")
 
     original, again = GGUFCheckpoint(file), GGUFCheckpoint(GGUFFile(tmp_path / "bf16.gguf"))
     written = SafetensorsCheckpoint.open(tmp_path)
+    words = GGUFFile(tmp_path / "bf16.gguf").metadata["tokenizer.ggml.tokens"]
+    assert list(words) == ["a", "b"]
     assert set(written.names()) == set(original.names()) == set(again.names())
     for name, shape in (
-        ("model.embed_tokens.weight", (49152, 576)),
-        ("model.layers.3.self_attn.q_proj.weight", (576, 576)),  # whose rows GGUF permutes
-        ("model.layers.29.mlp.down_proj.weight", (576, 1536)),
-        ("model.norm.weight", (576,)),
+        ("model.embed_tokens.weight", (96, 64)),
+        ("model.layers.0.self_attn.q_proj.weight", (64, 64)),  # whose rows GGUF permutes
+        ("model.layers.0.mlp.down_proj.weight", (64, 128)),
+        ("model.norm.weight", (64,)),
     ):
         truth = to_float32(original.read(name, shape))
         rounded = models.bfloat16(truth)

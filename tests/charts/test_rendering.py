@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Object = dict[str, Any]
-POD_KINDS = ("Deployment", "Pod")
 
 
 def pods(objects: list[Object]) -> Iterator[tuple[Object, Object]]:

@@ -26,7 +26,6 @@ KEYED: dict[tuple[str, ...], str] = {
     ("status", "conditions"): "type",
     ("spec", "ports"): "port",
 }
-_ABSENT = object()
 
 
 @dataclass(frozen=True)

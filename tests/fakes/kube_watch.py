@@ -13,8 +13,6 @@ from tests.fakes.raw_http import Head, RawHttp, begin_chunks, chunk, whole
 
 Object = dict[str, Any]
 
-RESOURCES = ("pods", "services", "endpointslices")
-
 
 @dataclass
 class _Event:

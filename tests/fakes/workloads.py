@@ -41,10 +41,6 @@ class Workloads:
         for pod in self._cluster.all(kinds.POD):
             self.make_ready(pod)
 
-    def make_unready(self, pod: Object) -> None:
-        self.set_condition(pod, "ContainersReady", "False")
-        self.update_ready(pod)
-
     def update_ready(self, pod: Object) -> None:
         """As the kubelet does whenever a condition has changed."""
         pod = self._cluster.one(kinds.POD, kinds.namespace_of(pod), kinds.name_of(pod))

@@ -40,11 +40,10 @@ class KVEventPublisher:
     def __init__(self, config: KVEventsConfig) -> None:
         self._zmq = zmq = _import_zmq()
         self._topic = config.topic.encode()
-        self._queue: deque[Batch] = deque()
+        self._queue: deque[tuple[int, Batch]] = deque()
         self._max_queue = config.max_queue_size
         self._replay: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         self._next = 0
-        self.num_dropped = 0
         self._stopping = False
         self._encode = msgspec.msgpack.Encoder().encode
         self._context = zmq.Context()
@@ -65,11 +64,14 @@ class KVEventPublisher:
         self._thread.start()
 
     def publish(self, batch: Batch) -> None:
-        """Returns at once. Hot path: once per step that changed the cache."""
+        """Returns at once. Hot path: once per step that changed the cache.
+
+        A batch that finds no room is lost, and its number with it: whoever reads sees the gap.
+        """
+        number, self._next = self._next, self._next + 1
         if len(self._queue) >= self._max_queue:
-            self.num_dropped += 1
             return
-        self._queue.append(batch)
+        self._queue.append((number, batch))
         self._poke()
 
     def close(self) -> None:
@@ -112,7 +114,7 @@ class KVEventPublisher:
                 if self._woken in ready:
                     os.read(self._woken, 4096)
                 while self._queue:
-                    self._send(self._queue.popleft())
+                    self._send(*self._queue.popleft())
                 if self._router in ready:
                     self._answer()
         except Exception:
@@ -120,9 +122,8 @@ class KVEventPublisher:
         finally:
             self._close()
 
-    def _send(self, batch: Batch) -> None:
+    def _send(self, number: int, batch: Batch) -> None:
         payload = self._encode(as_wire(batch))
-        number, self._next = self._next, self._next + 1
         self._pub.send_multipart((self._topic, pack_sequence(number), payload))
         self._replay.append((number, payload))
 

@@ -66,10 +66,6 @@ class ReasoningParser:
         self.ends_at: int | None = None
 
     @property
-    def is_inside(self) -> bool:
-        return self._state == "inside" or (self._state == "head" and self._is_open)
-
-    @property
     def is_undecided(self) -> bool:
         return self._state == "head"
 

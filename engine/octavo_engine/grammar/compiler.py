@@ -108,10 +108,6 @@ class GrammarCompiler:
         self._closed = False
 
     @property
-    def num_pending(self) -> int:
-        return len(self._pending)
-
-    @property
     def cached_bytes(self) -> int:
         return self._cached_bytes
 

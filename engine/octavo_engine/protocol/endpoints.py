@@ -2,7 +2,6 @@
 
 ENGINE_PORT = 8000
 ROUTER_PORT = 8080
-EPP_PORT = 9002
 OPERATOR_PORT = 8090
 
 # on the engine
@@ -16,7 +15,6 @@ STATE_PATH = "/octavo/v1/state"  # pools and endpoints as this replica sees them
 REQUEST_ID_HEADER = "x-request-id"
 EXPLAIN_HEADER = "x-octavo-explain"
 SERVED_BY_HEADER = "x-served-by"
-SESSION_HEADER = "x-session-id"
 TIMEOUT_HEADER = "x-octavo-timeout-ms"  # how long the client will wait for the whole answer
 
 # headers between router and engine; a client's are stripped

@@ -41,10 +41,6 @@ _TOP = {
 _LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
 _OUTER = re.compile(r"(\w+)\.(weight|bias)")
 
-# Tensors that are settings: gguf_config reads them, no model asks for them.
-ROPE_TENSORS = frozenset({"rope_freqs.weight", "rope_factors_long.weight",
-                          "rope_factors_short.weight"})  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class Architecture:

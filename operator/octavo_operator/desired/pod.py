@@ -53,11 +53,6 @@ def image_of(deployment: LLMDeployment, settings: Settings) -> str:
     return settings.images.cuda if is_gpu else settings.images.cpu
 
 
-def model_path(deployment: LLMDeployment) -> str:
-    """Where the engine in a pod finds its weights."""
-    return weights(deployment, image="", pull_policy="").path
-
-
 def _base(deployment: LLMDeployment, settings: Settings, revision: str) -> dict[str, Any]:
     image, pull_policy = image_of(deployment, settings), settings.images.pull_policy
     parts = weights(deployment, image=image, pull_policy=pull_policy)

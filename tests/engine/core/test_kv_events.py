@@ -218,6 +218,24 @@ def test_nobody_who_does_not_read_holds_the_engine_up(tmp_path, zmq, context):
         publisher.close()
 
 
+def test_a_batch_that_finds_no_room_leaves_a_gap_in_the_numbers(tmp_path, zmq, context):
+    publisher = KVEventPublisher(
+        config(tmp_path, topic="kv@pod@model", max_queue_size=1, buffer_steps=2000)
+    )
+    try:
+        found: list[tuple[int, Batch]] = []
+        for first in range(0, 2000, 200):
+            for number in range(first, first + 200):
+                publisher.publish(batch(number))
+            found = replayed(context, zmq, tmp_path, 0)
+            if found and len(found) <= found[-1][0]:
+                break
+        assert len(found) <= found[-1][0]
+        assert found == [(number, batch(number)) for number, _ in found]
+    finally:
+        publisher.close()
+
+
 def test_an_address_that_cannot_be_used_is_named(zmq):
     with pytest.raises(ConfigError, match=r"ipc:///nowhere/at/all"):
         KVEventPublisher(

@@ -21,7 +21,7 @@ import pytest
 from tests.fakes.process import environment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 TIMEOUT_S = 60.0
@@ -91,20 +91,30 @@ class Up:
             capture_output=True, text=True, env=self.env, timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
 
-    def state(self) -> dict[str, Any]:
-        done = self.run("status", "--json", "--wait", "30")
-        assert done.returncode == 0, done.stderr + "".join(self.lines) + self.logs()
-        state: dict[str, Any] = json.loads(done.stdout)
-        return state
-
-    def replicas(self, count: int) -> list[dict[str, Any]]:
-        """Once there are so many: the state follows the lines after a moment."""
+    def state(self, fact: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """What `octavo status --json` would print, once this is true of it: it follows the lines
+        after a moment."""
         deadline = time.monotonic() + TIMEOUT_S
         while True:
-            found: list[dict[str, Any]] = self.state()["pools"][0]["replicas"]
-            if len(found) == count:
-                return found
-            assert time.monotonic() < deadline, found
+            state: dict[str, Any] = json.loads((self.home / "state.json").read_text())
+            if fact(state):
+                return state
+            assert time.monotonic() < deadline, f"{state}\n{''.join(self.lines)}\n{self.logs()}"
+            time.sleep(0.02)
+
+    def replicas(self, count: int, *restarts: int) -> list[dict[str, Any]]:
+        """Once so many serve, with so many restarts."""
+
+        def is_it(state: dict[str, Any]) -> bool:
+            found = state["pools"][0]["replicas"]
+            return (
+                state["is_ready"]
+                and len(found) == count
+                and [replica["restarts"] for replica in found] == list(restarts or [0] * count)
+            )
+
+        found: list[dict[str, Any]] = self.state(is_it)["pools"][0]["replicas"]
+        return found
 
     def logs(self) -> str:
         return "\n".join(f"== {log.name}\n{log.read_text()}" for log in self.home.glob("logs/*"))
@@ -214,24 +224,24 @@ def test_a_day_in_its_life(tmp_path):
             assert second[0]["id"] in line
             up.read_until(f"{second[0]['id']} is ready")
             traffic.goes_on()
-            assert [replica["restarts"] for replica in up.replicas(2)] == [1, 0]
+            up.replicas(2, 1, 0)
             assert traffic.problems == []
 
             up.replace("spec: [not: closed")
             up.read_until(r"kept everything as it is: .*llmdeployment.yaml, line 1: is not valid")
             up.replace(YAML.format(replicas=2, decode_ms=9.0).replace("replicas:", "replica:"))
             up.read_until(r"kept everything as it is: .*spec has an unknown|spec.replica")
-            assert "spec" in up.state()["problem"]
-            assert {replica["id"] for replica in up.replicas(2)} == {r["id"] for r in second}
+            up.state(lambda state: "spec" in state["problem"])
+            assert {replica["id"] for replica in up.replicas(2, 1, 0)} == {r["id"] for r in second}
 
             up.write(replicas=1, decode_ms=9.0)
             up.read_until("the files are good again")
             up.read_until("has left")
-            up.replicas(1)
+            up.state(lambda state: len(state["pools"][0]["replicas"]) == 1)
             up.write(replicas=3, decode_ms=9.0)
             up.read_until("is ready")
             up.read_until("is ready")
-            up.replicas(3)
+            up.state(lambda state: len(state["pools"][0]["replicas"]) == 3 and state["is_ready"])
             traffic.goes_on()
         assert traffic.problems == []
 

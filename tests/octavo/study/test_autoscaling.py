@@ -149,6 +149,7 @@ def test_nobody_loses_an_answer_or_a_word_of_it(whole_day):
 
 
 def test_it_is_the_same_every_time(whole_day):
-    again = run(scaling(), until_s=300.0)
-    assert again.scaled == [move for move in whole_day.scaled if move.at < 300.0]
+    again = run(scaling(), until_s=200.0)
+    assert len(again.scaled) >= 2
+    assert again.scaled == [move for move in whole_day.scaled if move.at < 200.0]
     assert again.answers == whole_day.answers[: len(again.answers)]

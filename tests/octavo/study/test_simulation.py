@@ -27,12 +27,12 @@ def test_events_happen_in_order_and_time_never_runs_back():
 
 @pytest.mark.parametrize("shape", ["ids", "text"])
 def test_a_run_is_the_same_every_time_and_loses_nothing(shape):
-    workload = synthetic("multi-turn", 120, seed=1).at_load(0.8, MODEL, 3)
+    workload = synthetic("multi-turn", 40, seed=1).at_load(0.8, MODEL, 3)
     setup = dataclasses.replace(SETUP, shape=shape)
     figures = Study(workload, setup).run("power-of-two")
 
     assert figures == Study(workload, setup).run("power-of-two")
-    assert (figures.num_requests, figures.num_refused) == (120, 0)
+    assert (figures.num_requests, figures.num_refused) == (40, 0)
     assert figures.num_output_tokens == sum(len(a.answer) for a in workload.arrivals)
     cached = round(figures.hit_rate * figures.num_prompt_tokens)
     assert figures.num_preemptions == 0
