@@ -31,6 +31,10 @@ class Limits:
     max_stored_responses: int = 1000  # of /v1/responses; the oldest go first
     max_stored_response_bytes: int = 64 * 2**20  # of all of them
     response_ttl_s: float = 3600.0  # how long one is kept
+    max_file_bytes: int = 200 * 2**20  # of one upload to /v1/files
+    max_stored_file_bytes: int = 10 * 2**30  # of all files; more uploads are refused
+    max_stored_batches: int = 1000  # of /v1/batches; the oldest that are over go first
+    max_batch_requests: int = 50_000  # in one batch
     header_timeout_s: float = 30.0  # a client that sends its headers slower is disconnected
     body_timeout_s: float = 60.0  # a client that sends its body slower gets 408
     write_timeout_s: float = 60.0  # a client that reads nothing for so long is disconnected

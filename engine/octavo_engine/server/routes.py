@@ -24,6 +24,8 @@ from octavo_engine.server import (
     unserved,
 )
 from octavo_engine.server.aborts import Aborted, AbortRequest, abort_requests
+from octavo_engine.server.batches import batches, files
+from octavo_engine.server.batches import shapes as batch_shapes
 from octavo_engine.server.chat import chat_completions
 from octavo_engine.server.chat_many import ChatBatchRequest, chat_batch
 from octavo_engine.server.completions import completions
@@ -167,6 +169,28 @@ ROUTES = (
         says="Refused until a speech model is served", form=unserved.AudioForm, also=(415,)),
     Row("POST", "/v1/audio/translations", unserved.audio, "key", works=True,
         says="Refused until a speech model is served", form=unserved.AudioForm, also=(415,)),
+    Row("POST", "/v1/files", files.upload_file, "key", needs="files_dir",
+        says="Leave a file of requests here, for a batch", form=batch_shapes.FileForm,
+        answer=batch_shapes.FileObject),
+    Row("GET", "/v1/files", files.list_files, "key", needs="files_dir",
+        says="The files that are here", query=batch_shapes.FilesQuery,
+        answer=batch_shapes.FileList, also=(400,)),
+    Row("GET", "/v1/files/{file_id}", files.get_file, "key", needs="files_dir",
+        says="What is known of a file", answer=batch_shapes.FileObject, also=(404,)),
+    Row("DELETE", "/v1/files/{file_id}", files.delete_file, "key", needs="files_dir",
+        says="Delete a file", answer=batch_shapes.DeletedFile, also=(404,)),
+    Row("GET", "/v1/files/{file_id}/content", files.get_content, "key", needs="files_dir",
+        says="What is in a file", media="application/octet-stream", also=(404,)),
+    Row("POST", "/v1/batches", batches.create_batch, "key", needs="files_dir",
+        says="Answer a file of requests when there is time", body=batch_shapes.BatchRequest,
+        answer=batch_shapes.Batch, also=(404, 503)),
+    Row("GET", "/v1/batches", batches.list_batches, "key", needs="files_dir",
+        says="The batches that are here", query=batch_shapes.BatchesQuery,
+        answer=batch_shapes.BatchList, also=(400,)),
+    Row("GET", "/v1/batches/{batch_id}", batches.get_batch, "key", needs="files_dir",
+        says="How far a batch is", answer=batch_shapes.Batch, also=(404,)),
+    Row("POST", "/v1/batches/{batch_id}/cancel", batches.cancel_batch, "key", needs="files_dir",
+        says="End a batch; what is answered is kept", answer=batch_shapes.Batch, also=(404,)),
     Row("POST", "/v1/load_lora_adapter", unserved.load_adapter, "admin",
         says="Not there yet", body=unserved.LoadAdapter, also=(501,)),
     Row("POST", "/v1/unload_lora_adapter", unserved.unload_adapter, "admin",

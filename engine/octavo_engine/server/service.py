@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.pooling import PoolingItem
     from octavo_engine.core.residency_feed import ResidencyFeed
     from octavo_engine.core.told import Told
+    from octavo_engine.server.batches.runner import Batches
     from octavo_engine.server.settings import ServerSettings
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import EngineStats
@@ -131,6 +132,7 @@ class Service:
         self.running = Running()
         self.responses = ResponseStore(settings.limits)
         self.sleep = Sleep(self)
+        self.batches: Batches | None = None  # set by the application, where files are kept
         self._labeller: Labeller | None = None
         self._formats = known_formats(settings)
         self._dialect: Dialect | None = None
