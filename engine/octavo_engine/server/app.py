@@ -22,6 +22,7 @@ from octavo_engine.server.exchange import Exchange
 from octavo_engine.server.http_errors import from_routing, internal_error
 from octavo_engine.server.openapi import document
 from octavo_engine.server.presence import ClientGone
+from octavo_engine.server.ranks import RANK_HEADER, check_rank
 from octavo_engine.server.routes import served_routes
 from octavo_engine.server.service import Service
 
@@ -160,6 +161,10 @@ class Endpoint:
 
     async def _work(self, exchange: Exchange) -> None:
         service = self._service
+        if RANK_HEADER in exchange.headers:
+            check_rank(exchange)
+        if service.pause.is_on:
+            await service.pause.hold(exchange)
         service.admit()
         service.enter()
         try:

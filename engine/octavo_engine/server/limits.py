@@ -24,7 +24,7 @@ class Limits:
     max_salt_chars: int = 1024  # cache_salt
     max_stop: int = 64  # stop strings
     max_stop_chars: int = 1024  # each
-    max_logprobs: int = 20
+    max_logprobs: int = 20  # alternatives per token; -1: the whole vocabulary
     max_logit_bias: int = 4096
     max_token_list: int = 65536  # stop_token_ids, allowed_token_ids, bad_words
     max_concurrent_requests: int = 4096  # HTTP generation requests in flight; more get 503

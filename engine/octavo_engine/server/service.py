@@ -12,6 +12,7 @@ from octavo_engine.errors import ModelUnknown, OctavoError, QueueFull
 from octavo_engine.metrics import EngineMetrics, Snapshot
 from octavo_engine.server.dialect import Dialect, choose, known_formats
 from octavo_engine.server.http_errors import HttpError, unavailable
+from octavo_engine.server.pause import Pause
 from octavo_engine.server.reload import KeyFiles
 from octavo_engine.server.residency import Labeller
 from octavo_engine.server.responses.store import ResponseStore
@@ -132,6 +133,7 @@ class Service:
         self.running = Running()
         self.responses = ResponseStore(settings.limits)
         self.sleep = Sleep(self)
+        self.pause = Pause(self)
         self.batches: Batches | None = None  # set by the application, where files are kept
         self._labeller: Labeller | None = None
         self._formats = known_formats(settings)
@@ -196,6 +198,7 @@ class Service:
     def start_draining(self) -> None:
         """No new work from here on; routers are told."""
         self.is_draining = True
+        self.pause.end()  # what waits is refused as all that comes now
         self.hub.drain(self.settings.shutdown_timeout_s)
 
     def enter(self) -> None:

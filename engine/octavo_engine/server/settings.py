@@ -54,7 +54,8 @@ class ServerSettings:
     vllm_metrics: bool = False  # also emit every metric under vLLM's name
     access_log: Literal["errors", "all", "none"] = "errors"
     log_requests: bool = False  # a line for each request that comes in, without its text
-    max_log_len: int | None = None  # of prompts, which level debug shows; None: whole ones
+    log_outputs: bool = False  # a line for each answer that is done, without its text
+    max_log_len: int | None = None  # of texts, which level debug shows; None: whole ones
     otlp_endpoint: str = ""  # collector of traces; none: no traces
     otlp_sample_ratio: float = 1.0  # of requests whose caller does not decide it
     profile_dir: str = "."  # where POST /stop_profile leaves what was recorded
