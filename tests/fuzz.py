@@ -6,6 +6,7 @@ import argparse
 import itertools
 import random
 import sys
+import tempfile
 import time
 from contextlib import nullcontext
 
@@ -36,9 +37,11 @@ def main() -> int:
     sys.stdout.write(f"seed {args.seed}\n")
     sys.stdout.flush()
     ends_at = time.monotonic() + args.seconds
-    settings = ServerSettings(dev_mode=True, tokenizer_info=True)
     with (
-        simulating(settings=settings) as server,
+        tempfile.TemporaryDirectory() as folder,
+        simulating(
+            settings=ServerSettings(dev_mode=True, tokenizer_info=True, files_dir=folder)
+        ) as server,
         httpx.Client(timeout=20) as client,
         routing("--upstreams", server.url) if args.router else nullcontext() as router,
     ):

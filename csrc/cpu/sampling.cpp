@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -18,6 +19,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
 constexpr float kGreedyBelow = 1e-5f;
+constexpr int kMostInserted = 64;  // alternatives; a longer list is cheaper to sort
 
 // What is banned stays banned; nothing grows to infinity.
 inline float bounded(float was, float now) {
@@ -47,10 +49,11 @@ struct Scratch {
 
     RowMaxima maxima;
     Drawer drawer;
-    std::vector<float> raw;      // the row as it came, where it is needed after it was changed
-    std::vector<float> kept;     // logits of allowed tokens
-    std::vector<Seen> seen;      // by token; valid where the mark is the present one
-    std::vector<int32_t> order;  // tokens seen, each once
+    std::vector<float> raw;       // the row as it came, where it is needed after it was changed
+    std::vector<float> kept;      // logits of allowed tokens
+    std::vector<Seen> seen;       // by token; valid where the mark is the present one
+    std::vector<int32_t> order;   // tokens seen, each once
+    std::vector<int32_t> ranked;  // all tokens, the likely ones in front
     uint32_t mark = 0;
 
     void forget_seen(int64_t vocab) {
@@ -83,6 +86,8 @@ class RowSampler {
     const uint32_t* mask_of(int64_t s) const;
     void penalise(int64_t s, float* x);
     void rank_top(int64_t s, const float* x);
+    int insert_top(const float* x, int wanted, int32_t* ids, float* values) const;
+    int sort_top(const float* x, int wanted, int32_t* ids, float* values);
     void score(int64_t s, const float* x, int32_t token);
 
     bool in_vocab(int32_t id) const { return id >= 0 && id < args_.vocab; }
@@ -226,11 +231,35 @@ void RowSampler::penalise(int64_t s, float* x) {
     }
 }
 
-// The most likely tokens, by insertion into a list that is already in order.
+// The most likely tokens: a few by insertion into a list that is already in order, many by sorting.
 void RowSampler::rank_top(int64_t s, const float* x) {
     const int wanted = args_.num_logprobs;
     int32_t* ids = args_.top_ids + s * wanted;
     float* values = args_.top_logprobs + s * wanted;
+    const int found = wanted > kMostInserted ? sort_top(x, wanted, ids, values)
+                                             : insert_top(x, wanted, ids, values);
+    for (int k = 0; k < found; ++k) {
+        values[k] = static_cast<float>(static_cast<double>(values[k] - raw_max_) - raw_log_total_);
+    }
+    std::fill(ids + found, ids + wanted, -1);
+    std::fill(values + found, values + wanted, -kInfinity);
+}
+
+int RowSampler::sort_top(const float* x, int wanted, int32_t* ids, float* values) {
+    const auto found = static_cast<int>(std::min<int64_t>(wanted, args_.vocab));
+    auto& order = scratch_.ranked;
+    order.resize(static_cast<size_t>(args_.vocab));
+    std::iota(order.begin(), order.end(), 0);
+    std::partial_sort(order.begin(), order.begin() + found, order.end(),
+                      [x](int32_t a, int32_t b) { return x[a] != x[b] ? x[a] > x[b] : a < b; });
+    for (int k = 0; k < found; ++k) {
+        ids[k] = order[static_cast<size_t>(k)];
+        values[k] = x[ids[k]];
+    }
+    return found;
+}
+
+int RowSampler::insert_top(const float* x, int wanted, int32_t* ids, float* values) const {
     int found = 0;
     for (int64_t i = 0; i < args_.vocab && wanted > 0; ++i) {
         if (found == wanted) {
@@ -251,11 +280,7 @@ void RowSampler::rank_top(int64_t s, const float* x) {
         values[place] = x[i];
         ids[place] = static_cast<int32_t>(i);
     }
-    for (int k = 0; k < found; ++k) {
-        values[k] = static_cast<float>(static_cast<double>(values[k] - raw_max_) - raw_log_total_);
-    }
-    std::fill(ids + found, ids + wanted, -1);
-    std::fill(values + found, values + wanted, -kInfinity);
+    return found;
 }
 
 void RowSampler::score(int64_t s, const float* x, int32_t token) {

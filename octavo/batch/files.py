@@ -7,8 +7,8 @@ import sys
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
-from octavo.batch.lines import Done
 from octavo_engine.errors import ConfigError
+from octavo_engine.server.batches.lines import Done, done_so_far
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,12 +53,10 @@ def earlier(path: str, *, resume: bool, overwrite: bool) -> Done:
             f"--output-file {path} has answers already; --resume goes on with it, --overwrite "
             "begins anew"
         )
-    _drop_half_line(path)
-    with open(path, "rb") as file:
-        try:
-            return Done.read(file)
-        except ValueError as error:
-            raise ConfigError(f"--output-file {path}: {error}") from None
+    try:
+        return done_so_far(path)
+    except ValueError as error:
+        raise ConfigError(f"--output-file {path}: {error}") from None
 
 
 @contextmanager
@@ -73,18 +71,3 @@ def opened_output(path: str, *, resume: bool) -> Iterator[IO[bytes]]:
         raise ConfigError(f"--output-file {path}: {error.strerror}") from None
     with file:
         yield file
-
-
-def _drop_half_line(path: str) -> None:
-    """What a run that was killed wrote last may lack its end; its request is asked again."""
-    with open(path, "r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - 65536)
-            file.seek(start)
-            at = file.read(end - start).rfind(b"\n")
-            if at >= 0:
-                end = start + at + 1
-                break
-            end = start
-        file.truncate(end)

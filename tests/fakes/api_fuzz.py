@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from tests.fakes.simulated import Simulated
 
-# One ends the process, one never ends, one puts it to sleep; each has tests of its own.
-LEFT_OUT = frozenset((DRAIN_PATH, STREAM_PATH, "/sleep"))
+# One ends the process, one never ends, two stop its work; each has tests of its own.
+LEFT_OUT = frozenset((DRAIN_PATH, STREAM_PATH, "/sleep", "/pause"))
 MODES = {
     "positive": schemathesis.GenerationMode.POSITIVE,
     "negative": schemathesis.GenerationMode.NEGATIVE,

@@ -321,7 +321,8 @@ class FakeEngine:
     def logprob(self, token: int, top: int) -> DecodedLogprobs:
         text, raw = self.tokenizer.token_text(token), self.tokenizer.token_bytes(token)
         others = [
-            TokenChoice(65 + i, chr(65 + i), bytes([65 + i]), -1.0 - i, i + 1) for i in range(top)
+            TokenChoice(65 + i, chr(65 + i), bytes([(65 + i) % 256]), -1.0 - i, i + 1)
+            for i in range(top)
         ]
         return DecodedLogprobs(token, text, raw, -math.inf if token == EOS else -0.5, 1, others)
 

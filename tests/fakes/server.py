@@ -110,6 +110,8 @@ def running(
         parts["reloader"] = Reloader([key_files, *([tls] if tls else [])])
         started.set()
         await server.serve(sockets=[listener])
+        if app.state.service.batches is not None:
+            await app.state.service.batches.stop()
 
     thread = threading.Thread(target=lambda: asyncio.run(work()), daemon=True)
     thread.start()

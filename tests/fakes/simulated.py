@@ -102,6 +102,8 @@ def simulating(
         parts["loop"] = asyncio.get_running_loop()
         started.set()
         await server.serve(sockets=[listener])
+        if app.state.service.batches is not None:
+            await app.state.service.batches.stop()
         await engine.stop()
 
     thread = threading.Thread(target=lambda: asyncio.run(work()), daemon=True)

@@ -293,7 +293,7 @@ def test_minus_infinity_is_a_ban_and_a_row_of_bans_allows_nothing() -> None:
     assert got.tokens.tolist() == [-1, 6, -1, -1]
 
 
-@pytest.mark.parametrize("num_logprobs", [0, 1, 5, 20])
+@pytest.mark.parametrize("num_logprobs", [0, 1, 5, 20, 64, 65, 333, 400])
 def test_logprobs_are_of_the_raw_logits(num_logprobs: int) -> None:
     logits = make_logits(5, 333)
     logits[3] = np.round(logits[3])  # ties in the ranking

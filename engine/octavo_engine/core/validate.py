@@ -29,7 +29,7 @@ def settle_params(
     tokenizer: Encoder,
     told: Sequence[Told] = (),
 ) -> SamplingParams:
-    """The parameters with `max_tokens` filled in and bad words as token ids.
+    """The parameters with `max_tokens` and a number of logprobs filled in, bad words as token ids.
 
     Raises ContextLengthExceeded or InvalidRequest that names the field. A prompt must leave room
     for one token. An explicit `max_tokens` beyond the room is refused rather than cut: who asked
@@ -48,6 +48,10 @@ def settle_params(
     changes: dict[str, object] = {}
     if max_tokens != params.max_tokens:
         changes["max_tokens"] = max_tokens
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(params, name)
+        if wanted is not None and (wanted == -1 or wanted > info.vocab_size):
+            changes[name] = info.vocab_size
     if params.bad_words:
         words = _bad_words(params.bad_words, tokenizer)
         changes["bad_words_token_ids"] = (*params.bad_words_token_ids, *words)

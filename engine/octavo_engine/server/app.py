@@ -16,14 +16,19 @@ from starlette.routing import Route
 from octavo_engine.core.logs import REQUEST_ID
 from octavo_engine.errors import RequestError
 from octavo_engine.protocol.endpoints import POD_UID_HEADER
+from octavo_engine.server.batches.runner import Batches
+from octavo_engine.server.batches.shelf import Shelf
 from octavo_engine.server.exchange import Exchange
 from octavo_engine.server.http_errors import from_routing, internal_error
 from octavo_engine.server.openapi import document
 from octavo_engine.server.presence import ClientGone
+from octavo_engine.server.ranks import RANK_HEADER, check_rank
 from octavo_engine.server.routes import served_routes
 from octavo_engine.server.service import Service
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -41,11 +46,16 @@ def build_app(
     settings: ServerSettings,
     key_files: KeyFiles | None = None,
     tracing: Tracing | None = None,
+    shelf: Shelf | None = None,
 ) -> Starlette:
     """The ASGI application; its Service is `app.state.service`."""
     service = Service(engine, settings, key_files)
     service.tracing = tracing
     rows = served_routes(settings)
+    if settings.files_dir:
+        shelf = shelf or Shelf(settings.files_dir, settings.limits)
+        inside = Inside({row.path: Endpoint(row, service, guarded=False) for row in rows})
+        service.batches = Batches(shelf, inside, settings.limits, settings.batch_concurrency)
     service.describe = cache(
         lambda: msgspec.json.encode(document(rows, root_path=settings.root_path))
     )
@@ -88,12 +98,23 @@ class _App(Starlette):
         }
 
 
+class Inside:
+    """The routes for requests of our own making; for no path that comes from outside."""
+
+    def __init__(self, endpoints: Mapping[str, ASGIApp]) -> None:
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._endpoints[scope["path"]](scope, receive, send)
+
+
 class Endpoint:
     """A row of the table as an ASGI application."""
 
-    def __init__(self, row: Row, service: Service) -> None:
+    def __init__(self, row: Row, service: Service, *, guarded: bool = True) -> None:
         self._row = row
         self._service = service
+        self._asks_who = guarded and row.access != "public"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, row = self._service, self._row
@@ -108,7 +129,7 @@ class Endpoint:
         service.metrics.http_in_flight += 1
         try:
             service.check_pod(exchange.header(POD_UID_HEADER.encode()))
-            if row.access != "public":
+            if self._asks_who:
                 service.guard.check(
                     row.access, exchange.header(b"authorization"), exchange.header(b"x-api-key")
                 )
@@ -140,6 +161,10 @@ class Endpoint:
 
     async def _work(self, exchange: Exchange) -> None:
         service = self._service
+        if RANK_HEADER in exchange.headers:
+            check_rank(exchange)
+        if service.pause.is_on:
+            await service.pause.hold(exchange)
         service.admit()
         service.enter()
         try:

@@ -16,7 +16,7 @@ from octavo_engine.server.chat_reading import Reading, plan
 from octavo_engine.server.chat_tools import read_offer
 from octavo_engine.server.conversations import render, rendered
 from octavo_engine.server.legacy_functions import adopt_functions
-from octavo_engine.server.params import check_sizes, sampling_params
+from octavo_engine.server.params import check_logprobs, check_sizes, sampling_params
 from octavo_engine.server.prompts import truncate
 from octavo_engine.server.request_ids import adopt
 from octavo_engine.server.resume import continued, opened
@@ -169,11 +169,12 @@ def _next_turn(
 
 def _logprobs_wanted(request: ChatCompletionRequest, limit: int) -> int | None:
     top = request.top_logprobs
-    if top is not None and not 0 <= top <= limit:
-        hint = "; the whole vocabulary (-1) is not served" if top == -1 else ""
-        raise InvalidRequest(
-            f"top_logprobs must be between 0 and {limit}; got {top}{hint}", param="top_logprobs"
-        )
+    if top is not None:
+        if top < -1:
+            raise InvalidRequest(
+                f"top_logprobs must be at least 0, or -1 for all; got {top}", param="top_logprobs"
+            )
+        check_logprobs("top_logprobs", top, limit)
     if request.logprobs:
         return top or 0
     if top:

@@ -96,7 +96,8 @@ async def prepare(exchange: Exchange, service: Service, request: CompletionReque
     )
     params = await with_grammar(request, params)
     if request.echo and request.logprobs is not None:
-        wanted = max(request.logprobs, request.prompt_logprobs or 0)
+        wishes = (request.logprobs, request.prompt_logprobs or 0)
+        wanted = -1 if -1 in wishes else max(wishes)
         params = msgspec.structs.replace(params, prompt_logprobs=wanted)
     texts = [""] * len(ids)
     if request.echo:

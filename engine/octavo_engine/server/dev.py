@@ -35,6 +35,19 @@ class WakeQuery(msgspec.Struct, kw_only=True):
     tags: list[str] | None = None  # of weights and kv_cache; everything wakes whichever is given
 
 
+class PauseQuery(msgspec.Struct, kw_only=True):
+    mode: Literal["abort", "wait"] = "abort"  # what becomes of requests that run
+    clear_cache: bool = True  # forget all prefixes: other weights make other KV
+
+
+class Paused(msgspec.Struct, kw_only=True):
+    is_paused: bool
+
+
+class WorldSize(msgspec.Struct, kw_only=True):
+    world_size: int
+
+
 class InfoQuery(msgspec.Struct, kw_only=True):
     config_format: Literal["text", "json"] = "text"
 
@@ -83,6 +96,26 @@ async def wake_up(exchange: Exchange, service: Service) -> None:
 
 async def is_sleeping(exchange: Exchange, service: Service) -> None:
     await exchange.reply(msgspec.json.encode(Sleeping(is_sleeping=service.sleep.is_on)))
+
+
+async def pause(exchange: Exchange, service: Service) -> None:
+    query = read_query(exchange, PauseQuery)
+    await service.pause.begin(abort=query.mode == "abort", clear_cache=query.clear_cache)
+    await exchange.reply(msgspec.json.encode(Paused(is_paused=service.pause.is_on)))
+
+
+async def resume(exchange: Exchange, service: Service) -> None:
+    service.pause.end()
+    await exchange.reply(msgspec.json.encode(Paused(is_paused=False)))
+
+
+async def is_paused(exchange: Exchange, service: Service) -> None:
+    await exchange.reply(msgspec.json.encode(Paused(is_paused=service.pause.is_on)))
+
+
+async def world_size(exchange: Exchange, service: Service) -> None:
+    """Processes that hold weights: the core."""
+    await exchange.reply(msgspec.json.encode(WorldSize(world_size=1)))
 
 
 async def reset_prefix_cache(exchange: Exchange, service: Service) -> None:

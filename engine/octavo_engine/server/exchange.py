@@ -22,7 +22,7 @@ from octavo_engine.server.presence import ClientGone, WhilePresent
 from octavo_engine.server.resume import read_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable
 
     from starlette.types import Message, Receive, Scope, Send
 
@@ -190,18 +190,43 @@ class Exchange:
                         raise self._too_large()
                     chunks.append(chunk)
         except TimeoutError:
-            raise HttpError(
-                408,
-                f"the body did not arrive within {self.limits.body_timeout_s:g} s",
-                code="body_timeout",
-                headers=((b"connection", b"close"),),
-            ) from None
+            raise self._too_slow() from None
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    def _too_large(self) -> HttpError:
+    async def chunks(self, max_bytes: int) -> AsyncGenerator[bytes, None]:
+        """A body too large to be held, as it comes. Raises 413, and 408 where nothing comes."""
+        declared = self.header(b"content-length")
+        size = int(declared) if declared.isdigit() else 0
+        if size > max_bytes:
+            raise self._too_large(max_bytes)
+        size = 0
+        while self._more_body:
+            try:
+                async with asyncio.timeout(self.limits.body_timeout_s):
+                    message = await self._receive()
+            except TimeoutError:
+                raise self._too_slow() from None
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            self._more_body = message.get("more_body", False)
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > max_bytes:
+                raise self._too_large(max_bytes)
+            yield chunk
+
+    def _too_slow(self) -> HttpError:
+        return HttpError(
+            408,
+            f"the body did not arrive within {self.limits.body_timeout_s:g} s",
+            code="body_timeout",
+            headers=((b"connection", b"close"),),
+        )
+
+    def _too_large(self, max_bytes: int | None = None) -> HttpError:
         return HttpError(
             413,
-            f"the body is larger than {self.limits.max_body_bytes} bytes",
+            f"the body is larger than {max_bytes or self.limits.max_body_bytes} bytes",
             code="body_too_large",
             headers=((b"connection", b"close"),),
         )

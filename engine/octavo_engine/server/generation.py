@@ -19,7 +19,7 @@ from octavo_engine.errors import (
     RequestError,
 )
 from octavo_engine.server.beams import beam_search, read_beams
-from octavo_engine.server.request_log import log_request
+from octavo_engine.server.request_log import OutputLog, log_request
 from octavo_engine.server.residency import Answers
 from octavo_engine.server.running import names_of
 from octavo_engine.server.stopwatch import Stopwatch
@@ -148,6 +148,9 @@ async def run(
     watch = Stopwatch(service.metrics, job)
     if service.settings.log_requests:
         log_request(service, job)
+    note: Callable[[int, RequestOutput], None] = watch.note
+    if service.settings.log_outputs:
+        note = _both(watch.note, OutputLog(service, job).note)
     ids = _engine_ids(job)
 
     is_stopped = False
@@ -168,14 +171,14 @@ async def run(
                     ]
                 )
                 for index, output in enumerate(found):
-                    watch.note(index, output)
+                    note(index, output)
                     yield Piece(index, output)
                 return
             if len(job.prompts) == 1:
                 answers = Answers()
 
                 def noted(output: RequestOutput) -> Piece:
-                    watch.note(0, output)
+                    note(0, output)
                     if job.route is not None:
                         answers.add(output)
                     return Piece(0, output)
@@ -191,7 +194,7 @@ async def run(
                 return
             async with aclosing(_merged(service, job, ids, stream=stream)) as pieces:
                 async for piece in pieces:
-                    watch.note(piece.prompt_index, piece.news)
+                    note(piece.prompt_index, piece.news)
                     yield piece
         except DeadlineExceeded:
             watch.give_up("deadline")
@@ -203,6 +206,16 @@ async def run(
             raise
         finally:
             watch.give_up("abort")  # what is unfinished still: the client left
+
+
+def _both(
+    first: Callable[[int, RequestOutput], None], second: Callable[[int, RequestOutput], None]
+) -> Callable[[int, RequestOutput], None]:
+    def note(prompt_index: int, news: RequestOutput) -> None:
+        first(prompt_index, news)
+        second(prompt_index, news)
+
+    return note
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,11 @@ A stream of `/v1/messages` that breaks ends with an event `error` of that form. 
 """
 
 # What switches a route on, by the setting that its row needs.
-_FLAGS = {"dev_mode": "--dev-mode", "tokenizer_info": "--enable-tokenizer-info-endpoint"}
+_FLAGS = {
+    "dev_mode": "--dev-mode",
+    "tokenizer_info": "--enable-tokenizer-info-endpoint",
+    "files_dir": "--files-dir",
+}
 
 _API_HEAD = """\
 # The HTTP interface

@@ -36,7 +36,7 @@ def sampling_params(
     """Raises InvalidRequest that names the field. `max_tokens` None fills the context."""
     check_sizes(request, limits)
     if logprobs is not None:
-        _at_most("logprobs", logprobs, limits.max_logprobs)
+        check_logprobs("logprobs", logprobs, limits.max_logprobs)
     fields: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs}
     for name in MODEL_DEFAULTS:
         if name in defaults:
@@ -69,7 +69,7 @@ def check_sizes(request: SamplingFields, limits: Limits) -> None:
     for name in LISTS:
         _at_most(name, len(getattr(request, name) or ()), limits.max_token_list, "entries")
     if request.prompt_logprobs is not None:
-        _at_most("prompt_logprobs", request.prompt_logprobs, limits.max_logprobs)
+        check_logprobs("prompt_logprobs", request.prompt_logprobs, limits.max_logprobs)
         if request.stream:
             raise InvalidRequest(
                 "prompt_logprobs cannot be streamed; set stream to false", param="prompt_logprobs"
@@ -82,6 +82,19 @@ def check_sizes(request: SamplingFields, limits: Limits) -> None:
         raise InvalidRequest("cache_salt must have 1 to 128 characters", param="cache_salt")
     if request.priority is not None and not -(2**31) <= request.priority < 2**31:
         raise InvalidRequest("priority must fit 32 bits", param="priority")
+
+
+def check_logprobs(name: str, value: int, limit: int) -> None:
+    """-1 is the whole vocabulary, as a value and as the limit. Raises InvalidRequest."""
+    if limit == -1:
+        return
+    if value == -1:
+        raise InvalidRequest(
+            f"{name} -1, the whole vocabulary, needs a server with --max-logprobs -1; here at "
+            f"most {limit} are given",
+            param=name,
+        )
+    _at_most(name, value, limit)
 
 
 def _stop(stop: str | list[str]) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
-"""A log line for each request that comes in, where asked for: its numbers, and no word of it.
+"""Log lines for requests that come in and for answers that are done, where asked for: their
+numbers, and no word of them.
 
-At level debug the beginning of the prompt follows, at most as long as --max-log-len allows.
+At level debug the beginning of the text follows, at most as long as --max-log-len allows.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import msgspec
 from octavo_engine.state.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from octavo_engine.core.outputs import CompletionOutput, RequestOutput
     from octavo_engine.server.generation import Job
     from octavo_engine.server.service import Service
 
@@ -50,6 +52,42 @@ def log_request(service: Service, job: Job) -> None:
                     "prompt_token_ids": shown,
                 },
             )
+
+
+class OutputLog:
+    """Of one request. Texts are kept only where they will be shown."""
+
+    def __init__(self, service: Service, job: Job) -> None:
+        self._job = job
+        self._limit = service.settings.max_log_len
+        self._shows_text = logger.isEnabledFor(logging.DEBUG)
+        self._texts: dict[tuple[int, int], str] = {}
+
+    def note(self, prompt_index: int, news: RequestOutput) -> None:
+        for output in news.outputs:
+            place = (prompt_index, output.index)
+            if self._shows_text:
+                self._texts[place] = (self._texts.get(place, "") + output.text)[: self._limit]
+            if output.finish_reason is not None:
+                self._log(place, output)
+
+    def _log(self, place: tuple[int, int], output: CompletionOutput) -> None:
+        about = {
+            "answer_id": self._job.request_id,
+            "prompt_index": place[0] or None,
+            "index": place[1] or None,
+        }
+        logger.info(
+            "Generated",
+            extra={
+                **about,
+                "tokens": output.num_tokens,
+                "finish_reason": output.finish_reason,
+                "stop_token": output.stop_reason if isinstance(output.stop_reason, int) else None,
+            },
+        )
+        if self._shows_text:
+            logger.debug("Text", extra={**about, "text": self._texts.pop(place)})
 
 
 def _told(params: SamplingParams) -> dict[str, Any]:

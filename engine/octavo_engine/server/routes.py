@@ -24,6 +24,8 @@ from octavo_engine.server import (
     unserved,
 )
 from octavo_engine.server.aborts import Aborted, AbortRequest, abort_requests
+from octavo_engine.server.batches import batches, files
+from octavo_engine.server.batches import shapes as batch_shapes
 from octavo_engine.server.chat import chat_completions
 from octavo_engine.server.chat_many import ChatBatchRequest, chat_batch
 from octavo_engine.server.completions import completions
@@ -167,6 +169,30 @@ ROUTES = (
         says="Refused until a speech model is served", form=unserved.AudioForm, also=(415,)),
     Row("POST", "/v1/audio/translations", unserved.audio, "key", works=True,
         says="Refused until a speech model is served", form=unserved.AudioForm, also=(415,)),
+    Row("GET", "/v1/realtime", unserved.realtime, "key",
+        says="Not there: it would need a speech model", also=(501,)),
+    Row("POST", "/v1/files", files.upload_file, "key", needs="files_dir",
+        says="Leave a file of requests here, for a batch", form=batch_shapes.FileForm,
+        answer=batch_shapes.FileObject),
+    Row("GET", "/v1/files", files.list_files, "key", needs="files_dir",
+        says="The files that are here", query=batch_shapes.FilesQuery,
+        answer=batch_shapes.FileList, also=(400,)),
+    Row("GET", "/v1/files/{file_id}", files.get_file, "key", needs="files_dir",
+        says="What is known of a file", answer=batch_shapes.FileObject, also=(404,)),
+    Row("DELETE", "/v1/files/{file_id}", files.delete_file, "key", needs="files_dir",
+        says="Delete a file", answer=batch_shapes.DeletedFile, also=(404,)),
+    Row("GET", "/v1/files/{file_id}/content", files.get_content, "key", needs="files_dir",
+        says="What is in a file", media="application/octet-stream", also=(404,)),
+    Row("POST", "/v1/batches", batches.create_batch, "key", needs="files_dir",
+        says="Answer a file of requests when there is time", body=batch_shapes.BatchRequest,
+        answer=batch_shapes.Batch, also=(404, 503)),
+    Row("GET", "/v1/batches", batches.list_batches, "key", needs="files_dir",
+        says="The batches that are here", query=batch_shapes.BatchesQuery,
+        answer=batch_shapes.BatchList, also=(400,)),
+    Row("GET", "/v1/batches/{batch_id}", batches.get_batch, "key", needs="files_dir",
+        says="How far a batch is", answer=batch_shapes.Batch, also=(404,)),
+    Row("POST", "/v1/batches/{batch_id}/cancel", batches.cancel_batch, "key", needs="files_dir",
+        says="End a batch; what is answered is kept", answer=batch_shapes.Batch, also=(404,)),
     Row("POST", "/v1/load_lora_adapter", unserved.load_adapter, "admin",
         says="Not there yet", body=unserved.LoadAdapter, also=(501,)),
     Row("POST", "/v1/unload_lora_adapter", unserved.unload_adapter, "admin",
@@ -191,6 +217,21 @@ ROUTES = (
         says="Take the memory and work again", query=dev.WakeQuery, media=""),
     Row("GET", "/is_sleeping", dev.is_sleeping, "key", needs="dev_mode",
         says="Whether the server sleeps", answer=dev.Sleeping),
+    Row("POST", "/pause", dev.pause, "admin", needs="dev_mode",
+        says="Generate nothing and let what comes wait", query=dev.PauseQuery,
+        answer=dev.Paused),
+    Row("POST", "/resume", dev.resume, "admin", needs="dev_mode",
+        says="Go on after a pause", answer=dev.Paused),
+    Row("GET", "/is_paused", dev.is_paused, "key", needs="dev_mode",
+        says="Whether the server pauses", answer=dev.Paused),
+    Row("GET", "/get_world_size", dev.world_size, "key", needs="dev_mode",
+        says="How many processes hold weights", answer=dev.WorldSize),
+    *(
+        Row("POST", path, unserved.weight_update, "admin", needs="dev_mode", says="Not there",
+            also=(501,))
+        for path in ("/init_weight_transfer_engine", "/start_weight_update", "/update_weights",
+                     "/finish_weight_update", "/release_kv_cache_memory")
+    ),
     Row("POST", "/reset_prefix_cache", dev.reset_prefix_cache, "admin", needs="dev_mode",
         says="Forget all cached prefixes", works=True, media=""),
     Row("POST", "/reset_mm_cache", dev.reset_nothing, "admin", needs="dev_mode",
@@ -232,6 +273,8 @@ ROUTES = (
     Row("GET", "/openapi.json", docs.openapi, "public", needs="docs", says="This description",
         answer=docs.OpenApi),
     Row("GET", "/docs", docs.page, "public", needs="docs", says="A page that shows it",
+        media="text/html"),
+    Row("GET", "/redoc", docs.page, "public", needs="docs", says="As /docs",
         media="text/html"),
     Row("GET", "/metrics", probes.metrics, "public", says="Metrics in Prometheus's text format",
         media="text/plain"),

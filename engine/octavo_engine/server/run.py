@@ -14,6 +14,7 @@ from uvicorn.server import Server
 
 from octavo_engine import __version__
 from octavo_engine.server.app import build_app
+from octavo_engine.server.batches.shelf import Shelf
 from octavo_engine.server.http import http_protocol
 from octavo_engine.server.reload import KeyFiles, Reloader
 from octavo_engine.server.tls import TlsFiles
@@ -61,8 +62,9 @@ async def serve(
         instance=settings.pod_uid,
     )
     tls = TlsFiles(settings) if settings.ssl_certfile else None
+    shelf = Shelf(settings.files_dir, settings.limits) if settings.files_dir else None
     engine = await start()
-    app = build_app(engine, settings, key_files, tracing)
+    app = build_app(engine, settings, key_files, tracing, shelf)
     service: Service = app.state.service
     server = make_server(app, settings, tls)
     reloader = Reloader([key_files, *([tls] if tls else [])])
@@ -72,10 +74,14 @@ async def serve(
         serving = asyncio.create_task(server.serve(sockets=[listener]), name="octavo-http")
         try:
             if await _load(engine, observer, stop, service):
+                if service.batches is not None:
+                    service.batches.start()
                 await _first(stop.wait(), service.drain_asked.wait())
                 await _drain(engine, service, settings.shutdown_timeout_s, observer)
         finally:
             service.start_draining()
+            if service.batches is not None:
+                await service.batches.stop()
             await engine.stop()
             server.leave()
             await serving
@@ -135,8 +141,11 @@ async def _load(
 async def _drain(
     engine: ServedEngine, service: Service, timeout_s: float, observer: Observer
 ) -> None:
-    """New work is refused from here on; what is in flight may finish."""
+    """New work is refused from here on; what is in flight may finish. Batches do not: the next
+    server goes on with them."""
     service.start_draining()
+    if service.batches is not None:
+        await service.batches.stop()
     observer.draining(service.in_flight)
     await engine.drain(timeout_s)
     # The engine is done, or has aborted the rest; the last bytes may still be on their way out.

@@ -12,6 +12,7 @@ from octavo_engine.errors import ModelUnknown, OctavoError, QueueFull
 from octavo_engine.metrics import EngineMetrics, Snapshot
 from octavo_engine.server.dialect import Dialect, choose, known_formats
 from octavo_engine.server.http_errors import HttpError, unavailable
+from octavo_engine.server.pause import Pause
 from octavo_engine.server.reload import KeyFiles
 from octavo_engine.server.residency import Labeller
 from octavo_engine.server.responses.store import ResponseStore
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.pooling import PoolingItem
     from octavo_engine.core.residency_feed import ResidencyFeed
     from octavo_engine.core.told import Told
+    from octavo_engine.server.batches.runner import Batches
     from octavo_engine.server.settings import ServerSettings
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import EngineStats
@@ -131,6 +133,8 @@ class Service:
         self.running = Running()
         self.responses = ResponseStore(settings.limits)
         self.sleep = Sleep(self)
+        self.pause = Pause(self)
+        self.batches: Batches | None = None  # set by the application, where files are kept
         self._labeller: Labeller | None = None
         self._formats = known_formats(settings)
         self._dialect: Dialect | None = None
@@ -194,6 +198,7 @@ class Service:
     def start_draining(self) -> None:
         """No new work from here on; routers are told."""
         self.is_draining = True
+        self.pause.end()  # what waits is refused as all that comes now
         self.hub.drain(self.settings.shutdown_timeout_s)
 
     def enter(self) -> None:

@@ -49,10 +49,13 @@ class ServerSettings:
     exclude_tools_when_tool_choice_none: bool = False  # they are shown to the model otherwise
     force_include_usage: bool = False  # streams end with usage whether or not it was asked for
     response_store: bool = True  # of /v1/responses, in memory; see also limits
+    files_dir: str = ""  # of /v1/files and /v1/batches; empty: the routes are not there
+    batch_concurrency: int = 32  # requests of batches at once, of all batches together
     vllm_metrics: bool = False  # also emit every metric under vLLM's name
     access_log: Literal["errors", "all", "none"] = "errors"
     log_requests: bool = False  # a line for each request that comes in, without its text
-    max_log_len: int | None = None  # of prompts, which level debug shows; None: whole ones
+    log_outputs: bool = False  # a line for each answer that is done, without its text
+    max_log_len: int | None = None  # of texts, which level debug shows; None: whole ones
     otlp_endpoint: str = ""  # collector of traces; none: no traces
     otlp_sample_ratio: float = 1.0  # of requests whose caller does not decide it
     profile_dir: str = "."  # where POST /stop_profile leaves what was recorded
@@ -84,6 +87,10 @@ class ServerSettings:
             raise ConfigError(f"--max-log-len must not be negative; got {self.max_log_len}")
         if self.request_timeout_s is not None and self.request_timeout_s <= 0:
             raise ConfigError(f"--request-timeout must be positive; got {self.request_timeout_s}")
+        if self.batch_concurrency < 1:
+            raise ConfigError(
+                f"--batch-concurrency must be at least 1; got {self.batch_concurrency}"
+            )
         if self.shutdown_timeout_s < 0:
             raise ConfigError(
                 f"--shutdown-timeout must not be negative; got {self.shutdown_timeout_s}"

@@ -1,4 +1,4 @@
-"""Routes that exist so that their callers learn why: audio, LoRA adapters, calls of workers."""
+"""Routes that exist so that their callers learn why: audio, LoRA adapters, weights, workers."""
 
 from __future__ import annotations
 
@@ -59,6 +59,14 @@ async def load_adapter(exchange: Exchange, service: Service) -> None:
 
 async def unload_adapter(exchange: Exchange, service: Service) -> None:
     _refuse("LoRA adapters cannot be loaded yet, so there is none to unload")
+
+
+async def realtime(exchange: Exchange, service: Service) -> None:
+    _refuse("speech is not recognised here, so it cannot be streamed either")
+
+
+async def weight_update(exchange: Exchange, service: Service) -> None:
+    _refuse("weights cannot be replaced while the server runs; start another server with them")
 
 
 async def collective_rpc(exchange: Exchange, service: Service) -> None:

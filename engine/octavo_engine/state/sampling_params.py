@@ -45,8 +45,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     max_tokens: int | None = 16  # None: as many as the context has room for
     min_tokens: int = 0  # no end of text and no stop id before this many
-    logprobs: int | None = None  # alternatives per token beside the chosen one
-    prompt_logprobs: int | None = None
+    logprobs: int | None = None  # alternatives per token beside the chosen one; -1: all there are
+    prompt_logprobs: int | None = None  # as logprobs
     logit_bias: dict[int, float] | None = None
     bad_words: tuple[str, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # `bad_words` once tokenised
@@ -84,7 +84,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
-                _range(name, value, 0, 20)
+                _range(name, value, -1, 2**31 - 1)
         if any(not isinstance(s, str) for s in self.stop):
             raise InvalidRequest("stop must be strings", param="stop")
         if any(not s for s in self.stop):

@@ -95,3 +95,11 @@ def test_a_resume_tells_of_every_answer_and_of_no_more_tokens_than_were_wanted()
     assert refused(InvalidRequest, told=[Told(), Told([1, 2, 3])], n=2, max_tokens=2) == (
         "tokens", "answer 1 has 3 tokens already, but max_tokens is 2",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_all_alternatives_are_as_many_as_the_vocabulary_has(name):
+    for wanted in (-1, INFO.vocab_size + 1):
+        params = settle_params([1], SamplingParams(**{name: wanted}), INFO, tokenizer=None)  # type: ignore[arg-type]  # not asked
+        assert getattr(params, name) == INFO.vocab_size
+    assert getattr(settle_params([1], SamplingParams(**{name: 7}), INFO, None), name) == 7  # type: ignore[arg-type]  # as above

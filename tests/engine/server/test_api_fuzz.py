@@ -13,12 +13,14 @@ from tests.fakes.api_fuzz import Contract, Fuzz, check_raw, raw_requests, send_r
 from tests.fakes.simulated import simulating
 
 # The wide ones; `make fuzz` asks all.
-ROUTES = ["/v1/completions", "/tokenize", "/detokenize", "/rerank", "/v1/load_lora_adapter"]
+ROUTES = ["/v1/completions", "/tokenize", "/detokenize", "/rerank", "/v1/load_lora_adapter",
+          "/v1/batches"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def fuzz():
-    settings = ServerSettings(dev_mode=True, tokenizer_info=True)
+def fuzz(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("files"))
+    settings = ServerSettings(dev_mode=True, tokenizer_info=True, files_dir=folder)
     with simulating(settings=settings) as server, httpx.Client(timeout=20) as client:
         document = client.get(server.url + "/openapi.json").json()
         yield Fuzz(server, client, Contract(document))

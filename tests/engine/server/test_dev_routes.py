@@ -16,7 +16,8 @@ DEV = (
     ("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping"),
     ("POST", "/reset_prefix_cache"), ("POST", "/reset_mm_cache"), ("POST", "/reset_encoder_cache"),
     ("GET", "/server_info"), ("POST", "/collective_rpc"), ("POST", "/start_profile"),
-    ("POST", "/stop_profile"),
+    ("POST", "/stop_profile"), ("POST", "/pause"), ("POST", "/resume"), ("GET", "/is_paused"),
+    ("GET", "/get_world_size"), ("POST", "/update_weights"),
 )  # fmt: skip
 
 
@@ -124,3 +125,11 @@ def test_falling_asleep_ends_what_runs_with_what_it_has():
         thread.join(10)
     assert answers[0]["choices"][0]["finish_reason"] == "abort"
     assert engine.sleeps == [True]
+
+
+def test_one_process_holds_the_weights_and_nobody_replaces_them(client):
+    assert client.get("/get_world_size").json() == {"world_size": 1}
+    for path in ("/init_weight_transfer_engine", "/start_weight_update", "/update_weights",
+                 "/finish_weight_update", "/release_kv_cache_memory"):  # fmt: skip
+        answer = client.post(path, json={})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (501, "not_implemented")

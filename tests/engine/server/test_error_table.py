@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import socket
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,18 @@ def draining() -> Met:
         return of(client.post(COMPLETIONS, json=HELLO))
 
 
+def keeping_files(
+    path: str, method: str = "GET", limits: Limits | None = None, **request: Any
+) -> Callable[[], Met]:
+    def meet() -> Met:
+        with tempfile.TemporaryDirectory() as folder:
+            settings = ServerSettings(files_dir=folder, limits=limits or Limits())
+            with running(settings=settings) as server, server.client() as client:
+                return of(client.request(method, path, **request))
+
+    return meet
+
+
 MEET: dict[str, Callable[[], Met]] = {
     "invalid_request": asked(body={"prompt": "a", "n": 0}),
     "invalid_json": asked(body=b"{"),
@@ -154,6 +167,12 @@ MEET: dict[str, Callable[[], Met]] = {
         "/v1/responses", {"input": "a", "previous_response_id": "resp_x"}
     ),
     "response_not_found": asked("/v1/responses/resp_x", b"", method="GET"),
+    "file_not_found": keeping_files("/v1/files/file-x"),
+    "batch_not_found": keeping_files("/v1/batches/batch_x"),
+    "file_storage_full": keeping_files(
+        "/v1/files", "POST", Limits(max_stored_file_bytes=5), data={"purpose": "batch"},
+        files={"file": ("a", b"123456")},
+    ),
     "wrong_pod": asked(headers={"x-octavo-pod-uid": "b"}, pod_uid="a"),
     "headers_too_large": asked(headers={"x": "y" * 3000}, limits=Limits(max_header_bytes=2000)),
     "internal_error": failing(ZeroDivisionError("at 0x7f00deadbeef in /srv/secret.py")),

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from octavo_engine.server.limits import Limits
 from octavo_engine.server.sagemaker import handler_of
+from octavo_engine.server.settings import ServerSettings
 from tests.fakes.engine import FakeEngine
 from tests.fakes.server import running
 
@@ -110,3 +112,38 @@ def test_adapters_cannot_be_loaded_yet(server, path):
     with server.client() as client:
         answer = client.post(path, json={"lora_name": "a", "lora_path": "b"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (501, "not_implemented")
+
+
+def test_streamed_speech_is_answered_with_why_not(server):
+    upgrade = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13",
+               "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ=="}  # fmt: skip
+    with server.client() as client:
+        for headers in ({}, upgrade):
+            answer = client.get("/v1/realtime", headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (501, "not_implemented")
+
+
+@pytest.mark.parametrize(("rank", "status"), [("0", 200), ("1", 400), ("", 400), ("x", 400)])
+def test_the_only_rank_is_the_first(server, rank, status):
+    with server.client() as client:
+        headers = {"x-data-parallel-rank": rank}
+        answer = client.post("/v1/completions", json={"prompt": "a"}, headers=headers)
+    assert answer.status_code == status
+    if status == 400:
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("invalid_header", "x-data-parallel-rank")
+
+
+def test_all_alternatives_are_there_where_the_server_allows_it():
+    limits = Limits(max_logprobs=-1)
+    body = {"prompt": "ab", "max_tokens": 1, "logprobs": -1, "prompt_logprobs": 25, "echo": True}
+    with running(settings=ServerSettings(limits=limits)) as server, server.client() as client:
+        choice = client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]
+        assert len(choice["prompt_logprobs"][1]) >= 300  # the vocabulary
+        chat = {"messages": HI, "max_tokens": 1, "logprobs": True, "top_logprobs": -1}
+        told = client.post("/v1/chat/completions", json=chat).raise_for_status().json()
+        assert len(told["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 300
+    with running() as server, server.client() as client:
+        body["prompt_logprobs"] = -1
+        refused = client.post("/v1/completions", json=body).json()["error"]
+        assert "--max-logprobs -1" in refused["message"]

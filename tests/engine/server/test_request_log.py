@@ -58,6 +58,19 @@ def test_at_level_debug_the_prompt_is_shown_as_far_as_allowed():
     assert "secret words" not in json.dumps(said)
 
 
+def test_an_answer_is_logged_by_its_numbers_and_at_level_debug_with_its_text():
+    said = lines("--enable-log-outputs")
+    (generated,) = [line for line in said if line["message"] == "Generated"]
+    assert (generated["request_id"], generated["answer_id"]) == ("r1", "chatcmpl-r1")
+    assert (generated["tokens"], generated["finish_reason"]) == (3, "length")
+    assert not any(line["message"] == "Text" for line in said)
+
+    said = lines("--enable-log-outputs", "--log-level", "debug", "--max-log-len", "2")
+    (text,) = [line for line in said if line["message"] == "Text"]
+    assert len(text["text"]) == 2
+    assert not any(line["message"] in ("Prompt", "Received") for line in said)
+
+
 def test_a_line_that_knows_nothing_of_requests_still_names_the_one_at_hand():
     record = logging.LogRecord("octavo.x", logging.INFO, "f.py", 1, "Deep below", (), None)
 

@@ -26,7 +26,7 @@ from octavo_engine.state.sampling_params import SamplingParams
         ("seed", 2**63, "must be between -9223372036854775808 and 9223372036854775807; got"),
         ("max_tokens", 0, "must be between 1 and 2147483647; got 0"),
         ("min_tokens", 17, "(17) is above max_tokens (16)"),
-        ("logprobs", 21, "must be between 0 and 20; got 21"),
+        ("logprobs", -2, "must be between -1 and 2147483647; got -2"),
         ("stop", ("",), "strings must not be empty"),
         ("stop", (3,), "must be strings"),
         ("allowed_token_ids", (), "must not be empty"),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.batch.lines import Broken, answered, refused
+from octavo_engine.server.batches.lines import Broken, answered, refused
 from octavo_engine.server.loopback import JSON, post
 
 if TYPE_CHECKING:
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from octavo.batch.lines import Task
+    from octavo_engine.server.batches.lines import Task
 
 # How many requests may be begun before the oldest is done, in multiples of those at once: one slow
 # answer does not hold the others back, and no more than these wait for it in memory.
 _WINDOW = 4
-_MAX_TRIES = 8  # while the server says 503 with Retry-After
+MAX_TRIES = 8  # while the server says 503 with Retry-After
 _MULTIPART = "multipart/form-data; boundary=none"
 
 
@@ -45,22 +46,36 @@ class _Answer:
 async def run(
     app: ASGIApp,
     entries: Iterator[Task | Broken],
-    write: Callable[[bytes], None],
+    write: Callable[[bytes, bool], None],
     *,
     concurrency: int,
-    note: Callable[[Tally], None],
+    note: Callable[[Tally], None] = lambda tally: None,
+    places: asyncio.Semaphore | None = None,
+    max_tries: int | None = MAX_TRIES,
 ) -> Tally:
-    """`write` gets whole lines in order, `note` hears of each."""
+    """`write` gets whole lines in order and whether they are good, `note` hears of each.
+
+    Batches that run together share their `places`. Without `max_tries` patience has no end.
+    """
     tally = Tally()
-    places = asyncio.Semaphore(concurrency)
+    turn = places or asyncio.Semaphore(concurrency)
 
     async def work(entry: Task | Broken) -> _Answer:
         if isinstance(entry, Broken):
             return _Answer(refused(entry), False)
-        async with places:
-            return await _ask(app, entry)
+        async with turn:
+            return await _ask(app, entry, max_tries)
 
     pending: deque[asyncio.Task[_Answer]] = deque()
+
+    def put_done() -> None:
+        while pending and pending[0].done():
+            answer = pending.popleft().result()
+            write(answer.line, answer.is_good)
+            tally.answered += answer.is_good
+            tally.failed += not answer.is_good
+            note(tally)
+
     try:
         while True:
             while len(pending) < _WINDOW * concurrency:
@@ -70,23 +85,20 @@ async def run(
                 pending.append(asyncio.create_task(work(entry)))
             if not pending:
                 return tally
-            answer = await pending[0]
-            pending.popleft()
-            write(answer.line)
-            tally.answered += answer.is_good
-            tally.failed += not answer.is_good
-            note(tally)
+            await asyncio.wait([pending[0]])  # a cancel ends all at once, not this one first
+            put_done()
     finally:
+        put_done()  # where this is cancelled: nothing that is done is lost
         for task in pending:
             task.cancel()
         if pending:
             await asyncio.wait(pending)
 
 
-async def _ask(app: ASGIApp, task: Task) -> _Answer:
+async def _ask(app: ASGIApp, task: Task, max_tries: int | None) -> _Answer:
     """A full queue and an engine that restarts are waited for."""
     content_type = _MULTIPART if task.url.startswith("/v1/audio/") else JSON
-    for _ in range(_MAX_TRIES):
+    for _ in itertools.count() if max_tries is None else range(max_tries):
         reply = await post(app, task.url, task.body, content_type=content_type)
         if reply.status != 503:
             break

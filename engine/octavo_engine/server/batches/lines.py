@@ -1,7 +1,8 @@
-"""The lines of batch files in OpenAI's format: requests are read, answers written. Pure."""
+"""The lines of batch files in OpenAI's format: requests are read, answers written."""
 
 from __future__ import annotations
 
+import os
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,8 +42,9 @@ class Broken:
 class Reader:
     """Turns lines into tasks; knows which ids it has met."""
 
-    def __init__(self, done: Done | None = None) -> None:
+    def __init__(self, done: Done | None = None, *, endpoint: str = "") -> None:
         self._done = done or Done()
+        self._endpoint = endpoint  # that all must have; empty: each its own
         self._ids: set[str] = set()
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Task | Broken]:
@@ -68,6 +70,8 @@ class Reader:
             return Broken(number, custom_id, "custom_id was given before")
         self._ids.add(custom_id)
         problem = _problem(fields)
+        if not problem and self._endpoint and fields["url"] != self._endpoint:
+            problem = f"url must be the batch's endpoint, {self._endpoint}; got {fields['url']}"
         if problem:
             return Broken(number, custom_id, problem)
         return Task(number, custom_id, fields["url"], msgspec.json.encode(fields["body"]))
@@ -102,6 +106,13 @@ class Done:
         return entry.custom_id in self.ids
 
 
+def done_so_far(path: str) -> Done:
+    """What a file of answers holds, whose half line at the end is dropped. Raises ValueError."""
+    _drop_half_line(path)
+    with open(path, "rb") as file:
+        return Done.read(file)
+
+
 def answered(task: Task, status: int, request_id: str, body: bytes) -> bytes:
     """Errors of the API are answers too: their status and error object tell."""
     return _line(
@@ -118,6 +129,12 @@ def refused(broken: Broken) -> bytes:
         "line": broken.number,
     }
     return _line(broken.custom_id, None, error)
+
+
+def expired(task: Task) -> bytes:
+    """For what was not asked in time."""
+    message = "This request was not answered before the batch expired."
+    return _line(task.custom_id, None, {"code": "batch_expired", "message": message})
 
 
 def _line(custom_id: str | None, response: Any, error: Any) -> bytes:
@@ -147,6 +164,21 @@ def _problem(fields: dict[str, Any]) -> str:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
+
+
+def _drop_half_line(path: str) -> None:
+    """What a run that was killed wrote last may lack its end; its request is asked again."""
+    with open(path, "r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 65536)
+            file.seek(start)
+            at = file.read(end - start).rfind(b"\n")
+            if at >= 0:
+                end = start + at + 1
+                break
+            end = start
+        file.truncate(end)
 
 
 class _KnownError(msgspec.Struct):

@@ -6,8 +6,8 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from octavo.batch.lines import Broken, Task
-from octavo.batch.run import Tally, run
+from octavo_engine.server.batches.lines import Broken, Task
+from octavo_engine.server.batches.run import Tally, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ class App:
 def answers(app: App, entries: Sequence[Task | Broken], concurrency: int) -> tuple[Any, Tally]:
     lines: list[bytes] = []
     tally = asyncio.run(
-        run(app, iter(entries), lines.append, concurrency=concurrency, note=lambda _: None)
+        run(app, iter(entries), lambda line, _: lines.append(line), concurrency=concurrency)
     )
     return [json.loads(line) for line in lines], tally
 

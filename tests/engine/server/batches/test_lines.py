@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from octavo.batch.lines import Broken, Done, Reader, Task, answered, refused
+from octavo_engine.server.batches.lines import Broken, Done, Reader, Task, answered, refused
 
 URL = "/v1/completions"
 
