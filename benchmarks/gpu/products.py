@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.gpu.ceilings import median_ms
+from octavo.measure.device_limits import median_ms
 from octavo_engine.backends.torch.cuda_loader import DeviceLinear
 from octavo_engine.backends.torch.kernels import choose_kernels
 from octavo_engine.backends.torch.packed import FP8, GroupedWeight, PackedExperts, ScaledWeight
