@@ -24,6 +24,7 @@ from triton.compiler import ASTSource
 
 from octavo_engine.backends.torch.triton import (
     attention,
+    cut,
     draw,
     experts,
     grouped,
@@ -133,12 +134,18 @@ def cases() -> list[Case]:
     floats = dict.fromkeys(
         ("logits", "maxima", "inverse_temperatures", "leasts", "top_ps"), "*fp32"
     )
-    numbers = {"vocab": "i32", "num_chunks": "i32", "masses": "*i64"}
-    constants = {"CHUNK": draw.CHUNK, "CHUNKS": 64}
+    floats |= {"found": "*fp32"}
+    numbers = {"vocab": "i32", "num_chunks": "i32"}
+    numbers |= dict.fromkeys(("masses", "bins", "befores", "totals"), "*i64")
+    constants = {"CHUNK": draw.CHUNK, "CHUNKS": 64, "BINS": cut.BINS, "OWN_BINS": 128,
+                 "ROOM": cut.ROOM, "PIECE": cut.PIECE}  # fmt: skip
     found += [
         Case(f"draw: {kernel.__name__.removesuffix('_kernel')}", kernel, floats | numbers,
              constants, 8, {"enable_fp_fusion": False})
-        for kernel in (draw.scan_kernel, draw.cut_kernel, draw.weigh_kernel, draw.pick_kernel)
+        for kernel in (
+            draw.scan_kernel, cut.bins_kernel, cut.edge_kernel, cut.gather_kernel, cut.cut_kernel,
+            draw.weigh_kernel, draw.pick_kernel,
+        )
     ]  # fmt: skip
     return found
 
