@@ -30,7 +30,7 @@ from benchmarks.servers import (
     warn_if_busy,
 )
 from octavo.measure import roofline, study
-from octavo.measure.beside import batch_best_s
+from octavo.measure.beside import batch_best
 from octavo.measure.limits import Limits, measure_limits
 from octavo.measure.shapes import write_shape
 from octavo.measure.work import ModelWork, Step
@@ -211,11 +211,11 @@ def streams(
     ]
     rate = statistics.median(run["output_throughput"] for run in runs)
     per_token_ms = statistics.median(run["p50_tpot_ms"] for run in runs)
-    best_s = batch_best_s(
+    best = batch_best(
         work, limits, count=STREAMS, at_once=STREAMS, input_len=STREAM_IN, output_len=STREAM_OUT
     )
     what = f"{STREAMS} streams, {STREAM_IN} in, {STREAM_OUT} out, {name}"
-    best_rate = STREAMS * STREAM_OUT / best_s
+    best_rate = STREAMS * STREAM_OUT / best.seconds
     return [
         Figure(what, rate, "tok/s", rate / best_rate, "of prompts and steps, each at its limit"),
         Figure("the same, per token and stream", per_token_ms, "ms"),

@@ -24,11 +24,13 @@ from triton.compiler import ASTSource
 
 from octavo_engine.backends.torch.triton import (
     attention,
+    cut,
     draw,
     experts,
     grouped,
     heads,
     matmul,
+    routing,
     rows,
     scaled,
     splits,
@@ -127,18 +129,36 @@ def cases() -> list[Case]:
              {"PAIRS_PER_ROW": 2, "BLOCK_M": block_m, "BLOCK_N": experts.BLOCK_N,
               "BLOCK_K": experts.BLOCK_K}, 4, {"num_stages": 3})
         for label, block_m in (
-            ("few rows", experts.FEW_PER_EXPERT), ("prompt", experts.MANY_PER_EXPERT)
+            ("few rows", routing.FEW_PER_EXPERT), ("prompt", routing.MANY_PER_EXPERT)
+        )
+    ]  # fmt: skip
+    routes = {"scores": "*bf16", "results": "*bf16", "out": "*bf16", "shares": "*fp32",
+              "num_experts": "i32", "num_pairs": "i32", "num_tiles": "i32",
+              "num_columns": "i32"}  # fmt: skip
+    found += [
+        Case(f"routing: {kernel.__name__.removesuffix('_kernel')}", kernel, routes,
+             {"TOP_K": 8, "PLACES": 8, "RENORMALISE": True, "BLOCK_M": routing.MANY_PER_EXPERT,
+              "BLOCK": block, "BINS": 256, "PIECE": routing.PIECE}, num_warps)
+        for kernel, block, num_warps in (
+            (routing.route_kernel, 128, 1), (routing.place_kernel, 0, 4),
+            (routing.combine_kernel, routing.COLUMNS, 4),
         )
     ]  # fmt: skip
     floats = dict.fromkeys(
         ("logits", "maxima", "inverse_temperatures", "leasts", "top_ps"), "*fp32"
     )
-    numbers = {"vocab": "i32", "num_chunks": "i32", "masses": "*i64"}
-    constants = {"CHUNK": draw.CHUNK, "CHUNKS": 64}
+    floats |= {"found": "*fp32"}
+    numbers = {"vocab": "i32", "num_chunks": "i32"}
+    numbers |= dict.fromkeys(("masses", "bins", "befores", "totals"), "*i64")
+    constants = {"CHUNK": draw.CHUNK, "CHUNKS": 64, "BINS": cut.BINS, "OWN_BINS": 128,
+                 "ROOM": cut.ROOM, "PIECE": cut.PIECE}  # fmt: skip
     found += [
         Case(f"draw: {kernel.__name__.removesuffix('_kernel')}", kernel, floats | numbers,
              constants, 8, {"enable_fp_fusion": False})
-        for kernel in (draw.scan_kernel, draw.cut_kernel, draw.weigh_kernel, draw.pick_kernel)
+        for kernel in (
+            draw.scan_kernel, cut.bins_kernel, cut.edge_kernel, cut.gather_kernel, cut.cut_kernel,
+            draw.weigh_kernel, draw.pick_kernel,
+        )
     ]  # fmt: skip
     return found
 
@@ -175,7 +195,7 @@ def quantized_cases() -> list[Case]:
         constants = {"IS_INTEGER": value == "*i8", "BLOCK": 4096}
         found.append(Case(f"round {kind}", scaled.round_rows_kernel, types, constants, 8))
     for label, block_m in (
-        ("few rows", experts.FEW_PER_EXPERT), ("prompt", experts.MANY_PER_EXPERT)
+        ("few rows", routing.FEW_PER_EXPERT), ("prompt", routing.MANY_PER_EXPERT)
     ):  # fmt: skip
         types = common | {"out": "*bf16", "x": "*bf16", "packed": "*i8", "scales": "*fp16",
                           "minima": "*fp16"}  # fmt: skip
@@ -184,6 +204,13 @@ def quantized_cases() -> list[Case]:
                  {"PAIRS_PER_ROW": 2, "BITS": 4, "HAS_MINIMA": True, "ONE_GROUP": True, "HALF": 64,
                   "BLOCK_M": block_m, "BLOCK_N": experts.BLOCK_N}, 4, {"num_stages": 3})
         )  # fmt: skip
+        for kind, value in (("int8", "*i8"), ("fp8", "*fp8e4nv")):
+            types = common | {"out": "*bf16", "x": value, "values": value, "scales": "*fp32"}
+            constants = {"PAIRS_PER_ROW": 2, "IS_INTEGER": value == "*i8",
+                         "IN_BLOCKS": value != "*i8", "BLOCK_M": block_m,
+                         "BLOCK_N": experts.BLOCK_N, "BLOCK_K": scaled.BLOCK_K}  # fmt: skip
+            found.append(Case(f"{kind} experts {label}", experts.scaled_experts_kernel, types,
+                              constants, 4, {"num_stages": 3}))  # fmt: skip
     types = common | {"out": "*bf16", "parts": "*fp32"}
     found.append(Case("join splits", splits.join_kernel, types,
                       {"HAS_BIAS": True, "BLOCK": splits.JOIN_COLUMNS}, 4))  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.gpu.ceilings import median_ms
+from octavo.measure.device_limits import median_ms
 from octavo_engine.config import SchedulerConfig
 from octavo_engine.core.engine import Engine
 from octavo_engine.model_runner.runner import ModelRunner

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.gpu.ceilings import median_ms
+from octavo.measure.device_limits import median_ms
 from octavo_engine.backends.torch.upload import Uploader
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.gpu.ceilings import median_ms
+from octavo.measure.device_limits import median_ms
 from octavo_engine.backends.torch.cuda_loader import DeviceLinear
 from octavo_engine.backends.torch.kernels import choose_kernels
 from octavo_engine.backends.torch.packed import FP8, GroupedWeight, PackedExperts, ScaledWeight
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from benchmarks.gpu.measure import Ceilings
     from octavo_engine.backends.torch.kernels import Kernels
+    from octavo_engine.backends.torch.packed import DeviceExperts
     from octavo_engine.config import KernelChoice
 
 # The largest layer of an 8B model, gate and up; and the experts of Mixtral 8x7B and Qwen3-30B-A3B.
@@ -52,14 +53,15 @@ def random_weight(
 
 
 def packed_experts(
-    num_experts: int, num_outputs: int, num_inputs: int, device: torch.device
+    kind: str, num_experts: int, num_outputs: int, num_inputs: int, device: torch.device
 ) -> PackedExperts:
-    """Of 4 bits with minima, in groups of 32."""
-    made = random_weight("int4_by_32", num_experts * num_outputs, num_inputs, device)
-    assert isinstance(made, GroupedWeight)
+    made = random_weight(kind, num_experts * num_outputs, num_inputs, device)
+    assert not isinstance(made, torch.Tensor)
     return PackedExperts(made, num_experts)
 
 
+# Names of figures and the form of the experts' weights.
+EXPERT_KINDS = {"int4": "int4_by_32", "fp8": "fp8_blocks"}
 KINDS = (
     "bf16", "int4", "int4_symmetric", "int4_by_32", "int8_weight", "int8", "fp8_rows", "fp8_blocks",
 )  # fmt: skip
@@ -113,19 +115,23 @@ def mixtures(
         assert isinstance(wide, torch.Tensor) and isinstance(narrow, torch.Tensor)
         gate_up = wide.view(num_experts, 2 * width, columns)
         down = narrow.view(num_experts, columns, width)
-        packed_wide, packed_narrow = (
-            packed_experts(num_experts, *size, device)
-            for size in ((2 * width, columns), (columns, width))
-        )
+        weights: dict[str, tuple[DeviceExperts, DeviceExperts]] = {
+            f"{name}_{label}": (
+                packed_experts(kind, num_experts, 2 * width, columns, device),
+                packed_experts(kind, num_experts, columns, width, device),
+            )
+            for label, kind in EXPERT_KINDS.items()
+            if label != "fp8" or "fp8" in chosen.formats
+        }
+        weights[name] = (gate_up, down)
         for num_rows in rows:
             x = torch.randn((num_rows, columns), dtype=torch.bfloat16, device=device)
             scores = torch.randn((num_rows, num_experts), device=device)
-            ms = timer(
-                functools.partial(chosen.experts, x, scores, packed_wide, packed_narrow, spec)
-            )
-            found[f"{name}_int4_{num_rows}_ms"] = ms
-            ms = timer(functools.partial(chosen.experts, x, scores, gate_up, down, spec))
-            found[f"{name}_{num_rows}_ms"] = ms
+            for label, (wide_part, narrow_part) in weights.items():
+                ms = timer(
+                    functools.partial(chosen.experts, x, scores, wide_part, narrow_part, spec)
+                )
+                found[f"{label}_{num_rows}_ms"] = ms
         flops = 2 * max(rows) * top_k * 3 * columns * width
         found[f"{name}_{max(rows)}_peak_share"] = flops / (ms * 1e-3) / best.flops_per_s
     return found

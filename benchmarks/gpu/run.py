@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.run [--out gpu.json] [--layers 32] [--only decode1 prefill …]
 
-From the repository's root, with octavo[cuda] installed (or PYTHONPATH=engine). Takes about three
+From the repository's root, with octavo[cuda] installed (or PYTHONPATH=.:engine). Takes about three
 minutes and 40 GB of device memory; --layers 8 needs a quarter of it, but then shares of ceilings
 are those of a smaller model.
 """
@@ -60,19 +60,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure(num_layers: int, only: list[str]) -> dict[str, Any]:
-    from benchmarks.gpu import ceilings, correctness, gap, products
+    from benchmarks.gpu import correctness, gap, products
     from benchmarks.gpu import measure as parts
     from benchmarks.gpu.random_model import LLAMA_8B, Bench
+    from octavo.measure import device_limits
 
     report: dict[str, Any] = {"device": describe(), "layers": num_layers}
     report["correctness"] = correctness.check()
-    best = parts.Ceilings(ceilings.copy_bandwidth(), ceilings.gemm_flops())
-    report["ceilings"] = {
-        "copy_gb_per_s": best.bytes_per_s / 1e9,
-        "bf16_tflops": best.flops_per_s / 1e12,
-    }
-    bench = Bench.make(LLAMA_8B | {"num_hidden_layers": num_layers}, LIMITS)
     device = torch.device("cuda", 0)
+    limits = device_limits.measure_device_limits(device)
+    report["ceilings"] = {"copy_gb_per_s": limits.read_gb_s} | {
+        f"{kind}_tflops": rate / 1e3 for kind, rate in limits.gemm_gflop_s.items()
+    }
+    best = parts.Ceilings(limits.read_gb_s * 1e9, limits.gemm_gflop_s["bf16"] * 1e9)
+    bench = Bench.make(LLAMA_8B | {"num_hidden_layers": num_layers}, LIMITS)
     work: dict[str, Callable[[], dict[str, Any]]] = {
         "decode1": lambda: parts.decode(bench, 1, 512, best),
         "decode256": lambda: parts.decode(bench, 256, 256, best),

@@ -24,7 +24,8 @@ def main(prog: str, argv: Sequence[str]) -> int:
     add_engine_options(parser)
     args = parser.parse_args(argv)
     config = engine_config(args)
-    from octavo.measure.beside import limits_for, of_limit
+    from octavo.measure.beside import of_limit
+    from octavo.measure.limits import limits_for
     from octavo_engine.core.llm import LLM
     from octavo_engine.state.sampling_params import SamplingParams
 

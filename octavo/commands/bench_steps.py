@@ -23,9 +23,11 @@ _EXAMPLE = """examples:
   octavo bench --shape 1.5b                      # random weights: no checkpoint is needed
   octavo bench --shape 1.5b --quantization int4 --batch-sizes 1,8,64 --context-len 512
   octavo bench --shape path/to/config.json
+  octavo bench --shape 8b --device cuda          # beside the GPU's own copy and matrix product
 
-The engine runs in this process, without HTTP. "of limit" compares a step with the least time in
-which this machine could read its weights and cache, or multiply its numbers, whichever is longer.
+The engine runs in this process, without HTTP. "of bandwidth" compares a step with the least time in
+which this machine could read its weights and cache, "of peak" with that in which it could multiply
+its numbers; the greater of the two is how near the step is to the machine's limit.
 """
 
 
@@ -109,6 +111,8 @@ def _config(args: argparse.Namespace, folder: Path, sizes: Sizes) -> EngineConfi
         )
     from octavo.measure import study
 
-    if config.device not in ("auto", "cpu"):
-        raise ConfigError(f"--device {config.device}: single steps are measured on the CPU only")
+    if config.device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(
+            f"--device {config.device}: single steps are measured on auto, cpu and cuda only"
+        )
     return study.roomy(config, sizes)

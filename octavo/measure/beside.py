@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from octavo.measure.limits import Limits, measure_limits
 from octavo.measure.work import ModelWork, Step
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
+    from octavo.measure.limits import Limits
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.info import ModelInfo
 
 
-def limits_for(config: EngineConfig) -> Limits | None:
-    """Before the engine is there to share the cores. Of other devices we know no limits."""
-    return measure_limits() if config.device in ("auto", "cpu") else None
+class Best(NamedTuple):
+    """The least that a batch takes."""
+
+    seconds: float  # each step at the slower of the two
+    reading_s: float
+    multiplying_s: float
 
 
-def batch_best_s(
+def batch_best(
     work: ModelWork, limits: Limits, *, count: int, at_once: int, input_len: int, output_len: int
-) -> float:
+) -> Best:
     """Prompts one by one, then steps of `at_once` sequences, each at the machine's limit."""
-    prompts_s = count * work.best_s(Step.prefill(input_len), limits)
     num_steps = ceil(count / at_once) * (output_len - 1)
     step = Step.decode(min(count, at_once), input_len + output_len // 2)
-    return prompts_s + num_steps * work.best_s(step, limits)
+    prompt = Step.prefill(input_len)
+    return Best(*(
+        count * seconds(prompt, limits) + num_steps * seconds(step, limits)
+        for seconds in (work.best_s, work.reading_s, work.multiplying_s)
+    ))  # fmt: skip
 
 
 def of_limit(
@@ -47,13 +53,18 @@ def of_limit(
     files = resolve(config)
     assert files is not None  # only the simulator has none
     per_token = info.kv_bytes / info.num_blocks / BLOCK_SIZE
-    work = ModelWork.of(config, files, kv_bytes_per_token=per_token)
-    best_s = batch_best_s(
+    work = ModelWork.of(
+        config, files, kv_bytes_per_token=per_token, has_fp8="fp8" in limits.gemm_gflop_s
+    )
+    best = batch_best(
         work, limits, count=count, at_once=config.scheduler.max_num_seqs,
         input_len=input_len, output_len=output_len,
     )  # fmt: skip
+    has_peak = work.held.multiplied_in in limits.gemm_gflop_s
     return {
         "machine": limits.describe(),
-        "limit_s": best_s,
-        "percent_of_limit": 100 * best_s / elapsed_s,
+        "limit_s": best.seconds,
+        "percent_of_limit": 100 * best.seconds / elapsed_s,
+        "percent_of_bandwidth": 100 * best.reading_s / elapsed_s,
+        "percent_of_peak_flops": 100 * best.multiplying_s / elapsed_s if has_peak else None,
     }

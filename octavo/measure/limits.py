@@ -21,6 +21,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from octavo_engine.config import EngineConfig
+
 BUFFER_BYTES = 256 * 2**20  # far beyond any cache
 MATRIX = 2048
 ROUNDS = 5
@@ -31,22 +33,40 @@ TORCH_WITHIN_S = 30.0
 class Limits:
     """Best of several rounds: noise only ever makes a machine look slower."""
 
-    num_cores: int
+    num_cores: int  # of the host
     read_gb_s: float  # all cores together
-    gemm_gflop_s: dict[str, float]  # by float32, bf16, int8: all cores; what is unknown is missing
+    gemm_gflop_s: dict[str, float]  # by float32, bf16, int8, fp8; what is unknown is missing
+    device: str = ""  # a GPU's name: then the rates are its own
+
+    @property
+    def machine(self) -> str:
+        return self.device or f"{self.num_cores} cores"
 
     def describe(self) -> str:
         peaks = ", ".join(f"{rate:.0f} {dtype}" for dtype, rate in self.gemm_gflop_s.items())
-        return f"{self.num_cores} cores, {self.read_gb_s:.1f} GB/s read, GFLOP/s: {peaks}"
+        return f"{self.machine}, {self.read_gb_s:.1f} GB/s read, GFLOP/s: {peaks}"
+
+
+def limits_for(config: EngineConfig) -> Limits | None:
+    """Of what the settings compute on, before the engine is there to share it. None: nobody knows
+    that device's limits. Raises ConfigError if there is no such device."""
+    if config.device in ("auto", "cpu"):
+        return measure_limits()
+    if config.device != "cuda" or importlib.util.find_spec("torch") is None:
+        return None  # without torch the engine says what is missing
+    from octavo.measure.device_limits import measure_device_limits
+    from octavo_engine.backends.torch.cuda import open_device
+
+    return measure_device_limits(open_device("cuda"), dtype=config.dtype)
 
 
 def measure_limits() -> Limits:
-    """Takes about 15 seconds with torch, 2 without."""
-    return Limits(_num_cores(), _read_gb_s(), _gemm_peaks())
+    """Of the processor. Takes about 15 seconds with torch, 2 without."""
+    return Limits(num_cores(), _read_gb_s(), _gemm_peaks())
 
 
 def _read_gb_s() -> float:
-    parts = np.array_split(np.ones(BUFFER_BYTES // 8, np.float64), _num_cores())
+    parts = np.array_split(np.ones(BUFFER_BYTES // 8, np.float64), num_cores())
     readers: tuple[Callable[[np.ndarray], object], ...] = (
         lambda part: np.bitwise_or.reduce(part.view(np.int64)),
         lambda part: np.dot(part, part),
@@ -104,7 +124,7 @@ def _torch_peaks() -> dict[str, float]:
     }
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 

@@ -41,7 +41,7 @@ def draw(path: Path, limits: Limits, series: Sequence[Series]) -> None:
         xlabel="FLOP per byte read", ylabel="GFLOP/s",
     )  # fmt: skip
     axis.set_title(
-        f"Steps under the roof of this machine: {limits.num_cores} cores, "
+        f"Steps under the roof of this machine: {limits.machine}, "
         f"{limits.read_gb_s:.1f} GB/s",
         fontsize=11, loc="left",
     )  # fmt: skip

@@ -8,12 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from octavo.measure.limits import Limits, measure_limits
+from octavo.measure.limits import limits_for
 from octavo.measure.steps import WARM_UP_STEPS, Stepper
 from octavo.measure.work import ModelWork
 from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
+    from octavo.measure.limits import Limits
     from octavo.measure.steps import Timed
     from octavo_engine.config import EngineConfig
 
@@ -40,6 +42,8 @@ class Line:
     num_tokens: int
     best_s: float  # what the machine would allow
     bound: str  # by which of its limits
+    of_bandwidth: float  # how much of the machine's it reads with
+    of_peak: float | None  # how much of the machine's it multiplies with; None: not known
     intensity: float  # FLOP a byte
     gflop_s: float
 
@@ -54,6 +58,7 @@ class Study:
 
     name: str
     form: str  # of its weights
+    multiplied_in: str
     backend: str
     limits: Limits
     weight_bytes: float
@@ -79,7 +84,12 @@ def measure(
     from octavo_engine.core.build import build_engine, resolve
 
     if limits is None:
-        limits = measure_limits()
+        limits = limits_for(config)
+        if limits is None:
+            raise ConfigError(
+                f"--device {config.device}: steps are measured on auto, cpu and cuda, "
+                "whose limits can be measured beside them"
+            )
         print(limits.describe(), file=sys.stderr, flush=True)
     rss_before = _rss_bytes()
     started_at = time.perf_counter()
@@ -89,7 +99,9 @@ def measure(
         files = resolve(config)
         assert files is not None  # only the simulator has none
         per_token = info.kv_bytes / info.num_blocks / BLOCK_SIZE
-        work = ModelWork.of(config, files, kv_bytes_per_token=per_token)
+        work = ModelWork.of(
+            config, files, kv_bytes_per_token=per_token, has_fp8="fp8" in limits.gemm_gflop_s
+        )
         stepper = Stepper(engine, info, seed=config.seed)
         # First the prompt: it touches all the memory that a step works in.
         prompt = _line("prompt", stepper.prefill(sizes.prompt_len, ROUNDS), work, limits)
@@ -103,16 +115,19 @@ def measure(
             long_context = _line(f"decode 1 at {sizes.long_context_len}", timed, work, limits)
         used = max(sizes.batch_sizes[-1] * (sizes.context_len + WARM_UP_STEPS), sizes.prompt_len)
         used = max(used, sizes.long_context_len or 0)
-        own = _rss_bytes() - rss_before - work.weight_bytes - min(used * per_token, info.kv_bytes)
+        own = _rss_bytes() - rss_before
+        if config.device != "cuda":  # where both lie on the device
+            own -= int(work.weight_bytes + min(used * per_token, info.kv_bytes))
     finally:
         engine.close()
     return Study(
         name or info.names[0],
         work.form,
+        work.held.multiplied_in,
         info.backend,
         limits,
         work.weight_bytes,
-        max(0, int(own)),
+        max(0, own),
         load_s,
         tuple(decode),
         prompt,
@@ -137,8 +152,9 @@ def show(study: Study) -> None:
     from rich.table import Table
 
     title = f"{study.name}, {study.form}, {study.backend}: {study.limits.describe()}"
-    table = Table("step", "ms", "tok/s", "of limit", "limit", "one sequence more", title=title)
-    for column in table.columns[1:4]:
+    peak = f"of {study.multiplied_in} peak"
+    table = Table("step", "ms", "tok/s", "of bandwidth", peak, "one sequence more", title=title)
+    for column in table.columns[1:5]:
         column.justify = "right"
     before: Line | None = None
     for line in (*study.decode, study.prompt, study.long_context):
@@ -151,8 +167,8 @@ def show(study: Study) -> None:
             line.what,
             f"{line.seconds * 1e3:.4g}",
             f"{line.num_tokens / line.seconds:.4g}",
-            f"{100 * line.of_limit:.0f} %",
-            line.bound,
+            f"{100 * line.of_bandwidth:.0f} %",
+            "" if line.of_peak is None else f"{100 * line.of_peak:.0f} %",
             extra,
         )
     Console().print(table)
@@ -174,20 +190,22 @@ def as_json(study: Study) -> dict[str, Any]:
 
 
 def series(study: Study) -> Series:
-    peak = {"float32": "float32", "bf16": "bf16"}.get(study.form, "int8")
     lines = (*study.decode, study.prompt)
     points = tuple((line.what, line.intensity, line.gflop_s) for line in lines)
-    return Series(f"{study.name}, {study.form}", peak, points)
+    return Series(f"{study.name}, {study.form}", study.multiplied_in, points)
 
 
 def _line(what: str, timed: Timed, work: ModelWork, limits: Limits) -> Line:
     flop = work.num_flop(timed.step)
+    has_peak = work.held.multiplied_in in limits.gemm_gflop_s
     return Line(
         what,
         timed.seconds,
         timed.step.num_tokens,
         work.best_s(timed.step, limits),
         work.bound(timed.step, limits),
+        work.reading_s(timed.step, limits) / timed.seconds,
+        work.multiplying_s(timed.step, limits) / timed.seconds if has_peak else None,
         flop / work.num_bytes(timed.step),
         flop / timed.seconds / 1e9,
     )

@@ -6,29 +6,21 @@ its numbers, both at the machine's best.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.backends.native.packing import Packing, choose_packings
+from octavo.measure.forms import held_by_cpu, held_by_gpu
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.registry import build_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from octavo.measure.forms import Held
     from octavo.measure.limits import Limits
-    from octavo_engine.backends.native.graph import Dtype
-    from octavo_engine.config import EngineConfig, Quantization
+    from octavo_engine.config import EngineConfig
     from octavo_engine.weights.source import ModelFiles
-
-BITS: dict[Packing, float] = {  # of a weight as the file has it, scales included
-    "f32": 32, "bf16": 16, "q8": 8.5, "q4": 5, "q4_0": 4.5, "q5_0": 5.5, "q5_1": 6,
-    "q2_k": 2.625, "q3_k": 3.4375, "q4_k": 4.5, "q5_k": 5.5, "q6_k": 6.5625,
-    "iq4_nl": 4.5, "iq4_xs": 4.25, "mxfp4": 4.25,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +50,29 @@ class ModelWork:
 
     body_weights: int  # used for every token
     head_weights: int  # used where logits are wanted
-    body_packings: dict[Packing, float]  # shares of the weights
-    head_packings: dict[Packing, float]
+    held: Held
     kv_bytes_per_token: float
     attention_flop_per_pair: int
 
     @classmethod
-    def of(cls, config: EngineConfig, files: ModelFiles, *, kv_bytes_per_token: float) -> ModelWork:
+    def of(
+        cls,
+        config: EngineConfig,
+        files: ModelFiles,
+        *,
+        kv_bytes_per_token: float,
+        has_fp8: bool = False,
+    ) -> ModelWork:
+        """`has_fp8`: the device multiplies FP8, and so keeps it."""
         model = ModelConfig.from_hf(files.config)
         counter = _Counter(model.experts.top_k / model.experts.num_experts if model.experts else 1)
         build_model(model, counter, 16)
-        dtype: Dtype = "f32" if config.dtype == "float32" else "bf16"
-        body_types, head_types = _stored_types(config, files)
+        is_gpu = config.device == "cuda"
+        held = held_by_gpu(config, files, has_fp8=has_fp8) if is_gpu else held_by_cpu(config, files)
         return cls(
             body_weights=counter.body,
             head_weights=counter.head,
-            body_packings=_packings(body_types, dtype, config.quantization, is_vocabulary=False),
-            head_packings=_packings(head_types, dtype, config.quantization, is_vocabulary=True),
+            held=held,
             kv_bytes_per_token=kv_bytes_per_token,
             attention_flop_per_pair=4 * model.num_layers * model.num_heads * model.head_dim,
         )
@@ -82,18 +80,15 @@ class ModelWork:
     @property
     def form(self) -> str:
         """Of most weights, as people say it."""
-        match max(self.body_packings, key=self.body_packings.__getitem__):
-            case "f32":
-                return "float32"
-            case "bf16":
-                return "bf16"
-            case packing:
-                return f"{next(filter(str.isdigit, packing))}-bit"
+        return self.held.form
 
     @property
     def weight_bytes(self) -> float:
-        body, head = _mean_bits(self.body_packings), _mean_bits(self.head_packings)
-        return (self.body_weights * body + self.head_weights * head) / 8
+        body, head = (
+            self.body_weights * self.held.body_bits,
+            self.head_weights * self.held.head_bits,
+        )
+        return (body + head) / 8
 
     def num_bytes(self, step: Step) -> float:
         """That have to come from memory: weights once for all tokens, the cache for each."""
@@ -105,21 +100,23 @@ class ModelWork:
 
     def peak(self, limits: Limits) -> float:
         """FLOP/s of the type that weights are multiplied in; infinite where it is not known."""
-        return limits.gemm_gflop_s.get(self._multiplied_in, inf) * 1e9
+        return limits.gemm_gflop_s.get(self.held.multiplied_in, inf) * 1e9
+
+    def reading_s(self, step: Step, limits: Limits) -> float:
+        """How long its bytes take to be read."""
+        return self.num_bytes(step) / (limits.read_gb_s * 1e9)
+
+    def multiplying_s(self, step: Step, limits: Limits) -> float:
+        """How long its products take; nothing where the peak is not known."""
+        return self.num_flop(step) / self.peak(limits)
 
     def best_s(self, step: Step, limits: Limits) -> float:
-        reading_s = self.num_bytes(step) / (limits.read_gb_s * 1e9)
-        return max(reading_s, self.num_flop(step) / self.peak(limits))
+        return max(self.reading_s(step, limits), self.multiplying_s(step, limits))
 
     def bound(self, step: Step, limits: Limits) -> str:
         """What sets the limit."""
-        reading_s = self.num_bytes(step) / (limits.read_gb_s * 1e9)
-        is_reading = reading_s >= self.num_flop(step) / self.peak(limits)
-        return "read bandwidth" if is_reading else f"{self._multiplied_in} GEMM peak"
-
-    @property
-    def _multiplied_in(self) -> str:
-        return self.form if self.form in ("float32", "bf16") else "int8"
+        is_reading = self.reading_s(step, limits) >= self.multiplying_s(step, limits)
+        return "read bandwidth" if is_reading else f"{self.held.multiplied_in} GEMM peak"
 
 
 class _Counter:
@@ -157,49 +154,3 @@ class _Counter:
 
     def vector(self, name: str, size: int, *, offset: float = 0.0) -> Any:
         return None
-
-
-def _packings(
-    types: dict[str, int], dtype: Dtype, quantization: Quantization, *, is_vocabulary: bool
-) -> dict[Packing, float]:
-    """Which share of the weights is held in which form."""
-    shares: dict[Packing, float] = {}
-    for stored, count in types.items():
-        (packing,) = choose_packings(
-            [stored], [count], dtype, quantization, is_vocabulary=is_vocabulary
-        )
-        shares[packing] = shares.get(packing, 0.0) + count / sum(types.values())
-    return shares
-
-
-def _mean_bits(shares: dict[Packing, float]) -> float:
-    return sum(share * BITS[packing] for packing, share in shares.items())
-
-
-def _stored_types(config: EngineConfig, files: ModelFiles) -> tuple[dict[str, int], dict[str, int]]:
-    """Of the layers' matrices, and of the head, with how many weights are of each."""
-    if config.load_format == "dummy":
-        return {"BF16": 1}, {"BF16": 1}
-    if files.gguf is not None:
-        body, head = Counter[str](), Counter[str]()
-        for tensor in files.gguf.tensors.values():
-            if len(tensor.shape) == 2 and tensor.name.startswith("blk."):
-                body[tensor.type] += math.prod(tensor.shape)
-            elif tensor.name in ("token_embd.weight", "output.weight"):
-                head[tensor.type] = math.prod(tensor.shape)
-        return body, head
-    bits = _integer_bits(files.config.get("quantization_config"))
-    return {{8: "Q8_0", 4: "Q4_1"}.get(bits, "BF16"): 1}, {"BF16": 1}
-
-
-def _integer_bits(quantization: Any) -> int:
-    """Of a checkpoint that is quantised already; 0 of one that is not."""
-    if not isinstance(quantization, dict):
-        return 0
-    if isinstance(bits := quantization.get("bits"), int):
-        return bits
-    groups = quantization.get("config_groups")
-    for group in groups.values() if isinstance(groups, dict) else ():
-        if isinstance(bits := (group.get("weights") or {}).get("num_bits"), int):
-            return bits
-    return 0

@@ -7,9 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.decoders import ByteLevel
-from tokenizers.models import WordLevel
 
 from octavo import plotting
 from octavo.commands import bench_latency, bench_throughput
@@ -23,6 +20,7 @@ from octavo_engine.core.build import build_engine
 from octavo_engine.errors import ConfigError
 from octavo_engine.weights.source import resolve_model
 from tests.fakes.process import environment
+from tests.octavo.measure.no_words import write_tokenizer
 
 LIMITS = Limits(2, read_gb_s=10.0, gemm_gflop_s={"float32": 100.0, "bf16": 200.0, "int8": 400.0})
 SIZES = study.Sizes(
@@ -56,6 +54,9 @@ def test_a_study_has_every_step_beside_its_limit(tmp_path, capsys):
     assert [line.what for line in lines] == ["decode 1", "decode 3", "prompt", "decode 1 at 200"]
     assert [line.num_tokens for line in lines] == [1, 3, 40, 1]
     assert all(line.seconds > 0 and line.of_limit > 0 for line in lines)
+    # The greater share is the limit that a step meets first.
+    shares = [max(line.of_bandwidth, line.of_peak or 0.0) for line in lines]
+    assert shares == pytest.approx([line.of_limit for line in lines])
     document = json.loads(json.dumps(study.as_json(found)))
     assert document["decode"][1]["of_limit"] == found.decode[1].of_limit
     assert document["form"] == "bf16"
@@ -122,9 +123,9 @@ def test_a_shape_alone_means_its_steps_and_excludes_a_model():
     assert error == "octavo: --shape makes a model up; leave --model out\n"
 
 
-def test_steps_are_of_the_cpu_engine():
+def test_the_simulator_has_no_steps_to_measure():
     error = refused("steps", "--device", "sim")
-    assert error == "octavo: --device sim: single steps are measured on the CPU only\n"
+    assert error == "octavo: --device sim: single steps are measured on auto, cpu and cuda only\n"
 
 
 def test_the_roofline_is_a_picture_of_every_form(tmp_path):
@@ -154,12 +155,9 @@ def test_a_narrower_type_is_at_least_as_fast_as_the_one_it_widens_to(monkeypatch
      (bench_throughput, ("--num-prompts", "3"), 3)],
 )  # fmt: skip
 def test_other_benches_stand_beside_the_limits_too(tmp_path, monkeypatch, command, flags, count):
-    monkeypatch.setattr(beside, "measure_limits", lambda: LIMITS)
+    monkeypatch.setattr(limits, "measure_limits", lambda: LIMITS)
     write_shape("tiny", tmp_path)
-    # A tokenizer that holds nothing: prompts are token ids.
-    words = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
-    words.decoder = ByteLevel()
-    words.save(str(tmp_path / "tokenizer.json"))
+    write_tokenizer(tmp_path)
     file = tmp_path / "figures.json"
     sizes = ("--input-len", "10", "--output-len", "5", "--kv-cache-memory-bytes", "8MiB")
     argv = [str(tmp_path), "--load-format", "dummy", *flags, *sizes, "--json", str(file)]
@@ -173,11 +171,14 @@ def test_other_benches_stand_beside_the_limits_too(tmp_path, monkeypatch, comman
     assert figures["limit_s"] == pytest.approx(best_s)
     assert figures["machine"] == LIMITS.describe()
     assert 0 < figures["percent_of_limit"] < 100
+    both = figures["percent_of_bandwidth"], figures["percent_of_peak_flops"]
+    assert 0 < max(both) <= figures["percent_of_limit"] <= sum(both)
 
 
 def test_more_sequences_than_fit_at_once_come_in_waves(tmp_path):
     work = ModelWork.of(config_of(tmp_path), resolve_model(str(tmp_path)), kv_bytes_per_token=512.0)
     sizes = {"input_len": 8, "output_len": 3}
-    two = beside.batch_best_s(work, LIMITS, count=8, at_once=4, **sizes)
-    one = beside.batch_best_s(work, LIMITS, count=4, at_once=4, **sizes)
-    assert two == pytest.approx(2 * one)
+    two = beside.batch_best(work, LIMITS, count=8, at_once=4, **sizes)
+    one = beside.batch_best(work, LIMITS, count=4, at_once=4, **sizes)
+    assert two == pytest.approx([2 * seconds for seconds in one])
+    assert one.seconds >= max(one.reading_s, one.multiplying_s)

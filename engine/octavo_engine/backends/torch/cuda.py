@@ -250,7 +250,6 @@ class CudaBackend:
             if not is_simple:
                 params = self._buffer.draw_params(sizes).first(len(logits))
                 found, scores = sample(logits, sampling, params, self._kernels.draw)
-                self._buffer.keep(sizes, found)
             return self._landing.begin(found, scores)
 
     def logits(self, step: Step) -> NDArray[np.float32]:
@@ -377,7 +376,7 @@ class CudaBackend:
         return self._kept[0][:num_rows].copy_(logits), self._kept[1][:, :num_rows].copy_(found)
 
     def _forward(self, step: DeviceStep, sizes: Sizes, *, draws: bool) -> tuple[Tensor, Tensor]:
-        """Logits, and what is drawn of them; the tokens are kept for the step behind."""
+        """Logits, and what is drawn of them; the draw keeps the tokens for the step behind."""
         assert self._context is not None and self._buffer is not None
         assert self._model is not None, "the weights sleep"
         ops = CudaOps(step, self._context)
@@ -386,9 +385,7 @@ class CudaBackend:
         logits = logits.float()
         if not draws:
             return logits, logits.new_empty((2, len(logits)), dtype=torch.int32)
-        found = self._kernels.draw(logits, self._buffer.draw_params(sizes))
-        self._buffer.keep(sizes, found)
-        return logits, found
+        return logits, self._kernels.draw(logits, self._buffer.draw_params(sizes))
 
 
 def _greedy(num_rows: int) -> SamplingBatch:

@@ -19,8 +19,7 @@ from octavo_engine.backends.torch.packed import (
     GroupedWeight,
     PackedExperts,
     ScaledWeight,
-    grouped_product,
-    scaled_product,
+    packed_product,
 )
 
 if TYPE_CHECKING:
@@ -49,11 +48,7 @@ class DeviceLinear:
     def apply(self, x: Tensor) -> Tensor:
         """The product in torch alone."""
         if not isinstance(self.weight, torch.Tensor):
-            y = (
-                grouped_product(x, self.weight)
-                if isinstance(self.weight, GroupedWeight)
-                else scaled_product(x, self.weight)
-            )
+            y = packed_product(x, self.weight)
             y = y if self.bias is None else y + self.bias.float()
             return y if self.is_head else y.to(x.dtype)
         if not self.is_head or x.dtype == torch.float32:
@@ -120,8 +115,8 @@ class CudaLoader:
         flat = [f"{name}.weight" for own in names for name in own]
         sizes = list(out_features) * len(names)
         parts = self._take(flat, sizes, (in_features,))
-        packed = self._packed(parts, roundings=False) if self._ledger.is_complete else None
-        if isinstance(packed, GroupedWeight):
+        packed = self._packed(parts) if self._ledger.is_complete else None
+        if packed is not None:
             self._account(parts)
             return self._noted(PackedExperts(packed, len(names)))
         whole = self._noted(self._filled(parts, sizes, (in_features,)))
@@ -162,22 +157,18 @@ class CudaLoader:
             if stored is not None:
                 self._ledger.account(stored)
 
-    def _packed(
-        self, parts: list[StoredTensor | None], *, roundings: bool = True
-    ) -> GroupedWeight | ScaledWeight | None:
-        """As stored, if all parts are so and the kernels take it; they become one. `roundings`:
-        formats whose products round their inputs will do as well."""
+    def _packed(self, parts: list[StoredTensor | None]) -> GroupedWeight | ScaledWeight | None:
+        """As stored, if all parts are so and the kernels take it; they become one."""
         stored = [part for part in parts if part is not None]
         first = stored[0]
         order = _order_of(stored)
-        if first.dtype == "F8_E4M3" and "fp8" in self._formats and roundings:
+        if first.dtype == "F8_E4M3" and "fp8" in self._formats:
             return self._packed_float8(stored)
         if any(part.dtype not in repack.BLOCK_BYTES for part in stored) or order is None:
             return None
         if any((part.dtype == "Q8_0") != (first.dtype == "Q8_0") for part in stored):
             return None  # of 8 bits and of 4
-        wants_int8 = roundings and "int8" in self._formats
-        wants_int8 = wants_int8 and all(p.input_dtype == "int8" for p in stored)
+        wants_int8 = "int8" in self._formats and all(p.input_dtype == "int8" for p in stored)
         if not wants_int8 and "grouped" not in self._formats:
             return None
         blocks = repack.stacked([self._blocks(part) for part in stored])

@@ -4,8 +4,9 @@ Every number is four bytes wide, so one int32 buffer holds them all; floats are 
 as float32. A captured graph reads fixed places, so a layout depends on sizes alone: the sizes of a
 bucket give the same places each time, and block tables, whose length varies, come last.
 
-Behind them all lies a word for each row: its last sampled token. A step that is launched before the
-last one's tokens are known finds them there; so token ids are gathered, each from its own word.
+Behind them all lies a word for each row: its last sampled token, left there by the draw. A step
+that is launched before the last one's tokens are known finds them; so token ids are gathered, each
+from its own word.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class DrawParams:
     leasts: Tensor  # [S] float32: min-p as a bound of scaled logits
     top_ps: Tensor  # [S] float32
     top_ks: Tensor  # [S] int32
+    kept_at: Tensor  # [S] int32: whose word of `kept` the token is left in
+    kept: Tensor  # int32
 
     def first(self, num_rows: int) -> DrawParams:
         """Without the padding behind."""
@@ -79,6 +82,8 @@ class DrawParams:
             leasts=self.leasts[:num_rows],
             top_ps=self.top_ps[:num_rows],
             top_ks=self.top_ks[:num_rows],
+            kept_at=self.kept_at[:num_rows],
+            kept=self.kept,
         )
 
 
@@ -177,12 +182,6 @@ class StepBuffer:
         self._device[:num_words].copy_(side.host[:num_words], non_blocking=True)
         side.sent = self._make_mark()
 
-    def keep(self, sizes: Sizes, found: Tensor) -> None:
-        """Note sampled tokens, [2, rows] with their statuses, for a step that awaits them."""
-        at = self._split(sizes)["kept_at"][: found.shape[1]].long()
-        # What has no token failed; whatever awaits it is dropped, but reads the embedding first.
-        self._device[self._last_at :][at] = found[0].clamp(min=0)
-
     def step(
         self, sizes: Sizes, *, is_decode: bool, max_seq_len: int, host: Step | None
     ) -> DeviceStep:
@@ -208,6 +207,8 @@ class StepBuffer:
             leasts=t["leasts"].view(torch.float32),
             top_ps=t["top_ps"].view(torch.float32),
             top_ks=t["top_ks"],
+            kept_at=t["kept_at"],
+            kept=self._device[self._last_at :],
         )
 
     def _pad(self, views: _Views, sizes: Sizes, step: Step, tiles: Tiles) -> None:

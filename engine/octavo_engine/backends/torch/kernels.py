@@ -96,7 +96,7 @@ class Kernels(Protocol):
     ) -> Tensor: ...
 
     def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
-        """Tokens and statuses, [2, S] int32."""
+        """Tokens and statuses, [2, S] int32; the tokens are kept for a step that awaits them."""
 
 
 class HeadShape(Protocol):

@@ -76,7 +76,7 @@ class ScaledWeight:
 class PackedExperts:
     """The weights of a mixture's experts as one, the rows of each below those before."""
 
-    weight: GroupedWeight
+    weight: GroupedWeight | ScaledWeight
     num_experts: int
 
     def __len__(self) -> int:
@@ -91,9 +91,11 @@ class PackedExperts:
     def nbytes(self) -> int:
         return self.weight.nbytes
 
-    def expert(self, index: int) -> GroupedWeight:
+    def expert(self, index: int) -> GroupedWeight | ScaledWeight:
         whole, (_, count, _) = self.weight, self.shape
         own = slice(index * count, (index + 1) * count)
+        if isinstance(whole, ScaledWeight):
+            return replace(whole, values=whole.values[own], scales=whole.scales[own])
         return replace(
             whole,
             packed=whole.packed[own],
@@ -108,8 +110,15 @@ DeviceExperts: TypeAlias = "Tensor | PackedExperts"  # or [experts, out, in]
 def expert_product(x: Tensor, experts: DeviceExperts, index: int) -> Tensor:
     """x · the expert's weightᵀ, in x's dtype."""
     if isinstance(experts, PackedExperts):
-        return grouped_product(x, experts.expert(index)).to(x.dtype)
+        return packed_product(x, experts.expert(index)).to(x.dtype)
     return torch.nn.functional.linear(x, experts[index])
+
+
+def packed_product(x: Tensor, weight: GroupedWeight | ScaledWeight) -> Tensor:
+    """x · weightᵀ, in float32."""
+    if isinstance(weight, GroupedWeight):
+        return grouped_product(x, weight)
+    return scaled_product(x, weight)
 
 
 class RoundedRows(NamedTuple):
@@ -145,7 +154,7 @@ def round_rows(x: Tensor, dtype: torch.dtype, block: int) -> RoundedRows:
     blocks = padded.view(num_rows, num_blocks, block)
     scales = blocks.abs().amax(-1) / LARGEST[dtype]
     scales = torch.where(scales > 0, scales, 1.0)
-    scaled = (blocks / scales[..., None]).view(num_rows, -1)[:, :columns]
+    scaled = (blocks / scales[..., None]).flatten(1)[:, :columns]
     values = scaled.round().to(dtype) if dtype == torch.int8 else scaled.to(dtype)
     return RoundedRows(values, scales)
 

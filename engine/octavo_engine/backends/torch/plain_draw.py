@@ -21,7 +21,8 @@ _COEFFICIENTS = (
 
 
 def draw(logits: Tensor, params: DrawParams) -> Tensor:
-    """Tokens and statuses, [2, S] int32; the rules are those of csrc/cpu/sampling.h."""
+    """Tokens and statuses, [2, S] int32, and the tokens kept; the rules are those of
+    csrc/cpu/sampling.h."""
     is_flawed = ~(logits <= torch.finfo(torch.float32).max).all(-1)
     x = logits.where(~is_flawed[:, None], 0.0)
     maximum = x.amax(-1, keepdim=True)
@@ -45,7 +46,10 @@ def draw(logits: Tensor, params: DrawParams) -> Tensor:
     status[is_banned] = SAMPLED_NOTHING_ALLOWED
     status[is_flawed] = SAMPLED_NOT_FINITE
     tokens = tokens.where(status == 0, -1)
-    return torch.stack([tokens, status]).to(torch.int32)
+    found = torch.stack([tokens, status]).to(torch.int32)
+    # What has no token failed; whatever awaits it is dropped, but reads the embedding first.
+    params.kept[params.kept_at.long()] = found[0].clamp(min=0)
+    return found
 
 
 def first_argmax(x: Tensor, maximum: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from octavo_engine.backends.torch.packed import ALL_FORMATS, GroupedWeight
-from octavo_engine.backends.torch.plain import choose_experts
 from octavo_engine.backends.torch.triton import (
     attention,
     draw,
@@ -15,6 +14,7 @@ from octavo_engine.backends.torch.triton import (
     grouped,
     heads,
     matmul,
+    routing,
     rows,
     scaled,
 )
@@ -119,16 +119,12 @@ class TritonKernels:
         down: DeviceExperts,
         spec: ExpertsSpec,
     ) -> Tensor:
-        shares, chosen = choose_experts(scores, spec)
-        tiles = experts.cut_tiles(chosen, len(gate_up), batch_invariant=self._batch_invariant)
+        shares, chosen = routing.route(scores, spec)
+        tiles = routing.cut_tiles(chosen, len(gate_up), batch_invariant=self._batch_invariant)
         num_pairs = chosen.numel()
         h = self.glu(experts.product(x.contiguous(), gate_up, tiles, num_pairs), spec.activation)
         h = experts.product(h, down, tiles, num_pairs).view(*chosen.shape, x.shape[1])
-        # A token's own experts in the order of its own scores: in any company the same sum.
-        total = shares[:, 0, None] * h[:, 0]
-        for place in range(1, spec.top_k):
-            total = total + shares[:, place, None] * h[:, place]
-        return total.to(x.dtype)
+        return routing.combine(h, shares, x.dtype)
 
     def turn_and_store(
         self,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from octavo_engine.backends.torch import plain_draw
-from octavo_engine.backends.torch.triton import draw
+from octavo_engine.backends.torch.triton import cut, draw
 from octavo_engine.sampling.batch import (
     SAMPLED_NOT_FINITE,
     SAMPLED_NOTHING_ALLOWED,
@@ -67,9 +67,14 @@ def test_triton_draws_the_defined_tokens(vocab, ties, device, monkeypatch):
     check(draw.draw, logits, random_wishes(rng, 6, filtered=False), device)
 
 
-def test_triton_filters_leave_the_defined_tokens(device, monkeypatch):
-    """Each filter alone and all together; ties lie on every edge."""
+@pytest.mark.parametrize("room", [2048, 4], ids=["edge", "whole row"])
+def test_triton_filters_leave_the_defined_tokens(room, device, monkeypatch):
+    """Each filter alone and all together; ties lie on every edge. With little room the rows are
+    searched whole."""
     monkeypatch.setattr(draw, "CHUNK", 32)
+    monkeypatch.setattr(cut, "BINS", 64)
+    monkeypatch.setattr(cut, "ROOM", room)
+    monkeypatch.setattr(cut, "PIECE", 64)
     rng = np.random.default_rng(5)
     logits = random_logits(rng, 4, 70, ties=True)
     sampling = make_sampling(
@@ -77,6 +82,43 @@ def test_triton_filters_leave_the_defined_tokens(device, monkeypatch):
         top_k=[5, 0, 0, 9], top_p=[1, 0.6, 1, 0.5], min_p=[0, 0, 0.3, 0.01],
     )  # fmt: skip
     check(draw.draw, logits, sampling, device)
+
+
+def test_only_a_row_s_edge_is_searched(device, monkeypatch):
+    """Of 300 logits a few are candidates, however many are cut away or survive for certain."""
+    gathered = []
+    find = cut.find_cuts
+
+    def watched(cuts, *args):
+        find(cuts, *args)
+        gathered.append(cuts.counts.tolist())
+
+    monkeypatch.setattr(draw, "find_cuts", watched)
+    monkeypatch.setattr(draw, "CHUNK", 128)
+    monkeypatch.setattr(cut, "PIECE", 512)
+    rng = np.random.default_rng(8)
+    logits = rng.standard_normal((5, 300)).astype(np.float32) * 2
+    logits[3] = 1.5  # all in one bin
+    sampling = make_sampling(
+        5, temperature=[1, 1, 1, 1, 0], top_k=[7, 0, 0, 0, 3], top_p=[1, 0.9, 1, 0.5, 1]
+    )
+    check(draw.draw, logits, sampling, device)
+    ((by_count, by_mass, unfiltered, equal, greedy),) = gathered
+    assert 7 <= by_count < 12 and 1 <= by_mass < 5
+    assert (unfiltered, equal, greedy) == (0, 300, 0)
+
+
+def test_what_was_drawn_is_kept_where_the_next_step_looks(device):
+    logits = np.full((3, 10), -1, np.float32)
+    logits[0, 4], logits[1], logits[2, 9] = 1, np.nan, 1
+    sampling = make_sampling(3, temperature=0.0)
+    sampling.rows = np.array([2, 0, 1], np.int32)
+    sampling.targets = np.array([-1, -1, 5], np.int32)  # a token to score is nobody's next
+    for draw_tokens in (plain_draw.draw, draw.draw):
+        params = draw_params(sampling, device)
+        params.kept.fill_(77)
+        draw_tokens(torch.from_numpy(logits).to(device), params)
+        assert params.kept[:3].tolist() == [0, 77, 4]
 
 
 @pytest.mark.gpu

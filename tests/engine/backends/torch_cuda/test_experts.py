@@ -8,11 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.kernels import choose_kernels
+from octavo_engine.backends.torch.packed import FP8, PackedExperts, ScaledWeight, expert_product
 from octavo_engine.backends.torch.plain import PlainKernels, choose_experts
-from octavo_engine.backends.torch.triton import experts
+from octavo_engine.backends.torch.triton import experts, routing, rows
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.ops import ExpertsSpec
 from tests.engine.backends.driver import random_tokens, run_alone
@@ -39,19 +41,23 @@ def triton(device, **options):
 
 @pytest.mark.parametrize(("num_tokens", "num_experts"), [(1, 8), (3, 8), (40, 4), (200, 2)])
 def test_every_pair_is_in_one_tile_of_its_expert(num_tokens, num_experts):
-    chosen = random(num_tokens, num_experts).argsort(1)[:, :2]
-    tiles = experts.cut_tiles(chosen, num_experts, batch_invariant=False)
+    chosen = random(num_tokens, num_experts).argsort(1)[:, :2].int()
+    tiles = routing.cut_tiles(chosen, num_experts, batch_invariant=False)
     seen = []
     for tile, owner in enumerate(tiles.experts.tolist()):
         pairs = tiles.pairs[tile * tiles.block_m : (tile + 1) * tiles.block_m]
-        pairs = pairs[pairs >= 0]
-        assert (chosen.flatten()[pairs.long()] == owner).all()
-        seen += pairs.tolist()
+        if owner >= 0:
+            pairs = pairs[pairs >= 0]
+            assert (chosen.flatten()[pairs.long()] == owner).all()
+            assert pairs.tolist() == sorted(pairs.tolist())
+            seen += pairs.tolist()
     assert sorted(seen) == list(range(2 * num_tokens))
 
 
 def test_an_expert_that_nobody_chose_has_no_tile():
-    tiles = experts.cut_tiles(torch.tensor([[3, 1]] * 9), 5, batch_invariant=False)
+    tiles = routing.cut_tiles(
+        torch.tensor([[3, 1]] * 9, dtype=torch.int32), 5, batch_invariant=False
+    )
     assert tiles.experts.tolist() == [1, 3, -1, -1, -1, -1, -1]
 
 
@@ -74,11 +80,72 @@ def test_experts_equal_their_plain_twin(num_tokens, renormalise, device):
     torch.testing.assert_close(one, truth, rtol=2e-5, atol=2e-5)
 
 
-def test_of_equal_scores_the_first_expert_is_taken():
+@pytest.mark.parametrize("choose", [choose_experts, routing.route], ids=["plain", "triton"])
+def test_of_equal_scores_the_first_expert_is_taken(choose, device):
     spec = ExpertsSpec(top_k=2, renormalise=True, activation="silu")
-    shares, chosen = choose_experts(torch.tensor([[1.0, 2.0, 2.0, 2.0]]), spec)
+    shares, chosen = choose(torch.tensor([[1.0, 2.0, 2.0, 2.0]], device=device), spec)
     assert chosen.tolist() == [[1, 2]]
     assert shares.tolist() == [[0.5, 0.5]]
+
+
+@pytest.mark.parametrize(("num_experts", "top_k"), [(5, 3), (128, 8)])
+def test_tokens_are_routed_as_their_plain_twin_says(num_experts, top_k, device):
+    spec = ExpertsSpec(top_k=top_k, renormalise=num_experts == 5, activation="silu")
+    scores = random(6, num_experts).to(device) * 3
+    shares, chosen = routing.route(scores, spec)
+    expected = choose_experts(scores, spec)
+    assert chosen.tolist() == expected[1].tolist()
+    torch.testing.assert_close(shares, expected[0])
+
+
+def test_a_row_that_is_no_number_spoils_no_other(device):
+    """It goes to some expert, as all rows do, and comes back as no number."""
+    spec = ExpertsSpec(top_k=2, renormalise=True, activation="silu")
+    x, scores = random(3, 64).to(device), random(3, 4, seed=3).to(device)
+    gate_up, down = layer(4, 64, 32, device)
+    well = triton(device).experts(x, scores, gate_up, down, spec)
+    x[1], scores[1] = torch.nan, torch.nan
+    found = triton(device).experts(x, scores, gate_up, down, spec)
+    assert found[1].isnan().all()
+    torch.testing.assert_close(found[[0, 2]], well[[0, 2]])
+
+
+def test_a_mixture_is_a_handful_of_launches(device, monkeypatch):
+    """Five of Triton's, and of torch none that computes: small ones cost more than their work."""
+
+    class Counted(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            names.append(function.overloadpacket.__name__)
+            return function(*args, **(kwargs or {}))
+
+    names: list[str] = []
+    spec = ExpertsSpec(top_k=2, renormalise=True, activation="silu")
+    x, scores = random(3, 64).to(device), random(3, 4, seed=3).to(device)
+    gate_up, down = layer(4, 64, 32, device)
+    kernels = triton(device)
+    seen: list[str] = []
+    for module, name in (
+        (routing, "route_kernel"), (routing, "place_kernel"), (experts, "experts_kernel"),
+        (rows, "glu_kernel"), (routing, "combine_kernel"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, Launches(name, seen))
+    with Counted():
+        kernels.experts(x, scores, gate_up, down, spec)
+    assert seen == [
+        "route_kernel", "place_kernel", "experts_kernel", "glu_kernel", "experts_kernel",
+        "combine_kernel",
+    ]  # fmt: skip
+    assert set(names) <= {"new_empty", "empty", "view", "_unsafe_view", "empty_like"}
+
+
+class Launches:
+    """A kernel that writes down its launches; there is nothing to compute."""
+
+    def __init__(self, name, seen):
+        self.name, self.seen = name, seen
+
+    def __getitem__(self, grid):
+        return lambda *args, **options: self.seen.append(self.name)
 
 
 @pytest.mark.usefixtures("row_by_row")
@@ -88,9 +155,27 @@ def test_batch_invariant_tokens_have_the_same_bits_in_any_company(device):
     x, scores = random(40, 64).to(device), random(40, 4, seed=3).to(device)
     gate_up, down = layer(4, 64, 32, device)
     together = kernels.experts(x, scores, gate_up, down, spec)
-    for rows in (slice(0, 1), slice(30, 40)):
-        alone = kernels.experts(x[rows], scores[rows], gate_up, down, spec)
-        assert torch.equal(alone, together[rows])
+    for own in (slice(0, 1), slice(30, 40)):
+        alone = kernels.experts(x[own], scores[own], gate_up, down, spec)
+        assert torch.equal(alone, together[own])
+
+
+@pytest.mark.parametrize(("dtype", "block"), [(torch.int8, 96), (FP8, 96), (FP8, 32)])
+def test_experts_of_eight_bits_on_both_sides_equal_their_plain_twin(dtype, block, device):
+    """A product from tokens' rows, and one from pairs' own."""
+    stored = (random(4 * 40, 96, seed=1) * (50 if dtype == torch.int8 else 1)).to(dtype)
+    scales = random(4 * 40, 96 // block, seed=2).abs() / 30
+    packed = PackedExperts(ScaledWeight(stored.to(device), scales.to(device), block), 4)
+    assert packed.shape == (4, 40, 96)
+    chosen = random(5, 4).argsort(1)[:, :2].int().to(device)
+    tiles = routing.cut_tiles(chosen, 4, batch_invariant=False)
+    for num_rows in (5, 10):
+        x = random(num_rows, 96, seed=4).to(device)
+        found = experts.product(x, packed, tiles, 10)
+        for pair, expert in enumerate(chosen.flatten().tolist()):
+            row = pair * num_rows // 10
+            truth = expert_product(x[row : row + 1], packed, expert)[0]
+            torch.testing.assert_close(found[pair], truth, rtol=1e-4, atol=1e-4)
 
 
 def test_no_tokens(device):

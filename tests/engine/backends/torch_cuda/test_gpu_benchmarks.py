@@ -66,8 +66,8 @@ def test_products_and_experts_are_measured_beside_bf16():
     )
     mixed = products.mixtures(best, shapes={"tiny": (4, 2, 64, 64)}, **options)
     assert mixed["tiny_3_peak_share"] == pytest.approx(2 * 3 * 2 * 3 * 64 * 64 / 2e-3 / 1e12)
-    assert mixed["tiny_int4_3_ms"] == 2.0
-    assert len(calls) == 2 * len(products.KINDS) + 4
+    assert mixed["tiny_int4_3_ms"] == mixed["tiny_fp8_1_ms"] == 2.0
+    assert len(calls) == 2 * len(products.KINDS) + 6
     assert all(torch.isfinite(result).all() for result in calls)
 
 

@@ -1,35 +1,28 @@
 """A mixture of experts' products: the rows of each expert in tiles of their own.
 
-Nothing of it waits for the host: how many tiles there are is bounded by the shapes, and a tile of
-no expert ends at once, so a graph may hold it. Padding rows are read as zeros and written nowhere.
+Padding rows are read as zeros and written nowhere; `routing.py` cuts the tiles.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
-from octavo_engine.backends.torch.packed import PackedExperts
+from octavo_engine.backends.torch.packed import GroupedWeight, PackedExperts
 from octavo_engine.backends.torch.triton.grouped import grouped_sum
+from octavo_engine.backends.torch.triton.scaled import BLOCK_K as SCALED_BLOCK_K
+from octavo_engine.backends.torch.triton.scaled import round_rows, scaled_sum
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from octavo_engine.backends.torch.packed import DeviceExperts
+    from octavo_engine.backends.torch.packed import DeviceExperts, ScaledWeight
+    from octavo_engine.backends.torch.triton.routing import Tiles
 
 BLOCK_N, BLOCK_K = 64, 64
-FEW_PER_EXPERT, MANY_PER_EXPERT = 16, 64  # rows of a tile
-
-
-class Tiles(NamedTuple):
-    """Pairs of token and expert sorted by expert, each expert's padded to whole tiles."""
-
-    pairs: Tensor  # int32 [tiles * block_m]: token * top_k + place; -1 is padding
-    experts: Tensor  # int32 [tiles]: -1 is none
-    block_m: int
 
 
 @triton.jit
@@ -108,49 +101,88 @@ def grouped_experts_kernel(
         tl.store(target, acc.to(out.dtype.element_ty), mask=mask)
 
 
-def cut_tiles(chosen: Tensor, num_experts: int, *, batch_invariant: bool) -> Tiles:
-    """`chosen` [T, top_k]: each token's experts."""
-    num_pairs = chosen.numel()
-    is_few = num_pairs < FEW_PER_EXPERT * num_experts and not batch_invariant
-    block_m = FEW_PER_EXPERT if is_few else MANY_PER_EXPERT
-    # Each expert that is met at all leaves less than a tile empty.
-    num_tiles = triton.cdiv(num_pairs, block_m) + min(num_experts, num_pairs)
-    flat = chosen.reshape(-1)
-    experts, order = torch.sort(flat, stable=True)
-    all_experts = torch.arange(num_experts, device=flat.device)
-    counts = (flat[:, None] == all_experts).sum(0)
-    own_tiles = (counts + block_m - 1) // block_m
-    end_tiles = own_tiles.cumsum(0)
-    first_places = (end_tiles - own_tiles) * block_m
-    ranks = torch.arange(num_pairs, device=flat.device) - (counts.cumsum(0) - counts)[experts]
-    pairs = torch.full((num_tiles * block_m,), -1, dtype=torch.int32, device=flat.device)
-    pairs[first_places[experts] + ranks] = order.int()
-    tiles = torch.arange(num_tiles, device=flat.device)
-    owners = torch.searchsorted(end_tiles, tiles, right=True)
-    owners = torch.where(owners < num_experts, owners, -1)
-    return Tiles(pairs, owners.int(), block_m)
+@triton.jit
+def scaled_experts_kernel(
+    out,  # [pairs, N]
+    x,  # [pairs / PAIRS_PER_ROW, K], rounded
+    x_scales,
+    values,  # [experts * N, K]
+    scales,  # [experts * N, blocks]
+    tile_pairs,
+    tile_experts,
+    num_outputs,
+    num_inputs,
+    num_blocks,
+    PAIRS_PER_ROW: tl.constexpr,
+    IS_INTEGER: tl.constexpr,
+    IN_BLOCKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """As experts_kernel, of int8 or FP8 on both sides."""
+    tile = tl.program_id(0)
+    expert = tl.load(tile_experts + tile)
+    if expert >= 0:
+        pairs = tl.load(tile_pairs + tile * BLOCK_M + tl.arange(0, BLOCK_M))
+        outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        row_ok, output_ok = pairs >= 0, outputs < num_outputs
+        result = scaled_sum(
+            x, x_scales, values, scales, (pairs // PAIRS_PER_ROW).to(tl.int64),
+            expert.to(tl.int64) * num_outputs + outputs, row_ok, output_ok, 0,
+            tl.cdiv(num_inputs, BLOCK_K), num_inputs, num_blocks,
+            IS_INTEGER, IN_BLOCKS, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        target = out + pairs.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
+        mask = row_ok[:, None] & output_ok[None, :]
+        tl.store(target, result.to(out.dtype.element_ty), mask=mask)
 
 
 def product(x: Tensor, weights: DeviceExperts, tiles: Tiles, num_pairs: int) -> Tensor:
     """A row for each pair, from x with a row for each pair or for each token."""
     _, num_outputs, num_inputs = weights.shape
     out = x.new_empty((num_pairs, num_outputs))
-    if num_pairs and isinstance(weights, PackedExperts):
+    if not num_pairs:  # then x may have no rows
+        return out
+    grid = (len(tiles.experts), triton.cdiv(num_outputs, BLOCK_N))
+    common = {
+        "PAIRS_PER_ROW": num_pairs // len(x), "BLOCK_M": tiles.block_m, "BLOCK_N": BLOCK_N,
+        "num_warps": 4, "num_stages": 3,
+    }  # fmt: skip
+    if not isinstance(weights, PackedExperts):
+        experts_kernel[grid](
+            out, x, weights, tiles.pairs, tiles.experts, num_outputs, num_inputs,
+            BLOCK_K=BLOCK_K, **common,
+        )  # fmt: skip
+    elif isinstance(weights.weight, GroupedWeight):
         weight = weights.weight
         x = weight.arranged(x).contiguous()
-        grouped_experts_kernel[(len(tiles.experts), triton.cdiv(num_outputs, BLOCK_N))](
+        grouped_experts_kernel[grid](
             out, x, weight.packed, weight.scales,
             weight.scales if weight.minima is None else weight.minima,
             tiles.pairs, tiles.experts, num_outputs, num_inputs, weight.group_size,
-            PAIRS_PER_ROW=num_pairs // len(x), BITS=weight.bits,
-            HAS_MINIMA=weight.minima is not None,
-            ONE_GROUP=weight.group_size % (2 * weight.half) == 0, HALF=weight.half,
-            BLOCK_M=tiles.block_m, BLOCK_N=BLOCK_N, num_warps=4, num_stages=3,
+            BITS=weight.bits, HAS_MINIMA=weight.minima is not None,
+            ONE_GROUP=weight.group_size % (2 * weight.half) == 0, HALF=weight.half, **common,
         )  # fmt: skip
-    elif num_pairs:  # then x has rows
-        experts_kernel[(len(tiles.experts), triton.cdiv(num_outputs, BLOCK_N))](
-            out, x, weights, tiles.pairs, tiles.experts, num_outputs, num_inputs,
-            PAIRS_PER_ROW=num_pairs // len(x), BLOCK_M=tiles.block_m, BLOCK_N=BLOCK_N,
-            BLOCK_K=BLOCK_K, num_warps=4, num_stages=3,
-        )  # fmt: skip
+    else:
+        _scaled_product(out, x, weights.weight, tiles, grid, common)
     return out
+
+
+def _scaled_product(
+    out: Tensor,
+    x: Tensor,
+    weight: ScaledWeight,
+    tiles: Tiles,
+    grid: tuple[int, int],
+    common: dict[str, int],
+) -> None:
+    num_inputs, dtype = x.shape[1], weight.values.dtype
+    in_blocks = weight.block < num_inputs
+    rounded = round_rows(x.contiguous(), dtype, weight.block)
+    scaled_experts_kernel[grid](
+        out, rounded.values, rounded.scales, weight.values, weight.scales, tiles.pairs,
+        tiles.experts, out.shape[1], num_inputs, weight.scales.shape[1],
+        IS_INTEGER=dtype == torch.int8, IN_BLOCKS=in_blocks,
+        BLOCK_K=weight.block if in_blocks else SCALED_BLOCK_K, **common,
+    )  # fmt: skip

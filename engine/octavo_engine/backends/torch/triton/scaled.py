@@ -79,20 +79,51 @@ def scaled_kernel(
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(2)
     row_ok, output_ok = rows < num_rows, outputs < num_outputs
-    x_rows = x + rows.to(tl.int64)[:, None] * num_inputs
-    value_rows = values + outputs.to(tl.int64)[None, :] * num_inputs
-    x_scale_rows = x_scales + rows.to(tl.int64) * num_blocks
-    scale_rows = scales + outputs.to(tl.int64) * num_blocks
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if IS_INTEGER else tl.float32)
     first = split * steps_per_split
     last = tl.minimum(first + steps_per_split, tl.cdiv(num_inputs, BLOCK_K))
+    result = scaled_sum(
+        x, x_scales, values, scales, rows.to(tl.int64), outputs.to(tl.int64), row_ok, output_ok,
+        first, last, num_inputs, num_blocks, IS_INTEGER, IN_BLOCKS, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    if HAS_BIAS:
+        result += tl.load(bias + outputs, mask=output_ok, other=0.0).to(tl.float32)[None, :]
+    target = out + (split.to(tl.int64) * num_rows + rows)[:, None] * num_outputs + outputs[None, :]
+    tl.store(target, result.to(out.dtype.element_ty), mask=row_ok[:, None] & output_ok[None, :])
+
+
+@triton.jit
+def scaled_sum(
+    x,
+    x_scales,
+    values,
+    scales,
+    rows,  # int64 [BLOCK_M]: of x
+    value_rows,  # int64 [BLOCK_N]
+    row_ok,
+    output_ok,
+    first,
+    last,
+    num_inputs,
+    num_blocks,
+    IS_INTEGER: tl.constexpr,
+    IN_BLOCKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """The products of rows of x and of a weight over steps [first, last) of their columns."""
+    x_scale_rows = x_scales + rows * num_blocks
+    scale_rows = scales + value_rows * num_blocks
+    x_rows = x + rows[:, None] * num_inputs
+    values = values + value_rows[None, :] * num_inputs
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if IS_INTEGER else tl.float32)
     for step in range(first, last):
         columns = step * BLOCK_K + tl.arange(0, BLOCK_K)
         column_ok = columns < num_inputs
         a_mask = row_ok[:, None] & column_ok[None, :]
         b_mask = column_ok[:, None] & output_ok[None, :]
         a = tl.load(x_rows + columns[None, :], mask=a_mask, other=0.0)
-        b = tl.load(value_rows + columns[:, None], mask=b_mask, other=0.0)
+        b = tl.load(values + columns[:, None], mask=b_mask, other=0.0)
         if IS_INTEGER:
             acc = tl.dot(a, b, acc, out_dtype=tl.int32)
         elif IN_BLOCKS:
@@ -107,10 +138,7 @@ def scaled_kernel(
         x_scale = tl.load(x_scale_rows, mask=row_ok, other=0.0)
         scale = tl.load(scale_rows, mask=output_ok, other=0.0)
         result = result * x_scale[:, None] * scale[None, :]
-    if HAS_BIAS:
-        result += tl.load(bias + outputs, mask=output_ok, other=0.0).to(tl.float32)[None, :]
-    target = out + (split.to(tl.int64) * num_rows + rows)[:, None] * num_outputs + outputs[None, :]
-    tl.store(target, result.to(out.dtype.element_ty), mask=row_ok[:, None] & output_ok[None, :])
+    return result
 
 
 def round_rows(x: Tensor, dtype: torch.dtype, block: int) -> RoundedRows:
