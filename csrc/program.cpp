@@ -32,8 +32,14 @@ void check_rows(const char* name, Rows dst, Rows src) {
 
 }  // namespace
 
-Program::Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t max_logit_rows)
-    : team_(team), max_tokens_(max_tokens), max_logit_rows_(max_logit_rows) {
+Program::Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t max_logit_rows,
+                 int activation_bits)
+    : team_(team),
+      max_tokens_(max_tokens),
+      max_logit_rows_(max_logit_rows),
+      activation_bits_(activation_bits) {
+    check(activation_bits == 8 || activation_bits == 16, "Program: activation_bits is ",
+          activation_bits, "; it must be 8 or 16");
     check(max_tokens >= 1 && max_tokens <= kMaxRows, "Program: max_tokens is ", max_tokens,
           "; it must be between 1 and ", kMaxRows);
     check(max_logit_rows >= 0 && max_logit_rows <= kMaxRows, "Program: max_logit_rows is ",
@@ -141,8 +147,8 @@ void Program::linear(int dst, int src, const Packed& weight, std::span<const flo
     }
     check(mode == cpu::LinearMode::Add || scale == 1.0F, "linear: scale ", scale,
           " needs mode add");
-    cpu::LinearArgs args{to.matrix, from.matrix, 0,          weight.panels(),
-                         nullptr,   mode,        activation, scale};
+    cpu::LinearArgs args{to.matrix, from.matrix, 0,     weight.panels(), nullptr,
+                         mode,      activation,  scale, activation_bits_};
     if (!bias.empty()) {
         check(static_cast<int64_t>(bias.size()) == weight.rows(), "linear: bias has ", bias.size(),
               " values for ", weight.rows(), " weight rows");

@@ -57,7 +57,9 @@ struct MoeBuffers {
 
 class Program {
   public:
-    Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t max_logit_rows);
+    // Activations meet integer weights in so many bits, 8 or 16.
+    Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t max_logit_rows,
+            int activation_bits);
 
     // Each throws ValueError when it does not fit the buffers. Tables and weights must outlive the
     // program; vectors are copied.
@@ -141,6 +143,7 @@ class Program {
     Team& team_;
     int64_t max_tokens_;
     int64_t max_logit_rows_;
+    int activation_bits_;
     Memory arena_;
     std::vector<Buffer> buffers_;
     std::vector<Instruction> instructions_;

@@ -81,6 +81,7 @@ struct LinearArgs {
     LinearMode mode = LinearMode::Store;
     Activation activation = Activation::None;  // of Glu's left half, or of what Store writes
     float scale = 1.0F;
+    int activation_bits = 16;  // 8 or 16: what rows are rounded to where weights are integers
 
     // Work is shared out in panels; for Glu in pairs of panels, one of each half.
     int64_t units() const { return mode == LinearMode::Glu ? weight.count() / 2 : weight.count(); }
