@@ -155,7 +155,24 @@ void Program::linear(int dst, int src, const Packed& weight, std::span<const flo
         args.bias = keep(bias, static_cast<size_t>(args.weight.count() * kPanelRows));
     }
     scratch_bytes_ = std::max(scratch_bytes_, team_.kernels().linear_scratch_bytes(args.weight));
+    if (args.weight.is_quantized()) {
+        quantize(from, args);
+    }
     instructions_.push_back({to.rows, args});
+}
+
+// Rows of a linear layer of integers, before it.
+void Program::quantize(const Buffer& src, const cpu::LinearArgs& args) {
+    quantized_bytes_ =
+        std::max(quantized_bytes_, max_rows(src.rows) * team_.kernels().quantized_row_bytes(args));
+    if (!instructions_.empty()) {
+        Instruction& before = instructions_.back();
+        const auto* norm = std::get_if<cpu::NormArgs>(&before.args);
+        const auto* layer_norm = std::get_if<LayerNorm>(&before.args);
+        norm = layer_norm == nullptr ? norm : &layer_norm->args;
+        before.feeds_own_rows = norm != nullptr && norm->dst.data == src.matrix.data;
+    }
+    instructions_.push_back({src.rows, Quantize{args}});
 }
 
 void Program::attention(int dst, int qkv, const AttentionOptions& options) {

@@ -99,6 +99,9 @@ class Program {
         int64_t layer;
         size_t plan;
     };
+    struct Quantize {
+        cpu::LinearArgs args;  // of the instruction after it
+    };
     struct Gate {
         cpu::RowOpArgs scale;  // by a factor that each row brings
         cpu::Matrix scores;
@@ -112,9 +115,10 @@ class Program {
     };
     struct Instruction {
         Rows rows;
-        std::variant<cpu::EmbedArgs, cpu::NormArgs, LayerNorm, cpu::LinearArgs, cpu::RowOpArgs,
-                     cpu::PoolArgs, Attention, Gate, Moe>
+        std::variant<cpu::EmbedArgs, cpu::NormArgs, LayerNorm, Quantize, cpu::LinearArgs,
+                     cpu::RowOpArgs, cpu::PoolArgs, Attention, Gate, Moe>
             args;
+        bool feeds_own_rows = false;  // each worker quantises the rows that it wrote itself
     };
 
     // program.cpp
@@ -125,6 +129,7 @@ class Program {
                             float eps, int add, float add_scale);
     const float* keep(std::span<const float> values, size_t padded);
     void row_op(const char* name, int dst, int src, const cpu::RowOpArgs& args);
+    void quantize(const Buffer& src, const cpu::LinearArgs& args);
     size_t plan_for(const AttentionShape& shape);
 
     // program_experts.cpp
@@ -155,6 +160,8 @@ class Program {
     std::vector<AttentionPlan> plans_;
     std::atomic<int64_t> next_part_[2] = {};  // of this instruction and the next, in turns
     Memory queries_;
+    Memory quantized_;  // rows of the product under way
+    int64_t quantized_bytes_ = 0;
     Memory partials_;
     Memory scratch_;
     int64_t scratch_bytes_ = 0;  // of one worker

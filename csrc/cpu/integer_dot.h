@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kAheadBytes = 2048;  // in the panels, which follow each other in memory
 constexpr auto kGroupStride = static_cast<int64_t>(sizeof(ActivationGroup));
-constexpr int kFewRows = 2;
+constexpr int kFewRows = 2 * kPackedRows;
 
 // A group of 16 rows, unpacked.
 struct alignas(64) UnpackedGroup {
@@ -208,8 +208,8 @@ using DotsUnpacked = std::array<std::array<DotUnpacked, kIntegerRows>, kIntegerP
 
 // What is needed to multiply by panels of one packing.
 struct IntegerKernels {
-    std::array<DotPacked, kFewRows> dot_packed;  // by rows - 1
-    std::array<DotPacked, kByteRows> dot_bytes;  // the same; none where codes are no bytes
+    std::array<DotPacked, kPackedRows> dot_packed;  // by rows - 1
+    std::array<DotPacked, kByteRows> dot_bytes;     // the same; none where codes are no bytes
     void (*unpack)(const std::byte*, int64_t, int64_t, UnpackedGroup*);
     const DotsUnpacked* dot_unpacked;  // by panels - 1, rows - 1
 };
@@ -238,7 +238,7 @@ constexpr IntegerKernels kernels_of() {
         return {};
     } else {
         IntegerKernels kernels = {
-            dots_packed<kPacking>(std::make_integer_sequence<int, kFewRows>()),
+            dots_packed<kPacking>(std::make_integer_sequence<int, kPackedRows>()),
             {},
             unpack<kPacking>,
             &kDotsUnpacked<PackedGroup<kPacking>::kMinima>};

@@ -8,6 +8,7 @@ namespace octavo::cpu::OCTAVO_ISA {
 #define OCTAVO_UNROLL_PAIRS OCTAVO_UNROLL
 
 constexpr int kIntegerRows = 24;  // rows times panels at a time
+constexpr int kPackedRows = 8;    // of one panel as it is packed
 
 struct Integers {
     __m512i all;

@@ -6,6 +6,7 @@ namespace octavo::cpu::OCTAVO_ISA {
 #define OCTAVO_UNROLL_PAIRS
 
 constexpr int kIntegerRows = 4;  // rows times panels at a time
+constexpr int kPackedRows = 2;   // of one panel as it is packed
 
 struct Integers {
     int32_t lane[kLanes];

@@ -64,15 +64,22 @@ class QuantizedLinear {
         : args_(args),
           num_groups_(args.weight.groups()),
           takes_bytes_(all_take_bytes(args)),
-          stride_(num_groups_ * (takes_bytes_ ? sizeof(ByteGroup) : kGroupStride)),
+          stride_(quantized_row_bytes(args)),
           work_(*reinterpret_cast<Workspace*>(scratch)),
-          x_(scratch + sizeof(Workspace)) {}
+          own_rows_(scratch + sizeof(Workspace)) {}
 
     void run(int64_t begin, int64_t end) {
         const int64_t step = block_rows(num_groups_);
         for (first_row_ = 0; first_row_ < args_.num_rows; first_row_ += step) {
             num_rows_ = std::min(step, args_.num_rows - first_row_);
-            prepare_rows();
+            if (args_.quantized != nullptr) {
+                x_ = args_.quantized + first_row_ * stride_;
+            } else {
+                LinearArgs block = args_;
+                block.src.data = args_.src.row(first_row_);
+                quantize_rows(block, 0, num_rows_, own_rows_);
+                x_ = own_rows_;
+            }
             if (args_.mode == LinearMode::Glu) {
                 for (int64_t unit = begin; unit < end; ++unit) {
                     multiply(args_.weight.panel(unit), args_.weight.panel(args_.units() + unit));
@@ -96,27 +103,6 @@ class QuantizedLinear {
     }
 
   private:
-    void prepare_rows() {
-        const int64_t cols = args_.src.cols;
-        const float highest = highest_activation(args_.activation_bits);
-        const uint8_t* order = kQuadOrder[format_of(args_.weight.packing()).bits == 4 ? 1 : 0];
-        for (int64_t r = 0; r < num_rows_; ++r) {
-            const auto* from = reinterpret_cast<const float*>(args_.src.row(first_row_ + r));
-            std::byte* to = x_ + r * stride_;
-            if (takes_bytes_) {
-                prepare_row(from, cols, reinterpret_cast<ByteGroup*>(to),
-                            [&](Vec first, Vec second, ByteGroup* group) {
-                                quantize_activations(first, second, order, group);
-                            });
-            } else {
-                prepare_row(from, cols, reinterpret_cast<ActivationGroup*>(to),
-                            [&](Vec first, Vec second, ActivationGroup* group) {
-                                quantize_activations(first, second, highest, group);
-                            });
-            }
-        }
-    }
-
     const float* y(int64_t row, int64_t panel) const {
         return work_.y + row * kOutStride + panel * kLanes;
     }
@@ -152,8 +138,11 @@ class QuantizedLinear {
             return;
         }
         if (num_rows_ <= kFewRows) {
-            kernels.dot_packed[static_cast<size_t>(num_rows_ - 1)](
-                panel.data, num_groups_, x_, stride_, work_.y + index * kLanes);
+            for_each_tile(kPackedRows, [&](int64_t row, int64_t count) {
+                kernels.dot_packed[static_cast<size_t>(count - 1)](
+                    panel.data, num_groups_, x_ + row * stride_, stride_,
+                    work_.y + row * kOutStride + index * kLanes);
+            });
             return;
         }
         for (int64_t group = 0; group < num_groups_; group += kUnpackedGroups) {
@@ -200,8 +189,9 @@ class QuantizedLinear {
     const bool takes_bytes_;
     const int64_t stride_;  // of a quantised row
     Workspace& work_;
-    std::byte* const x_;     // the quantised rows of the block under way
-    int64_t first_row_ = 0;  // of the block
+    std::byte* const own_rows_;
+    const std::byte* x_ = nullptr;  // the quantised rows of the block under way
+    int64_t first_row_ = 0;         // of the block
     int64_t num_rows_ = 0;
 };
 
@@ -210,6 +200,35 @@ class QuantizedLinear {
 int64_t quantized_scratch_bytes(const Panels& weight) {
     return static_cast<int64_t>(sizeof(Workspace)) +
            block_rows(weight.groups()) * weight.groups() * kGroupStride;
+}
+
+int64_t quantized_row_bytes(const LinearArgs& args) {
+    const auto group =
+        static_cast<int64_t>(all_take_bytes(args) ? sizeof(ByteGroup) : sizeof(ActivationGroup));
+    return args.weight.groups() * group;
+}
+
+void quantize_rows(const LinearArgs& args, int64_t begin, int64_t end, std::byte* rows) {
+    const int64_t cols = args.src.cols;
+    const int64_t stride = quantized_row_bytes(args);
+    const bool takes_bytes = all_take_bytes(args);
+    const float highest = highest_activation(args.activation_bits);
+    const uint8_t* order = kQuadOrder[format_of(args.weight.packing()).bits == 4 ? 1 : 0];
+    for (int64_t r = begin; r < end; ++r) {
+        const auto* from = reinterpret_cast<const float*>(args.src.row(r));
+        std::byte* to = rows + r * stride;
+        if (takes_bytes) {
+            prepare_row(from, cols, reinterpret_cast<ByteGroup*>(to),
+                        [&](Vec first, Vec second, ByteGroup* group) {
+                            quantize_activations(first, second, order, group);
+                        });
+        } else {
+            prepare_row(from, cols, reinterpret_cast<ActivationGroup*>(to),
+                        [&](Vec first, Vec second, ActivationGroup* group) {
+                            quantize_activations(first, second, highest, group);
+                        });
+        }
+    }
 }
 
 int64_t quantized_block_rows(const Panels& weight) { return block_rows(weight.groups()); }
