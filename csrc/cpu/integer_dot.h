@@ -17,7 +17,18 @@ namespace {
 
 constexpr int64_t kAheadBytes = 2048;  // in the panels, which follow each other in memory
 constexpr auto kGroupStride = static_cast<int64_t>(sizeof(ActivationGroup));
-constexpr int kFewRows = 2 * kPackedRows;
+
+// Rows that take the packed form at a time, and how many of them are few: twice unpacked is still
+// cheaper than stored once, where a shift and a mask are all there is to it.
+constexpr bool is_simple(const Format& format) {
+    return !format.has_small() && format.high_bits() == 0 && format.codes < Codes::Nonlinear;
+}
+constexpr int packed_rows(const Format& format) {
+    return is_simple(format) ? kPackedRows : kPackedRows / 2;
+}
+constexpr int few_rows(const Format& format) {
+    return is_simple(format) ? 2 * kPackedRows : kPackedRows / 2;
+}
 
 // A group of 16 rows, unpacked.
 struct alignas(64) UnpackedGroup {
@@ -212,6 +223,7 @@ struct IntegerKernels {
     std::array<DotPacked, kByteRows> dot_bytes;     // the same; none where codes are no bytes
     void (*unpack)(const std::byte*, int64_t, int64_t, UnpackedGroup*);
     const DotsUnpacked* dot_unpacked;  // by panels - 1, rows - 1
+    int packed_rows, few_rows;
 };
 
 template <int Minima, int P, int... Row>
@@ -225,7 +237,7 @@ constexpr DotsUnpacked kDotsUnpacked = {
 
 template <Packing kPacking, int... Row>
 constexpr auto dots_packed(std::integer_sequence<int, Row...>) {
-    return std::array<DotPacked, sizeof...(Row)>{dot_packed<kPacking, Row + 1>...};
+    return std::array<DotPacked, kPackedRows>{dot_packed<kPacking, Row + 1>...};
 }
 template <Packing kPacking, int... Row>
 constexpr auto dots_bytes(std::integer_sequence<int, Row...>) {
@@ -237,12 +249,15 @@ constexpr IntegerKernels kernels_of() {
     if constexpr (!format_of(kPacking).is_integer()) {
         return {};
     } else {
+        constexpr Format kFormat = format_of(kPacking);
         IntegerKernels kernels = {
-            dots_packed<kPacking>(std::make_integer_sequence<int, kPackedRows>()),
+            dots_packed<kPacking>(std::make_integer_sequence<int, packed_rows(kFormat)>()),
             {},
             unpack<kPacking>,
-            &kDotsUnpacked<PackedGroup<kPacking>::kMinima>};
-        if constexpr (takes_bytes(format_of(kPacking))) {
+            &kDotsUnpacked<PackedGroup<kPacking>::kMinima>,
+            packed_rows(kFormat),
+            few_rows(kFormat)};
+        if constexpr (takes_bytes(kFormat)) {
             kernels.dot_bytes = dots_bytes<kPacking>(std::make_integer_sequence<int, kByteRows>());
         }
         return kernels;

@@ -109,39 +109,44 @@ class QuantizedLinear {
 
     // y[r][p] = all rows of the block times the panels.
     void multiply(Panel left, Panel right) {
+        clear(0, kIntegerPanels);
         const IntegerKernels& of_left = kernels_of(left);
         const IntegerKernels& of_right = kernels_of(right);
-        const bool alike = of_left.dot_unpacked == of_right.dot_unpacked;
-        if (takes_bytes_ || num_rows_ <= kFewRows || !alike) {
-            multiply(left);
-            multiply(right, 1);
-            return;
-        }
-        clear(0, kIntegerPanels);
-        for (int64_t group = 0; group < num_groups_; group += kUnpackedGroups) {
-            const int64_t count = std::min(kUnpackedGroups, num_groups_ - group);
-            of_left.unpack(left.data, group, count, work_.groups);
-            of_right.unpack(right.data, group, count, work_.groups + 1);
-            sweep(of_left, group, count, 0, 2);
+        const bool is_few = num_rows_ <= std::max(of_left.few_rows, of_right.few_rows);
+        if (takes_bytes_) {
+            for_each_tile(kByteRows, [&](int64_t row, int64_t count) {
+                dot(of_left.dot_bytes, left, row, count, 0);
+                dot(of_right.dot_bytes, right, row, count, 1);
+            });
+        } else if (is_few || of_left.dot_unpacked != of_right.dot_unpacked) {
+            multiply_alone(left, 0);
+            multiply_alone(right, 1);
+        } else {
+            for (int64_t group = 0; group < num_groups_; group += kUnpackedGroups) {
+                const int64_t count = std::min(kUnpackedGroups, num_groups_ - group);
+                of_left.unpack(left.data, group, count, work_.groups);
+                of_right.unpack(right.data, group, count, work_.groups + 1);
+                sweep(of_left, group, count, 0, 2);
+            }
         }
     }
 
-    void multiply(Panel panel, int index = 0) {
+    void multiply(Panel panel) {
+        clear(0, 1);
+        multiply_alone(panel, 0);
+    }
+
+    void multiply_alone(Panel panel, int index) {
         const IntegerKernels& kernels = kernels_of(panel);
-        clear(index, 1);
         if (takes_bytes_) {
             for_each_tile(kByteRows, [&](int64_t row, int64_t count) {
-                kernels.dot_bytes[static_cast<size_t>(count - 1)](
-                    panel.data, num_groups_, x_ + row * stride_, stride_,
-                    work_.y + row * kOutStride + index * kLanes);
+                dot(kernels.dot_bytes, panel, row, count, index);
             });
             return;
         }
-        if (num_rows_ <= kFewRows) {
-            for_each_tile(kPackedRows, [&](int64_t row, int64_t count) {
-                kernels.dot_packed[static_cast<size_t>(count - 1)](
-                    panel.data, num_groups_, x_ + row * stride_, stride_,
-                    work_.y + row * kOutStride + index * kLanes);
+        if (num_rows_ <= kernels.few_rows) {
+            for_each_tile(kernels.packed_rows, [&](int64_t row, int64_t count) {
+                dot(kernels.dot_packed, panel, row, count, index);
             });
             return;
         }
@@ -150,6 +155,14 @@ class QuantizedLinear {
             kernels.unpack(panel.data, group, count, work_.groups + index);
             sweep(kernels, group, count, index, 1);
         }
+    }
+
+    // Some rows times a panel as it is packed.
+    template <size_t kRows>
+    void dot(const std::array<DotPacked, kRows>& dots, Panel panel, int64_t row, int64_t count,
+             int index) {
+        dots[static_cast<size_t>(count - 1)](panel.data, num_groups_, x_ + row * stride_, stride_,
+                                             work_.y + row * kOutStride + index * kLanes);
     }
 
     static const IntegerKernels& kernels_of(Panel panel) {
