@@ -5,7 +5,8 @@ text, form by form.
 
 Each form is computed from the model's own file. Of a GGUF file whose weights are 4-bit already,
 `auto` and `int4` keep them and `none` is the same weights without rounding of activations; how much
-was lost on the way to 4 bits shows only where the model is a bf16 checkpoint.
+was lost on the way to 4 bits shows only where the model is a bf16 checkpoint. A8: activations meet
+integer weights in 8 bits instead of 16.
 
 --types takes a GGUF file's weights for the truth and rounds all matrices but embedding and head to
 each GGUF type in turn (see benchmarks/reencoding.py); they are computed in float32, so that the
@@ -18,7 +19,7 @@ import argparse
 import math
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from gguf import GGUFReader, GGUFWriter
@@ -33,16 +34,30 @@ if TYPE_CHECKING:
 
     from octavo_engine.config import DType, KVCacheDType, Quantization
 
-FORMS: tuple[tuple[str, DType, Quantization, KVCacheDType], ...] = (
-    ("float32", "float32", "none", "auto"),
-    ("bf16", "bfloat16", "none", "auto"),
-    ("int8", "bfloat16", "int8", "auto"),
-    ("int4", "bfloat16", "int4", "auto"),
-    ("the file's own", "auto", "auto", "auto"),
-    ("bf16, KV int8", "bfloat16", "none", "int8"),
-    ("bf16, KV e4m3", "bfloat16", "none", "fp8_e4m3"),
-    ("bf16, KV e5m2", "bfloat16", "none", "fp8_e5m2"),
-    ("int4, KV int8", "bfloat16", "int4", "int8"),
+
+class Form(NamedTuple):
+    """In how many bits what is held."""
+
+    name: str
+    dtype: DType = "bfloat16"
+    quantization: Quantization = "none"
+    kv_cache_dtype: KVCacheDType = "auto"
+    activation_bits: int = 16
+
+
+FORMS = (
+    Form("float32", "float32"),
+    Form("bf16"),
+    Form("int8", quantization="int8"),
+    Form("int4", quantization="int4"),
+    Form("the file's own", "auto", "auto"),
+    Form("int8, A8", quantization="int8", activation_bits=8),
+    Form("int4, A8", quantization="int4", activation_bits=8),
+    Form("its own, A8", "auto", "auto", activation_bits=8),
+    Form("bf16, KV int8", kv_cache_dtype="int8"),
+    Form("bf16, KV e4m3", kv_cache_dtype="fp8_e4m3"),
+    Form("bf16, KV e5m2", kv_cache_dtype="fp8_e5m2"),
+    Form("int4, KV int8", quantization="int4", kv_cache_dtype="int8"),
 )
 KV_BYTES = 256 << 20
 
@@ -65,8 +80,8 @@ def main() -> None:
 
 
 def of_forms(model: str, text: str) -> Iterator[tuple[str, float, int]]:
-    for name, dtype, quantization, kv_cache_dtype in FORMS:
-        yield name, *perplexity(model, text, dtype, quantization, kv_cache_dtype)
+    for form in FORMS:
+        yield form.name, *perplexity(model, text, form)
 
 
 def of_types(model: str, text: str) -> Iterator[tuple[str, float, int]]:
@@ -75,7 +90,7 @@ def of_types(model: str, text: str) -> Iterator[tuple[str, float, int]]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.gguf"
             write_rounded(source, kind, path)
-            yield kind or "the file's own", *perplexity(str(path), text, "float32", "none", "auto")
+            yield kind or "the file's own", *perplexity(str(path), text, FORMS[0])
 
 
 def write_rounded(source: Path, kind: str | None, path: Path) -> None:
@@ -99,15 +114,14 @@ def write_rounded(source: Path, kind: str | None, path: Path) -> None:
     writer.close()
 
 
-def perplexity(
-    model: str, text: str, dtype: DType, quantization: Quantization, kv_cache_dtype: KVCacheDType
-) -> tuple[float, int]:
+def perplexity(model: str, text: str, form: Form) -> tuple[float, int]:
     """Of the text's tokens but the first, each given all before it; and how many they are."""
     with LLM(
         model,
-        dtype=dtype,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
+        dtype=form.dtype,
+        quantization=form.quantization,
+        kv_cache_dtype=form.kv_cache_dtype,
+        activation_bits=form.activation_bits,
         kv_cache_memory_bytes=KV_BYTES,
     ) as llm:
         params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)

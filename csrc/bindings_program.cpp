@@ -178,8 +178,9 @@ nb::object read_buffer(nb::handle self, int index, int64_t num_rows) {
 void bind_program(nb::module_& module) {
     bind_kv_cache(module);
     nb::class_<Program>(module, "Program", nb::is_weak_referenceable())
-        .def(nb::init<Team&, int64_t, int64_t, int64_t>(), arg("team"), arg("arena_bytes"),
-             arg("max_tokens"), arg("max_logit_rows"), nb::keep_alive<1, 2>())
+        .def(nb::init<Team&, int64_t, int64_t, int64_t, int>(), arg("team"), arg("arena_bytes"),
+             arg("max_tokens"), arg("max_logit_rows"), arg("activation_bits") = 16,
+             nb::keep_alive<1, 2>())
         .def(
             "buffer",
             [](Program& self, int64_t offset, int64_t cols, const std::string& dtype,

@@ -32,8 +32,14 @@ void check_rows(const char* name, Rows dst, Rows src) {
 
 }  // namespace
 
-Program::Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t max_logit_rows)
-    : team_(team), max_tokens_(max_tokens), max_logit_rows_(max_logit_rows) {
+Program::Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t max_logit_rows,
+                 int activation_bits)
+    : team_(team),
+      max_tokens_(max_tokens),
+      max_logit_rows_(max_logit_rows),
+      activation_bits_(activation_bits) {
+    check(activation_bits == 8 || activation_bits == 16, "Program: activation_bits is ",
+          activation_bits, "; it must be 8 or 16");
     check(max_tokens >= 1 && max_tokens <= kMaxRows, "Program: max_tokens is ", max_tokens,
           "; it must be between 1 and ", kMaxRows);
     check(max_logit_rows >= 0 && max_logit_rows <= kMaxRows, "Program: max_logit_rows is ",
@@ -141,15 +147,32 @@ void Program::linear(int dst, int src, const Packed& weight, std::span<const flo
     }
     check(mode == cpu::LinearMode::Add || scale == 1.0F, "linear: scale ", scale,
           " needs mode add");
-    cpu::LinearArgs args{to.matrix, from.matrix, 0,          weight.panels(),
-                         nullptr,   mode,        activation, scale};
+    cpu::LinearArgs args{to.matrix, from.matrix, 0,     weight.panels(), nullptr,
+                         mode,      activation,  scale, activation_bits_};
     if (!bias.empty()) {
         check(static_cast<int64_t>(bias.size()) == weight.rows(), "linear: bias has ", bias.size(),
               " values for ", weight.rows(), " weight rows");
         args.bias = keep(bias, static_cast<size_t>(args.weight.count() * kPanelRows));
     }
     scratch_bytes_ = std::max(scratch_bytes_, team_.kernels().linear_scratch_bytes(args.weight));
+    if (args.weight.is_quantized()) {
+        quantize(from, args);
+    }
     instructions_.push_back({to.rows, args});
+}
+
+// Rows of a linear layer of integers, before it.
+void Program::quantize(const Buffer& src, const cpu::LinearArgs& args) {
+    quantized_bytes_ =
+        std::max(quantized_bytes_, max_rows(src.rows) * team_.kernels().quantized_row_bytes(args));
+    if (!instructions_.empty()) {
+        Instruction& before = instructions_.back();
+        const auto* norm = std::get_if<cpu::NormArgs>(&before.args);
+        const auto* layer_norm = std::get_if<LayerNorm>(&before.args);
+        norm = layer_norm == nullptr ? norm : &layer_norm->args;
+        before.feeds_own_rows = norm != nullptr && norm->dst.data == src.matrix.data;
+    }
+    instructions_.push_back({src.rows, Quantize{args}});
 }
 
 void Program::attention(int dst, int qkv, const AttentionOptions& options) {

@@ -57,7 +57,9 @@ struct MoeBuffers {
 
 class Program {
   public:
-    Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t max_logit_rows);
+    // Activations meet integer weights in so many bits, 8 or 16.
+    Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t max_logit_rows,
+            int activation_bits);
 
     // Each throws ValueError when it does not fit the buffers. Tables and weights must outlive the
     // program; vectors are copied.
@@ -97,6 +99,9 @@ class Program {
         int64_t layer;
         size_t plan;
     };
+    struct Quantize {
+        cpu::LinearArgs args;  // of the instruction after it
+    };
     struct Gate {
         cpu::RowOpArgs scale;  // by a factor that each row brings
         cpu::Matrix scores;
@@ -110,9 +115,10 @@ class Program {
     };
     struct Instruction {
         Rows rows;
-        std::variant<cpu::EmbedArgs, cpu::NormArgs, LayerNorm, cpu::LinearArgs, cpu::RowOpArgs,
-                     cpu::PoolArgs, Attention, Gate, Moe>
+        std::variant<cpu::EmbedArgs, cpu::NormArgs, LayerNorm, Quantize, cpu::LinearArgs,
+                     cpu::RowOpArgs, cpu::PoolArgs, Attention, Gate, Moe>
             args;
+        bool feeds_own_rows = false;  // each worker quantises the rows that it wrote itself
     };
 
     // program.cpp
@@ -123,6 +129,7 @@ class Program {
                             float eps, int add, float add_scale);
     const float* keep(std::span<const float> values, size_t padded);
     void row_op(const char* name, int dst, int src, const cpu::RowOpArgs& args);
+    void quantize(const Buffer& src, const cpu::LinearArgs& args);
     size_t plan_for(const AttentionShape& shape);
 
     // program_experts.cpp
@@ -141,6 +148,7 @@ class Program {
     Team& team_;
     int64_t max_tokens_;
     int64_t max_logit_rows_;
+    int activation_bits_;
     Memory arena_;
     std::vector<Buffer> buffers_;
     std::vector<Instruction> instructions_;
@@ -152,6 +160,8 @@ class Program {
     std::vector<AttentionPlan> plans_;
     std::atomic<int64_t> next_part_[2] = {};  // of this instruction and the next, in turns
     Memory queries_;
+    Memory quantized_;  // rows of the product under way
+    int64_t quantized_bytes_ = 0;
     Memory partials_;
     Memory scratch_;
     int64_t scratch_bytes_ = 0;  // of one worker

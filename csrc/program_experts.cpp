@@ -139,6 +139,7 @@ void Program::for_each_expert(const std::vector<cpu::Panels>& weights, const Mat
         args.num_rows = count;
         args.weight = weights[e];
         args.activation = activation;
+        args.activation_bits = activation_bits_;
         if (activation != cpu::Activation::None) {
             args.mode = cpu::LinearMode::Glu;
         }

@@ -14,6 +14,9 @@ constexpr int64_t kPartialFloats = int64_t{1} << 22;
 
 constexpr int64_t kPartsPerWorker = 16;  // of a large product: the last one is waited for
 
+// So many rows each worker quantises for itself: sooner done than waiting for the others' share.
+constexpr int64_t kOwnRows = 3;
+
 template <class... Functions>
 struct Overloaded : Functions... {
     using Functions::operator()...;
@@ -62,6 +65,9 @@ void Program::prepare(const KVCache& kv, const Step& step) {
         scratch_bytes_ = (scratch_bytes_ + 4095) / 4096 * 4096;  // no cache line of two workers
         scratch_ = Memory(scratch_bytes_ * num_threads);
     }
+    if (quantized_.size() < quantized_bytes_) {
+        quantized_ = Memory(quantized_bytes_);
+    }
     if (!plans_.empty() && partials_.size() == 0) {
         partials_ = Memory(kPartialFloats * 4);
     }
@@ -81,6 +87,10 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
         if (count == 0) {
             continue;
         }
+        const bool shares_rows = count > kOwnRows;
+        if (!shares_rows && std::holds_alternative<Quantize>(instruction.args)) {
+            continue;
+        }
         std::atomic<int64_t>& next_part = next_part_[turn];
         turn = 1 - turn;
         if (worker == 0) {  // all are past the instruction before, and none is at the next one
@@ -95,8 +105,14 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                 },
                 [&](const cpu::NormArgs& args) { kernels.rms_norm(args, rows.begin, rows.end); },
                 [&](const LayerNorm& norm) { kernels.layer_norm(norm.args, rows.begin, rows.end); },
+                [&](const Quantize& quantize) {
+                    kernels.quantize_rows(quantize.args, rows.begin, rows.end, quantized_.data());
+                },
                 [&](cpu::LinearArgs args) {
                     args.num_rows = count;
+                    if (shares_rows && args.weight.is_quantized()) {
+                        args.quantized = quantized_.data();
+                    }
                     multiply(args, next_part, worker);
                 },
                 [&](cpu::RowOpArgs args) {
@@ -120,7 +136,9 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                 [&](const Moe& moe) { run_moe(moe, count, worker); },
             },
             instruction.args);
-        team_.barrier();
+        if (!(shares_rows && instruction.feeds_own_rows)) {
+            team_.barrier();
+        }
     }
 }
 
@@ -149,6 +167,9 @@ void Program::multiply(const cpu::LinearArgs& args, std::atomic<int64_t>& next_p
         cpu::LinearArgs of_block = args;
         of_block.num_rows = std::min(block, args.num_rows - first);
         of_block.src.data = args.src.row(first);
+        if (args.quantized != nullptr) {
+            of_block.quantized = args.quantized + first * kernels.quantized_row_bytes(args);
+        }
         of_block.dst.data = args.dst.row(first);
         const Range mine = split(pairs, part % parts_of_block, parts_of_block);
         kernels.linear(of_block, 2 * mine.begin, std::min(2 * mine.end, args.units()),

@@ -59,6 +59,7 @@ ENGINE_FLAGS = (
     Flag("platform", "of --device plugin: xpu, hpu, npu, tpu (all untested) or a plug-in's name"),
     Flag("dtype", "of KV cache and plain weights; auto: what the model and the device do best"),
     Flag("quantization", "weights as integers; auto: 8- and 4-bit ones stay as the file has them"),
+    Flag("activation_bits", "of numbers that meet integer weights; 8: faster, a little less exact"),
     Flag("kv_cache_dtype", "of the KV cache; 8 bits halve it; auto: as dtype; fp8: fp8_e4m3"),
     Flag("kernels", "on a GPU: Triton's or plain torch's; auto: what the device can run"),
     Flag("attention_backend", "on a GPU: who attends for prompts; auto: triton"),

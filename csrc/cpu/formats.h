@@ -143,6 +143,28 @@ constexpr int integer_of(const Format& format, int code) {
     return kFloat4[code];
 }
 
+// Where activations have 8 bits, codes of a whole plane are bytes: an unsigned number that is the
+// integer plus an offset, at most so large.
+struct CodeBytes {
+    int offset, largest;
+};
+constexpr CodeBytes code_bytes(const Format& format) {
+    const int last = (1 << format.bits) - 1;
+    switch (format.codes) {
+        case Codes::Signed:
+            return {128, last};
+        case Codes::Plain:
+            return {0, last};
+        case Codes::Centred:
+            return {1 << (format.bits - 1), last};
+        case Codes::Nonlinear:
+            return {127, 127 + 113};
+        case Codes::Float4:
+            break;
+    }
+    return {12, 2 * 12};
+}
+
 // An integer times its small scale must be one of 13 bits, so that 32 products with activations of
 // 15 bits (quantize.h) are a sum of 32.
 constexpr int64_t kLargestInteger = 4096;

@@ -1,7 +1,8 @@
 // The integer dot kernel: some rows of quantised activations times one panel, group by group.
 //
 // Few rows meet the panel as it is packed. For more, some of its groups are unpacked to 16 bits
-// once, and all rows' tiles sweep them.
+// once, and all rows' tiles sweep them. Codes that are multiplied as bytes are never unpacked: a
+// shift and a mask for four columns are little even beside a single tile.
 #pragma once
 
 #include <array>
@@ -16,7 +17,18 @@ namespace {
 
 constexpr int64_t kAheadBytes = 2048;  // in the panels, which follow each other in memory
 constexpr auto kGroupStride = static_cast<int64_t>(sizeof(ActivationGroup));
-constexpr int kFewRows = 2;
+
+// Rows that take the packed form at a time, and how many of them are few: twice unpacked is still
+// cheaper than stored once, where a shift and a mask are all there is to it.
+constexpr bool is_simple(const Format& format) {
+    return !format.has_small() && format.high_bits() == 0 && format.codes < Codes::Nonlinear;
+}
+constexpr int packed_rows(const Format& format) {
+    return is_simple(format) ? kPackedRows : kPackedRows / 2;
+}
+constexpr int few_rows(const Format& format) {
+    return is_simple(format) ? 2 * kPackedRows : kPackedRows / 2;
+}
 
 // A group of 16 rows, unpacked.
 struct alignas(64) UnpackedGroup {
@@ -112,6 +124,57 @@ void dot_packed(const std::byte* panel, int64_t num_groups, const std::byte* x, 
     }
 }
 
+// out[r][lane] goes on by one group of bytes: the same numbers in the same order as add_group's.
+template <Packing kPacking, int R>
+OCTAVO_INLINE void add_bytes(const PackedGroup<kPacking>& weights, const std::byte* x,
+                             int64_t x_stride, float* out) {
+    using Group = PackedGroup<kPacking>;
+    ByteSums sums[R] = {};
+    OCTAVO_UNROLL_PAIRS
+    for (int i = 0; i < kGroupPairs / 2; ++i) {
+        const Quads w = weights.quad(i);
+        OCTAVO_UNROLL
+        for (int r = 0; r < R; ++r) {
+            sums[r] = multiply_add(sums[r], w, x + i * 4 + r * x_stride);
+        }
+    }
+    asm volatile("" ::: "memory");
+    const Vec scale = weights.scale();
+    OCTAVO_UNROLL
+    for (int r = 0; r < R; ++r) {
+        const auto* group = reinterpret_cast<const ByteGroup*>(x + r * x_stride);
+        float* to = out + r * kOutStride;
+        Vec dot = to_floats(total(sums[r], Group::kBytes.offset * group->integer_sum));
+        if constexpr (Group::kFormat.has_small()) {
+            dot = dot * weights.small_scale();  // below 2^24, so it is exact
+        }
+        Vec sum = fma(dot, scale * broadcast(group->scale), load(to));
+        if constexpr (Group::kMinima == 1) {
+            sum = fma(weights.minimum(0), broadcast(group->sum), sum);
+        }
+        store(to, sum);
+    }
+}
+
+// A whole panel as it is packed.
+template <Packing kPacking, int R>
+void dot_bytes(const std::byte* panel, int64_t num_groups, const std::byte* x, int64_t x_stride,
+               float* out) {
+    constexpr Format kFormat = format_of(kPacking);
+    for (int64_t first = 0; first < num_groups; first += kFormat.block_groups()) {
+        const std::byte* group = panel + kFormat.header_bytes();
+        for (int64_t g = 0; g < kFormat.block_groups(); ++g) {
+            for (int64_t line = 0; line < kFormat.group_bytes(); line += 64) {
+                prefetch(group + line + kAheadBytes);
+            }
+            add_bytes<kPacking, R>({panel, group}, x, x_stride, out);
+            group += kFormat.group_bytes();
+            x += sizeof(ByteGroup);
+        }
+        panel += kFormat.block_bytes();
+    }
+}
+
 template <Packing kPacking>
 void unpack(const std::byte* panel, int64_t first_group, int64_t num_groups, UnpackedGroup* to) {
     constexpr Format kFormat = format_of(kPacking);
@@ -156,9 +219,11 @@ using DotsUnpacked = std::array<std::array<DotUnpacked, kIntegerRows>, kIntegerP
 
 // What is needed to multiply by panels of one packing.
 struct IntegerKernels {
-    std::array<DotPacked, kFewRows> dot_packed;  // by rows - 1
+    std::array<DotPacked, kPackedRows> dot_packed;  // by rows - 1
+    std::array<DotPacked, kByteRows> dot_bytes;     // the same; none where codes are no bytes
     void (*unpack)(const std::byte*, int64_t, int64_t, UnpackedGroup*);
     const DotsUnpacked* dot_unpacked;  // by panels - 1, rows - 1
+    int packed_rows, few_rows;
 };
 
 template <int Minima, int P, int... Row>
@@ -170,14 +235,32 @@ constexpr DotsUnpacked kDotsUnpacked = {
     dots_of<Minima, 1>(std::make_integer_sequence<int, integer_rows(1)>()),
     dots_of<Minima, 2>(std::make_integer_sequence<int, integer_rows(2)>())};
 
+template <Packing kPacking, int... Row>
+constexpr auto dots_packed(std::integer_sequence<int, Row...>) {
+    return std::array<DotPacked, kPackedRows>{dot_packed<kPacking, Row + 1>...};
+}
+template <Packing kPacking, int... Row>
+constexpr auto dots_bytes(std::integer_sequence<int, Row...>) {
+    return std::array<DotPacked, sizeof...(Row)>{dot_bytes<kPacking, Row + 1>...};
+}
+
 template <Packing kPacking>
 constexpr IntegerKernels kernels_of() {
     if constexpr (!format_of(kPacking).is_integer()) {
         return {};
     } else {
-        return {{dot_packed<kPacking, 1>, dot_packed<kPacking, 2>},
-                unpack<kPacking>,
-                &kDotsUnpacked<PackedGroup<kPacking>::kMinima>};
+        constexpr Format kFormat = format_of(kPacking);
+        IntegerKernels kernels = {
+            dots_packed<kPacking>(std::make_integer_sequence<int, packed_rows(kFormat)>()),
+            {},
+            unpack<kPacking>,
+            &kDotsUnpacked<PackedGroup<kPacking>::kMinima>,
+            packed_rows(kFormat),
+            few_rows(kFormat)};
+        if constexpr (takes_bytes(kFormat)) {
+            kernels.dot_bytes = dots_bytes<kPacking>(std::make_integer_sequence<int, kByteRows>());
+        }
+        return kernels;
     }
 }
 

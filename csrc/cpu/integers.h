@@ -11,7 +11,20 @@
 //   small_scales, small_minima      16 rows' bytes as pairs of equals, and as floats
 //   multiply_add(sum, pairs, x)     sum + both products of each pair with the pair at x
 //   store_rounded(biased, to)       numbers that kRounder was added to, as 16-bit integers; their
-//   sum to_floats, load_half, load_words, store_words
+//                                   sum
+//   to_floats, load_half, load_words, store_words
+//
+// Activations of 8 bits meet codes as bytes, four columns at a time and without unpacking, where
+// the instruction set has something for them; the rest takes them as 16 bits. For bytes:
+//   kLargestByte       the largest of a code that 32 products' sums have room for
+//   kByteRows          rows at a time
+//   Quads, ByteSums    16 words of four bytes; what sums products of them
+//   low_bytes<Bits>(chunk, i)          bits i * Bits … of each byte
+//   looked_up(quads, table), flipped   bytes as the table's, and with their highest bit inverted
+//   multiply_add(sums, quads, x)       sums + the products of each quad with the one at x
+//   total(sums, less)                  as Integers, less that number
+//   small_factors                      16 rows' bytes with a sign, as floats
+//   store_bytes(q, order, to)          16 integers of 16 bits as bytes, in that order
 #pragma once
 
 #include <cstring>
@@ -51,11 +64,18 @@ OCTAVO_INLINE Pairs plane_pairs(const std::byte* plane, int64_t pair, int to) {
                             to);
 }
 
+// Whether this set multiplies the format's codes as bytes.
+constexpr bool takes_bytes(const Format& format) {
+    return format.is_integer() && format.bits >= 4 && format.high_bits() == 0 && format.subs == 1 &&
+           code_bytes(format).largest <= kLargestByte;
+}
+
 // A group of 16 rows as it is packed.
 template <Packing kPacking>
 class PackedGroup {
   public:
     static constexpr Format kFormat = format_of(kPacking);
+    static constexpr CodeBytes kBytes = code_bytes(kFormat);
     static constexpr int kMinima = kFormat.has_minima ? kFormat.subs : 0;
 
     OCTAVO_INLINE PackedGroup(const std::byte* block, const std::byte* group)
@@ -76,6 +96,30 @@ class PackedGroup {
         } else {
             return integers(index);
         }
+    }
+
+    // 16 rows' four columns, as bytes; which ones, kQuadOrder says.
+    OCTAVO_INLINE Quads quad(int64_t index) const {
+        constexpr int kQuads = 8 / kFormat.bits;  // of a chunk
+        // Not every set has all of these functions: `auto` looks for them where one is needed.
+        const auto codes = low_bytes<kFormat.bits>(group_ + index / kQuads * kChunkBytes,
+                                                   static_cast<int>(index % kQuads));
+        if constexpr (kFormat.codes == Codes::Signed) {
+            return flipped(codes);
+        } else if constexpr (kFormat.codes >= Codes::Nonlinear) {
+            uint8_t table[16];
+            for (int code = 0; code < 16; ++code) {
+                table[code] = static_cast<uint8_t>(integer_of(kFormat, code) + kBytes.offset);
+            }
+            return looked_up(codes, table);
+        } else {
+            return codes;
+        }
+    }
+
+    // What is in a pair already, and not in a quad.
+    OCTAVO_INLINE Vec small_scale() const {
+        return small_factors(group_ + kFormat.scales_offset());
     }
 
     OCTAVO_INLINE Vec scale() const {

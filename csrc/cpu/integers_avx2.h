@@ -7,11 +7,23 @@ namespace octavo::cpu::OCTAVO_ISA {
 #define OCTAVO_UNROLL_PAIRS OCTAVO_UNROLL
 
 constexpr int kIntegerRows = 6;  // rows times panels at a time: 12 of the 16 registers are sums
+constexpr int kPackedRows = 6;   // of one panel as it is packed
 
 struct Integers {
     __m256i low, high;
 };
 using Pairs = Integers;
+
+// Sums of 16 bits, of two columns each: 16 products of the largest byte with 127 fit.
+constexpr int kLargestByte = 15;
+constexpr int kByteRows = 6;
+
+struct Quads {
+    __m256i low, high;
+};
+struct ByteSums {
+    __m256i low, high;
+};
 
 OCTAVO_INLINE Vec to_floats(Integers v) {
     return {_mm256_cvtepi32_ps(v.low), _mm256_cvtepi32_ps(v.high)};
@@ -107,6 +119,44 @@ OCTAVO_INLINE Integers multiply_add(Integers sum, Pairs w, const std::byte* x) {
     // way than there are registers.
     asm volatile("" : "+x"(sum.low), "+x"(sum.high));
     return sum;
+}
+
+template <int Bits>
+OCTAVO_INLINE Quads low_bytes(const std::byte* chunk, int index) {
+    static_assert(Bits == 4);
+    const __m256i mask = _mm256_set1_epi8(15);
+    Integers words = load_words(chunk);
+    if (index == 1) {
+        words = {_mm256_srli_epi16(words.low, 4), _mm256_srli_epi16(words.high, 4)};
+    }
+    return {_mm256_and_si256(words.low, mask), _mm256_and_si256(words.high, mask)};
+}
+
+OCTAVO_INLINE ByteSums multiply_add(ByteSums sums, Quads w, const std::byte* x) {
+    const __m256i quad = _mm256_set1_epi32(load_word(x));
+    sums = {_mm256_add_epi16(sums.low, _mm256_maddubs_epi16(w.low, quad)),
+            _mm256_add_epi16(sums.high, _mm256_maddubs_epi16(w.high, quad))};
+    asm volatile("" : "+x"(sums.low), "+x"(sums.high));  // as above
+    return sums;
+}
+OCTAVO_INLINE Integers total(ByteSums sums, int32_t less) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    const __m256i minus = _mm256_set1_epi32(less);
+    return {_mm256_sub_epi32(_mm256_madd_epi16(sums.low, ones), minus),
+            _mm256_sub_epi32(_mm256_madd_epi16(sums.high, ones), minus)};
+}
+
+OCTAVO_INLINE Vec small_factors(const std::byte* from) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+
+OCTAVO_INLINE void store_bytes(const int16_t* q, const uint8_t* order, int8_t* to) {
+    const auto* from = reinterpret_cast<const __m128i*>(q);
+    const __m128i bytes = _mm_packs_epi16(_mm_loadu_si128(from), _mm_loadu_si128(from + 1));
+    const __m128i places = _mm_loadu_si128(reinterpret_cast<const __m128i*>(order));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_shuffle_epi8(bytes, places));
 }
 
 OCTAVO_INLINE int32_t sum_of(__m256i v) {

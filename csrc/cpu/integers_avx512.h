@@ -8,11 +8,26 @@ namespace octavo::cpu::OCTAVO_ISA {
 #define OCTAVO_UNROLL_PAIRS OCTAVO_UNROLL
 
 constexpr int kIntegerRows = 24;  // rows times panels at a time
+constexpr int kPackedRows = 8;    // of one panel as it is packed
 
 struct Integers {
     __m512i all;
 };
 using Pairs = Integers;
+
+#ifdef __AVX512VNNI__
+constexpr int kLargestByte = 255;
+#else
+constexpr int kLargestByte = 15;  // as in integers_avx2.h
+#endif
+constexpr int kByteRows = 12;
+
+struct Quads {
+    __m512i all;
+};
+struct ByteSums {
+    __m512i all;
+};
 
 OCTAVO_INLINE Vec to_floats(Integers v) { return {_mm512_cvtepi32_ps(v.all)}; }
 OCTAVO_INLINE Vec load_half(const std::byte* from) {
@@ -85,6 +100,55 @@ OCTAVO_INLINE Integers multiply_add(Integers sum, Pairs w, const std::byte* x) {
     asm volatile("" : "+v"(sum.all));  // as in integers_avx2.h
 #endif
     return sum;
+}
+
+template <int Bits>
+OCTAVO_INLINE Quads low_bytes(const std::byte* chunk, int index) {
+    __m512i words = _mm512_loadu_si512(chunk);
+    if (Bits == 8) {
+        return {words};
+    }
+    if (index == 1) {
+        words = _mm512_srli_epi16(words, 4);
+    }
+    return {_mm512_and_si512(words, _mm512_set1_epi8(15))};
+}
+OCTAVO_INLINE Quads looked_up(Quads codes, const uint8_t* table) {
+    const __m512i entries =
+        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+    return {_mm512_shuffle_epi8(entries, codes.all)};
+}
+OCTAVO_INLINE Quads flipped(Quads v) { return {_mm512_xor_si512(v.all, _mm512_set1_epi8(-128))}; }
+
+OCTAVO_INLINE ByteSums multiply_add(ByteSums sums, Quads w, const std::byte* x) {
+    const __m512i quad = _mm512_set1_epi32(load_word(x));
+#ifdef __AVX512VNNI__
+    sums.all = _mm512_dpbusd_epi32(sums.all, w.all, quad);
+#else
+    sums.all = _mm512_add_epi16(sums.all, _mm512_maddubs_epi16(w.all, quad));
+#endif
+#ifndef OCTAVO_EMULATE
+    asm volatile("" : "+v"(sums.all));  // as above
+#endif
+    return sums;
+}
+OCTAVO_INLINE Integers total(ByteSums sums, int32_t less) {
+#ifndef __AVX512VNNI__
+    sums.all = _mm512_madd_epi16(sums.all, _mm512_set1_epi16(1));
+#endif
+    return {_mm512_sub_epi32(sums.all, _mm512_set1_epi32(less))};
+}
+
+OCTAVO_INLINE Vec small_factors(const std::byte* from) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
+}
+
+OCTAVO_INLINE void store_bytes(const int16_t* q, const uint8_t* order, int8_t* to) {
+    const auto* from = reinterpret_cast<const __m128i*>(q);
+    const __m128i bytes = _mm_packs_epi16(_mm_loadu_si128(from), _mm_loadu_si128(from + 1));
+    const __m128i places = _mm_loadu_si128(reinterpret_cast<const __m128i*>(order));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_shuffle_epi8(bytes, places));
 }
 
 OCTAVO_INLINE int32_t store_rounded(Vec biased, int16_t* to) {

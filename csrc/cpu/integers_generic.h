@@ -6,12 +6,23 @@ namespace octavo::cpu::OCTAVO_ISA {
 #define OCTAVO_UNROLL_PAIRS
 
 constexpr int kIntegerRows = 4;  // rows times panels at a time
+constexpr int kPackedRows = 2;   // of one panel as it is packed
 
 struct Integers {
     int32_t lane[kLanes];
 };
 struct Pairs {
     int16_t lane[kLanes][2];
+};
+
+constexpr int kLargestByte = 255;
+constexpr int kByteRows = 4;
+
+struct Quads {
+    uint8_t lane[kLanes][4];
+};
+struct ByteSums {
+    int32_t lane[kLanes];
 };
 
 template <class F>
@@ -84,6 +95,57 @@ OCTAVO_INLINE Integers multiply_add(Integers sum, const Pairs& w, const std::byt
         sum.lane[i] += w.lane[i][0] * pair[0] + w.lane[i][1] * pair[1];
     }
     return sum;
+}
+
+template <class F>
+OCTAVO_INLINE Quads each_byte(const Quads& v, F f) {
+    Quads result;
+    for (int i = 0; i < kLanes; ++i) {
+        for (int j = 0; j < 4; ++j) {
+            result.lane[i][j] = static_cast<uint8_t>(f(v.lane[i][j]));
+        }
+    }
+    return result;
+}
+template <int Bits>
+OCTAVO_INLINE Quads low_bytes(const std::byte* chunk, int index) {
+    Quads bytes;
+    std::memcpy(&bytes, chunk, sizeof bytes);
+    return each_byte(bytes, [&](int byte) { return byte >> (index * Bits) & ((1 << Bits) - 1); });
+}
+OCTAVO_INLINE Quads looked_up(const Quads& codes, const uint8_t* table) {
+    return each_byte(codes, [&](int code) { return table[code]; });
+}
+OCTAVO_INLINE Quads flipped(const Quads& v) {
+    return each_byte(v, [](int byte) { return byte ^ 128; });
+}
+
+OCTAVO_INLINE ByteSums multiply_add(ByteSums sums, const Quads& w, const std::byte* x) {
+    int8_t quad[4];
+    std::memcpy(quad, x, sizeof quad);
+    for (int i = 0; i < kLanes; ++i) {
+        for (int j = 0; j < 4; ++j) {
+            sums.lane[i] += w.lane[i][j] * quad[j];
+        }
+    }
+    return sums;
+}
+OCTAVO_INLINE Integers total(const ByteSums& sums, int32_t less) {
+    Integers result;
+    for (int i = 0; i < kLanes; ++i) {
+        result.lane[i] = sums.lane[i] - less;
+    }
+    return result;
+}
+
+OCTAVO_INLINE Vec small_factors(const std::byte* from) {
+    return each([&](int i) { return static_cast<float>(static_cast<int8_t>(from[i])); });
+}
+
+OCTAVO_INLINE void store_bytes(const int16_t* q, const uint8_t* order, int8_t* to) {
+    for (int i = 0; i < kLanes; ++i) {
+        to[i] = static_cast<int8_t>(q[order[i]]);
+    }
 }
 
 OCTAVO_INLINE int32_t store_rounded(const Vec& biased, int16_t* to) {

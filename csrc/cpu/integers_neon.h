@@ -7,12 +7,24 @@ namespace octavo::cpu::OCTAVO_ISA {
 #define OCTAVO_UNROLL_PAIRS
 
 constexpr int kIntegerRows = 6;  // rows times panels at a time: 24 of the 32 registers are sums
+constexpr int kPackedRows = 3;   // of one panel as it is packed
 
 struct Integers {
     int32x4_t part[4];
 };
 struct Pairs {
     int16x8_t first[2], second[2];
+};
+
+// Sums of 16 bits, of one column of each quad: 8 products of the largest byte with 127 fit.
+constexpr int kLargestByte = 32;
+constexpr int kByteRows = 3;
+
+struct Quads {
+    int8x16_t part[4];
+};
+struct ByteSums {
+    int16x8_t low[4], high[4];
 };
 
 template <class F>
@@ -110,6 +122,58 @@ OCTAVO_INLINE Integers multiply_add(Integers sum, const Pairs& w, const std::byt
         high = vmlal_high_lane_s16(high, w.second[i], pair, 1);
     }
     return sum;
+}
+
+template <int Bits>
+OCTAVO_INLINE Quads low_bytes(const std::byte* chunk, int index) {
+    static_assert(Bits == 4);
+    const auto* from = reinterpret_cast<const uint8_t*>(chunk);
+    Quads codes;
+    for (int i = 0; i < 4; ++i) {
+        const uint8x16_t bytes = vld1q_u8(from + 16 * i);
+        codes.part[i] = vreinterpretq_s8_u8(index == 0 ? vandq_u8(bytes, vdupq_n_u8(15))  //
+                                                       : vshrq_n_u8(bytes, 4));
+    }
+    return codes;
+}
+OCTAVO_INLINE Quads looked_up(Quads codes, const uint8_t* table) {
+    const int8x16_t entries = vreinterpretq_s8_u8(vld1q_u8(table));
+    for (int8x16_t& part : codes.part) {
+        part = vqtbl1q_s8(entries, vreinterpretq_u8_s8(part));
+    }
+    return codes;
+}
+
+OCTAVO_INLINE ByteSums multiply_add(ByteSums sums, const Quads& w, const std::byte* x) {
+    const int8x8_t quads = vreinterpret_s8_s32(vdup_n_s32(load_word(x)));
+    for (int i = 0; i < 4; ++i) {
+        sums.low[i] = vmlal_s8(sums.low[i], vget_low_s8(w.part[i]), quads);
+        sums.high[i] = vmlal_s8(sums.high[i], vget_high_s8(w.part[i]), quads);
+    }
+    return sums;
+}
+OCTAVO_INLINE Integers total(const ByteSums& sums, int32_t less) {
+    Integers result;
+    for (int i = 0; i < 4; ++i) {
+        const int32x4_t of_rows = vpaddq_s32(vpaddlq_s16(sums.low[i]), vpaddlq_s16(sums.high[i]));
+        result.part[i] = vsubq_s32(of_rows, vdupq_n_s32(less));
+    }
+    return result;
+}
+
+OCTAVO_INLINE Vec small_factors(const std::byte* from) {
+    const int8x16_t bytes = vld1q_s8(reinterpret_cast<const int8_t*>(from));
+    const int16x8_t low = vmovl_s8(vget_low_s8(bytes));
+    const int16x8_t high = vmovl_s8(vget_high_s8(bytes));
+    return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+             vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+             vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+             vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
+}
+
+OCTAVO_INLINE void store_bytes(const int16_t* q, const uint8_t* order, int8_t* to) {
+    const int8x16_t bytes = vcombine_s8(vmovn_s16(vld1q_s16(q)), vmovn_s16(vld1q_s16(q + 8)));
+    vst1q_s8(to, vqtbl1q_s8(bytes, vld1q_u8(order)));
 }
 
 OCTAVO_INLINE int32_t store_rounded(Vec biased, int16_t* to) {

@@ -6,6 +6,7 @@
 #include "cpu/embed.h"
 #include "cpu/heads.h"
 #include "cpu/linear.h"
+#include "cpu/linear_quantized.h"
 #include "cpu/masses.h"
 #include "cpu/norm.h"
 #include "cpu/pool.h"
@@ -24,6 +25,8 @@ const Kernels& kernels() {
         .quantize_group = quantize_group,
         .linear_scratch_bytes = linear_scratch_bytes,
         .linear_block_rows = linear_block_rows,
+        .quantized_row_bytes = quantized_row_bytes,
+        .quantize_rows = quantize_rows,
         .linear = linear,
         .rms_norm = rms_norm,
         .layer_norm = layer_norm,

@@ -81,6 +81,8 @@ struct LinearArgs {
     LinearMode mode = LinearMode::Store;
     Activation activation = Activation::None;  // of Glu's left half, or of what Store writes
     float scale = 1.0F;
+    int activation_bits = 16;  // 8 or 16: what rows are rounded to where weights are integers
+    const std::byte* quantized = nullptr;  // the rows as quantize_rows leaves them, if it did
 
     // Work is shared out in panels; for Glu in pairs of panels, one of each half.
     int64_t units() const { return mode == LinearMode::Glu ? weight.count() / 2 : weight.count(); }
@@ -203,6 +205,10 @@ struct Kernels {
     IntegerBlock (*quantize_group)(Packing packing, const float* values);
     int64_t (*linear_scratch_bytes)(const Panels& weight);
     int64_t (*linear_block_rows)(const Panels& weight);  // that a worker holds at a time
+    // What linear does first with each row where weights are integers; several workers may share
+    // it.
+    int64_t (*quantized_row_bytes)(const LinearArgs&);
+    void (*quantize_rows)(const LinearArgs&, int64_t begin, int64_t end, std::byte* rows);
     void (*linear)(const LinearArgs&, int64_t begin, int64_t end, std::byte* scratch);
     void (*rms_norm)(const NormArgs&, int64_t begin, int64_t end);
     void (*layer_norm)(const NormArgs&, int64_t begin, int64_t end);

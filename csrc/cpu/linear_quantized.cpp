@@ -29,20 +29,33 @@ int64_t block_rows(int64_t num_groups) {
     return std::clamp(fitting / kIntegerRows * kIntegerRows, kMinBlockRows, kMaxBlockRows);
 }
 
-void prepare_row(const float* from, int64_t cols, ActivationGroup* to) {
+// `quantize` makes a group of 32 columns.
+template <class Group, class Quantize>
+OCTAVO_INLINE void prepare_row(const float* from, int64_t cols, Group* to, Quantize quantize) {
     Vec poison = broadcast(0.0F);  // becomes NaN where a number is not finite
-    ActivationGroup* group = to;
+    Group* group = to;
     for (int64_t c = 0; c < cols; c += kGroupColumns, ++group) {
         const int64_t count = cols - c;
         const Vec first = load_some(from + c, count);
         const Vec second = count > kLanes ? load_some(from + c + kLanes, count - kLanes)  //
                                           : broadcast(0.0F);
         poison = fma(first, broadcast(0.0F), fma(second, broadcast(0.0F), poison));
-        quantize_activations(first, second, group);
+        quantize(first, second, group);
     }
     if (!(reduce_add(poison) == 0.0F)) {
         to->scale = std::numeric_limits<float>::quiet_NaN();
     }
+}
+
+// Whether all panels take their rows as bytes, and in the same order.
+bool all_take_bytes(const LinearArgs& args) {
+    const int bits = format_of(args.weight.packing()).bits;
+    return args.activation_bits == 8 &&
+           std::all_of(args.weight.runs.begin(), args.weight.runs.begin() + args.weight.num_runs,
+                       [&](const PanelRun& run) {
+                           const Format& format = format_of(run.packing);
+                           return format.bits == bits && takes_bytes(format);
+                       });
 }
 
 class QuantizedLinear {
@@ -50,17 +63,22 @@ class QuantizedLinear {
     QuantizedLinear(const LinearArgs& args, std::byte* scratch)
         : args_(args),
           num_groups_(args.weight.groups()),
-          stride_(num_groups_ * kGroupStride),
+          takes_bytes_(all_take_bytes(args)),
+          stride_(quantized_row_bytes(args)),
           work_(*reinterpret_cast<Workspace*>(scratch)),
-          x_(scratch + sizeof(Workspace)) {}
+          own_rows_(scratch + sizeof(Workspace)) {}
 
     void run(int64_t begin, int64_t end) {
         const int64_t step = block_rows(num_groups_);
         for (first_row_ = 0; first_row_ < args_.num_rows; first_row_ += step) {
             num_rows_ = std::min(step, args_.num_rows - first_row_);
-            for (int64_t r = 0; r < num_rows_; ++r) {
-                prepare_row(reinterpret_cast<const float*>(args_.src.row(first_row_ + r)),
-                            args_.src.cols, reinterpret_cast<ActivationGroup*>(x_ + r * stride_));
+            if (args_.quantized != nullptr) {
+                x_ = args_.quantized + first_row_ * stride_;
+            } else {
+                LinearArgs block = args_;
+                block.src.data = args_.src.row(first_row_);
+                quantize_rows(block, 0, num_rows_, own_rows_);
+                x_ = own_rows_;
             }
             if (args_.mode == LinearMode::Glu) {
                 for (int64_t unit = begin; unit < end; ++unit) {
@@ -91,29 +109,45 @@ class QuantizedLinear {
 
     // y[r][p] = all rows of the block times the panels.
     void multiply(Panel left, Panel right) {
+        clear(0, kIntegerPanels);
         const IntegerKernels& of_left = kernels_of(left);
         const IntegerKernels& of_right = kernels_of(right);
-        const bool alike = of_left.dot_unpacked == of_right.dot_unpacked;
-        if (num_rows_ <= kFewRows || !alike) {
-            multiply(left);
-            multiply(right, 1);
-            return;
-        }
-        clear(0, kIntegerPanels);
-        for (int64_t group = 0; group < num_groups_; group += kUnpackedGroups) {
-            const int64_t count = std::min(kUnpackedGroups, num_groups_ - group);
-            of_left.unpack(left.data, group, count, work_.groups);
-            of_right.unpack(right.data, group, count, work_.groups + 1);
-            sweep(of_left, group, count, 0, 2);
+        const bool is_few = num_rows_ <= std::max(of_left.few_rows, of_right.few_rows);
+        if (takes_bytes_) {
+            for_each_tile(kByteRows, [&](int64_t row, int64_t count) {
+                dot(of_left.dot_bytes, left, row, count, 0);
+                dot(of_right.dot_bytes, right, row, count, 1);
+            });
+        } else if (is_few || of_left.dot_unpacked != of_right.dot_unpacked) {
+            multiply_alone(left, 0);
+            multiply_alone(right, 1);
+        } else {
+            for (int64_t group = 0; group < num_groups_; group += kUnpackedGroups) {
+                const int64_t count = std::min(kUnpackedGroups, num_groups_ - group);
+                of_left.unpack(left.data, group, count, work_.groups);
+                of_right.unpack(right.data, group, count, work_.groups + 1);
+                sweep(of_left, group, count, 0, 2);
+            }
         }
     }
 
-    void multiply(Panel panel, int index = 0) {
+    void multiply(Panel panel) {
+        clear(0, 1);
+        multiply_alone(panel, 0);
+    }
+
+    void multiply_alone(Panel panel, int index) {
         const IntegerKernels& kernels = kernels_of(panel);
-        clear(index, 1);
-        if (num_rows_ <= kFewRows) {
-            kernels.dot_packed[static_cast<size_t>(num_rows_ - 1)](
-                panel.data, num_groups_, x_, stride_, work_.y + index * kLanes);
+        if (takes_bytes_) {
+            for_each_tile(kByteRows, [&](int64_t row, int64_t count) {
+                dot(kernels.dot_bytes, panel, row, count, index);
+            });
+            return;
+        }
+        if (num_rows_ <= kernels.few_rows) {
+            for_each_tile(kernels.packed_rows, [&](int64_t row, int64_t count) {
+                dot(kernels.dot_packed, panel, row, count, index);
+            });
             return;
         }
         for (int64_t group = 0; group < num_groups_; group += kUnpackedGroups) {
@@ -121,6 +155,14 @@ class QuantizedLinear {
             kernels.unpack(panel.data, group, count, work_.groups + index);
             sweep(kernels, group, count, index, 1);
         }
+    }
+
+    // Some rows times a panel as it is packed.
+    template <size_t kRows>
+    void dot(const std::array<DotPacked, kRows>& dots, Panel panel, int64_t row, int64_t count,
+             int index) {
+        dots[static_cast<size_t>(count - 1)](panel.data, num_groups_, x_ + row * stride_, stride_,
+                                             work_.y + row * kOutStride + index * kLanes);
     }
 
     static const IntegerKernels& kernels_of(Panel panel) {
@@ -133,27 +175,36 @@ class QuantizedLinear {
         }
     }
 
-    // All rows go on by the groups that are unpacked, in tiles as even in height as may be.
-    void sweep(const IntegerKernels& kernels, int64_t group, int64_t count, int panel,
-               int num_panels) {
-        const auto& dots = (*kernels.dot_unpacked)[static_cast<size_t>(num_panels - 1)];
-        const int64_t height = integer_rows(num_panels);
+    // Of the block's rows, as even in height as may be.
+    template <class F>
+    void for_each_tile(int64_t height, F f) {
         const int64_t num_tiles = (num_rows_ + height - 1) / height;
         for (int64_t tile = 0, row = 0; tile < num_tiles; ++tile) {
             const int64_t end = num_rows_ * (tile + 1) / num_tiles;
-            dots[static_cast<size_t>(end - row - 1)](
-                work_.groups + panel, count, x_ + row * stride_ + group * kGroupStride, stride_,
-                work_.y + row * kOutStride + panel * kLanes);
+            f(row, end - row);
             row = end;
         }
     }
 
+    // All rows go on by the groups that are unpacked.
+    void sweep(const IntegerKernels& kernels, int64_t group, int64_t count, int panel,
+               int num_panels) {
+        const auto& dots = (*kernels.dot_unpacked)[static_cast<size_t>(num_panels - 1)];
+        for_each_tile(integer_rows(num_panels), [&](int64_t row, int64_t height) {
+            dots[static_cast<size_t>(height - 1)](
+                work_.groups + panel, count, x_ + row * stride_ + group * kGroupStride, stride_,
+                work_.y + row * kOutStride + panel * kLanes);
+        });
+    }
+
     const LinearArgs& args_;
     const int64_t num_groups_;
+    const bool takes_bytes_;
     const int64_t stride_;  // of a quantised row
     Workspace& work_;
-    std::byte* const x_;     // the quantised rows of the block under way
-    int64_t first_row_ = 0;  // of the block
+    std::byte* const own_rows_;
+    const std::byte* x_ = nullptr;  // the quantised rows of the block under way
+    int64_t first_row_ = 0;         // of the block
     int64_t num_rows_ = 0;
 };
 
@@ -162,6 +213,35 @@ class QuantizedLinear {
 int64_t quantized_scratch_bytes(const Panels& weight) {
     return static_cast<int64_t>(sizeof(Workspace)) +
            block_rows(weight.groups()) * weight.groups() * kGroupStride;
+}
+
+int64_t quantized_row_bytes(const LinearArgs& args) {
+    const auto group =
+        static_cast<int64_t>(all_take_bytes(args) ? sizeof(ByteGroup) : sizeof(ActivationGroup));
+    return args.weight.groups() * group;
+}
+
+void quantize_rows(const LinearArgs& args, int64_t begin, int64_t end, std::byte* rows) {
+    const int64_t cols = args.src.cols;
+    const int64_t stride = quantized_row_bytes(args);
+    const bool takes_bytes = all_take_bytes(args);
+    const float highest = highest_activation(args.activation_bits);
+    const uint8_t* order = kQuadOrder[format_of(args.weight.packing()).bits == 4 ? 1 : 0];
+    for (int64_t r = begin; r < end; ++r) {
+        const auto* from = reinterpret_cast<const float*>(args.src.row(r));
+        std::byte* to = rows + r * stride;
+        if (takes_bytes) {
+            prepare_row(from, cols, reinterpret_cast<ByteGroup*>(to),
+                        [&](Vec first, Vec second, ByteGroup* group) {
+                            quantize_activations(first, second, order, group);
+                        });
+        } else {
+            prepare_row(from, cols, reinterpret_cast<ActivationGroup*>(to),
+                        [&](Vec first, Vec second, ActivationGroup* group) {
+                            quantize_activations(first, second, highest, group);
+                        });
+        }
+    }
 }
 
 int64_t quantized_block_rows(const Panels& weight) { return block_rows(weight.groups()); }

@@ -14,6 +14,11 @@ namespace octavo::cpu::OCTAVO_ISA {
 int64_t quantized_scratch_bytes(const Panels& weight);
 int64_t quantized_block_rows(const Panels& weight);
 
+// Rows [begin, end) of args.src, to where they belong in `rows`; a row takes so many bytes there.
+int64_t quantized_row_bytes(const LinearArgs& args);
+void quantize_rows(const LinearArgs& args, int64_t begin, int64_t end, std::byte* rows);
+
+// Of rows that are quantised already (args.quantized), or quantises them itself.
 void linear_quantized(const LinearArgs& args, int64_t begin, int64_t end, std::byte* scratch);
 
 }  // namespace octavo::cpu::OCTAVO_ISA

@@ -133,7 +133,8 @@ int check_own_order(const std::string& what, const Kernels& kernels, const Linea
     return 0;
 }
 
-int compare_linear(Packing packing, LinearMode mode, int64_t num_rows, int64_t cols) {
+int compare_linear(Packing packing, int activation_bits, LinearMode mode, int64_t num_rows,
+                   int64_t cols) {
     const Dtype dtype = packing == Packing::BF16 ? Dtype::BF16 : Dtype::F32;
     const int64_t whole = format_of(packing).has_small() ? format_of(packing).block_columns() : 1;
     cols = (cols + whole - 1) / whole * whole;
@@ -150,9 +151,11 @@ int compare_linear(Packing packing, LinearMode mode, int64_t num_rows, int64_t c
     args.weight = weight;
     args.bias = bias.data();
     args.mode = mode;
+    args.activation_bits = activation_bits;
     args.activation = mode == LinearMode::Glu ? Activation::GeluTanh : Activation::None;
     const std::string what = "linear, packing " + std::to_string(static_cast<int>(packing)) +
-                             ", mode " + std::to_string(static_cast<int>(mode)) + ", " +
+                             ", activations of " + std::to_string(activation_bits) + ", mode " +
+                             std::to_string(static_cast<int>(mode)) + ", " +
                              std::to_string(num_rows) + " x " + std::to_string(cols);
     if (packing != Packing::BF16) {
         return compare(what, [&](const Kernels& kernels) { return run_linear(kernels, args); });
@@ -293,7 +296,10 @@ int compare_all() {
         for (const LinearMode mode : {LinearMode::Store, LinearMode::Add, LinearMode::Glu}) {
             for (const auto& [rows, cols] :
                  {std::pair<int64_t, int64_t>{1, 64}, {2, 33}, {7, 130}, {37, 96}, {100, 70}}) {
-                num_different += compare_linear(packing, mode, rows, cols);
+                num_different += compare_linear(packing, 16, mode, rows, cols);
+                if (format_of(packing).is_integer()) {
+                    num_different += compare_linear(packing, 8, mode, rows, cols);
+                }
             }
         }
     }

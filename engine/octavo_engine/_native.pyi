@@ -101,8 +101,14 @@ class Program:
     """
 
     def __init__(
-        self, team: Team, arena_bytes: int, max_tokens: int, max_logit_rows: int
-    ) -> None: ...
+        self,
+        team: Team,
+        arena_bytes: int,
+        max_tokens: int,
+        max_logit_rows: int,
+        activation_bits: int = 16,
+    ) -> None:
+        """Activations are rounded to 16 or 8 bits where they meet integer weights."""
     def buffer(self, offset: int, cols: int, dtype: str, rows: str) -> int:
         """Declare a buffer; returns its number. Offsets are multiples of 64."""
     def embed(

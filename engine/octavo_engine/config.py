@@ -145,6 +145,7 @@ class EngineConfig:
     platform: str | None = None  # of --device plugin: xpu, hpu, npu, tpu, or an entry point's name
     dtype: DType = "auto"
     quantization: Quantization = "auto"  # of weights; auto: as the file has them
+    activation_bits: int = 16  # what they are rounded to where weights are integers; or 8
     kv_cache_dtype: KVCacheDType = "auto"  # auto: as dtype; fp8 is fp8_e4m3
     kernels: KernelChoice = "auto"  # of --device cuda
     attention_backend: AttentionBackend = "auto"  # of Triton kernels, for prompts
@@ -172,6 +173,8 @@ class EngineConfig:
         _check_choice("--device", self.device, Device)
         _check_choice("--dtype", self.dtype, DType)
         _check_choice("--quantization", self.quantization, Quantization)
+        _check(self.activation_bits in (8, 16), "--activation-bits must be 8 or 16",
+               self.activation_bits)  # fmt: skip
         _check_choice("--kv-cache-dtype", self.kv_cache_dtype, KVCacheDType)
         _check_choice("--kernels", self.kernels, KernelChoice)
         _check(self.stream_interval >= 1, "--stream-interval must be at least 1",

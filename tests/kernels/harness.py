@@ -41,8 +41,14 @@ def pack(team: _native.Team, matrix: Floats, dtype: str) -> _native.Packed:
 class Recorder:
     """A program whose buffers lie one behind the other in a large arena."""
 
-    def __init__(self, team: _native.Team, max_tokens: int, max_logit_rows: int = 0) -> None:
-        self.program = _native.Program(team, 1 << 30, max_tokens, max_logit_rows)
+    def __init__(
+        self,
+        team: _native.Team,
+        max_tokens: int,
+        max_logit_rows: int = 0,
+        activation_bits: int = 16,
+    ) -> None:
+        self.program = _native.Program(team, 1 << 30, max_tokens, max_logit_rows, activation_bits)
         self._max_rows = max(max_tokens, max_logit_rows)
         self._offset = 0
 
@@ -82,9 +88,10 @@ def run_rows(
     *,
     logit_rows: Sequence[int] = (),
     rows: str = "T",
+    activation_bits: int = 16,
 ) -> Floats:
     """Feed x to the instructions that `build` adds; the rows of the buffer it returns."""
-    recorder = Recorder(team, max(1, len(x)), len(logit_rows))
+    recorder = Recorder(team, max(1, len(x)), len(logit_rows), activation_bits)
     src = recorder.buffer(x.shape[1])
     table = pack(team, x if len(x) else np.zeros((1, x.shape[1]), np.float32), "f32")
     recorder.program.embed(src, table, 1.0)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
 
 GROUP = 32
-HIGHEST = np.float32(16383)
+HIGHEST = {16: np.float32(16383), 8: np.float32(127)}  # by bits of activations
 ONE_AS_EXPONENT = 128  # of MXFP4, whose integers are doubled
 
 
@@ -155,22 +155,23 @@ class Activations(NamedTuple):
         return np.asarray(self.scale[..., None] * integers, np.float32)
 
 
-def quantize(x: Floats) -> Activations:
+def quantize(x: Floats, bits: int = 16) -> Activations:
     """Each group of 32 columns by its largest value."""
+    highest = HIGHEST[bits]
     padded = np.pad(x, [(0, 0), (0, -x.shape[1] % GROUP)]).reshape(len(x), -1, GROUP)
     largest = np.abs(padded).max(-1)
     is_zero = largest < np.float32(1e-30)
     safe = np.where(is_zero, np.float32(1), largest)
-    scale = np.where(is_zero, np.float32(0), largest / HIGHEST)
-    factor = np.where(is_zero, np.float32(0), HIGHEST / safe)
+    scale = np.where(is_zero, np.float32(0), largest / highest)
+    factor = np.where(is_zero, np.float32(0), highest / safe)
     # Products of floats are exact as doubles, and so they are rounded once, ties to even.
     exact = padded.astype(np.float64) * factor[..., None].astype(np.float64)
     return Activations(np.rint(exact).astype(np.int64), scale)
 
 
-def linear(x: Floats, weight: Blocks) -> Floats:
+def linear(x: Floats, weight: Blocks, bits: int = 16) -> Floats:
     """x · wᵀ: a chain over ascending groups, of exact integer dot products times both scales."""
-    a = quantize(x)
+    a = quantize(x, bits)
     q, scales = weight.integers(), weight.scales()
     total = np.zeros((len(x), weight.rows), np.float32)
     num_minima = weight.form.minima

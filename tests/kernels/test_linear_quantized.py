@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.kernels import quantized_reference as reference
 from tests.kernels.harness import ISAS, Recorder, StepArrays, bf16, pack, raw, run_rows
 
 FORMS = list(reference.FORMS)  # every integer packing
+BITS = [16, 8]  # of activations
 DTYPES = ["q8", "q4"]  # those that numbers can be quantised to
 # Rows, groups of columns at least, outputs.
 SHAPES = [(1, 1, 1), (1, 3, 17), (2, 5, 33), (6, 2, 48), (7, 9, 100), (13, 18, 96), (25, 1, 5)]
@@ -54,6 +56,7 @@ def linear(
     scale: float = 1.0,
     into: np.ndarray | None = None,
     dst_dtype: str = "f32",
+    bits: int = 16,
 ) -> np.ndarray:
     team = _native.Team(threads, isa)
     if isinstance(weight, np.ndarray):
@@ -69,24 +72,26 @@ def linear(
         program.linear(dst, src, packed, bias, mode, activation, scale)
         return dst
 
-    return run_rows(team, x, build)
+    return run_rows(team, x, build, activation_bits=bits)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", FORMS)
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize(("rows", "groups", "out"), SHAPES)
 def test_every_element_is_one_chain_of_exact_dot_products(
-    isa: str, dtype: str, rows: int, groups: int, out: int
+    isa: str, dtype: str, bits: int, rows: int, groups: int, out: int
 ) -> None:
     weight = random_blocks(dtype, out, groups, seed=groups)
     x = random_rows(rows, weight.columns, seed=out)
-    got = linear(x, weight, isa=isa)
-    assert got.tobytes() == reference.linear(x, weight).tobytes()
+    got = linear(x, weight, isa=isa, bits=bits)
+    assert got.tobytes() == reference.linear(x, weight, bits).tobytes()
 
 
 @given(
     dtype=st.sampled_from(FORMS),
     isa=st.sampled_from(ISAS),
+    bits=st.sampled_from(BITS),
     rows=st.integers(1, 40),
     groups=st.integers(1, 20),
     out=st.integers(1, 70),
@@ -95,34 +100,36 @@ def test_every_element_is_one_chain_of_exact_dot_products(
 )
 @settings(max_examples=60, deadline=None)
 def test_any_shape_in_any_company(
-    dtype: str, isa: str, rows: int, groups: int, out: int, threads: int, seed: int
+    dtype: str, isa: str, bits: int, rows: int, groups: int, out: int, threads: int, seed: int
 ) -> None:
     weight = random_blocks(dtype, out, groups, seed)
     x = random_rows(rows, weight.columns, seed)
-    got = linear(x, weight, isa=isa, threads=threads)
-    assert got.tobytes() == reference.linear(x, weight).tobytes()
-    alone = linear(x[rows // 2, None], weight, isa=isa)
+    got = linear(x, weight, isa=isa, bits=bits, threads=threads)
+    assert got.tobytes() == reference.linear(x, weight, bits).tobytes()
+    alone = linear(x[rows // 2, None], weight, isa=isa, bits=bits)
     assert got[rows // 2].tobytes() == alone.tobytes()
 
 
 @pytest.mark.parametrize("dtype", FORMS)
-def test_what_is_off_is_the_rounding_of_activations(dtype: str) -> None:
-    """Half a step of 1/16383 of its group's largest value for each; floats add their own."""
+@pytest.mark.parametrize("bits", BITS)
+def test_what_is_off_is_the_rounding_of_activations(dtype: str, bits: int) -> None:
+    """Half a step, of 16383 or 127 to its group's largest value, for each; floats add theirs."""
     weight = random_blocks(dtype, 50, 24, seed=4)
     x = random_rows(9, weight.columns)
     w = weight.values().astype(np.float64)
     largest = np.abs(x.reshape(9, -1, 32)).max(-1).repeat(32, axis=1)
-    bound = (largest / 16383 / 2) @ np.abs(w).T
+    bound = (largest / reference.HIGHEST[bits] / 2) @ np.abs(w).T
     floats = 1e-6 * (np.abs(x) @ np.abs(w).T)
     minima = 1e-6 * largest @ np.ones_like(w).T  # cancel what integers add, and are larger
-    off = np.abs(linear(x, weight).astype(np.float64) - x @ w.T)
+    off = np.abs(linear(x, weight, bits=bits).astype(np.float64) - x @ w.T)
     assert (off <= bound * 1.001 + floats + minima).all()
     assert off.max() > bound.max() / 1000  # the bound means something
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", FORMS)
-def test_the_largest_integers_do_not_overflow(isa: str, dtype: str) -> None:
+@pytest.mark.parametrize("bits", BITS)
+def test_the_largest_integers_do_not_overflow(isa: str, dtype: str, bits: int) -> None:
     """Codes and small scales with all bits set, and with none but the sign's, alternating rows."""
     weight = random_blocks(dtype, 40, 3, seed=0)
     weight.data[::2], weight.data[1::2] = 0, 255
@@ -132,8 +139,8 @@ def test_the_largest_integers_do_not_overflow(isa: str, dtype: str) -> None:
     x = np.ones((3, weight.columns), np.float32)
     x[1, ::2] = -1
     x[2] = -1
-    got = linear(x, weight, isa=isa)
-    assert got.tobytes() == reference.linear(x, weight).tobytes()
+    got = linear(x, weight, isa=isa, bits=bits)
+    assert got.tobytes() == reference.linear(x, weight, bits).tobytes()
     np.testing.assert_allclose(got[0], weight.values().sum(1), rtol=1e-5)
 
 
@@ -189,10 +196,11 @@ def test_glu_is_its_parts_fused(isa: str, dtype: str, rows: int) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", FORMS)
 @pytest.mark.parametrize("mode", ["store", "glu"])
-def test_a_row_is_the_same_in_any_company(isa: str, dtype: str, mode: str) -> None:
+@pytest.mark.parametrize("bits", BITS)
+def test_a_row_is_the_same_in_any_company(isa: str, dtype: str, mode: str, bits: int) -> None:
     weight = random_blocks(dtype, 96, 3, seed=3)
     x = random_rows(31, weight.columns)
-    options: dict[str, Any] = {"dtype": dtype, "isa": isa, "mode": mode}
+    options: dict[str, Any] = {"dtype": dtype, "isa": isa, "mode": mode, "bits": bits}
     options["activation"] = "silu" if mode == "glu" else ""
     alone = np.concatenate([linear(row[None], weight, **options) for row in x])
     for start, end in [(0, 31), (0, 2), (3, 6), (5, 12), (30, 31), (9, 26)]:
@@ -202,23 +210,27 @@ def test_a_row_is_the_same_in_any_company(isa: str, dtype: str, mode: str) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_blocks_of_rows_do_not_show(dtype: str) -> None:
+@pytest.mark.parametrize("bits", BITS)
+def test_blocks_of_rows_do_not_show(dtype: str, bits: int) -> None:
     for rows, groups in [(250, 2), (60, 150)]:
         weight = random_blocks(dtype, 40, groups, seed=4)
         x = random_rows(rows, groups * 32)
-        got = linear(x, weight, dtype=dtype, threads=2)
-        assert got.tobytes() == reference.linear(x, weight).tobytes()
+        got = linear(x, weight, dtype=dtype, threads=2, bits=bits)
+        assert got.tobytes() == reference.linear(x, weight, bits).tobytes()
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_shows_in_its_row_only(isa: str, dtype: str, bad: float) -> None:
+def test_what_is_not_finite_shows_in_its_row_only(
+    isa: str, dtype: str, bits: int, bad: float
+) -> None:
     weight = random_blocks(dtype, 32, 2, seed=5)
     x = random_rows(9, 64)
-    expected = linear(x, weight, dtype=dtype, isa=isa)
+    expected = linear(x, weight, dtype=dtype, isa=isa, bits=bits)
     x[4, 35] = bad
-    got = linear(x, weight, dtype=dtype, isa=isa)
+    got = linear(x, weight, dtype=dtype, isa=isa, bits=bits)
     assert np.isnan(got[4]).all()
     keep = np.arange(9) != 4
     np.testing.assert_array_equal(got[keep], expected[keep])
@@ -306,10 +318,10 @@ def test_parts_of_different_forms_are_one_matrix(isa: str, threads: int) -> None
         recorder.program.linear(dst, src, packed)
         return dst
 
-    for rows in (1, 2, 9):
+    for rows, bits in itertools.product((1, 2, 9), BITS):
         x = random_rows(rows, 256)
-        each = np.concatenate([reference.linear(x, part) for part in parts], axis=1)
-        assert run_rows(team, x, build).tobytes() == each.tobytes()
+        each = np.concatenate([reference.linear(x, part, bits) for part in parts], axis=1)
+        assert run_rows(team, x, build, activation_bits=bits).tobytes() == each.tobytes()
 
 
 def test_halves_of_different_forms_are_gated() -> None:

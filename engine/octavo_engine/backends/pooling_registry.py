@@ -43,6 +43,7 @@ def build_pooling_backend(
                 max_model_len=max_model_len,
                 dtype=_native_dtype(config, pooling),
                 quantization=config.quantization,
+                activation_bits=config.activation_bits,
                 num_threads=config.num_threads,
                 progress=progress,
             )

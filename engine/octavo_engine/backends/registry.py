@@ -28,6 +28,7 @@ def build_backend(
     `progress(bytes_done, bytes_total)` follows it. Raises ModelError and ConfigError.
     """
     _check_kv_cache_dtype(config)
+    check_activation_bits(config)
     if config.device == "sim":
         from octavo_engine.backends.sim.backend import SimBackend
 
@@ -57,6 +58,22 @@ def _check_kv_cache_dtype(config: EngineConfig) -> None:
         )
 
 
+def check_activation_bits(config: EngineConfig) -> None:
+    """Raises ConfigError where they are asked for and nothing would come of it."""
+    if config.activation_bits == 16:
+        return
+    if config.device not in ("auto", "cpu"):
+        raise ConfigError(
+            f"--activation-bits {config.activation_bits} is computed by --device cpu only; "
+            f"leave it out on --device {config.device}"
+        )
+    if config.quantization == "none":
+        raise ConfigError(
+            f"--activation-bits {config.activation_bits} is for weights held as integers, and "
+            "--quantization none holds none so: leave one of them out"
+        )
+
+
 def _build_native(
     config: EngineConfig,
     model: ModelConfig,
@@ -77,6 +94,7 @@ def _build_native(
         max_model_len=max_model_len,
         dtype="f32" if config.dtype == "float32" else "bf16",
         quantization=config.quantization,
+        activation_bits=config.activation_bits,
         kv_cache_dtype=config.kv_cache_dtype,
         num_threads=config.num_threads,
         progress=progress,

@@ -53,6 +53,7 @@ def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
         "tokenizer": config.tokenizer,
         "dtype": config.dtype,
         "quantization": config.quantization,
+        "activation_bits": config.activation_bits,
         "kv_cache_dtype": config.kv_cache_dtype,
         "device": config.device,
         "load_format": config.load_format,

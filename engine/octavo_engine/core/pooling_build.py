@@ -8,6 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from octavo_engine.backends.registry import check_activation_bits
 from octavo_engine.core.capacity import check_context
 from octavo_engine.core.identity import architecture_of, format_of
 from octavo_engine.core.info import ModelInfo
@@ -111,6 +112,7 @@ def _backend(
         if is_set:
             model = "a model for embeddings and scores"
             raise ConfigError(f"{flag} has no effect on {model}, which {why}; leave it out")
+    check_activation_bits(config)
     if files is None:
         from octavo_engine.backends.sim.pooling import SimPoolingBackend
 

@@ -50,6 +50,7 @@ class NativeBackend:
         max_model_len: int,
         dtype: Dtype = "bf16",
         quantization: Quantization = "auto",
+        activation_bits: int = 16,
         kv_cache_dtype: KVCacheDType = "auto",
         num_threads: int | None = None,
         isa: str = "",
@@ -65,11 +66,14 @@ class NativeBackend:
         self.dtype = dtype
         self.kv_format = settle_kv_format(kv_cache_dtype, dtype)
         self._is_fused = is_fused  # tests compare both
+        self._activation_bits = activation_bits
         team = make_team(num_threads, isa)
         self.isa = team.isa
         loader = NativeLoader(checkpoint, team, dtype, progress, quantization=quantization)
         self._loaded: _Loaded | None = _Loaded(team, build_model(config, loader, max_model_len))
         loader.finish()
+        if activation_bits == 8:
+            loader.check_integers()
         self._compiled: Compiled | None = None
         self._kv: _native.KVCache | None = None
         self._num_blocks = 0
@@ -94,7 +98,13 @@ class NativeBackend:
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         team, model = self._in_memory
         try:
-            self._compiled = compile_forward(model.forward, team, limits, is_fused=self._is_fused)
+            self._compiled = compile_forward(
+                model.forward,
+                team,
+                limits,
+                is_fused=self._is_fused,
+                activation_bits=self._activation_bits,
+            )
             self._kv = self._make_kv(num_blocks)
             self._num_blocks = num_blocks
         except MemoryError as error:

@@ -24,8 +24,10 @@ def compile_forward(
     limits: BackendLimits,
     *,
     is_fused: bool,
+    activation_bits: int = 16,
 ) -> Compiled:
     """Raises MemoryError where steps of this size have no room."""
     graph = record(forward)
     graph = fuse(graph) if is_fused else graph
-    return compile_graph(settle_dtypes(graph, elide=is_fused), team, limits)
+    settled = settle_dtypes(graph, elide=is_fused)
+    return compile_graph(settled, team, limits, activation_bits)

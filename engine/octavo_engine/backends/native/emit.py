@@ -22,10 +22,14 @@ class Compiled(NamedTuple):
     logits: int
 
 
-def compile_graph(graph: g.Graph, team: _native.Team, limits: BackendLimits) -> Compiled:
+def compile_graph(
+    graph: g.Graph, team: _native.Team, limits: BackendLimits, activation_bits: int = 16
+) -> Compiled:
     """Plan the arena for the largest step and add all instructions."""
     plan = plan_memory(graph, {"T": limits.max_tokens, "S": limits.max_logit_rows})
-    program = _native.Program(team, plan.num_bytes, limits.max_tokens, limits.max_logit_rows)
+    program = _native.Program(
+        team, plan.num_bytes, limits.max_tokens, limits.max_logit_rows, activation_bits
+    )
     buffers = {
         value: program.buffer(offset, value.cols, value.dtype, value.rows)
         for value, offset in plan.offsets.items()

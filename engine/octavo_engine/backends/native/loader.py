@@ -13,7 +13,7 @@ from octavo_engine.backends.ledger import WeightLedger
 from octavo_engine.backends.native.graph import NativeExperts, NativeLinear
 from octavo_engine.backends.native.packing import PANEL_ROWS, choose_packings
 from octavo_engine.backends.native.stored_form import form_of, in_form
-from octavo_engine.errors import ModelError
+from octavo_engine.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,6 +46,7 @@ class NativeLoader:
         self._team = team
         self._dtype = dtype
         self._quantization = quantization
+        self._has_integers = False
 
     def embedding(self, name: str, rows: int, columns: int) -> _native.Packed:
         return self._pack([f"{name}.weight"], [rows], columns, is_vocabulary=True)
@@ -104,6 +105,14 @@ class NativeLoader:
         """Raises ModelError that lists the missing tensors."""
         self._ledger.finish()
 
+    def check_integers(self) -> None:
+        """Raises ConfigError where no matrix is held as integers."""
+        if not self._has_integers:
+            raise ConfigError(
+                "--activation-bits 8 is for weights held as integers, and this model has none: "
+                "add --quantization int8 or int4, or leave it out"
+            )
+
     def _pack(
         self, names: Sequence[str], sizes: Sequence[int], columns: int, *, is_vocabulary: bool
     ) -> _native.Packed:
@@ -121,6 +130,7 @@ class NativeLoader:
             self._quantization,
             is_vocabulary=is_vocabulary,
         )
+        self._has_integers |= not {"f32", "bf16"}.issuperset(packings)
         packed = _allocate(names[0], list(zip(sizes, packings, strict=True)), columns)
         starts = accumulate(sizes, initial=0)
         for stored, first_row, num_rows in zip(parts, starts, sizes, strict=False):

@@ -53,6 +53,7 @@ class NativePoolingBackend:
         max_model_len: int,
         dtype: Dtype,
         quantization: Quantization = "auto",
+        activation_bits: int = 16,
         num_threads: int | None = None,
         isa: str = "",
         is_fused: bool = True,
@@ -67,11 +68,14 @@ class NativePoolingBackend:
         self.dtype = dtype
         self._max_model_len = max_model_len
         self._is_fused = is_fused  # tests compare both
+        self._activation_bits = activation_bits
         team = make_team(num_threads, isa)
         self.isa = team.isa
         loader = NativeLoader(checkpoint, team, dtype, progress, quantization=quantization)
         self._loaded: _Loaded | None = _Loaded(team, PooledModel(config, loader, max_model_len))
         loader.finish()
+        if activation_bits == 8:
+            loader.check_integers()
         self._limits: BackendLimits | None = None
         self._pooled: Compiled | None = None
         self._tokens: Compiled | None = None  # once it was asked for
@@ -124,7 +128,11 @@ class NativePoolingBackend:
         assert self._limits is not None, "prepare() comes first"
         try:
             return compile_forward(
-                forward, self._in_memory.team, self._limits, is_fused=self._is_fused
+                forward,
+                self._in_memory.team,
+                self._limits,
+                is_fused=self._is_fused,
+                activation_bits=self._activation_bits,
             )
         except MemoryError as error:
             raise ConfigError(
