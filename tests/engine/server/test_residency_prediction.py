@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 TRACE = Path(
     os.environ.get("OCTAVO_TRACE", Path(__file__).parents[2] / "data/mooncake_excerpt.jsonl")
 )
-NUM_REQUESTS = int(os.environ.get("OCTAVO_TRACE_REQUESTS", "360"))
+NUM_REQUESTS = int(os.environ.get("OCTAVO_TRACE_REQUESTS", "200"))
 TRACE_BLOCK, BLOCK = 512, 32  # tokens that an id of the trace stands for: there, and here
 MAX_PROMPT = 1500
 TEXT = (

@@ -23,10 +23,6 @@ class Condition(Struct):
     status: str = ""
 
 
-class PodIp(Struct):
-    ip: str = ""
-
-
 class PodStatus(Struct):
     phase: str = ""
     pod_ip: str = msgspec.field(name="podIP", default="")
