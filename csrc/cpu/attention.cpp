@@ -14,7 +14,6 @@
 namespace octavo::cpu::OCTAVO_ISA {
 namespace {
 
-constexpr int64_t kCacheLine = 64;
 constexpr int64_t kBlocksPerTile = kSoftmaxTokens / kBlockTokens;
 
 void scale_row(float* values, float factor, int64_t count) {
@@ -52,21 +51,6 @@ class Attend {
   private:
     static constexpr bool kIsScaled = requires { Weights::kUnit; };
     static constexpr int64_t kStepsPerBlock = kBlockTokens / Weights::kColumns;
-
-    // Blocks lie anywhere, so the hardware cannot guess the next one: while a tile is computed, the
-    // blocks of the next are fetched, keys beside keys and values beside values.
-    void fetch_ahead(int64_t index_in_tile, bool is_value) const {
-        const int64_t block_in_table = start_ / kBlockTokens + kBlocksPerTile + index_in_tile;
-        if (block_in_table * kBlockTokens >= fetch_end_) {
-            return;
-        }
-        const int64_t panels = args_.kv.panels_bytes();
-        const std::byte* from = args_.kv.keys(tile_.block_table[block_in_table], tile_.kv_head) +
-                                (is_value ? panels : 0);
-        for (int64_t i = 0; i < panels; i += kCacheLine) {
-            prefetch(from + i);
-        }
-    }
 
     int64_t last_token() const { return tile_.num_tokens - 1; }
 
@@ -113,19 +97,32 @@ class Attend {
         return rows;
     }
 
-    // Where the blocks of the tile under way lie, as far as any row sees them.
+    // Where the blocks of the tile under way lie, as far as any row sees them, and what comes
+    // after. Blocks lie anywhere, so the hardware cannot guess the next one: while keys are read,
+    // their values are fetched, and while those are added up, the keys of the next tile.
     void find_blocks() {
         const int64_t begin = std::max<int64_t>(0, seen(0).begin - start_) / kBlockTokens;
         const int64_t end = std::min<int64_t>(kSoftmaxTokens, seen(last_token()).end - start_);
         for (int64_t b = begin; b * kBlockTokens < end; ++b) {
-            const int64_t block = tile_.block_table[start_ / kBlockTokens + b];
-            keys_[b] = args_.kv.keys(block, tile_.kv_head);
+            const int64_t index = start_ / kBlockTokens + b;
+            keys_[b] = args_.kv.keys(tile_.block_table[index], tile_.kv_head);
+            values_[b] = keys_[b] + panels_bytes_;
+            after_values_[b] = values_[b];
+            const int64_t next = index + kBlocksPerTile;
+            if (next * kBlockTokens < fetch_end_) {
+                after_values_[b] = args_.kv.keys(tile_.block_table[next], tile_.kv_head);
+                if constexpr (kIsScaled) {
+                    prefetch(after_values_[b] + 2 * panels_bytes_);
+                }
+            }
         }
     }
 
+    static int64_t value_offset(int64_t column) {
+        return column * kStepsPerBlock * Weights::kStepBytes / kLanes;
+    }
     const std::byte* values(int64_t index_in_tile, int64_t column) const {
-        return keys_[index_in_tile] + panels_bytes_ +
-               column * kStepsPerBlock * Weights::kStepBytes / kLanes;
+        return values_[index_in_tile] + value_offset(column);
     }
     // Of a block's tokens. They go into scores and weights, once for each token, not for each
     // column.
@@ -160,12 +157,9 @@ class Attend {
             while (b + width > end_block) {
                 width /= 2;
             }
-            // Few rows wait for memory, and what is fetched should not come all at once.
-            const int64_t segments = num_rows_ <= kTileRows ? 1 : (end_block - b) / width;
-            for (int64_t i = 0; i < segments * width && rows.first == 0; ++i) {
-                fetch_ahead(b + i, false);
-            }
-            kProducts.get(rows.count, width)(rows.queries, keys_ + b, segments,
+            const int64_t segments = (end_block - b) / width;
+            const std::byte* const* fetched = rows.first == 0 ? values_ : keys_;
+            kProducts.get(rows.count, width)(rows.queries, keys_ + b, fetched + b, segments,
                                              dim_ / Weights::kColumns,
                                              scores(rows.first) + b * kLanes, kSoftmaxTokens);
             b += segments * width;
@@ -286,9 +280,6 @@ class Attend {
         const int64_t first_block = tokens.begin / kBlockTokens;
         const int64_t end_block = tokens.end / kBlockTokens;  // of the whole ones
         const int64_t steps_left = tokens.end % kBlockTokens / Weights::kColumns;
-        for (int64_t b = first_block; b < end_block && rows.first == 0; ++b) {
-            fetch_ahead(b, true);
-        }
         const void* x[kTileRows];
         const void* x_left[kTileRows];
         for (int64_t i = 0; i < rows.count; ++i) {
@@ -301,17 +292,21 @@ class Attend {
                 width /= 2;
             }
             const std::byte* panels[kBlocksPerTile * kMaxPanels];
+            const std::byte* fetched[kBlocksPerTile * kMaxPanels];
             int64_t count = 0;
             for (int64_t b = first_block; b < end_block + (steps_left > 0 ? 1 : 0); ++b) {
-                for (int i = 0; i < width; ++i) {
-                    panels[count++] = values(b, c + i * kLanes);
+                for (int i = 0; i < width; ++i, ++count) {
+                    const int64_t offset = value_offset(c + i * kLanes);
+                    panels[count] = values_[b] + offset;
+                    fetched[count] = (rows.first == 0 ? after_values_ : values_)[b] + offset;
                 }
             }
             const Dot dot = kSums.get(rows.count, width);
             float* to = state.values + rows.first * dim_ + c;
-            dot(x, panels, end_block - first_block, kStepsPerBlock, to, dim_);
+            dot(x, panels, fetched, end_block - first_block, kStepsPerBlock, to, dim_);
             if (steps_left > 0) {
-                dot(x_left, panels + count - width, 1, steps_left, to, dim_);
+                const int64_t last = count - width;
+                dot(x_left, panels + last, fetched + last, 1, steps_left, to, dim_);
             }
         }
     }
@@ -344,8 +339,10 @@ class Attend {
     const int64_t num_rows_;
     const int64_t panels_bytes_;                  // of a block's K, and of its V
     float* const scores_;                         // [rows, kSoftmaxTokens]
-    const std::byte* keys_[kBlocksPerTile] = {};  // blocks of the tile under way
-    int64_t start_ = 0;                           // position where it starts
+    const std::byte* keys_[kBlocksPerTile] = {};  // of the blocks of the tile under way
+    const std::byte* values_[kBlocksPerTile] = {};
+    const std::byte* after_values_[kBlocksPerTile] = {};  // what to fetch while values are read
+    int64_t start_ = 0;                                   // position where it starts
     int64_t fetch_end_ = 0;  // blocks that start before it are wanted by this thread
 };
 

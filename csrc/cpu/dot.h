@@ -27,10 +27,13 @@ namespace {
 //   Own     each segment has its own sum:  out[r][(s * P + p) * 16 + lane] = x[r] · panel
 //   Joined  x goes on from one segment to the next, and the sum from what out holds:
 //           out[r][p * 16 + lane] += x[r] · panels
+// `fetched` are as many places as there are panels: while a panel is read, as many bytes from its
+// place on are brought into the cache. A panel's own place costs next to nothing.
 enum class Sums : uint8_t { Own, Joined };
 
-using Dot = void (*)(const void* const* x, const std::byte* const* panels, int64_t num_segments,
-                     int64_t steps, float* out, int64_t out_stride);
+using Dot = void (*)(const void* const* x, const std::byte* const* panels,
+                     const std::byte* const* fetched, int64_t num_segments, int64_t steps,
+                     float* out, int64_t out_stride);
 
 // A step takes a few columns, those that share words of 4 bytes (of float32 two): the first for all
 // rows, then the second, panel by panel, so that besides the sums only one panel's 16 weights are
@@ -93,8 +96,7 @@ struct Bf16Pairs {
 };
 #endif
 
-// Ahead in each panel: the hardware does not look beyond a page.
-constexpr int64_t kPrefetchBytes = 1024;
+constexpr int64_t kLineBytes = 64;  // of the cache
 
 // Sums of R rows and P panels, in registers.
 template <class Weights, int R, int P>
@@ -132,27 +134,35 @@ class DotTile {
         }
     }
 
-    OCTAVO_INLINE void add(const std::byte* const* panels, int64_t steps) {
+    OCTAVO_INLINE void add(const std::byte* const* panels, const std::byte* const* fetched,
+                           int64_t steps) {
         const std::byte* w[P];
+        const std::byte* ahead[P];
         OCTAVO_UNROLL
         for (int p = 0; p < P; ++p) {
             w[p] = panels[p];
+            ahead[p] = fetched[p];
         }
         for (int64_t j = 0; j < steps; ++j) {
-            if constexpr (R <= 2) {  // with few rows, memory is the limit
+            OCTAVO_UNROLL
+            for (int p = 0; p < P; ++p) {
                 OCTAVO_UNROLL
-                for (int p = 0; p < P; ++p) {
-                    prefetch(w[p] + kPrefetchBytes);
+                for (int64_t line = 0; line < Weights::kStepBytes; line += kLineBytes) {
+                    prefetch(ahead[p] + line);
                 }
             }
             OCTAVO_UNROLL
             for (int column = 0; column < Weights::kColumns; ++column) {
+                int64_t at = column;
                 OCTAVO_UNROLL
                 for (int p = 0; p < P; ++p) {
                     const Vec weights = Weights::column(w[p], column);
                     OCTAVO_UNROLL
                     for (int r = 0; r < R; ++r) {
-                        sums_[r][p] = Weights::add(sums_[r][p], row_[r][column], weights);
+                        sums_[r][p] = Weights::add(sums_[r][p], row_[r][at], weights);
+                        if constexpr (P > 1 && R * P == kAccumulators) {
+                            in_turn(sums_[r][p], at);
+                        }
                     }
                 }
             }
@@ -163,6 +173,7 @@ class DotTile {
             OCTAVO_UNROLL
             for (int p = 0; p < P; ++p) {
                 w[p] += Weights::kStepBytes;
+                ahead[p] += Weights::kStepBytes;
             }
         }
     }
@@ -173,19 +184,19 @@ class DotTile {
 };
 
 template <class Weights, Sums kSums, int R, int P>
-void dot(const void* const* x, const std::byte* const* panels, int64_t num_segments, int64_t steps,
-         float* out, int64_t out_stride) {
+void dot(const void* const* x, const std::byte* const* panels, const std::byte* const* fetched,
+         int64_t num_segments, int64_t steps, float* out, int64_t out_stride) {
     if constexpr (kSums == Sums::Own) {
         for (int64_t s = 0; s < num_segments; ++s) {
             DotTile<Weights, R, P> tile(x);
-            tile.add(panels + s * P, steps);
+            tile.add(panels + s * P, fetched + s * P, steps);
             tile.store_sums(out + s * P * kLanes, out_stride);
         }
     } else {
         DotTile<Weights, R, P> tile(x);
         tile.load_sums(out, out_stride);
         for (int64_t s = 0; s < num_segments; ++s) {
-            tile.add(panels + s * P, steps);
+            tile.add(panels + s * P, fetched + s * P, steps);
         }
         tile.store_sums(out, out_stride);
     }

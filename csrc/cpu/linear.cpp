@@ -20,6 +20,9 @@ constexpr int64_t kMaxBlockRows = 96;
 constexpr int64_t kMinBlockRows = 24;
 static_assert(kMaxBlockRows % kTileRows == 0 && kMinBlockRows % kTileRows == 0);
 
+// Ahead in each panel that is read once: the hardware does not look beyond a page.
+constexpr int64_t kPrefetchBytes = 1024;
+
 int64_t block_rows(const Panels& weight) {
     const int64_t fitting = kBlockBytes / (weight.pairs() * 2 * 4) / kTileRows * kTileRows;
     return std::clamp(fitting, kMinBlockRows, kMaxBlockRows);
@@ -111,13 +114,22 @@ class Linear {
             panels[1][i] =
                 args_.mode == LinearMode::Glu ? panel(args_.units() + unit + i) : nullptr;
         }
+        // Rows of one tile go on to the next panels at once; more find theirs here already.
+        const int64_t bytes = args_.weight.panel_bytes(args_.weight.packing());
+        const int64_t ahead_bytes = num_rows_ == tile_rows_ ? kPrefetchBytes : width * bytes;
+        const std::byte* fetched[2][kMaxPanels];
+        for (int64_t i = 0; i < width; ++i) {
+            fetched[0][i] = panels[0][i] + ahead_bytes;
+            fetched[1][i] = panels[1][i] + ahead_bytes;
+        }
         for (int64_t r = 0; r < num_rows_; r += tile_rows_) {
             const int64_t rows = std::min(tile_rows_, num_rows_ - r);
             const Dot dot = kDots.get(rows, static_cast<int>(width));
             alignas(64) float y[2][kTileFloats];
-            dot(x_ + r, panels[0], 1, args_.weight.pairs(), y[0], width * kLanes);
+            const auto& ahead = r == 0 ? fetched : panels;
+            dot(x_ + r, panels[0], ahead[0], 1, args_.weight.pairs(), y[0], width * kLanes);
             if (args_.mode == LinearMode::Glu) {
-                dot(x_ + r, panels[1], 1, args_.weight.pairs(), y[1], width * kLanes);
+                dot(x_ + r, panels[1], ahead[1], 1, args_.weight.pairs(), y[1], width * kLanes);
             }
             for (int64_t i = 0; i < rows * width; ++i) {
                 finish(args_, first_row_ + r + i / width, unit + i % width, y[0] + i * kLanes,

@@ -176,6 +176,11 @@ OCTAVO_INLINE float reduce_max(Vec v) {
 }
 OCTAVO_INLINE float first_lane(Vec v) { return _mm256_cvtss_f32(v.low); }
 
+// One sum, then the next, and what is read at `index` for it: else the compiler keeps numbers that
+// all rows use, and twelve sums fill the registers but for four; a sum without one costs a third.
+OCTAVO_INLINE void in_turn(Vec& sum, int64_t& index) {
+    __asm__ volatile("" : "+x"(sum.low), "+x"(sum.high), "+r"(index));
+}
 OCTAVO_INLINE void prefetch(const void* address) {
     _mm_prefetch(static_cast<const char*>(address), _MM_HINT_T0);
 }

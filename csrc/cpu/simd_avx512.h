@@ -137,6 +137,7 @@ OCTAVO_INLINE Vec dot_pairs(Vec acc, uint32_t pair, Vec pairs) {
 }
 #endif
 
+OCTAVO_INLINE void in_turn(Vec&, int64_t&) {}  // registers suffice
 OCTAVO_INLINE void prefetch(const void* address) {
     _mm_prefetch(static_cast<const char*>(address), _MM_HINT_T0);
 }

@@ -169,6 +169,7 @@ OCTAVO_INLINE float reduce_max(Vec v) {
 }
 OCTAVO_INLINE float first_lane(Vec v) { return vgetq_lane_f32(v.part[0], 0); }
 
+OCTAVO_INLINE void in_turn(Vec&, int64_t&) {}  // registers suffice
 OCTAVO_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
 
 }  // namespace octavo::cpu::OCTAVO_ISA

@@ -39,6 +39,7 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 
 CASES = {
     "grouped": AttentionCase(),
+    "groups_of_three": AttentionCase(num_heads=9, num_kv_heads=3, head_dim=64),
     "multi_head": AttentionCase(num_heads=3, num_kv_heads=3),
     "multi_query": AttentionCase(num_heads=7, num_kv_heads=1, head_dim=16, rotary_dim=16),
     "large_group": AttentionCase(num_heads=50, num_kv_heads=1, head_dim=16, rotary_dim=16),
@@ -79,7 +80,7 @@ def test_result_is_rounded_to_bf16() -> None:
     np.testing.assert_allclose(rounded, exact, rtol=2**-8)
 
 
-@pytest.mark.parametrize("name", ["grouped", "window", "all", "multi_head"])
+@pytest.mark.parametrize("name", ["grouped", "groups_of_three", "window", "all", "multi_head"])
 @pytest.mark.parametrize("kv_dtype", TOLERANCES)
 def test_instruction_sets_agree_to_the_bit(name: str, kv_dtype: str) -> None:
     case = AttentionCase(**{**CASES[name].__dict__, "kv_dtype": kv_dtype})
