@@ -18,7 +18,7 @@ from tests.fakes.server import running
 # What each object must have while a request is answered.
 PROTOCOL = ("url", "headers", "parser", "pipeline", "scope", "cycle", "transport", "loop", "flow")
 CYCLE = ("chunked_encoding", "flow", "disconnected", "response_started", "response_complete",
-         "transport", "keep_alive")  # fmt: skip
+         "transport", "keep_alive", "more_body")  # fmt: skip
 # Ours in the place of theirs: what they call on themselves, by these names.
 REPLACED = ("connection_made", "connection_lost", "data_received", "on_headers_complete",
             "on_message_complete", "send_400_response")  # fmt: skip
