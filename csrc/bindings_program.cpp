@@ -136,10 +136,12 @@ void add_attention(
                        .is_whole = is_whole});
 }
 
+using Times = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
 void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const Ints& positions,
               const Ints& slots, const Ints& seq_starts, const Ints& seq_lens, const Ints& rows,
               const IntTable& block_tables, const Ints& logit_rows,
-              const std::optional<Ints>& type_ids) {
+              const std::optional<Ints>& type_ids, const std::optional<Times>& op_times) {
     const Step step{
         .token_ids = span_of(token_ids),
         .positions = span_of(positions),
@@ -152,6 +154,8 @@ void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const 
         .table_cols = static_cast<int64_t>(block_tables.shape(1)),
         .logit_rows = span_of(logit_rows),
         .type_ids = span_of(type_ids),
+        .op_times = op_times ? std::span<int64_t>(op_times->data(), op_times->size())
+                             : std::span<int64_t>(),
     };
     const nb::gil_scoped_release release;
     program.run(kv, step);
@@ -263,7 +267,8 @@ void bind_program(nb::module_& module) {
         .def("run", &run_step, arg("kv"), arg("token_ids").noconvert(),
              arg("positions").noconvert(), arg("slots").noconvert(), arg("seq_starts").noconvert(),
              arg("seq_lens").noconvert(), arg("rows").noconvert(), arg("block_tables").noconvert(),
-             arg("logit_rows").noconvert(), arg("type_ids").noconvert().none() = nb::none())
+             arg("logit_rows").noconvert(), arg("type_ids").noconvert().none() = nb::none(),
+             arg("op_times").noconvert().none() = nb::none())
         .def("read", &read_buffer, arg("buffer"), arg("num_rows"));
 }
 

@@ -1,5 +1,6 @@
 // Running a program: what the step fills in, and how the team shares each instruction.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include "common/check.h"
@@ -36,10 +37,22 @@ const int32_t* ids_of(const Step& step, cpu::EmbedOf of) {
     return step.token_ids.data();
 }
 
+// By the clock of Python's time.perf_counter_ns.
+int64_t now_ns() {
+    const auto since = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+}
+
 }  // namespace
 
 void Program::run(const KVCache& kv, const Step& step) {
     prepare(kv, step);
+    if (!step.op_times.empty()) {
+        check(step.op_times.size() == instructions_.size() + 1, "run: op_times must hold ",
+              instructions_.size() + 1, " times; got ", step.op_times.size());
+        std::ranges::fill(step.op_times, 0);
+        step.op_times[0] = now_ns();
+    }
     team_.run([&](int worker) { run_worker(kv, step, worker); });
 }
 
@@ -138,6 +151,9 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
             instruction.args);
         if (!(shares_rows && instruction.feeds_own_rows)) {
             team_.barrier();
+        }
+        if (worker == 0 && !step.op_times.empty()) {
+            step.op_times[static_cast<size_t>(&instruction - instructions_.data()) + 1] = now_ns();
         }
     }
 }

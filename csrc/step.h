@@ -18,6 +18,9 @@ struct Step {
     int64_t table_cols;
     std::span<const int32_t> logit_rows;  // [S]
     std::span<const int32_t> type_ids;    // [T], or empty: all zero
+    // When the step began, then when each instruction was done; empty: nobody asks. Instructions
+    // without rows stay 0.
+    std::span<int64_t> op_times = {};
 
     int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
     int64_t num_seqs() const { return static_cast<int64_t>(seq_lens.size()); }

@@ -221,8 +221,12 @@ class Program:
         block_tables: NDArray[np.int32],
         logit_rows: NDArray[np.int32],
         type_ids: NDArray[np.int32] | None = None,
+        op_times: NDArray[np.int64] | None = None,
     ) -> None:
-        """Run a step. Raises ValueError when the arrays do not agree or exceed the plan."""
+        """Run a step. Raises ValueError when the arrays do not agree or exceed the plan.
+
+        `op_times`, one longer than there are instructions, takes when the step began and when each
+        was done, by time.perf_counter_ns; one that had no rows is 0."""
     def read(self, buffer: int, num_rows: int) -> NDArray[np.float32]:
         """A view (f32) or copy (bf16) of the first rows of a buffer, e.g. the logits after
         `run`."""

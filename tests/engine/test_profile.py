@@ -60,6 +60,10 @@ def check(trace: dict[str, Any]) -> None:
     assert open_phases == {}
 
 
+def is_operation(name: str) -> bool:
+    return name.startswith(("linear", "attention", "rms_norm", "embedding", "select_rows", "glu"))
+
+
 def phases(trace: dict[str, Any], request_id: str) -> list[str]:
     return [e["name"] for e in trace["traceEvents"] if e["ph"] == "b" and e["id"] == request_id]
 
@@ -100,6 +104,22 @@ def test_a_real_model_tells_forward_masks_and_sampling_apart(tmp_path: Path):
             spent[event["name"]] = spent.get(event["name"], 0.0) + event["dur"]
     assert {"forward", "mask", "sample"} <= set(spent)
     assert spent["forward"] > spent["schedule"]
+    operations = {name: time for name, time in spent.items() if " heads, layer " in name}
+    assert len(operations) == 30  # a layer each
+    assert (
+        0.5
+        < sum(time for name, time in spent.items() if is_operation(name)) / spent["forward"]
+        <= 1
+    )
+    events = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    forwards = [e for e in events if e["name"] == "forward"]
+    for event in events:
+        if is_operation(event["name"]):
+            assert any(f["ts"] <= event["ts"] + 1e-3 and event["ts"] + event["dur"]
+                       <= f["ts"] + f["dur"] + 1e-3 for f in forwards), event  # fmt: skip
+    product = next(e for e in events if e["name"].startswith("linear 576→960"))
+    assert product["args"]["flops"] == 2 * 576 * 960 * product["args"]["rows"]
+    assert product["args"]["weight_bytes"] > 576 * 960 // 2
     assert result.outputs[0].text not in json.dumps(trace)
 
 
@@ -117,6 +137,20 @@ def test_what_is_too_much_is_not_kept(tmp_path: Path):
     check(trace)
     assert len(trace["traceEvents"]) < 15
     assert trace["otherData"] == {"steps": 9, "is_truncated": True}
+
+
+def test_operations_leave_room_for_the_steps_after_them(tmp_path: Path):
+    profile = StepProfile(Clock(), max_events=40)
+    for _ in range(6):
+        profile.begin_step()
+        profile.laps.inside += [("linear", 1, 2, {"rows": 1})] * 8
+        profile.laps.mark("forward")
+        profile.end_step(ScheduledBatch(), [], EngineStats())
+    profile.write(tmp_path / "p.json")
+    trace = json.loads((tmp_path / "p.json").read_text())
+    names = [e["name"] for e in trace["traceEvents"]]
+    assert (names.count("step"), names.count("linear")) == (6, 16)
+    assert trace["otherData"] == {"steps": 6, "is_truncated": False}
 
 
 def test_a_request_that_ran_before_and_one_that_is_aborted(tmp_path: Path):

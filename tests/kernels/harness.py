@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -66,7 +66,7 @@ class StepArrays:
     logit_rows: Sequence[int] = ()
     changes: dict[str, object] = field(default_factory=dict)
 
-    def arrays(self) -> dict[str, NDArray[np.int32]]:
+    def arrays(self) -> dict[str, Any]:
         count = np.arange(self.num_tokens)
         arrays: dict[str, object] = {
             "token_ids": count,

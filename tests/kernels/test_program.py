@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -190,6 +191,24 @@ def test_read_is_a_view_that_keeps_the_program_alive() -> None:
     del view
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_operations_tell_when_each_was_done(num_threads: int) -> None:
+    team = _native.Team(num_threads)
+    recorder = Recorder(team, 3, 2)
+    embedded, selected = recorder.buffer(4), recorder.buffer(4, "f32", "S")
+    recorder.program.embed(embedded, pack(team, np.ones((3, 4), np.float32), "f32"), 1.0)
+    recorder.program.select_rows(selected, embedded)
+    kv = _native.KVCache(1, 1, 1, 16, "f32")
+    times = np.full(3, -1, np.int64)
+    before = time.perf_counter_ns()
+    recorder.program.run(kv, **StepArrays(3, [2]).arrays(), op_times=times)
+    assert before <= times[0] <= times[1] <= times[2] <= time.perf_counter_ns()
+    recorder.program.run(kv, **StepArrays(3).arrays(), op_times=times)
+    assert times[1] > 0 and times[2] == 0  # no rows were wanted
+    with pytest.raises(ValueError, match="op_times must hold 3 times; got 2"):
+        recorder.program.run(kv, **StepArrays(3).arrays(), op_times=np.zeros(2, np.int64))
 
 
 def valid_program() -> tuple[Recorder, _native.KVCache]:

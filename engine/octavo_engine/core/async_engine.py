@@ -166,9 +166,12 @@ class AsyncEngine:
         arrival_at = time.monotonic()
         self._check_open()
         check_task("generate", self.info)
-        token_ids = await self._encode(prompt)
+        if isinstance(prompt, str):
+            token_ids = await self._encode(prompt)
+            self._check_open()  # it may have closed while a long prompt was tokenised
+        else:
+            token_ids = list(prompt)
         params = settle_params(token_ids, params, self.info, self.tokenizer, told)
-        self._check_open()  # it may have closed while a long prompt was tokenised
         submission = Submission(
             request_id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,
@@ -337,9 +340,7 @@ class AsyncEngine:
         if health.state in ("stalled", "dead"):
             raise EngineDead(health.reason, retry_after_s=1)
 
-    async def _encode(self, prompt: str | Sequence[int]) -> list[int]:
-        if not isinstance(prompt, str):
-            return list(prompt)
+    async def _encode(self, prompt: str) -> list[int]:
         if len(prompt) > _LONG_PROMPT:
             return await asyncio.to_thread(self.tokenizer.encode, prompt)
         return self.tokenizer.encode(prompt)

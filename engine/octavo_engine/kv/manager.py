@@ -79,7 +79,8 @@ class KVManager:
         limit = len(sequence.token_ids) - 1  # the last token is computed: its logits are needed
         if sequence.wants_prompt_scores:
             limit = min(limit, sequence.num_scored_tokens)  # so are those of all after it
-        if not self._caching or limit == 0:
+        unread = sequence.request.params.skip_reading_prefix_cache
+        if not self._caching or unread or limit == 0:
             return PrefixMatch(CachedPrefix([], None, 0), total, None)
         prefix = pool.cache.match(sequence.root, sequence.digests, sequence.token_ids, limit)
         num_blocks = total - len(prefix.blocks)

@@ -52,6 +52,10 @@ class Line(Protocol):
     """The connection under one exchange, past ASGI's messages; where the server offers it."""
 
     @property
+    def has_come(self) -> bool:
+        """Whether all of the request is here."""
+
+    @property
     def is_open(self) -> bool:
         """Whether the answer has begun, is not at its end, and its client's buffers have room."""
 
@@ -175,22 +179,27 @@ class Exchange:
         declared = self.header(b"content-length")
         if declared.isdigit() and int(declared) > limit:
             raise self._too_large()
-        chunks: list[bytes] = []
-        size = 0
+        if self.line is not None and self.line.has_come:  # the rule: nothing to wait for
+            return await self._read(limit)
         try:
             async with asyncio.timeout(self.limits.body_timeout_s):
-                while self._more_body:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    self._more_body = message.get("more_body", False)
-                    chunk = message.get("body", b"")
-                    size += len(chunk)
-                    if size > limit:
-                        raise self._too_large()
-                    chunks.append(chunk)
+                return await self._read(limit)
         except TimeoutError:
             raise self._too_slow() from None
+
+    async def _read(self, limit: int) -> bytes:
+        chunks: list[bytes] = []
+        size = 0
+        while self._more_body:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            self._more_body = message.get("more_body", False)
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > limit:
+                raise self._too_large()
+            chunks.append(chunk)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def chunks(self, max_bytes: int) -> AsyncGenerator[bytes, None]:

@@ -111,6 +111,8 @@ async def routed(
             exchange.fields, kind, job.prompts[0], text, render_next=render_next
         )
     left_s = exchange.time_left_s(service.settings.request_timeout_s)
+    if route is None and left_s is None:  # as it was made
+        return job
     return dataclasses.replace(job, route=route, deadline_s=left_s)
 
 

@@ -50,6 +50,10 @@ class CycleLine:
         self._watchers = watchers  # of the connection
 
     @property
+    def has_come(self) -> bool:
+        return not self._cycle.more_body
+
+    @property
     def is_open(self) -> bool:
         cycle = self._cycle
         return bool(cycle.chunked_encoding) and not (

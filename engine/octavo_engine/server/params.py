@@ -33,8 +33,8 @@ def sampling_params(
     defaults: Mapping[str, float],
     limits: Limits,
 ) -> SamplingParams:
-    """Raises InvalidRequest that names the field. `max_tokens` None fills the context."""
-    check_sizes(request, limits)
+    """Of a request that has passed `check_sizes`. Raises InvalidRequest that names the field.
+    `max_tokens` None fills the context."""
     if logprobs is not None:
         check_logprobs("logprobs", logprobs, limits.max_logprobs)
     fields: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs}

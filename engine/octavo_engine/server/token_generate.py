@@ -15,7 +15,7 @@ from octavo_engine.server import generation
 from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.http_errors import not_supported
 from octavo_engine.server.logprobs import chat_logprobs, prompt_logprobs
-from octavo_engine.server.params import sampling_params
+from octavo_engine.server.params import check_sizes, sampling_params
 from octavo_engine.server.request_ids import adopt
 from octavo_engine.server.schemas import SamplingFields, StreamOptions
 from octavo_engine.server.service import Service  # noqa: TC001
@@ -105,6 +105,7 @@ async def _prepare(exchange: Exchange, service: Service, request: TokenRequest) 
         cache_salt=request.cache_salt,
         priority=request.priority,
     )
+    check_sizes(fields, service.settings.limits)
     params = sampling_params(
         fields, max_tokens=given.max_tokens, logprobs=given.logprobs, defaults={},
         limits=service.settings.limits,

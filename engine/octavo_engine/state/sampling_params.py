@@ -56,6 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     detokenize: bool = True
     grammar: GrammarSpec | None = None  # the answer is a text of this language
     repetition_detection: RepetitionDetection | None = None
+    skip_reading_prefix_cache: bool = False  # compute the prompt; others may still find it cached
     logits_processors: tuple[str, ...] = ()  # names of entry points in `octavo.logits_processors`
 
     def __post_init__(self) -> None:

@@ -49,6 +49,24 @@ def test_the_end_of_a_prefix_is_reused_before_its_beginning():
     assert [block.id for block in kv.match(again).prefix.blocks] == [0, 1]
 
 
+def test_who_reads_nothing_from_the_cache_computes_all_and_leaves_it_to_others():
+    kv = KVManager(12)
+    first = make_sequence(40)
+    admit(kv, first)
+    compute(kv, first, 40)
+    unread = make_sequence(40, skip_reading_prefix_cache=True)
+    kv.name_blocks(unread)
+    match = kv.match(unread)
+    assert (match.num_tokens, match.awaits, match.num_blocks) == (0, None, 3)
+    kv.admit(unread, match)
+    compute(kv, unread, 40)
+    kv.release(first)
+    kv.release(unread)
+    again = make_sequence(40)
+    kv.name_blocks(again)
+    assert kv.match(again).num_tokens == 39
+
+
 def test_blocks_that_hold_nothing_computed_are_reused_first():
     kv = KVManager(6)
     sequence = make_sequence(40)

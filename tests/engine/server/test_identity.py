@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 # Every path that answers without a key. A new one must be put here on purpose.
 PUBLIC = {
     "/health", "/healthz", "/livez", "/ready", "/readyz", "/ping", "/version", "/metrics", "/load",
-    "/openapi.json", "/docs",
+    "/openapi.json", "/docs", "/redoc",
 }  # fmt: skip
 # Every path that wants an admin key where there are any.
 ADMIN = {
     "/octavo/v1/drain", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/abort_requests",
     "/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache",
-    "/server_info", "/collective_rpc", "/start_profile", "/stop_profile",
+    "/server_info", "/collective_rpc", "/start_profile", "/stop_profile", "/pause", "/resume",
+    "/init_weight_transfer_engine", "/start_weight_update", "/update_weights",
+    "/finish_weight_update", "/release_kv_cache_memory",
 }  # fmt: skip
 MODELS, DRAIN = "/v1/models", "/octavo/v1/drain"
 
@@ -49,10 +51,11 @@ STRANGERS: list[dict[str, str]] = [
 ]  # fmt: skip
 
 
-def test_every_route_refuses_strangers_but_the_public_ones():
+def test_every_route_refuses_strangers_but_the_public_ones(tmp_path):
     settings = ServerSettings(
-        api_keys=("k1", "k2"), admin_api_keys=("boss",), dev_mode=True, tokenizer_info=True
-    )
+        api_keys=("k1", "k2"), admin_api_keys=("boss",), dev_mode=True, tokenizer_info=True,
+        files_dir=str(tmp_path),
+    )  # fmt: skip
     with running(settings=settings) as server, server.client() as client:
         for row in ROUTES:
             path = row.path.replace("{model:path}", "fake").replace("{", "").replace("}", "")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from octavo_engine import _native
 from octavo_engine.backends.native.compiled import compile_forward
+from octavo_engine.backends.native.facts import timed
 from octavo_engine.backends.native.kv_format import settle_kv_format
 from octavo_engine.backends.native.loader import NativeLoader
 from octavo_engine.backends.native.placement import make_team
@@ -16,7 +19,6 @@ from octavo_engine.models.registry import build_model
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from octavo_engine.backends.backend import BackendLimits, Step
@@ -129,7 +131,8 @@ class NativeBackend:
         assert self._compiled is not None and self._kv is not None, "prepare() comes first"
         if len(step.copies):
             self._kv.copy(step.copies)
-        program, logits = self._compiled
+        program, logits, ops = self._compiled
+        times = None if self.laps is None else np.empty(len(ops) + 1, np.int64)
         program.run(
             self._kv,
             step.token_ids,
@@ -140,7 +143,10 @@ class NativeBackend:
             step.rows,
             step.block_tables,
             step.logit_rows,
+            op_times=times,
         )
+        if self.laps is not None and times is not None:
+            self.laps.inside += timed(ops, times, len(step.token_ids), len(step.logit_rows))
         return program.read(logits, len(step.logit_rows))
 
     def poison_blocks(self, block_ids: list[int]) -> None:

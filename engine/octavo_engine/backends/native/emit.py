@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from octavo_engine import _native
 from octavo_engine.backends.native import graph as g
+from octavo_engine.backends.native.facts import OpFacts, facts_of
 from octavo_engine.backends.native.plan import plan_memory
 from octavo_engine.backends.native.rope_table import RopeTables
 
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
 
 
 class Compiled(NamedTuple):
-    """A program and the number of the buffer that holds the logits."""
+    """A program, the number of the buffer that holds the logits, and what each instruction is."""
 
     program: _native.Program
     logits: int
+    ops: list[OpFacts]
 
 
 def compile_graph(
@@ -37,7 +39,7 @@ def compile_graph(
     tables = RopeTables(limits.max_model_len)
     for instruction in graph.instructions:
         _emit(program, instruction, buffers, tables)
-    return Compiled(program, buffers[graph.result])
+    return Compiled(program, buffers[graph.result], facts_of(graph.instructions))
 
 
 def _emit(
