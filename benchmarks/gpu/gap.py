@@ -61,8 +61,14 @@ def steps(
     """Milliseconds of a decode step and the share of them in which the device has nothing to do.
     `device_ms` is how long the step itself takes there, asked for once it is captured."""
     found: dict[str, Any] = {}
-    for name, is_ahead in (("waiting", False), ("ahead", True)):
-        found[f"{name}_step_ms"] = _step_ms(bench, num_seqs, context, num_steps, is_ahead=is_ahead)
+    for name, is_ahead, wishes in (
+        ("waiting", False, {}), ("ahead", True, {}),
+        ("ahead_penalised", True, {"repetition_penalty": 1.1}),
+    ):  # fmt: skip
+        found[f"{name}_step_ms"] = _step_ms(
+            bench, num_seqs, context, num_steps, is_ahead=is_ahead, wishes=wishes
+        )
+    # What penalties cost the device is not in it: their steps have no share.
     found["device_ms"] = device_ms()
     for name in ("waiting", "ahead"):
         found[f"{name}_gap_share"] = 1 - found["device_ms"] / found[f"{name}_step_ms"]
@@ -84,7 +90,15 @@ def mixed(bench: Bench, num_decodes: int, num_prompt_tokens: int) -> dict[str, A
     return found
 
 
-def _step_ms(bench: Bench, num_seqs: int, context: int, num_steps: int, *, is_ahead: bool) -> float:
+def _step_ms(
+    bench: Bench,
+    num_seqs: int,
+    context: int,
+    num_steps: int,
+    *,
+    is_ahead: bool,
+    wishes: dict[str, float],
+) -> float:
     limits = bench.limits
     config = SchedulerConfig(
         max_num_seqs=limits.max_seqs,
@@ -95,7 +109,7 @@ def _step_ms(bench: Bench, num_seqs: int, context: int, num_steps: int, *, is_ah
     scheduler = Scheduler(config, num_blocks=bench.num_blocks)
     engine = Engine(scheduler, executor, launches=executor if is_ahead else None)
     rng = np.random.default_rng(0)
-    params = SamplingParams(max_tokens=None, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=None, temperature=0.0, ignore_eos=True, **wishes)  # type: ignore[arg-type]  # floats all
     for number in range(num_seqs):
         prompt = rng.integers(0, bench.backend.vocab_size, context).tolist()
         engine.add(EngineRequest(request_id=str(number), prompt_token_ids=prompt, params=params))

@@ -14,6 +14,7 @@ from octavo.measure.device_limits import median_ms
 from octavo_engine.backends.torch.upload import Uploader
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from benchmarks.gpu.random_model import Bench
@@ -74,14 +75,16 @@ def prefill(bench: Bench, num_tokens: int, ceilings: Ceilings) -> dict[str, Any]
     }
 
 
-def draw(bench: Bench, num_rows: int) -> dict[str, Any]:
+def draw(
+    bench: Bench, num_rows: int, *, timer: Callable[[Callable[[], object]], float] = median_ms
+) -> dict[str, Any]:
     """The sampler alone, by what rows wish for."""
     kernels = bench.backend._kernels
     buffer = bench.backend._buffer
     assert buffer is not None
     from octavo_engine.backends.torch.device_step import Sizes, cut_tiles
 
-    logits = torch.randn((num_rows, bench.backend.vocab_size), device="cuda") * 4
+    logits = torch.randn((num_rows, bench.backend.vocab_size), device=bench.backend.device) * 4
     step = bench.step([7] * num_rows, [1] * num_rows)
     sizes = Sizes.of_decode(num_rows)
     wishes: dict[str, dict[str, Any]] = {
@@ -89,13 +92,17 @@ def draw(bench: Bench, num_rows: int) -> dict[str, Any]:
         "temperature": {"temperature": 0.8},
         "top_k": {"temperature": 0.8, "top_k": 50},
         "top_p": {"temperature": 0.8, "top_p": 0.95},
+        "both": {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
     }
     found = {}
     for name, fields in wishes.items():
         tiles = cut_tiles(step.seq_starts, 1)
         buffer.send(buffer.fill(step, bench.sampling(step, **fields), tiles, sizes))
         params = buffer.draw_params(sizes)
-        found[f"{name}_ms"] = median_ms(lambda params=params: kernels.draw(logits, params))  # type: ignore[misc]  # a default is no annotation
+        found[f"{name}_ms"] = timer(lambda params=params: kernels.draw(logits, params))  # type: ignore[misc]  # a default is no annotation
+    # The rows that are hardest: the edge that top-k and top-p look for is the whole row.
+    equal = torch.zeros_like(logits)
+    found["both_of_equal_ms"] = timer(lambda: kernels.draw(equal, params))
     return found
 
 

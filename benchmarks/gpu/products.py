@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from octavo.measure.device_limits import median_ms
+from octavo_engine.backends.torch import grouped_gemv
 from octavo_engine.backends.torch.cuda_loader import DeviceLinear
 from octavo_engine.backends.torch.kernels import choose_kernels
 from octavo_engine.backends.torch.packed import FP8, GroupedWeight, PackedExperts, ScaledWeight
@@ -16,6 +17,7 @@ from octavo_engine.ops import ExpertsSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 # The largest layer of an 8B model, gate and up; and the experts of Mixtral 8x7B and Qwen3-30B-A3B.
 OUTPUTS, INPUTS = 28672, 4096
 MIXTURES = {"mixtral": (8, 2, 4096, 14336), "qwen3_30b": (128, 8, 2048, 768)}
-ROWS = (1, 16, 256, 2048)
+ROWS = (1, 4, 16, 256, 2048)
 
 
 def random_weight(
@@ -73,11 +75,14 @@ def quantized(
     device: torch.device,
     shape: tuple[int, int] = (OUTPUTS, INPUTS),
     rows: tuple[int, ...] = ROWS,
-    kernels: KernelChoice = "auto",
+    kernels: KernelChoice = "triton",
     timer: Callable[[Callable[[], object]], float] = median_ms,
+    library: Path = grouped_gemv.LIBRARY,
 ) -> dict[str, Any]:
-    """Milliseconds of one product; for one row the share of bandwidth, for many that of peak."""
+    """Milliseconds of one product; for one row the share of bandwidth, for many that of peak. Of a
+    few rows in groups by the CUDA kernel too, if it is built."""
     chosen = _kernels(device, kernels)
+    cuda = grouped_gemv.load(library) if library.exists() else None
     found: dict[str, Any] = {}
     for kind in KINDS:
         if kind.startswith("fp8") and "fp8" not in chosen.formats:
@@ -87,6 +92,10 @@ def quantized(
             x = torch.randn((num_rows, shape[1]), dtype=torch.bfloat16, device=device)
             ms = timer(functools.partial(chosen.linear, x, layer))
             found[f"{kind}_{num_rows}_ms"] = ms
+            weight = layer.weight
+            if cuda and isinstance(weight, GroupedWeight) and num_rows <= grouped_gemv.MAX_ROWS:
+                work = functools.partial(cuda, x, weight, None, x.dtype)
+                found[f"{kind}_{num_rows}_cuda_ms"] = timer(work)
             if num_rows == 1:
                 share = layer.weight.nbytes / (ms * 1e-3) / best.bytes_per_s
                 found[f"{kind}_1_bandwidth_share"] = share

@@ -63,6 +63,9 @@ class LaunchingBackend(FakeBackend):
                 known = self._last[np.where(waits, step.awaited, 0)]
                 tokens = np.where(waits, known, step.token_ids)
                 step = dataclasses.replace(step, token_ids=tokens, awaited=None)
+            if sampling.awaited is not None:  # what the sampler looks back at is known by now too
+                rows, ends = (a[sampling.awaited] for a in (sampling.rows, sampling.positions))
+                sampling.history[rows, ends - 1] = self._last[rows]
             launched.sampled = sampled = self.execute(step, sampling)
             drawn = sampling.targets < 0
             self._last[sampling.rows[drawn]] = np.maximum(sampled.tokens[drawn], 0)

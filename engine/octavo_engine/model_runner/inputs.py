@@ -85,6 +85,8 @@ class StepInputs:
         if batch.awaited:
             built.step.awaited = awaited = np.full(len(built.step.token_ids), -1, np.int32)
             awaited[built.step.seq_starts[batch.awaited]] = rows[batch.awaited]
+            built.sampling.awaited = is_awaited = np.zeros(len(built.sampling.rows), bool)
+            is_awaited[built.last_rows[batch.awaited]] = True
         self._add_wishes(batch, built)
         return built
 

@@ -75,6 +75,8 @@ class SamplingBatch:
     num_logprobs: int = -1  # -1: none wanted; otherwise the most alternatives that any row wants
     processed: Sequence[ProcessedRow] = ()  # rows for custom processors, before all else
     masks: PendingMasks | None = None  # of rows that must keep to a grammar
+    # [S]  whether the last token before it is one that `Step.awaited` tells of; None: no row's is
+    awaited: NDArray[np.bool_] | None = None
 
 
 @dataclass(slots=True)

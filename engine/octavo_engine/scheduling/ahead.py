@@ -2,8 +2,9 @@
 
 The scheduler's books say what is known: `num_computed_tokens` and `token_ids` change when a batch
 is reported. Beside them `num_ahead` counts what a batch under way computes, and the next is planned
-as if that were done. Three things cannot be: a token that a wish of its request depends on (a
-grammar, a penalty), a guess behind a token that nobody knows, and taking a sequence's memory away.
+as if that were done. Three things cannot be: a token that the host must know before the next can be
+chosen (a grammar's, `SamplingParams.needs_host`), a guess behind a token that nobody knows, and
+taking a sequence's memory away.
 A device works in the order of its launches, so blocks may change hands meanwhile: whoever gets them
 writes after all who still read or write there.
 

@@ -106,14 +106,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         hand: such a request cannot be a step ahead of its own tokens."""
         return bool(
             self.grammar is not None
-            or self.repetition_penalty != 1.0
-            or self.presence_penalty
-            or self.frequency_penalty
             or self.logits_processors
-            or self.logit_bias
-            or self.allowed_token_ids
-            or self.bad_words_token_ids
-            or self.min_tokens
+            or any(len(word) > 1 for word in self.bad_words_token_ids)
             or self.prompt_logprobs is not None
         )
 

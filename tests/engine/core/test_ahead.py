@@ -133,6 +133,7 @@ def odd_request(rng: random.Random, name: str, stems: list[list[int]]) -> Engine
             {"stop_token_ids": tuple(range(0, 512, 9)), "ignore_eos": True},
             {"stop_token_ids": tuple(range(0, 512, 5)), "max_tokens": 12, "min_tokens": 6},
             {"repetition_penalty": 1.3}, {"presence_penalty": 1.0, "frequency_penalty": 0.5},
+            {"bad_words_token_ids": ((9,), (1, 2))},
             {"prompt_logprobs": 2}, {"logit_bias": {7: 5.0}}, {"allowed_token_ids": (1, 2, 3)},
         ]
     )  # fmt: skip
@@ -217,10 +218,35 @@ def test_a_deadline_passes_while_its_step_is_under_way() -> None:
     assert answers.endings == {request.request_id: ("deadline", None)}
 
 
-def test_rows_that_the_host_must_touch_wait_for_their_tokens() -> None:
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"repetition_penalty": 1.5}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5},
+        {"logit_bias": {7: 2.0}}, {"allowed_token_ids": tuple(range(99))}, {"min_tokens": 3},
+        {"bad_words_token_ids": ((4,), (5,))},
+    ],
+    ids=lambda wish: next(iter(wish)),
+)  # fmt: skip
+def test_wishes_that_the_device_can_grant_alone_are_launched_ahead(wish: dict[str, Any]) -> None:
+    told = []
+    for config in (CONFIG, WAITING):
+        backend = LaunchingBackend(64, peak=0.0)
+        engine, _ = make_engine(backend, config)
+        engine.add(make_request(9, request_id="r", max_tokens=6, seed=4, eos=(3,), **wish))
+        answers = Answers()
+        answers.finish(engine)
+        assert (backend.num_awaited == 5) == (config is CONFIG)
+        told.append(answers.tokens)
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    "wish", [{"bad_words_token_ids": ((4, 5),)}, {"prompt_logprobs": 1}], ids=["words", "scores"]
+)
+def test_rows_that_the_host_must_touch_wait_for_their_tokens(wish: dict[str, Any]) -> None:
     backend = LaunchingBackend(64)
     engine, log = make_engine(backend)
-    request = make_request(9, max_tokens=6, repetition_penalty=1.5)
+    request = make_request(9, max_tokens=6, **wish)
     engine.add(request)
     Answers().finish(engine)
     kinds = [entry.split()[0] for entry in log]

@@ -335,7 +335,7 @@ class CudaBackend:
         if sizes is None:
             tiles = cut_tiles(step.seq_starts, per_tile)
             sizes = Sizes(len(step.token_ids), len(step.seq_lens), num_rows, len(tiles.seqs))
-            buffer.send(buffer.fill(step, sampling, tiles, sizes))
+            buffer.send(buffer.fill(step, sampling, tiles, sizes, draws_later=not draws))
             view = buffer.step(
                 sizes,
                 is_decode=is_decode_step,
@@ -351,7 +351,8 @@ class CudaBackend:
             return self._keep(view, sizes)
 
         starts = step.seq_starts if is_decode_step else np.append(step.seq_starts, sizes.tokens)
-        buffer.send(buffer.fill(step, sampling, cut_tiles(starts, per_tile), sizes))
+        tiles = cut_tiles(starts, per_tile)
+        buffer.send(buffer.fill(step, sampling, tiles, sizes, draws_later=not draws))
         # Sizes alone do not tell the two kinds apart.
         logits, found = self._graphs.run(sizes.seqs if is_decode_step else sizes, work)
         return logits[:num_rows], found[:, :num_rows], sizes
@@ -385,7 +386,8 @@ class CudaBackend:
         logits = logits.float()
         if not draws:
             return logits, logits.new_empty((2, len(logits)), dtype=torch.int32)
-        return logits, self._kernels.draw(logits, self._buffer.draw_params(sizes))
+        params = self._buffer.draw_params(sizes, with_step=True)
+        return logits, self._kernels.draw(logits, params)
 
 
 def _greedy(num_rows: int) -> SamplingBatch:

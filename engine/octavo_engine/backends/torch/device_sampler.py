@@ -1,12 +1,14 @@
 """Sampling where the logits are: plain rows by the draw alone, unusual wishes in torch before it.
 
 The order of work is that of csrc/cpu/sampling.h, and every float operation is a launch of its own,
-so nothing is fused and the numbers are the CPU's.
+so nothing is fused and the numbers are the CPU's. A token that the host does not know yet is where
+the step before it was told to keep it; what the host sends goes through pinned memory, so that it
+waits for nobody.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,7 +67,7 @@ def sample(
     _allow(adjusted, sampling.allowed)
     _mask(adjusted, sampling.masks)
     _add_bias(adjusted, sampling.bias)
-    _penalise(adjusted, sampling)
+    _penalise(adjusted, sampling, params)
     found = draw(adjusted, params)
     found[1] = found[1].masked_fill(is_flawed, SAMPLED_NOT_FINITE)
     found[0] = found[0].masked_fill(is_flawed, -1)
@@ -129,10 +131,10 @@ def _allow(x: Tensor, allowed: Ragged | None) -> None:
     if allowed is None:
         return
     places, is_known = _entries(allowed, x.shape[1])
-    has_list = torch.from_numpy(np.diff(allowed.starts) > 0).to(x.device)
+    has_list = _sent(np.diff(allowed.starts) > 0, x.device)
     mask = ~has_list[:, None].expand_as(x)
     mask = mask.contiguous()
-    mask.view(-1)[torch.from_numpy(places[is_known]).to(x.device)] = True
+    mask.view(-1)[_sent(places[is_known], x.device)] = True
     x.masked_fill_(~mask, -torch.inf)
 
 
@@ -144,13 +146,13 @@ def _mask(x: Tensor, masks: PendingMasks | None) -> None:
     owners = np.flatnonzero(rows >= 0)
     if not len(owners):
         return
-    packed = torch.from_numpy(bits[rows[owners]].view(np.uint8)).to(x.device)
+    packed = _sent(bits[rows[owners]].view(np.uint8), x.device)
     places = torch.arange(8, dtype=torch.uint8, device=x.device)
     allowed = ((packed[:, :, None] >> places) & 1).flatten(1).bool()
     width = min(allowed.shape[1], x.shape[1])
     banned = torch.ones((len(owners), x.shape[1]), dtype=torch.bool, device=x.device)
     banned[:, :width] = ~allowed[:, :width]
-    at = torch.from_numpy(owners).to(x.device)
+    at = _sent(owners, x.device)
     x[at] = x[at].masked_fill(banned, -torch.inf)
 
 
@@ -164,9 +166,9 @@ def _add_bias(x: Tensor, bias: Ragged | None) -> None:
     # none, and one round does it.
     while len(places):
         _, firsts = np.unique(places, return_index=True)
-        at = torch.from_numpy(places[firsts]).to(x.device)
+        at = _sent(places[firsts], x.device)
         before = flat[at]
-        flat[at] = _bounded(before, before + torch.from_numpy(values[firsts]).to(x.device))
+        flat[at] = _bounded(before, before + _sent(values[firsts], x.device))
         rest = np.ones(len(places), bool)
         rest[firsts] = False
         places, values = places[rest], values[rest]
@@ -182,24 +184,34 @@ def _penalised(sampling: SamplingBatch) -> NDArray[np.bool_]:
     return has_penalty & (sampling.targets < 0)
 
 
-def _penalise(x: Tensor, sampling: SamplingBatch) -> None:
-    """Only the rows that have penalties, and only their tokens, go to the device."""
+def _penalise(x: Tensor, sampling: SamplingBatch, params: DrawParams) -> None:
+    """Only the rows that have penalties, and only their tokens, go to the device; a last token that
+    is under way is there."""
     rows = np.flatnonzero(_penalised(sampling))
     if not len(rows):
         return
     vocab, device = x.shape[1], x.device
     entries = sampling.table[sampling.rows[rows]]
-    lengths = sampling.positions[rows]
+    lengths = sampling.positions[rows].astype(np.int64)
+    awaiting = np.empty(0, np.int64)
+    if sampling.awaited is not None:
+        awaiting = np.flatnonzero(sampling.awaited[rows])
+        lengths[awaiting] -= 1
     history = np.concatenate(
-        [sampling.history[sampling.rows[s], : sampling.positions[s]] for s in rows]
+        [sampling.history[sampling.rows[s], :n] for s, n in zip(rows, lengths, strict=True)]
     )
     owners = np.repeat(np.arange(len(rows)), lengths)
     indices = np.arange(len(history)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     is_output = indices >= np.repeat(entries["num_prompt_tokens"], lengths)
     is_known = (history >= 0) & (history < vocab)
     places = owners[is_known] * vocab + history[is_known]
-    at = torch.from_numpy(places).to(device)
-    output_at = torch.from_numpy(places[is_output[is_known]]).to(device)
+    at = _sent(places, device)
+    output_at = _sent(places[is_output[is_known]], device)
+    if len(awaiting):
+        words = params.kept_at.index_select(0, _sent(rows[awaiting], device))
+        tokens = params.kept.index_select(0, words).long()
+        latest = _sent(awaiting * vocab, device) + tokens
+        at, output_at = torch.cat([at, latest]), torch.cat([output_at, latest])
     shape = (len(rows), vocab)
     seen = torch.zeros(shape, dtype=torch.bool, device=device)
     seen.view(-1)[at] = True
@@ -208,9 +220,9 @@ def _penalise(x: Tensor, sampling: SamplingBatch) -> None:
     counts.view(-1).scatter_add_(0, output_at, ones)
 
     def column(name: str) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(entries[name])).to(device)[:, None]
+        return _sent(entries[name], device)[:, None]
 
-    where = torch.from_numpy(rows).to(device)
+    where = _sent(rows, device)
     before = x[where]
     repetition = column("repetition_penalty")
     y = torch.where(before > 0, before / repetition, before * repetition)
@@ -218,6 +230,12 @@ def _penalise(x: Tensor, sampling: SamplingBatch) -> None:
     counted = y - column("frequency_penalty") * counts.float()
     y = torch.where(counts > 0, counted - column("presence_penalty"), y)
     x[where] = torch.where(seen, _bounded(before, y), before)
+
+
+def _sent(values: NDArray[Any], device: torch.device) -> Tensor:
+    """On the device once it comes to it. From memory that is not pinned the host would wait."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _bounded(before: Tensor, after: Tensor) -> Tensor:

@@ -148,8 +148,17 @@ class StepBuffer:
         )
         self._layouts: dict[Sizes, _Layout] = {}
 
-    def fill(self, step: Step, sampling: SamplingBatch, tiles: Tiles, sizes: Sizes) -> int:
-        """Lay the step out in the pinned buffer; the number of words it takes."""
+    def fill(
+        self,
+        step: Step,
+        sampling: SamplingBatch,
+        tiles: Tiles,
+        sizes: Sizes,
+        *,
+        draws_later: bool = False,
+    ) -> int:
+        """Lay the step out in the pinned buffer; the number of words it takes. `draws_later`: what
+        is drawn with the step is not what counts, so it is not kept."""
         # Hot path: once per step. The GPU waits for it.
         self._sides.reverse()
         side = self._sides[0]
@@ -163,6 +172,10 @@ class StepBuffer:
         self._place_tokens(views["token_at"], step, layout)
         kept = np.where(sampling.targets < 0, sampling.rows, self._spare_row)
         _put(views["kept_at"], kept, self._spare_row)
+        if draws_later:
+            views["kept_with_step_at"].fill(self._spare_row)
+        else:
+            _put(views["kept_with_step_at"], kept, self._spare_row)
         _put(views["positions"], step.positions, 0)
         _put(views["slots"], step.slots, -1)
         _put(views["seq_lens"], step.seq_lens, 0)
@@ -197,7 +210,8 @@ class StepBuffer:
             host=host,
         )
 
-    def draw_params(self, sizes: Sizes) -> DrawParams:
+    def draw_params(self, sizes: Sizes, *, with_step: bool = False) -> DrawParams:
+        """`with_step`: of the draw that belongs to the step itself, and to its graph."""
         t = self._split(sizes)
         return DrawParams(
             seeds=t["seeds"].view(2, sizes.logits),
@@ -207,7 +221,7 @@ class StepBuffer:
             leasts=t["leasts"].view(torch.float32),
             top_ps=t["top_ps"].view(torch.float32),
             top_ks=t["top_ks"],
-            kept_at=t["kept_at"],
+            kept_at=t["kept_with_step_at" if with_step else "kept_at"],
             kept=self._device[self._last_at :],
         )
 
@@ -298,6 +312,7 @@ def _fields(sizes: Sizes) -> dict[str, int]:
         "table_starts": seqs,
         "logit_rows": logits,
         "kept_at": logits,
+        "kept_with_step_at": logits,
         "tile_seqs": tiles,
         "tile_starts": tiles,
         "seeds": 2 * logits,

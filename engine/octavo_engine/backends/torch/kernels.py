@@ -137,7 +137,11 @@ def choose_kernels(
     attends = choose_attention(attention, dtype, shape, batch_invariant=batch_invariant)
     logger.info("Chose %s for attention: %s", attends.name, attends.reason)
     prompts = FlashInferAttention(device) if attends.name == "flashinfer" else None
-    return TritonKernels(device, dtype, shape, batch_invariant=batch_invariant, prompts=prompts)
+    # Who asks for Triton gets nothing else.
+    return TritonKernels(
+        device, dtype, shape,
+        batch_invariant=batch_invariant, prompts=prompts, tries_cuda=choice == "auto",
+    )  # fmt: skip
 
 
 def _settle(device: torch.device, choice: KernelChoice) -> tuple[str, str]:

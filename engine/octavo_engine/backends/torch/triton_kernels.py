@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from octavo_engine.backends.torch import grouped_gemv
 from octavo_engine.backends.torch.packed import ALL_FORMATS, GroupedWeight
 from octavo_engine.backends.torch.triton import (
     attention,
@@ -50,8 +51,10 @@ class TritonKernels:
         *,
         batch_invariant: bool = False,
         prompts: FlashInferAttention | None = None,
+        tries_cuda: bool = False,
     ) -> None:
-        """`prompts` attends in steps that are not of single tokens, if given."""
+        """`prompts` attends in steps that are not of single tokens, if given. `tries_cuda`: CUDA
+        kernels take the place of these where they are built and faster."""
         self._prompts = prompts
         group = shape.num_heads // shape.num_kv_heads
         size = {"group": group, "head_dim": shape.head_dim, "itemsize": dtype.itemsize}
@@ -70,6 +73,10 @@ class TritonKernels:
             else 4
         )
 
+        self._few_rows: dict[int, grouped_gemv.Product] = {}
+        if tries_cuda and not batch_invariant:  # where a row's bits depend on no number of rows
+            self._few_rows = grouped_gemv.choose(device, dtype, self._grouped)
+
     @property
     def can_capture_prompts(self) -> bool:
         return self._prompts is None  # who plans on the host
@@ -85,13 +92,19 @@ class TritonKernels:
             return matmul.matmul(x.contiguous(), weight.weight, weight.bias, dtype)
         processors, invariant = self._num_processors, self._batch_invariant
         if isinstance(weight.weight, GroupedWeight):
-            return grouped.matmul(
-                x, weight.weight, weight.bias, dtype,
-                num_processors=processors, batch_invariant=invariant,
-            )  # fmt: skip
+            product = self._few_rows.get(len(x), self._grouped)
+            return product(x, weight.weight, weight.bias, dtype)
         return scaled.matmul(
             x, weight.weight, weight.bias, dtype,
             num_processors=processors, batch_invariant=invariant,
+        )  # fmt: skip
+
+    def _grouped(
+        self, x: Tensor, weight: GroupedWeight, bias: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        return grouped.matmul(
+            x, weight, bias, dtype,
+            num_processors=self._num_processors, batch_invariant=self._batch_invariant,
         )  # fmt: skip
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
-from octavo_engine.backends.torch.device_sampler import is_plain, sample
+from octavo_engine.backends.torch.device_sampler import _penalise, is_plain, sample
 from octavo_engine.backends.torch.landing import Landing, marks_of
 from octavo_engine.backends.torch.plain_draw import draw
 from octavo_engine.sampling.batch import Ragged
 from octavo_engine.sampling.processors import ProcessedRow, apply_processors
+from tests.engine.backends.torch_cuda.recorders import NothingWaits
 from tests.engine.backends.torch_cuda.steps import draw_params, make_sampling
 from tests.kernels import sampling_reference as reference
 
@@ -79,6 +82,32 @@ def test_penalties_count_outputs_and_see_the_prompt(device):
     logits[5, 8] = np.finfo(np.float32).max
     sampling.num_logprobs = 2
     check(logits, sampling, device)
+
+
+@pytest.mark.parametrize("vocab", [60, 3])
+def test_penalties_see_a_last_token_that_only_the_device_knows(vocab, device):
+    """Rows 1 and 2 await theirs: one that is new to them, and one that they had before."""
+    sampling = make_sampling(
+        4, temperature=0, num_prompt_tokens=4, frequency_penalty=[0.5, 9, 9, 9],
+        repetition_penalty=[1.3, 1, 1.5, 1],
+    )  # fmt: skip
+    sampling.history[:] = np.arange(sampling.history.shape[1]) % vocab
+    logits = logits_of(4, vocab)
+    latest = logits.argmax(-1)  # what is penalised is what would be taken
+    truth = dataclasses.replace(sampling, history=sampling.history.copy())
+    truth.history[[1, 2], truth.positions[[1, 2]] - 1] = latest[[1, 2]]
+    expected = reference.sample(logits, truth)
+    assert vocab == 3 or expected.tokens[1] != latest[1]
+
+    sampling.awaited = np.array([False, True, True, False])
+    sampling.history[[1, 2], sampling.positions[[1, 2]] - 1] = 2**30  # the host's is anything
+    params = draw_params(sampling, device)
+    params.kept[:4] = torch.from_numpy(np.where(sampling.awaited, latest, 99).astype(np.int32))
+    with NothingWaits():
+        _penalise(on_device := torch.from_numpy(logits.copy()).to(device), sampling, params)
+    found = landed((draw(on_device, params), None), device)
+    assert found.tokens.tolist() == expected.tokens.tolist()
+    assert params.kept[:4].tolist() == expected.tokens.tolist()
 
 
 def test_bias_in_list_order_bans_and_allowed_lists(device):

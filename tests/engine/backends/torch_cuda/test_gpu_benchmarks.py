@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import correctness, gap, products, run
+from benchmarks.gpu import correctness, gap, measure, products, run
 from benchmarks.gpu.measure import Ceilings
 from benchmarks.gpu.random_model import TINY, Bench
+from octavo.measure import device_limits
+from octavo.measure.limits import Limits
 from octavo_engine.backends.backend import BackendLimits
 
 ROOT = Path(__file__).parents[4]
@@ -76,6 +78,39 @@ def test_whole_steps_are_timed_ahead_and_not_in_a_pool_that_is_free_again():
     found = gap.steps(bench, 2, 20, device_ms=lambda: 0.0, num_steps=3)
     assert found["waiting_gap_share"] == found["ahead_gap_share"] == 1
     assert found["waiting_step_ms"] > 0 < found["ahead_step_ms"]
+    assert found["ahead_penalised_step_ms"] > 0
+
+
+def test_the_draw_is_timed_by_what_rows_wish_for():
+    bench = Bench.make(TINY, LIMITS, device="cpu", dtype=torch.float32, kernels="plain")
+    drawn: list[Any] = []
+
+    def timer(work):
+        drawn.append(work())
+        return 2.0
+
+    found = measure.draw(bench, 3, timer=timer)
+    assert list(found) == [
+        "greedy_ms", "temperature_ms", "top_k_ms", "top_p_ms", "both_ms", "both_of_equal_ms",
+    ]  # fmt: skip
+    assert all((tokens >= 0).all() and not status.any() for tokens, status in drawn)
+
+
+def test_the_report_begins_with_the_device_its_correctness_and_its_ceilings(monkeypatch, capsys):
+    limits = Limits(2, 3000.0, {"bf16": 800e3, "fp8": 1.5e6}, device="Abacus 9")
+    monkeypatch.setattr(run, "describe", lambda: {"name": "Abacus 9"})
+    monkeypatch.setattr(correctness, "check", lambda: {"prompts": 0.01})
+    monkeypatch.setattr(device_limits, "measure_device_limits", lambda device: limits)
+    monkeypatch.setattr(Bench, "make", lambda *args: None)
+    report = run.measure(2, [])
+    run.print_table(report)
+    shown = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
+    assert ["ceilings", "copy_gb_per_s", "3000"] in shown
+    assert ["ceilings", "bf16_tflops", "800"] in shown and [
+        "ceilings",
+        "fp8_tflops",
+        "1500",
+    ] in shown
 
 
 def test_goals_are_judged_beside_their_numbers(capsys):

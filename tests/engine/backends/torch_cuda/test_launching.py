@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.device_step import Sizes
@@ -18,7 +17,7 @@ from octavo_engine.models.config import ModelConfig
 from octavo_engine.sampling.batch import SAMPLED_NOT_FINITE
 from tests.engine.backends.driver import Driver, random_tokens
 from tests.engine.backends.tolerance import FLOAT32
-from tests.engine.backends.torch_cuda.recorders import RunAgain
+from tests.engine.backends.torch_cuda.recorders import NothingWaits, RunAgain
 from tests.engine.backends.torch_cuda.steps import make_sampling
 from tests.engine.models.tiny import tiny_model
 from tests.fakes.clock import ManualClock
@@ -89,7 +88,16 @@ def test_whole_engines_say_the_same_ahead_and_not(device):
         make_request(
             prompt[7:], request_id="stopped", stop_token_ids=tuple(range(0, 256, 12)), max_tokens=60
         ),
-        make_request(prompt[:20], request_id="penalised", max_tokens=9, repetition_penalty=1.3),
+        make_request(
+            prompt[:20],
+            request_id="penalised",
+            max_tokens=9,
+            repetition_penalty=1.3,
+            frequency_penalty=0.4,
+            logit_bias={9: 1.5},
+            min_tokens=4,
+            eos=(7, 11),
+        ),
         make_request(prompt[20:], request_id="last", **greedy),
     ]
     ahead = run(build("llama", device), is_ahead=True, requests=requests)
@@ -102,22 +110,6 @@ def test_whole_engines_say_the_same_ahead_and_not(device):
         assert found.top_ids == expected.top_ids
     assert len(ahead[1]["drawn"]) == 16
     assert ahead[2]["stopped"] == "stop"
-
-
-class NothingWaits(TorchDispatchMode):
-    """Fails at an operation for which a device's host would have to wait."""
-
-    WAITING = frozenset(
-        ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "is_nonzero")
-    )
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        assert name not in self.WAITING, f"{name} waits for the device"
-        if name in ("index", "index_put", "index_put_"):
-            masks = [i for i in args[1] if i is not None and i.dtype == torch.bool]
-            assert not masks, f"{name} by a mask waits for the device"
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(("name", "num_logprobs"), [("llama", 2), ("mixtral", -1)])
@@ -216,3 +208,38 @@ def test_small_mixed_steps_are_captured_and_equal_each_sequence_alone(device):
     (captured,) = backend._graphs.captured
     assert isinstance(captured, Sizes) and captured[:3] == (16, 4, 4)
     assert backend._recorder.num_replays == 2
+
+
+def test_a_graph_keeps_no_token_where_the_sampler_is_still_to_come(device):
+    """Its own draw, of logits that nothing was done to, would hide the one that is awaited."""
+    backend = build("llama", device, kernels="triton")
+    backend._use_graphs, backend._recorder = True, RunAgain(backend)
+    driver = Driver(backend)
+    request = driver.add(0, random_tokens(5, seed=1))
+    told: list[Any] = []
+    work, penalty = 5, {"temperature": 0.0, "frequency_penalty": 2.0}
+    for number in range(4):
+        step = driver.plan([(request, work)])
+        step = dataclasses.replace(step, logit_rows=(step.seq_starts[1:] - 1).astype(np.int32))
+        sampling = dataclasses.replace(
+            make_sampling(1, num_prompt_tokens=5, **penalty), positions=step.seq_lens,
+            history=np.array([[*request.token_ids, 0]], np.int32),
+        )  # fmt: skip
+        if number:
+            step.token_ids[:] = 99
+            step.awaited = step.rows.copy()
+            sampling.awaited = np.array([True])
+            # All but the last are known by now.
+            sampling.history[0, 5 : 5 + number - 1] = [int(t.wait().tokens[0]) for t in told[:-1]]
+            sampling.history[0, 5 + number - 1] = -1
+        told.append(backend.launch(step, sampling))
+        request.token_ids.append(0)
+        work = 1
+    whole = random_tokens(5, seed=1)
+    for landed in told:
+        logits = tiny_model("llama").logits(whole)[-1].copy()
+        ids, counts = np.unique(whole[5:], return_counts=True)
+        logits[ids.astype(int)] -= 2 * counts
+        assert int(landed.wait().tokens[0]) == logits.argmax()
+        whole.append(int(logits.argmax()))
+    assert backend._recorder.num_replays > 0
