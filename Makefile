@@ -75,14 +75,14 @@ test-arm64:  ## Kernels for 64-bit Arm, on an emulated processor; needs g++-aarc
 check: $(VENV)/.dev  ## What a change must pass besides the tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h' 'csrc/*.cu')
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(VENV)/.dev  ## Bring all sources into shape
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.cpp' 'csrc/*.h')
+	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.cpp' 'csrc/*.h' 'csrc/*.cu')
 
 fuzz: $(VENV)/.test  ## Made-up requests to every endpoint, for FUZZ_SECONDS; a fault prints its seed
 	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
