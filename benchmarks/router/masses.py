@@ -130,10 +130,11 @@ async def routing(
 async def slow(scale: Scale, core: set[int] | None = None) -> Verdict:
     """Six in ten idle, three drip their heads, one does not read."""
     verdict = Verdict("Slow clients")
-    files = raise_file_limit(2 * scale.num_slow + 4000)
-    number = min(scale.num_slow, (files - 2000) // 2)
+    files = raise_file_limit(3 * scale.num_slow + 4000)
+    # The router counts two files for each client, and who is sent away stays for a moment.
+    number = min(scale.num_slow, int((files - 2000) / 2 / 1.4))
     engines = [Engine() for _ in range(4)]
-    limits = {"max_connections": number + 1000}
+    limits = {"max_connections": 2 * number}
     flow = {"max_in_flight": number}
     loop = asyncio.get_running_loop()
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:

@@ -6,8 +6,8 @@
 Both calls do what `Proxy.handle` and `Exchange` do, on the same objects. What is not usual goes the
 long way through those: a queue, a key with limits, an engine without an idle connection, any other
 policy than prefix-load, each 64th request because it is looked at closely. And a flight to which
-something happens (a stream, an answer in pieces, an error, a client that leaves, a deadline) becomes
-the exchange that it would have been, and goes on as one.
+something happens (an answer that is a stream or comes in pieces, an error, a client that leaves, a
+deadline) becomes the exchange that it would have been, and goes on as one.
 """
 
 from __future__ import annotations
