@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 import uvloop
 
-from benchmarks.router import paced, stand
+from benchmarks.router import stand
 from benchmarks.router.crowd import Crowd, Engine, Load, raise_file_limit
 from octavo.bench_report import percentile
 
@@ -130,15 +130,16 @@ async def routing(
 async def slow(scale: Scale, core: set[int] | None = None) -> Verdict:
     """Six in ten idle, three drip their heads, one does not read."""
     verdict = Verdict("Slow clients")
-    files = raise_file_limit(2 * scale.num_slow + 4000)
-    number = min(scale.num_slow, (files - 2000) // 2)
+    files = raise_file_limit(3 * scale.num_slow + 4000)
+    # The router counts two files for each client, and who is sent away stays for a moment.
+    number = min(scale.num_slow, int((files - 2000) / 2 / 1.4))
     engines = [Engine() for _ in range(4)]
-    limits = {"max_connections": number + 1000}
+    limits = {"max_connections": 2 * number}
     flow = {"max_in_flight": number}
     loop = asyncio.get_running_loop()
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         async with routing(engines, core, limits=limits, flow=flow) as router:
-            measure = partial(paced.measure, router.port, rate=scale.rate, seconds=scale.seconds)
+            measure = partial(_load, router.port, scale)
             alone = await loop.run_in_executor(pool, measure)
             before = stand.rss_mib(router.pid)
             crowd = Crowd(router.port)
@@ -156,15 +157,16 @@ async def slow(scale: Scale, core: set[int] | None = None) -> Verdict:
         "memory of the router for each, KiB": per_client_kib,
         "heads that were ended, and came again": crowd.num_ended["head"],
         "requests a second of the others": scale.rate,
-        "p50 without them, ms": alone.p50_ms, "p99 without them, ms": alone.p99_ms,
-        "p50 among them, ms": among.p50_ms, "p99 among them, ms": among.p99_ms,
-        "p50 afterwards, ms": after.p50_ms, "p99 afterwards, ms": after.p99_ms,
+        "p50 without them, ms": alone.percentile_ms(50),
+        "p99 without them, ms": alone.percentile_ms(99),
+        "p50 among them, ms": among.percentile_ms(50),
+        "p99 among them, ms": among.percentile_ms(99),
+        "p50 afterwards, ms": after.percentile_ms(50),
+        "p99 afterwards, ms": after.percentile_ms(99),
     }  # fmt: skip
-    expected = scale.rate * scale.seconds
-    verdict.expect(
-        min(alone.count, among.count, after.count) > 0.8 * expected,
-        f"of {expected:.0f} requests only {among.count} were answered among slow clients",
-    )
+    for load in (alone, among, after):
+        good = sum(one.status == 200 for one in load.endings)
+        verdict.expect(good == load.num_sent, f"of {load.num_sent} requests {good} were answered")
     verdict.expect(crowd.num_failed == 0, f"{crowd.num_failed} connections were not accepted")
     verdict.expect(crowd.num_ended["idle"] == 0, "idle clients were sent away")
     verdict.expect(sum(num_open.values()) > 0.9 * number, f"only {num_open} were there")
@@ -238,9 +240,10 @@ async def overload(scale: Scale, core: set[int] | None = None) -> Verdict:
     refused_ms = [one.took_s * 1e3 for one in refused] or [0.0]
     served_ms = [one.took_s * 1e3 for one in served] or [0.0]
     goodput = len(served) / scale.seconds
+    once_served = sum(one.status == 200 for one in once.endings) / scale.seconds
     verdict.seen = {
         "capacity, requests a second": capacity,
-        "served at that rate": sum(one.status == 200 for one in once.endings) / scale.seconds,
+        "served at that rate": once_served,
         "served at three times that": goodput,
         "p50 of an answer, ms": percentile(served_ms, 50),
         "p99 of an answer, ms": percentile(served_ms, 99),
@@ -251,7 +254,10 @@ async def overload(scale: Scale, core: set[int] | None = None) -> Verdict:
         "without any answer": once.num_lost + thrice.num_lost,
     }
     verdict.expect(once.num_lost + thrice.num_lost == 0, "requests got no answer")
-    verdict.expect(goodput > 0.7 * capacity, f"of {capacity:.0f} a second {goodput:.0f} are served")
+    verdict.expect(
+        goodput > 0.5 * once_served,
+        f"{goodput:.0f} a second are served, {once_served:.0f} where nobody asks for too much",
+    )
     verdict.expect({one.status for one in refused} <= {429, 503}, "other errors than 429 and 503")
     verdict.expect(all(one.says_when for one in refused), "a refusal without Retry-After")
     verdict.expect(len(served) >= 0.95 * done, "engines work for nobody")
@@ -259,6 +265,13 @@ async def overload(scale: Scale, core: set[int] | None = None) -> Verdict:
 
 
 STORIES = {"slow": slow, "storm": storm, "overload": overload}
+
+
+def _load(port: int, scale: Scale) -> Load:
+    """In a process of its own: what it measures is not this one's work for the slow clients."""
+    load = Load(port, scale.rate)
+    uvloop.run(load.run(scale.seconds))
+    return load
 
 
 async def _until_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -137,6 +137,7 @@ class Flight:
     uncached_tokens: int
     generation: int
     is_computing: bool
+    asks_tokens: bool
     is_over: bool
     began_at: float
     attempt_at: float

@@ -138,6 +138,7 @@ void bind_express(nb::module_& module) {
         .def_ro("uncached_tokens", &Flight::uncached_tokens)
         .def_ro("generation", &Flight::generation)
         .def_ro("is_computing", &Flight::is_computing)
+        .def_ro("asks_tokens", &Flight::asks_tokens)
         .def_ro("is_over", &Flight::is_over)
         .def_ro("began_at", &Flight::began_at)
         .def_ro("attempt_at", &Flight::attempt_at)

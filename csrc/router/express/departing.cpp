@@ -34,7 +34,7 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
     Scan& scan = flight->scan;
     const auto long_way = [&] { return nb::cast(std::move(scan)); };
     const nb::object model = text_of(scan.model);
-    PyObject* route = scan.stream ? nullptr : route_of(model);
+    PyObject* route = route_of(model);
     if (route == nullptr || !is_open(facts.tenant)) {
         return long_way();
     }
@@ -83,6 +83,9 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
     flight->upstream = nb::borrow(PyList_GET_ITEM(connections, last));
     flight->policy = policy_name_;
     flight->reason = choice->reason;
+    flight->asks_tokens =
+        scan.stream && shapes_.path.resumes.is_true(facts.path) &&
+        PyUnicode_CompareWithASCIIString(shapes_.endpoint.kind.get(endpoint), "octavo") == 0;
     flight->keys = std::make_shared<const std::string>(std::move(scan.keys));
     flight->matched_tokens = choice->matched_tokens;
     flight->uncached_tokens = std::max<int64_t>(flight->prompt_tokens - choice->matched_tokens, 1);
@@ -253,6 +256,7 @@ nb::object Lane::new_record(const Flight& flight, const Facts& facts, nb::handle
     copy(shape.is_known_model, shapes_.route.is_known.get(flight.route.ptr()));
     copy(shape.pool, shapes_.route.pool.get(flight.route.ptr()));
     copy(shape.revision, shapes_.route.revision.get(flight.route.ptr()));
+    shape.is_stream.set(record, from_bool(flight.scan.stream));
     copy(shape.attempts, one_.ptr());
     copy(shape.endpoint_id, shapes_.spec.id.get(shapes_.endpoint.spec.get(flight.endpoint.ptr())));
     copy(shape.endpoint, shapes_.lines.authority.get(flight.lines.ptr()));
@@ -275,6 +279,7 @@ nb::object Lane::request_bytes(const Flight& flight) const {
         bytes_view(shapes_.head.forward.get(head)),
         hides ? std::string_view() : bytes_view(shapes_.head.authorization.get(head)),
         bytes_view(shapes_.lines.extra.get(lines)),
+        flight.asks_tokens ? bytes_view(stream_tokens_.ptr()) : std::string_view(),
         kRequestId,
         text_view(shapes_.record.request_id.get(flight.record.ptr())),
         kLengthOfRequest,

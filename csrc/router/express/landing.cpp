@@ -48,7 +48,7 @@ bool Lane::land(nb::handle self, Flight& flight, nb::handle head, nb::handle bod
     const ClientShape& client = shapes_.client;
     PyObject* shared = client.shared.get(connection);
     const bool is_plain =
-        shapes_.answer.fits(head.ptr()) && PyBytes_CheckExact(body.ptr()) &&
+        !flight.scan.stream && shapes_.answer.fits(head.ptr()) && PyBytes_CheckExact(body.ptr()) &&
         shapes_.answer.status.as_int(head.ptr()) == 200 &&
         (!shapes_.path.generates.is_true(flight.path.ptr()) ||
          (shapes_.answer.is_json.is_true(head.ptr()) && PyBytes_GET_SIZE(body.ptr()) != 0)) &&

@@ -54,6 +54,7 @@ Lane::Lane(nb::handle proxy, nb::handle take_over, nb::handle broke)
       flight_type_(nb::borrow(nb::type<Flight>())),
       policy_name_(shapes_.prefix_load.type.attr("name")),
       by_keys_(shapes_.tenants.type.attr("authenticate")),
+      stream_tokens_(from("octavo_router.proxy.heads", "STREAM_TOKENS")),
       is_system_clock_(PyCFunction_Check(clock_.ptr())),
       bundle_(nb::cast<Py_ssize_t>(from("octavo_router.metrics.router_metrics", "BUNDLE"))) {
 #ifdef OCTAVO_HAS_EPOLL

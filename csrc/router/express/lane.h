@@ -36,7 +36,8 @@ struct Flight {
     int64_t uncached_tokens = 0;
     int64_t generation = 0;
     bool is_computing = false;
-    bool is_landing = false;  // its answer is being written
+    bool asks_tokens = false;  // of the engine, so that its stream can go on elsewhere
+    bool is_landing = false;   // its answer is being written
     bool is_over = false;
     double began_at = 0.0;
     double attempt_at = 0.0;
@@ -110,7 +111,7 @@ class Lane final : public Taker {
     int64_t min_underway_tokens_, min_rate_bytes_;
     double tokens_per_byte_, rate_weight_, chunk_bytes_;
     nb::object ok_, result_ok_, zero_, one_, two_hundred_, never_, flight_type_;
-    nb::object policy_name_, by_keys_;
+    nb::object policy_name_, by_keys_, stream_tokens_;
     nb::object transport_type_;  // of native sockets; none where they were not built
     [[maybe_unused]] bool is_system_clock_;
     Py_ssize_t bundle_;

@@ -155,6 +155,7 @@ struct PathShape : Shape {
     Slot keeps{type, "keeps"};
     Slot kind{type, "kind"};
     Slot path{type, "path"};
+    Slot resumes{type, "resumes"};
 };
 
 struct TenantShape : Shape {
@@ -270,6 +271,7 @@ struct RecordShape : Shape {
     Slot endpoint{type, "endpoint"};
     Slot endpoint_id{type, "endpoint_id"};
     Slot is_known_model{type, "is_known_model"};
+    Slot is_stream{type, "is_stream"};
     Slot last_token_s{type, "last_token_s"};
     Slot model{type, "model"};
     Slot outcome{type, "outcome"};

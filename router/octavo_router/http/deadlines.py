@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     import asyncio
 
 NEVER = float("inf")
+_AT_ONCE: Final = 64  # are told of their deadline before the loop looks at everything else
 
 
 class Waiting(Protocol):
@@ -28,6 +29,7 @@ class Deadlines:
         self._tick_s = tick_s
         self._waiting: set[Waiting] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._late: list[Waiting] = []  # and not told yet
         self.watch = self._waiting.add  # called per connection: no frame of our own
         self.forget = self._waiting.discard
 
@@ -41,13 +43,24 @@ class Deadlines:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._late = []
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._tick_s, self._tick)
         self.check(time.monotonic())
 
     def check(self, now: float) -> None:
-        late = [waiting for waiting in self._waiting if waiting.deadline <= now]
+        if self._late:  # those of the last look are not all told
+            return
+        self._late = [waiting for waiting in self._waiting if waiting.deadline <= now]
+        self._tell(now)
+
+    def _tell(self, now: float) -> None:
+        """Some at a time: thousands that came together are late together."""
+        late, self._late = self._late[:_AT_ONCE], self._late[_AT_ONCE:]
+        if self._late:
+            self._loop.call_soon(self._tell, now)
         for waiting in late:
-            if waiting.deadline <= now:  # one that was late may have ended another
+            # One that was late may have ended another.
+            if waiting.deadline <= now and waiting in self._waiting:
                 waiting.on_deadline(now)

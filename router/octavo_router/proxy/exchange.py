@@ -141,10 +141,10 @@ class Exchange:
         except Exception:
             self.broke()
 
-    def go_on(self, upstream: UpstreamConnection | None) -> None:
+    def go_on(self, upstream: UpstreamConnection | None, memory: StreamMemory | None) -> None:
         """It was sent as a flight of the express lane, and becomes an exchange on its way."""
         self._state = AWAITING
-        self._upstream = upstream
+        self._upstream, self._memory = upstream, memory
 
     # -- placing and sending
 

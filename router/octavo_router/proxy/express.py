@@ -4,10 +4,10 @@
     client ◄────────── Lane.land  ◄── engine's answer, whole
 
 Both calls do what `Proxy.handle` and `Exchange` do, on the same objects. What is not usual goes the
-long way through those: a stream, a queue, a key with limits, an engine without an idle connection,
-any other policy than prefix-load, each 64th request because it is looked at closely. And a flight
-to which something happens (an answer in pieces, an error, a client that leaves, a deadline) becomes
-the exchange that it would have been, and goes on as one.
+long way through those: a queue, a key with limits, an engine without an idle connection, any other
+policy than prefix-load, each 64th request because it is looked at closely. And a flight to which
+something happens (an answer that is a stream or comes in pieces, an error, a client that leaves, a
+deadline) becomes the exchange that it would have been, and goes on as one.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ def _exchange_of(flight: Flight, proxy: Proxy, gate: Gate, dispatcher: Dispatche
         prompt_tokens=flight.prompt_tokens,
         max_tokens=scan.max_tokens,
         num_answers=scan.num_answers,
+        stream=scan.stream,
         priority=scan.priority,
         tenant=flight.tenant.name,
         session=facts.session or scan.session,
@@ -138,5 +139,6 @@ def _exchange_of(flight: Flight, proxy: Proxy, gate: Gate, dispatcher: Dispatche
         upstream.user = exchange
     if connection.owner is flight:
         connection.owner = exchange
-    exchange.go_on(upstream)
+    memory = proxy.new_memory(wants_usage=scan.include_usage) if flight.asks_tokens else None
+    exchange.go_on(upstream, memory)
     return exchange

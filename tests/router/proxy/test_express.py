@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 NUM_CLIENTS = 24
-NUM_STEPS = 700
+NUM_STEPS = 900
 KINDS: tuple[Kind, ...] = ("openai", "octavo", "openai", "octavo")
 HEADS = (
     "",
@@ -107,8 +108,10 @@ def chat(random: Random) -> bytes:
             {"role": "user", "content": f"question {random.randrange(50):02}"},
         ],
     }
-    if random.random() < 0.1:
+    if random.random() < 0.3:
         body["stream"] = True
+        if random.random() < 0.5:
+            body["stream_options"] = {"include_usage": True}
     return json.dumps(body).encode() if random.random() < 0.98 else b'{"model": }'
 
 
@@ -121,8 +124,32 @@ def request(random: Random) -> bytes:
     ).encode() + body
 
 
+def stream(random: Random) -> list[bytes]:
+    """Events, with or without the tokens in them; sometimes in one piece, or without an end."""
+    begin = b': octavo begin {"id": "c-1", "created": 1, "seed": 7, "answers": 1, "stops": []}\n'
+    count, tells = random.randrange(1, 5), random.random() < 0.5
+    events = []
+    for number in range(count):
+        finish = '"stop"' if number == count - 1 else "null"
+        delta = f'{{"index": 0, "delta": {{"content": "w{number}"}}, "finish_reason": {finish}}}'
+        line = (begin if number == 0 else b"") + b": octavo 0 %d\n" % number if tells else b""
+        events.append(line + f'data: {{"choices": [{delta}]}}\n\n'.encode())
+    if random.random() < 0.5:
+        usage = b'{"prompt_tokens": 9, "completion_tokens": %d}' % count
+        events.append(b'data: {"choices": [], "usage": %b}\n\n' % usage)
+    if random.random() < 0.9:
+        events.append(b"data: [DONE]\n\n")
+    head = (
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    pieces = [head, *(b"%x\r\n%b\r\n" % (len(event), event) for event in events), b"0\r\n\r\n"]
+    return [b"".join(pieces)] if random.random() < 0.3 else pieces
+
+
 def answer(random: Random) -> list[bytes]:
     """What an engine says, as it arrives."""
+    if random.random() < 0.2:
+        return stream(random)
     prompt, output = random.randrange(1, 900), random.randrange(9)
     usage = {"prompt_tokens": prompt, "completion_tokens": output}
     if random.random() < 0.3:
@@ -229,6 +256,8 @@ def test_both_ways_leave_the_same_behind(clock: ManualClock, seed: int):
         assert lane.num_flights > 100
         assert twins.fast.num_taken[ClientConnection] > 60
         assert twins.fast.num_taken[UpstreamConnection] > 60
+        endings = Counter((one.is_stream, one.outcome) for one in twins.fast.records)
+        assert endings[True, "ok"] > 20 and endings[False, "ok"] > 60
 
     run()
 
