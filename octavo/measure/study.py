@@ -53,7 +53,7 @@ class Study:
     """One model's figures."""
 
     name: str
-    form: str  # of its weights
+    form: str  # of its weights, and of activations in fewer bits
     backend: str
     limits: Limits
     weight_bytes: float
@@ -106,9 +106,10 @@ def measure(
         own = _rss_bytes() - rss_before - work.weight_bytes - min(used * per_token, info.kv_bytes)
     finally:
         engine.close()
+    in_8_bits = ", 8-bit activations" if config.activation_bits == 8 else ""
     return Study(
         name or info.names[0],
-        work.form,
+        work.form + in_8_bits,
         info.backend,
         limits,
         work.weight_bytes,
