@@ -30,8 +30,6 @@ namespace octavo::emulated {
 using Floats = float __attribute__((vector_size(64)));
 using Words = int32_t __attribute__((vector_size(64)));
 using Halves = uint16_t __attribute__((vector_size(32)));
-using Bytes = uint8_t __attribute__((vector_size(16)));
-using SignedBytes = int8_t __attribute__((vector_size(16)));
 
 inline __mmask16 less(__m512i a, __m512i b) {
     const Words below = (Words)a < (Words)b;
@@ -43,12 +41,6 @@ inline __mmask16 less(__m512i a, __m512i b) {
 }
 inline __m256i narrow(__m512i v) { return (__m256i) __builtin_convertvector((Words)v, Halves); }
 inline __m512i widen(__m256i v) { return (__m512i) __builtin_convertvector((Halves)v, Words); }
-inline __m512i widen_signed(__m128i v) {
-    return (__m512i) __builtin_convertvector((SignedBytes)v, Words);
-}
-inline __m512i widen_unsigned(__m128i v) {
-    return (__m512i) __builtin_convertvector((Bytes)v, Words);
-}
 inline __m512 to_floats(__m512i v) { return (__m512) __builtin_convertvector((Words)v, Floats); }
 inline __m512 half_to_floats(__m256i v) {
     const __m256 low = _mm256_cvtph_ps(_mm256_castsi256_si128(v));
@@ -112,8 +104,6 @@ inline __m512 dot_bf16(__m512 sum, __m512bh a, __m512bh b) {
 #define _mm512_extractf32x8_ps(v, index) octavo::emulated::half_of(v, index)
 #undef _mm512_madd_epi16  // SIMDe's has four arguments
 #define _mm512_madd_epi16(a, b) octavo::emulated::dot_words(_mm512_setzero_si512(), a, b)
-#define _mm512_cvtepi8_epi32(v) octavo::emulated::widen_signed(v)
-#define _mm512_cvtepu8_epi32(v) octavo::emulated::widen_unsigned(v)
 #undef _mm512_maddubs_epi16
 #define _mm512_maddubs_epi16(a, b) octavo::emulated::dot_pairs_of_bytes(a, b)
 #undef _mm512_dpbusd_epi32
