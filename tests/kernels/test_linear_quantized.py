@@ -219,6 +219,34 @@ def test_blocks_of_rows_do_not_show(dtype: str, bits: int) -> None:
         assert got.tobytes() == reference.linear(x, weight, bits).tobytes()
 
 
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_rows_are_quantised_as_the_norm_before_left_them(bits: int, threads: int) -> None:
+    """Each worker goes on with the rows that it wrote; two products, so that rows are replaced."""
+    team = _native.Team(threads, "")
+    first, second = random_blocks("q4", 64, 3, seed=6), random_blocks("q8", 40, 2, seed=7)
+    packed = [pack_blocks(team, blocks) for blocks in (first, second)]
+    scale = np.linspace(0.5, 2, 96).astype(np.float32)
+
+    def build(recorder: Recorder, src: int) -> int:
+        normed, middle, dst = (recorder.buffer(cols) for cols in (96, 64, 40))
+        recorder.program.rms_norm(normed, src, scale, 1e-5)
+        recorder.program.linear(middle, normed, packed[0])
+        recorder.program.linear(dst, middle, packed[1])
+        return dst
+
+    def norm(recorder: Recorder, src: int) -> int:
+        normed = recorder.buffer(96)
+        recorder.program.rms_norm(normed, src, scale, 1e-5)
+        return normed
+
+    for rows in (1, 3, 4, 5, 50):
+        x = random_rows(rows, 96, seed=rows)
+        middle = reference.linear(run_rows(team, x, norm), first, bits)
+        got = run_rows(team, x, build, activation_bits=bits)
+        assert got.tobytes() == reference.linear(middle, second, bits).tobytes()
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", BITS)

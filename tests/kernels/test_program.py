@@ -312,3 +312,4 @@ def test_instructions_that_do_not_fit_are_refused() -> None:
     refuse("3 heads and 2 KV heads", lambda: p.attention(a, b, 0, 3, 2, 16, 1.0))
     refuse("rows of a buffer of 4", lambda: p.read(a, 5))
     refuse("max_tokens is 0", lambda: _native.Program(team, 64, 0, 0))
+    refuse("activation_bits is 4; it must be 8 or 16", lambda: _native.Program(team, 64, 1, 0, 4))

@@ -149,6 +149,25 @@ def test_devices_that_hold_no_8_bit_kv_say_so(device: Any, kv_cache_dtype: Any) 
         build_backend(config, files(tiny_model("llama").config))
 
 
+def test_activations_of_8_bits_are_refused_where_nothing_would_come_of_them(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    save_file(model.tensors, tmp_path / "model.safetensors")
+    stored = files(model.config, tmp_path)
+    for device in ("torch", "cuda", "sim"):
+        with pytest.raises(
+            ConfigError, match=f"--activation-bits 8 .*leave it out on --device {device}"
+        ):
+            build_backend(EngineConfig(device=device, activation_bits=8), stored)
+    with pytest.raises(
+        ConfigError, match=r"--activation-bits 8 .*--quantization none holds none so"
+    ):
+        build_backend(EngineConfig(activation_bits=8, quantization="none"), stored)
+    with pytest.raises(ConfigError, match="this model has none: add --quantization int8 or int4"):
+        build_backend(EngineConfig(activation_bits=8), stored)
+    config = EngineConfig(activation_bits=8, quantization="int4", num_threads=1, max_model_len=128)
+    Driver(build_backend(config, stored))  # type: ignore[arg-type]  # as above
+
+
 @pytest.mark.parametrize(
     ("kv_cache_dtype", "row_bytes"),
     [("auto", 64), ("bfloat16", 64), ("float32", 128), ("int8", 34), ("fp8", 34)],

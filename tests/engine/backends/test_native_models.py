@@ -41,6 +41,7 @@ def native(
     quantization: Quantization = "auto",
     *,
     kv_cache_dtype: KVCacheDType = "auto",
+    activation_bits: int = 16,
     is_fused: bool = True,
     num_threads: int = 2,
 ) -> NativeBackend:
@@ -51,6 +52,7 @@ def native(
         dtype=dtype,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
+        activation_bits=activation_bits,
         num_threads=num_threads,
         is_fused=is_fused,
     )
@@ -115,21 +117,32 @@ def of_rows(logits: NDArray[np.float32], truth: NDArray[np.float32]) -> NDArray[
     return np.sqrt(squares)
 
 
-EACH_FAMILY_AND_PACKING = [(name, "none", "auto") for name in FAMILIES] + [
-    (name, quantization, kv_cache_dtype)
+EACH_FAMILY_AND_PACKING = [(name, "none", "auto", 16) for name in FAMILIES] + [
+    (name, quantization, kv_cache_dtype, 16)
     for name in ("llama-tied-biased", "gemma3", "qwen3")
     for quantization, kv_cache_dtype in (
         ("int8", "auto"), ("int4", "auto"), ("none", "int8"), ("int4", "fp8"), ("none", "fp8_e5m2")
     )
-] + [("mixtral", quantization, "auto") for quantization in ("none", "int8", "int4")]  # fmt: skip
+] + [("mixtral", quantization, "auto", 16) for quantization in ("none", "int8", "int4")] + [
+    (name, quantization, "auto", 8)
+    for name in ("llama-tied-biased", "mixtral")
+    for quantization in ("int8", "int4")
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "quantization", "kv_cache_dtype"), EACH_FAMILY_AND_PACKING)
+@pytest.mark.parametrize(
+    ("name", "quantization", "kv_cache_dtype", "activation_bits"), EACH_FAMILY_AND_PACKING
+)
 def test_bits_depend_on_nothing_but_the_tokens(
-    name: str, quantization: Quantization, kv_cache_dtype: KVCacheDType
+    name: str, quantization: Quantization, kv_cache_dtype: KVCacheDType, activation_bits: int
 ) -> None:
     """Alone and whole, or in company, in chunks of any size, and on top of another's prefix."""
-    backend = native(tiny_model(name), quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+    backend = native(
+        tiny_model(name),
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        activation_bits=activation_bits,
+    )
     prompts = [random_tokens(count, seed=count) for count in (90, 61, 130)]
     prompts.append(prompts[2][:100] + random_tokens(12, seed=9))
     alone = [run_alone(backend, prompt) for prompt in prompts]

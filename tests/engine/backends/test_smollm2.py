@@ -19,7 +19,7 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.weights.open import open_checkpoint
 from octavo_engine.weights.source import resolve_model
 from tests.engine.backends.driver import Driver, run_alone
-from tests.engine.backends.tolerance import INTEGERS_AGAINST_FLOAT32, error
+from tests.engine.backends.tolerance import INTEGERS_AGAINST_FLOAT32, INTEGERS_WITH_8_BITS, error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,8 +40,16 @@ def files() -> ModelFiles:
     return resolve_model("demo://smollm2")
 
 
-def native(dtype: DType, quantization: Quantization = "none") -> Backend:
-    config = EngineConfig(device="cpu", dtype=dtype, quantization=quantization, num_threads=2)
+def native(
+    dtype: DType, quantization: Quantization = "none", *, activation_bits: int = 16
+) -> Backend:
+    config = EngineConfig(
+        device="cpu",
+        dtype=dtype,
+        quantization=quantization,
+        activation_bits=activation_bits,
+        num_threads=2,
+    )
     return build_backend(config, files())
 
 
@@ -108,4 +116,7 @@ def test_the_files_own_integers_say_what_its_numbers_say() -> None:
     kept = run_alone(native("auto", "auto"), text)  # type: ignore[arg-type]  # as above
     rounded = run_alone(native("bfloat16"), text)  # type: ignore[arg-type]  # as above
     assert error(kept, truth) < INTEGERS_AGAINST_FLOAT32
+    in_8_bits = native("auto", "auto", activation_bits=8)
+    coarse = run_alone(in_8_bits, text)  # type: ignore[arg-type]  # as above
+    assert error(kept, truth) < error(coarse, truth) < INTEGERS_WITH_8_BITS
     assert error(kept, truth) < error(rounded, truth)  # 16-bit integers lose less than bf16

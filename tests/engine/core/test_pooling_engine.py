@@ -230,6 +230,12 @@ def test_warming_up_leaves_no_trace():
     assert rig.backend.steps == [[16]]
 
 
+def test_the_simulator_has_no_integers_that_activations_could_meet():
+    config = CONFIG.replace(activation_bits=8)
+    with pytest.raises(ConfigError, match="--activation-bits 8 is computed by --device cpu only"):
+        build_pooling_engine(config, sim_pooling_config(config), None)
+
+
 @pytest.mark.parametrize(
     ("flag", "setting"),
     [
