@@ -56,8 +56,8 @@ class Registry:
     """All endpoints by id. Whoever changes one tells the registry."""
 
     __slots__ = (
-        "_candidates", "_index", "_pools", "_sources", "_subscribers", "_waiters", "endpoints",
-        "version",
+        "_candidates", "_index", "_pools", "_prefillers", "_sources", "_subscribers", "_waiters",
+        "endpoints", "version",
     )  # fmt: skip
 
     def __init__(self, index: Slots | None = None) -> None:
