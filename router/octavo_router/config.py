@@ -206,9 +206,7 @@ class DiscoveryConfig:
     file: str = setting(
         "", "YAML file with a list `upstreams`, read again when it changes.", flag="upstreams-file"
     )
-    kubernetes: KubernetesConfig = field(
-        default_factory=KubernetesConfig
-    )  # Endpoints from Kubernetes.
+    kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
     engine_key: str = setting(
         "", "API key that the router shows engines to follow or poll them.", flag="engine-key",
         is_secret=True,
@@ -282,9 +280,8 @@ class RoutingConfig:
         8, "Requests in flight at an endpoint before balance_factor applies.", low=1
     )
     prefill_min_tokens: int = setting(
-        256, "With prefill-decode: tokens of a prompt that the answering engine must lack for "
-        "another one to compute them.", low=1,
-    )  # fmt: skip
+        256, "Uncached tokens from which another engine computes a prompt (prefill-decode).", low=1
+    )
     session_headers: tuple[str, ...] = setting(
         (
             "x-session-id",
