@@ -29,7 +29,7 @@ void finish(const LinearArgs& args, int64_t row, int64_t unit, const float* y,
     if (args.bias != nullptr) {
         value = value + load(args.bias + column);
     }
-    if (args.mode == LinearMode::Glu) {
+    if (args.mode == LinearMode::Glu && y_right != nullptr) {  // the second tells compilers
         Vec right = load(y_right);
         if (args.bias != nullptr) {
             right = right + load(args.bias + args.units() * kPanelRows + column);

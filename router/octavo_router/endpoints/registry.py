@@ -7,7 +7,6 @@ Belongs to the event loop.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -56,7 +55,7 @@ class Registry:
     """All endpoints by id. Whoever changes one tells the registry."""
 
     __slots__ = (
-        "_candidates", "_index", "_pools", "_prefillers", "_sources", "_subscribers", "_waiters",
+        "_candidates", "_index", "_pools", "_prefillers", "_sources", "_subscribers",
         "endpoints", "version",
     )  # fmt: skip
 
@@ -69,7 +68,6 @@ class Registry:
         self._candidates: dict[tuple[str, str], Candidates] = {}
         self._prefillers: dict[tuple[str, str], Candidates] = {}
         self._subscribers: list[Subscriber] = []
-        self._waiters: dict[str, list[asyncio.Future[None]]] = {}
 
     # discovery
 
@@ -176,23 +174,6 @@ class Registry:
         self._subscribers.append(callback)
         return lambda: self._subscribers.remove(callback)
 
-    async def wait_for_routable(self, pool: str, timeout_s: float) -> bool:
-        """True as soon as someone may serve the pool; False when that took too long."""
-        if self.routable(pool):
-            return True
-        future = asyncio.get_running_loop().create_future()
-        waiters = self._waiters.setdefault(pool, [])
-        waiters.append(future)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await future
-        except TimeoutError:
-            return False
-        finally:
-            if future in waiters:
-                waiters.remove(future)
-        return True
-
     # below here: keeping the lists
 
     def _add(self, spec: EndpointSpec) -> Endpoint:
@@ -276,12 +257,6 @@ class Registry:
         self.version += 1
         self._candidates.clear()
         self._prefillers.clear()
-        for pool, waiters in self._waiters.items():
-            if waiters and self.routable(pool):
-                for future in waiters:
-                    if not future.done():
-                        future.set_result(None)
-                waiters.clear()
 
     def _tell(self, change: Change) -> None:
         for subscriber in tuple(self._subscribers):

@@ -72,10 +72,6 @@ class RequestHead:
         self.request_id = ""  # the client's, where it is safe to repeat
         self.facts: Any = None  # whatever the service made of it
 
-    @property
-    def has_body(self) -> bool:
-        return self.is_chunked or self.content_length > 0
-
 
 class HeadParser:
     """Parses heads, and remembers those and the lines that it saw."""

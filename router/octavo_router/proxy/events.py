@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from octavo_router.errors import is_anthropic
 from octavo_router.proxy.token_stream import EventCutter
@@ -16,20 +16,6 @@ DONE: Final = b"data: [DONE]\n\n"
 COMMENT: Final = b":\n\n"  # a client's parser drops it
 _TAIL_BYTES: Final = 1024
 _RESPONSES: Final = "/v1/responses"
-
-
-class Relay(Protocol):
-    """What turns an engine's stream into the client's."""
-
-    num_events: int
-    tail: bytes  # the last events that passed
-    is_done: bool  # the stream said that it is complete
-
-    def feed(self, data: bytes) -> bytes:
-        """What may go to the client now. Raises StreamError."""
-
-    def end(self) -> bytes:
-        """What is left when the answer has ended."""
 
 
 class EventRelay:

@@ -54,11 +54,6 @@ class EventCutter:
         self._check()
         return whole
 
-    @property
-    def num_held(self) -> int:
-        """Bytes of an event that is not whole."""
-        return len(self._rest)
-
     def clear(self) -> None:
         self._rest.clear()
         self._line_at = 0

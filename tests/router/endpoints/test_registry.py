@@ -1,7 +1,5 @@
 """The registry: sources that replace their own, states from two sides, lists that are cached."""
 
-import asyncio
-
 from octavo_router.endpoints.endpoint import Address
 from octavo_router.endpoints.registry import Registry
 from tests.fakes.endpoints import FakeIndex, make_spec
@@ -170,23 +168,3 @@ def test_a_pool_may_change_its_members():
     registry.replace("static", [make_spec(0, pool="other")])
     assert registry.pools == ["other"]
     assert registry.routable("other") == [first]
-
-
-async def wait_and_come(registry, *, come):
-    waiting = asyncio.create_task(registry.wait_for_routable("pool", 0.2))
-    await asyncio.sleep(0)
-    if come:
-        ready(registry, make_spec(0))
-    return await waiting
-
-
-def test_waiting_ends_when_someone_comes():
-    registry = Registry()
-    assert asyncio.run(wait_and_come(registry, come=True)) is True
-    assert asyncio.run(registry.wait_for_routable("pool", 0.0)) is True  # at once from now on
-
-
-def test_waiting_ends_when_nobody_comes():
-    registry = Registry()
-    assert asyncio.run(wait_and_come(registry, come=False)) is False
-    assert registry._waiters["pool"] == []
