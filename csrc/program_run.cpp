@@ -48,8 +48,12 @@ int64_t now_ns() {
 void Program::run(const KVCache& kv, const Step& step) {
     prepare(kv, step);
     if (!step.op_times.empty()) {
-        check(step.op_times.size() == instructions_.size() + 1, "run: op_times must hold ",
-              instructions_.size() + 1, " times; got ", step.op_times.size());
+        const auto num_ops = static_cast<size_t>(
+            std::ranges::count_if(instructions_, [](const Instruction& instruction) {
+                return !std::holds_alternative<Quantize>(instruction.args);
+            }));
+        check(step.op_times.size() == num_ops + 1, "run: op_times must hold ", num_ops + 1,
+              " times; got ", step.op_times.size());
         std::ranges::fill(step.op_times, 0);
         step.op_times[0] = now_ns();
     }
@@ -94,14 +98,17 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
     const cpu::Kernels& kernels = team_.kernels();
     const int workers = team_.num_threads();
     size_t turn = 0;
+    size_t op = 0;  // as the caller counts: rows are quantised for the product behind
     for (const Instruction& instruction : instructions_) {
+        const bool is_quantize = std::holds_alternative<Quantize>(instruction.args);
+        op += is_quantize ? 0 : 1;
         const int64_t count =
             instruction.rows == Rows::Tokens ? step.num_tokens() : step.num_logit_rows();
         if (count == 0) {
             continue;
         }
         const bool shares_rows = count > kOwnRows;
-        if (!shares_rows && std::holds_alternative<Quantize>(instruction.args)) {
+        if (!shares_rows && is_quantize) {
             continue;
         }
         std::atomic<int64_t>& next_part = next_part_[turn];
@@ -152,8 +159,8 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
         if (!(shares_rows && instruction.feeds_own_rows)) {
             team_.barrier();
         }
-        if (worker == 0 && !step.op_times.empty()) {
-            step.op_times[static_cast<size_t>(&instruction - instructions_.data()) + 1] = now_ns();
+        if (worker == 0 && !is_quantize && !step.op_times.empty()) {
+            step.op_times[op] = now_ns();
         }
     }
 }

@@ -70,6 +70,9 @@ IN_FORCE: dict[str, Callable[[App, Server], Any]] = {
     "routing.sample_every": lambda app, server: app.dispatcher.sample_every,
     "routing.balance_factor": lambda app, server: _default(app)._factor,
     "routing.balance_slack": lambda app, server: _default(app)._slack,
+    "routing.prefill_min_tokens": lambda app, server: (
+        _there(app.dispatcher.policies.by_pool.get("pair")).min_tokens
+    ),
     "routing.session_headers": lambda app, server: tuple(
         name.decode() for name in app.proxy._facts._session_headers
     ),
@@ -147,7 +150,8 @@ def in_force(path: str, app: App, server: Server) -> list[Any]:
 @on_loop
 async def test_a_setting_that_needs_no_restart_is_in_force_at_once(path, tmp_path):
     level = logging.getLogger("octavo").level
-    before = configuration(9, text="limits: {max_connections: 50}")
+    pair = "routing: {pools: [{name: pair, policy: prefill-decode}]}"
+    before = configuration(9, text=f"limits: {{max_connections: 50}}\n{pair}\n")
     OTHERS["flow.keys_file"] = str(tmp_path / "keys.yaml")
     (tmp_path / "keys.yaml").write_text("keys: []\n")
     async with running(before) as (app, server):

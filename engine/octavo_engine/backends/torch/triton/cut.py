@@ -173,7 +173,7 @@ def gather_kernel(
             ranks = tl.cumsum(is_in.to(tl.int32), 0)
             first = tl.atomic_add(counts + row, tl.max(ranks, 0), sem="relaxed")
             at = first + ranks - 1
-            is_in = is_in & (at < ROOM)
+            is_in = (is_in & (at < ROOM)).to(tl.int1)
             tl.store(found + row * ROOM + at, x, mask=is_in)
             tl.store(found_ids + row * ROOM + at, ids, mask=is_in)
 
