@@ -169,11 +169,12 @@ def gather_kernel(
             t = (x - maximum) * scale
             place = _bin_of(t, BINS)
             is_in = (t >= least) & (ids < vocab) & (place <= edge)
-            is_in = is_in & ((place == edge) | (top_k > 0))
+            if top_k <= 0:
+                is_in = is_in & (place == edge)
             ranks = tl.cumsum(is_in.to(tl.int32), 0)
             first = tl.atomic_add(counts + row, tl.max(ranks, 0), sem="relaxed")
             at = first + ranks - 1
-            is_in = (is_in & (at < ROOM)).to(tl.int1)
+            is_in = is_in & (at < ROOM)
             tl.store(found + row * ROOM + at, x, mask=is_in)
             tl.store(found_ids + row * ROOM + at, ids, mask=is_in)
 
