@@ -18,8 +18,8 @@ namespace {
 constexpr int64_t kAheadBytes = 2048;  // in the panels, which follow each other in memory
 constexpr auto kGroupStride = static_cast<int64_t>(sizeof(ActivationGroup));
 
-// Rows that take the packed form at a time, and how many of them are few: twice unpacked is still
-// cheaper than stored once, where a shift and a mask are all there is to it.
+// Rows that take the packed form at a time, and how many of them are few: three times unpacked is
+// still cheaper than stored once, where a shift and a mask are all there is to it.
 constexpr bool is_simple(const Format& format) {
     return !format.has_small() && format.high_bits() == 0 && format.codes < Codes::Nonlinear;
 }
@@ -27,7 +27,7 @@ constexpr int packed_rows(const Format& format) {
     return is_simple(format) ? kPackedRows : kPackedRows / 2;
 }
 constexpr int few_rows(const Format& format) {
-    return is_simple(format) ? 2 * kPackedRows : kPackedRows / 2;
+    return is_simple(format) ? 3 * kPackedRows : kPackedRows / 2;
 }
 
 // A group of 16 rows, unpacked.
