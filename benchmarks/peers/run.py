@@ -37,6 +37,7 @@ from octavo import load
 from octavo.bench_report import random_prompts
 from octavo.http_client import Address
 from octavo.measure.limits import Limits, measure_limits
+from octavo.measure.stolen import Stolen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -207,7 +208,7 @@ def measure(standing: Standing, scenario: Scenario, seed: str) -> tuple[dict[str
         max_concurrency=scenario.concurrency,
         extra=dict(standing.contender.extra),
     )
-    cpu_before = standing.server.cpu_s()
+    cpu_before, stolen = standing.server.cpu_s(), Stolen()
     results, elapsed_s = asyncio.run(load.run(plan))
     seen = load.figures(plan, results, elapsed_s)
     if seen["failed"] or seen["wrong_length"]:
@@ -218,6 +219,7 @@ def measure(standing: Standing, scenario: Scenario, seed: str) -> tuple[dict[str
         "ttft_ms": seen["p50_ttft_ms"],
         "prompt_tok_s": scenario.input_len / seen["p50_ttft_ms"] * 1e3,
         "cores": (standing.server.cpu_s() - cpu_before) / elapsed_s,
+        "stolen": stolen.share() or 0.0,
     }
     if seen.get("p50_tpot_ms"):
         figures |= {"tpot_ms": seen["p50_tpot_ms"], "tok_s": 1e3 / seen["p50_tpot_ms"]}
@@ -244,6 +246,13 @@ def report(
         for standing in standings:
             cells = [_cell(standing, standings, scenario.name, f) for f in scenario.figures]
             lines.append(f"| {standing.contender.name} | {' | '.join(cells)} |")
+    shares = [run["stolen"] for s in standings for runs in s.runs.values() for run in runs]
+    if shares:
+        usual, most = (f"{100 * share:.0f} %" for share in (statistics.median(shares), max(shares)))
+        lines += [
+            "",
+            f"Taken by the machine's host: {usual} of the processor time, at most {most}.",
+        ]
     if failures:
         lines += ["", "Not compared:", *(f"- {name}: {why}" for name, why in failures.items())]
     return "\n".join(lines)

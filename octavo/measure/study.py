@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.measure.limits import limits_for
 from octavo.measure.steps import WARM_UP_STEPS, Stepper
+from octavo.measure.stolen import Stolen, describe
 from octavo.measure.work import ModelWork
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ConfigError
@@ -67,6 +68,7 @@ class Study:
     decode: tuple[Line, ...]  # by batch size
     prompt: Line
     long_context: Line | None
+    stolen: float | None  # of the processor time meanwhile, by the host; None: not counted
 
 
 class Series(NamedTuple):
@@ -91,7 +93,7 @@ def measure(
                 "whose limits can be measured beside them"
             )
         print(limits.describe(), file=sys.stderr, flush=True)
-    rss_before = _rss_bytes()
+    stolen, rss_before = Stolen(), _rss_bytes()
     started_at = time.perf_counter()
     engine, info = build_engine(config)
     load_s = time.perf_counter() - started_at
@@ -133,6 +135,7 @@ def measure(
         tuple(decode),
         prompt,
         long_context,
+        stolen.share(),
     )
 
 
@@ -177,6 +180,8 @@ def show(study: Study) -> None:
         f"weights {study.weight_bytes / 1e6:,.0f} MB, loaded in {study.load_s:.2f} s; "
         f"other memory of this process {study.own_bytes / 1e6:,.0f} MB"
     )
+    if taken := describe(study.stolen):
+        print(taken)
 
 
 def as_json(study: Study) -> dict[str, Any]:
