@@ -292,7 +292,7 @@ class FakeEngine:
         token, text, stop = answer[position]
         new = CompletionOutput(index, text, [token], num_tokens=position + 1)
         if params.logprobs is not None:
-            new.logprobs = [self.logprob(token, params.logprobs)]
+            new.logprobs = [self.logprob(token, params.logprobs, position)]
         if position + 1 == len(answer):
             new.finish_reason = "length" if stop is None else "stop"
             new.stop_reason = stop if isinstance(stop, str) else None
@@ -318,13 +318,14 @@ class FakeEngine:
                 break
         return result
 
-    def logprob(self, token: int, top: int) -> DecodedLogprobs:
+    def logprob(self, token: int, top: int, offset: int = 0) -> DecodedLogprobs:
         text, raw = self.tokenizer.token_text(token), self.tokenizer.token_bytes(token)
         others = [
             TokenChoice(65 + i, chr(65 + i), bytes([(65 + i) % 256]), -1.0 - i, i + 1)
             for i in range(top)
         ]
-        return DecodedLogprobs(token, text, raw, -math.inf if token == EOS else -0.5, 1, others)
+        logprob = -math.inf if token == EOS else -0.5
+        return DecodedLogprobs(token, text, raw, logprob, 1, others, offset)
 
 
 def fail(error: RequestError, after: int = 0) -> FakeEngine:

@@ -69,9 +69,11 @@ class ScriptedEngine(FakeEngine):
         for at in range(done, len(tokens), self.piece):
             ids = tokens[at : at + self.piece]
             new = CompletionOutput(index, text[at : at + len(ids)], ids, num_tokens=at + len(ids))
-            new.told_text, new.told_chars = text[:done], len(text[:done])
+            new.told_text = text[:done]
             if params.logprobs is not None:
-                new.logprobs = [self.logprob(token, params.logprobs) for token in ids]
+                new.logprobs = [
+                    self.logprob(token, params.logprobs, at + i) for i, token in enumerate(ids)
+                ]
             result.append(new)
         result[-1].finish_reason = "length" if is_cut else "stop"
         return result

@@ -10,9 +10,9 @@ from __future__ import annotations
 from bisect import insort
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, repeat
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -71,12 +71,12 @@ class Answer:
         "finished",
         "first_at",
         "index",
+        "num_chars",
         "num_tokens",
         "repetition",
         "request",
         "sequence_id",
         "stops",
-        "told_chars",
         "told_ids",
         "told_text",
     )
@@ -91,7 +91,9 @@ class Answer:
         self.num_tokens = 0
         self.told_ids: list[int] = []  # of a resumed answer
         self.told_text = ""  # of those
-        self.told_chars = 0  # its length
+        self.num_chars = (
+            0  # of the text of all tokens so far; counted where log-probabilities are asked
+        )
         self.finished = False
         self.first_at = 0.0  # when its first token came
         self.detokenizer = (
@@ -158,9 +160,7 @@ class Request:
         for output in outputs:
             if output.index == answer.index:
                 return output
-        new = CompletionOutput(
-            answer.index, told_chars=answer.told_chars, told_text=answer.told_text
-        )
+        new = CompletionOutput(answer.index, told_text=answer.told_text)
         if not outputs:
             outputs.append(new)
             return new
@@ -174,6 +174,14 @@ class Processed:
 
     touched: list[Request] = field(default_factory=list)  # have news; may hold one twice
     aborts: list[str] = field(default_factory=list)  # sequences the core must stop
+
+
+class _Added(NamedTuple):
+    """What became of an answer's new tokens."""
+
+    kept: int  # so many of them count
+    stop: str | None  # the stop string that was met
+    offsets: Iterable[int]  # where in the answer's text each begins; zeros where nobody asks
 
 
 class OutputProcessor:
@@ -274,11 +282,14 @@ class OutputProcessor:
         ends_in_text = output.is_whole or params.include_stop_str_in_output
         if output.finish_reason == "stop" and repeated is None and not ends_in_text:
             shown -= 1
-        kept, stop = self._add_text(answer, new, ids, shown)
+        kept, stop, offsets = self._add_text(answer, new, ids, shown)
         new.token_ids += ids[:kept]
         new.num_tokens = answer.num_tokens
         if params.logprobs is not None:
-            decoded = [self._decode(entry, params.logprobs) for entry in output.logprobs[:kept]]
+            decoded = [
+                self._decode(entry, params.logprobs, offset)
+                for entry, offset in zip(output.logprobs[:kept], offsets, strict=False)
+            ]
             new.logprobs = decoded if new.logprobs is None else new.logprobs + decoded
         if stop is not None:
             self._finish(answer, new, "stop", stop)
@@ -289,29 +300,31 @@ class OutputProcessor:
 
     def _add_text(
         self, answer: Answer, new: CompletionOutput, ids: list[int], shown: int
-    ) -> tuple[int, str | None]:
-        """How many of the tokens count, and the stop string that was met."""
+    ) -> _Added:
+        """Hot path: all at once where nobody asks what each token adds."""
         detokenizer, stops = answer.detokenizer, answer.stops
-        if stops is None:
+        params = answer.request.submission.params
+        if detokenizer is None or (stops is None and params.logprobs is None):
             answer.num_tokens += len(ids)
             if detokenizer is not None and shown > 0:
                 new.text += detokenizer.push(ids if shown == len(ids) else ids[:shown])
-            return len(ids), None
-        assert detokenizer is not None  # settle_params sees to it
-        min_tokens = answer.request.submission.params.min_tokens
+            return _Added(len(ids), None, repeat(0))
+        offsets: list[int] = []
         for position, token in enumerate(ids):
             answer.num_tokens += 1
+            offsets.append(answer.num_chars)
             if position >= shown:
                 continue
             text = detokenizer.push([token])
-            if answer.num_tokens <= min_tokens:  # too early to stop: not searched
+            answer.num_chars += len(text)
+            if stops is None or answer.num_tokens <= params.min_tokens:  # too early to stop
                 new.text += text
                 continue
             safe, stop = stops.push(text)
             new.text += safe
             if stop is not None:
-                return position + 1, stop
-        return len(ids), None
+                return _Added(position + 1, stop, offsets)
+        return _Added(len(ids), None, offsets)
 
     def _finish(
         self,
@@ -363,9 +376,8 @@ class OutputProcessor:
         is_end = ids[-1] in ends_text or ids[-1] in params.stop_token_ids
         complete = is_end and len(ids) >= params.min_tokens
         shown = len(ids) - (complete and not params.include_stop_str_in_output)
-        kept, met = self._add_text(answer, new, ids, shown)
-        answer.told_ids, answer.told_chars = ids, len(new.text)
-        answer.told_text = new.text
+        kept, met, _ = self._add_text(answer, new, ids, shown)
+        answer.told_ids, answer.told_text = ids, new.text
         reason: FinishReason = "stop"
         stop: str | int | None = met
         if met is None and complete:
@@ -428,7 +440,7 @@ class OutputProcessor:
             request.news().prompt_logprobs = [None, *decoded]
             request.prompt_logprobs = []
 
-    def _decode(self, entry: TokenLogprobs, alternatives: int) -> DecodedLogprobs:
+    def _decode(self, entry: TokenLogprobs, alternatives: int, offset: int = 0) -> DecodedLogprobs:
         text, raw = self._tokenizer.token_text, self._tokenizer.token_bytes
         top = [
             TokenChoice(token, text(token), raw(token), logprob, rank)
@@ -437,7 +449,9 @@ class OutputProcessor:
             )
         ]
         token = entry.token_id
-        return DecodedLogprobs(token, text(token), raw(token), entry.logprob, entry.rank, top)
+        return DecodedLogprobs(
+            token, text(token), raw(token), entry.logprob, entry.rank, top, offset
+        )
 
 
 def _failure(output: SequenceOutput) -> RequestError:

@@ -29,6 +29,7 @@ class DecodedLogprobs:
     logprob: float
     rank: int
     top: list[TokenChoice]
+    offset: int = 0  # of the answer's characters so many are complete before it; of prompts unknown
 
 
 @dataclass(slots=True)
@@ -42,8 +43,8 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop id; None for end of text
     num_tokens: int = 0  # generated so far in all, resumed ones included
-    told_chars: int = 0  # of text before all this, from the engine that an answer was resumed from
-    told_text: str = field(default="", compare=False)  # that text
+    # What came before all this, from the engine that an answer was resumed from.
+    told_text: str = field(default="", compare=False)
     # What the core called it, known once it is finished; no part of what was said.
     sequence_id: str = field(default="", compare=False)
     # When its first token and the newest one came from the core, by time.monotonic; 0: unknown.

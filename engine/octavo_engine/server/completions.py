@@ -25,6 +25,7 @@ from octavo_engine.server.structured import with_grammar
 from octavo_engine.server.token_lines import TokenLines
 from octavo_engine.server.unsupported import refuse_unsupported
 from octavo_engine.server.usage import Usage
+from octavo_engine.tokenization.detokenizer import offsets
 
 if TYPE_CHECKING:
     from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs, RequestOutput
@@ -180,7 +181,7 @@ def _choice(
     if request.logprobs is not None:
         choice["logprobs"] = _logprobs(
             service, asked, result, output.logprobs or [],
-            offset=0, echo=asked.texts[prompt_index], opening=True,
+            echo=asked.texts[prompt_index], opening=True,
         )  # fmt: skip
     if request.prompt_logprobs is not None and result.prompt_logprobs is not None:
         choice["prompt_logprobs"] = prompt_logprobs(result.prompt_logprobs)
@@ -192,19 +193,20 @@ def _choice(
 
 def _logprobs(
     service: Service, asked: Asked, news: RequestOutput, entries: list[DecodedLogprobs], *,
-    offset: int, echo: str, opening: bool,
+    echo: str, opening: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Of the new tokens, and before them of the prompt's when it is echoed."""
-    # Where the answer begins is told by the echoed text: tokens that have no part in it, such as
-    # that of the beginning, count among the prompt's offsets only.
-    start = offset + len(echo) if opening else offset
-    texts = [entry.text for entry in entries]
-    answer = completion_logprobs(entries, texts, offset=start, as_ids=asked.as_ids)
+    # Tokens of the prompt that have no part in the echoed text, such as that of the beginning,
+    # count among the prompt's offsets only.
+    as_ids = asked.as_ids
+    answer = completion_logprobs(entries, [len(echo) + e.offset for e in entries], as_ids=as_ids)
     if not opening or not asked.request.echo or news.prompt_logprobs is None:
         return answer
-    token_text = service.engine.tokenizer.token_text
-    texts = [token_text(token) for token in news.prompt_token_ids]
-    prompt = completion_logprobs(news.prompt_logprobs, texts, offset=offset, as_ids=asked.as_ids)
+    tokenizer, ids = service.engine.tokenizer, news.prompt_token_ids
+    prompt = completion_logprobs(
+        news.prompt_logprobs, offsets(tokenizer, ids), as_ids=as_ids,
+        first=tokenizer.token_text(ids[0]) if ids else "",
+    )  # fmt: skip
     return {name: [*prompt[name], *answer[name]] for name in prompt}
 
 
@@ -247,7 +249,6 @@ class _Teller:
         # Chunks without text are sent too where they carry something else.
         self._is_verbose = request.logprobs is not None or self._wants_ids or self._wants_sums
         self._begun = set(asked.opened)  # choices that have had their first chunk
-        self._offsets: dict[int, int] = {}  # characters told of each
         # Of the prompts that are echoed:
         self._scores: dict[int, list[DecodedLogprobs | None]] = {}
         self._unfinished = len(job.prompts)
@@ -297,14 +298,10 @@ class _Teller:
         asked, news = self._asked, piece.news
         logprobs = None
         if asked.request.logprobs is not None:
-            echo = asked.texts[piece.prompt_index]
-            told = output.told_chars + (len(echo) if index in asked.opened else 0)
-            offset = self._offsets.get(index, told)
             logprobs = _logprobs(
                 self._service, asked, news, output.logprobs or [],
-                offset=offset, echo=echo, opening=opening,
+                echo=asked.texts[piece.prompt_index], opening=opening,
             )  # fmt: skip
-            self._offsets[index] = offset + len(text)
         ids = self._wants_ids
         return self._chunks.delta(
             index,

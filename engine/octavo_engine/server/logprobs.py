@@ -26,21 +26,18 @@ def chat_logprobs(entries: Sequence[DecodedLogprobs], *, as_ids: bool) -> dict[s
 
 def completion_logprobs(
     entries: Iterable[DecodedLogprobs | None],
-    token_texts: Sequence[str],
+    offsets: Iterable[int],
     *,
-    offset: int,
     as_ids: bool,
+    first: str = "",
 ) -> dict[str, Any]:
-    """Parallel arrays. An entry None is the first prompt token, of which nothing is known."""
+    """Parallel arrays. An entry None is the first prompt token, of which only the text is known."""
     tokens: list[str] = []
     values: list[float | None] = []
     tops: list[dict[str, float] | None] = []
-    offsets: list[int] = []
-    for entry, text in zip(entries, token_texts, strict=True):
-        offsets.append(offset)
-        offset += len(text)
+    for entry in entries:
         if entry is None:
-            tokens.append(text)
+            tokens.append(first)
             values.append(None)
             tops.append(None)
             continue
@@ -50,7 +47,7 @@ def completion_logprobs(
         top.setdefault(_name(entry, as_ids=as_ids), _floored(entry.logprob))
         tops.append(top)
     return {
-        "text_offset": offsets,
+        "text_offset": list(offsets),
         "token_logprobs": values,
         "tokens": tokens,
         "top_logprobs": tops,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,3 +49,10 @@ class Detokenizer:
     def flush(self) -> str:
         """The end: a character that was never completed becomes U+FFFD."""
         return self._utf8.decode(b"", True)
+
+
+def offsets(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[int]:
+    """How many characters of their text are complete before each of them."""
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
+    lengths = [len(detokenizer.push([token])) for token in token_ids]
+    return list(accumulate(lengths, initial=0))[:-1]

@@ -180,6 +180,38 @@ def test_logprobs_carry_text_and_bytes_and_end_with_the_text():
     ]
 
 
+@pytest.mark.parametrize("sizes", [[8], [1] * 8, [2, 1, 3, 2]])
+@pytest.mark.parametrize("stop", [(), ("b!?",)])
+def test_each_token_tells_where_it_begins_in_the_text(sizes, stop):
+    """Whatever came together, characters that are not whole yet, and text that is held back."""
+    processor = make_processor()
+    request, (sequence,) = add(processor, logprobs=0, stop=stop)
+    raw = "aé🦊b".encode()
+    start, seen = 0, []
+    for size in sizes:
+        tokens = raw[start : start + size]
+        entries = [TokenLogprobs(token, -0.5, 1, [], []) for token in tokens]
+        processor.process([news(sequence, tokens, logprobs=entries)])
+        start += size
+        piece = request.take()
+        assert piece is not None
+        seen += [entry.offset for entry in piece.outputs[0].logprobs or ()]
+    assert seen == [0, 1, 1, 2, 2, 2, 2, 3]
+
+
+def test_a_resumed_answer_tells_them_on_from_what_was_told():
+    processor = make_processor()
+    raw = "aé🦊b".encode()
+    for told in range(1, len(raw)):
+        request, (sequence,) = add(processor, told=[Told(list(raw[:told]))], logprobs=0)
+        entries = [TokenLogprobs(token, -0.5, 1, [], []) for token in raw[told:]]
+        processor.process([news(sequence, raw[told:], logprobs=entries)])
+        piece = request.take()
+        assert piece is not None and piece.outputs[0].logprobs is not None
+        offsets = [entry.offset for entry in piece.outputs[0].logprobs]
+        assert offsets == [0, 1, 1, 2, 2, 2, 2, 3][told:]
+
+
 def test_prompt_logprobs_come_whole_with_the_first_token():
     processor = make_processor()
     request, (sequence,) = add(processor, prompt=b"xyz", prompt_logprobs=0)
@@ -315,8 +347,8 @@ def test_each_answer_of_a_resumed_request_goes_on_where_it_was():
     processor.process([news(sequences[0], b"yz", "length", num_cached_tokens=8), third])
     piece = request.take()
     assert piece is not None and not piece.finished
-    assert [(o.index, o.text, o.num_tokens, o.told_chars) for o in piece.outputs] == [
-        (1, "yz", 3, 1), (2, "c", 1, 0),
+    assert [(o.index, o.text, o.num_tokens, o.told_text) for o in piece.outputs] == [
+        (1, "yz", 3, "x"), (2, "c", 1, ""),
     ]  # fmt: skip
     # Who has not begun yet speaks of the prompt.
     assert (piece.num_cached_tokens, piece.queued_s) == (16, 0.5)
