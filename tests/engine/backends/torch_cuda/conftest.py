@@ -1,14 +1,23 @@
-"""Triton's kernels run on the GPU where there is one, else in Triton's interpreter."""
+"""Triton's kernels run on the GPU where there is one, else in Triton's interpreter.
+
+`OCTAVO_PRETEND_CUDA=1`: all tests meet a device that is pretended, see pretend.py.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
+
+from tests.engine.backends.torch_cuda import pretend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def patch_once() -> None:
@@ -31,9 +40,21 @@ if not torch.cuda.is_available():
     patch_once()
 
 
-@pytest.fixture(scope="session")
-def device() -> torch.device:
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    """A GPU that is not there."""
     torch.set_num_threads(1)
+    pretend.install(monkeypatch)
+    with pretend.Pretending():
+        yield pretend.DEVICE
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> torch.device:
+    torch.set_num_threads(1)
+    if os.environ.get("OCTAVO_PRETEND_CUDA") and not torch.cuda.is_available():
+        pretended: torch.device = request.getfixturevalue("pretended")
+        return pretended
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

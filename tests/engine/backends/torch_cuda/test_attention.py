@@ -49,7 +49,7 @@ class Paged:
 
     def reference(self) -> torch.Tensor:
         """In float32 on the host, from the values as they were rounded."""
-        spec = self.spec
+        spec = on_host(self.spec)
         paged = PagedKV(1, NUM_BLOCKS, spec.num_kv_heads, spec.head_dim, torch.float32)
         paged.k[0], paged.v[0] = self.kv.float().cpu()
         storage = None if self.kv.dtype == torch.float32 else self.kv.dtype
@@ -57,6 +57,12 @@ class Paged:
         result = ops.attention(self.qkv.float().cpu(), spec)
         self.expected_kv = torch.stack([paged.k[0], paged.v[0]])
         return result
+
+
+def on_host(spec: AttentionSpec) -> AttentionSpec:
+    norms = {"q_norm": spec.q_norm, "k_norm": spec.k_norm}
+    there = {name: norm.cpu() for name, norm in norms.items() if norm is not None}
+    return dataclasses.replace(spec, **there)
 
 
 def cos_sin(rope: Rope | None, device: torch.device) -> torch.Tensor | None:
