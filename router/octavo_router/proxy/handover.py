@@ -2,8 +2,8 @@
 
 The first is asked for one token and to keep the cache (`do_remote_decode`); its answer says where
 it lies (`kv_transfer_params`), and with that in its request the second fetches it. The router reads
-none of it. These are the words of vLLM's NIXL connector. Its Mooncake connector speaks others: there the
-router would have to know the prompt's engine by name, and ask both at once.
+none of it. These are the words of vLLM's NIXL connector. Its Mooncake connector speaks others:
+there a router names the transfer and the engine that computes, whose answer says nothing.
 """
 
 from __future__ import annotations

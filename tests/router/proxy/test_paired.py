@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
+from octavo_router.proxy.paired import PairedExchange
 from octavo_router.routing.policies import Policies
 from octavo_router.routing.prefill_decode import PrefillDecode
 from tests.fakes import vllm_pair as recorded
@@ -461,8 +463,12 @@ async def test_who_will_speak_is_told_with_the_first_word_and_nothing_later_is_k
 @pytest.mark.parametrize("begins", [False, True], ids=["no head", "a head and the role"])
 @on_loop
 async def test_a_stream_that_waits_for_a_cache_in_vain_is_begun_again(begins: bool):
+    asked_again_at = 0.0
+
     async def hanging(peer: Peer, request: Received) -> None:
+        nonlocal asked_again_at
         if "kv_transfer_params" not in request.json:
+            asked_again_at = time.monotonic()
             await stream_of(peer, *recorded.CHAT_EVENTS)
             return
         if begins:
@@ -478,14 +484,19 @@ async def test_a_stream_that_waits_for_a_cache_in_vain_is_begun_again(begins: bo
     ):
         await client.post(asking_for(CHAT_PATH, stream=True))
         await rig.until(lambda: len(decode.requests) == 1)
-        while len(decode.requests) == 1:
-            rig.later(400.0)
-            await asyncio.sleep(0.001)
+        (exchange,) = rig.proxy.exchanges
+        assert isinstance(exchange, PairedExchange)
+        await rig.until(lambda: not begins or exchange._account.first_at is not None)
+        rig.later(400.0)
         answer = await client.answer()
         assert answer.body == b"".join(recorded.CHAT_EVENTS)
         assert decode.peers[0].has_left.is_set()  # the first attempt was cancelled
         await rig.settled()
         assert counted(rig) == {"ok": 1, "not_fetched": 1}
+        (record,) = rig.records
+        assert record.ttft_s is not None
+        # A role that was kept back is no first token.
+        assert record.ended_at - record.duration_s + record.ttft_s >= asked_again_at
 
 
 @on_loop
