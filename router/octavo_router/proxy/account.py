@@ -115,6 +115,15 @@ class Account:
         if self.trace is not None:
             self.trace.attempt_failed(result.value)
 
+    def ask_again(self, now: float) -> None:
+        """The same engine, which keeps its lease: nothing of an answer has come."""
+        self.record.attempts += 1
+        self.attempt_at = now
+        self.first_at = None
+        self.last_at = 0.0
+        if self.trace is not None:
+            self.trace.attempt_failed("not_fetched")
+
     def close(
         self, result: Result, outcome: str, now: float, usage: Counts, *, guess: tuple[int, int]
     ) -> None:

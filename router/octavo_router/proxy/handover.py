@@ -2,16 +2,20 @@
 
 The first is asked for one token and to keep the cache (`do_remote_decode`); its answer says where
 it lies (`kv_transfer_params`), and with that in its request the second fetches it. The router reads
-none of it. The same words are spoken by vLLM's NIXL and Mooncake connectors.
+none of it. These are the words of vLLM's NIXL connector. Its Mooncake connector speaks others:
+there a router names the transfer and the engine that computes, whose answer says nothing.
 """
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from octavo_router.errors import RouterError
+from octavo_router.proxy.streams import end_of_plain
+from octavo_router.routing.outcome import Result
 
 if TYPE_CHECKING:
     from octavo_router.routing.request import RouteRequest
@@ -27,10 +31,19 @@ _KEEP: Final = {
 }
 _ONE_ANSWER: Final = ("n", "best_of")
 _SPACE: Final = b" \t\r\n"
+_MAX_OPENING_BYTES: Final = 64 * 2**10
 
 
 class NotHandedOver(RouterError):
     """The engine answered, but said not where its cache is."""
+
+
+class Opening(Enum):
+    """What the first bytes of a stream say."""
+
+    NOTHING = auto()  # yet
+    ANSWERS = auto()
+    FAILED = auto()  # before it has said anything
 
 
 class _Answer(msgspec.Struct):
@@ -48,6 +61,7 @@ def prompt_question(body: bytes, request: RouteRequest) -> bytes | None:
     if (
         asked.get(_FIELD) is not None
         or asked.get("echo")
+        or asked.get("use_beam_search")  # the connector knows nothing of its many short runs
         or asked.get("prompt_logprobs") is not None  # those are the answering engine's to tell
         or any(asked.get(name) not in (None, 1) for name in _ONE_ANSWER)
         or _num_prompts(asked.get("prompt")) > 1
@@ -70,6 +84,22 @@ def with_cache(body: bytes, answer: bytes) -> bytes:
     if not where.startswith(b"{"):
         raise NotHandedOver(f"its answer has no {_FIELD}; is it started with a KV connector?")
     return b'%b,"%b":%b}' % (body.rstrip(_SPACE)[:-1], _FIELD.encode(), where)
+
+
+def opening_of(data: bytes) -> Opening:
+    """Of what an engine streams first, where it has to fetch the cache before it can answer.
+
+    One that cannot says 200 nevertheless, in chats even who will speak, and only then that it
+    failed.
+    """
+    whole = data[: data.rfind(b"\n\n") + 2] if b"\n\n" in data else b""
+    if end_of_plain(whole).result is Result.ERROR_5XX:
+        return Opening.FAILED
+    num_events = sum(line.startswith(b"data:") for line in whole.splitlines())
+    is_role_alone = num_events == 1 and b'"role":' in whole
+    if (num_events == 0 or is_role_alone) and len(data) <= _MAX_OPENING_BYTES:
+        return Opening.NOTHING
+    return Opening.ANSWERS
 
 
 def _num_prompts(prompt: Any) -> int:

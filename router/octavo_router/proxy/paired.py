@@ -1,10 +1,11 @@
 """An exchange whose prompt may be computed by another engine than the one that answers.
 
-    place ──► compute the prompt there ──► connect ──► send, with where its cache lies ──► …
-                       │ no engine, no room, no answer in time
-                       └─────────────────► connect ──► send, as the client wrote it
+    place ──► compute the prompt there ──► connect ──► send, with where its cache lies ──► answer
+                       │ no engine, no room, no answer in time           │ not to be fetched
+                       └─────────────────► connect ──► send, as the client wrote it ──► answer
 
 Whatever goes wrong there costs time and nothing else: the answering engine computes the prompt.
+That holds until it has begun to answer: it may find only then that the other one is gone.
 """
 
 from __future__ import annotations
@@ -12,11 +13,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from octavo_router.flow.retry import Failure
 from octavo_router.proxy import heads
 from octavo_router.proxy.asking import Asking
-from octavo_router.proxy.exchange import CONNECTING, Exchange
-from octavo_router.proxy.failing import FAILURE_OF, RESULT_OF, verdict_on
-from octavo_router.proxy.handover import NotHandedOver, prompt_question, with_cache
+from octavo_router.proxy.exchange import AWAITING, CONNECTING, RELAYING, Exchange
+from octavo_router.proxy.failing import FAILURE_OF, RESULT_OF, failure_on, verdict_on
+from octavo_router.proxy.handover import (
+    NotHandedOver,
+    Opening,
+    opening_of,
+    prompt_question,
+    with_cache,
+)
 from octavo_router.routing.outcome import Outcome, Result
 
 if TYPE_CHECKING:
@@ -34,7 +42,7 @@ if TYPE_CHECKING:
 class PairedExchange(Exchange):
     """Of a pool whose policy is prefill-decode."""
 
-    __slots__ = ("_asked", "_asking", "_asking_at", "_is_alone", "_prompt")
+    __slots__ = ("_asked", "_asking", "_asking_at", "_fetches", "_held", "_is_alone", "_prompt")
 
     def __init__(
         self,
@@ -53,9 +61,12 @@ class PairedExchange(Exchange):
         self._prompt: Lease | None = None
         self._asking: Asking | None = None
         self._asking_at = 0.0
+        # while the cache is fetched
+        self._fetches = False  # the answering engine was told of one, and has not begun to answer
+        self._held = b""  # what it streamed
 
     def _reach(self, upstream: Upstream, now: float) -> None:
-        self._body = self._asked
+        self._body, self._fetches, self._held = self._asked, False, b""
         dispatcher, lease = self._proxy.dispatcher, self._account.lease
         assert lease is not None
         if (
@@ -116,6 +127,7 @@ class PairedExchange(Exchange):
         )  # fmt: skip
         proxy.count_prompt(self._request.pool, result)
         if is_ok:
+            self._fetches = True
             lease.first_token()  # nothing of the prompt is left to do there
         else:
             self._is_alone = True
@@ -123,10 +135,70 @@ class PairedExchange(Exchange):
         account.attempt_at = now
         super()._reach(proxy.upstreams.of(lease.endpoint), now)
 
+    # -- the cache is not to be had after all
+
+    def _end_whole(self) -> None:
+        status = self._upstream_head.status
+        if self._fetches and failure_on(status) is Failure.ERROR_5XX:
+            self._compute_here(f"status {status} instead of fetching a prompt's cache")
+        else:
+            super()._end_whole()
+
+    def _relay_events(self, data: bytes) -> None:
+        if not self._fetches:
+            super()._relay_events(data)
+            return
+        self._held += data
+        opening = opening_of(self._held)
+        if opening is Opening.FAILED:
+            self._compute_here("an error instead of fetching a prompt's cache")
+        elif opening is Opening.ANSWERS:
+            self._let_go()
+
+    def _end_events(self) -> None:
+        if self._fetches:
+            self._let_go()
+        if self._state == RELAYING:
+            super()._end_events()
+
+    def _let_go(self) -> None:
+        held, self._held, self._fetches = self._held, b"", False
+        super()._relay_events(held)
+
+    def _compute_here(self, problem: str) -> None:
+        """Asks the answering engine again, as the client wrote it.
+
+        It is not to blame: mostly the other engine has died. What it had begun with is cancelled,
+        or has failed, without a token; so nothing runs twice, and no budget is asked.
+        """
+        proxy, account = self._proxy, self._account
+        lease = account.lease
+        assert lease is not None
+        self._abort_upstream()
+        proxy.note_loss(lease, problem)
+        proxy.count_unfetched(self._request.pool)
+        self._is_alone = True
+        self._relay = None
+        lease.decision.prompt_at = ""
+        now = time.monotonic()
+        account.ask_again(now)
+        self._reach(proxy.upstreams.of(lease.endpoint), now)
+
     def on_deadline(self, now: float) -> None:
         asking = self._asking
-        if asking is None or now >= self._total_at:
+        if now >= self._total_at:
             super().on_deadline(now)
+            return
+        if asking is None:
+            # A stream that has not begun: an answer that comes whole may just be a long one.
+            is_stuck = self._fetches and self._request.stream
+            if is_stuck and self._state in (AWAITING, RELAYING):
+                try:
+                    self._compute_here("a prompt's cache was not fetched in time")
+                except Exception:
+                    self.broke()
+            else:
+                super().on_deadline(now)
             return
         try:
             asking.cancel()

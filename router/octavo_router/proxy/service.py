@@ -284,6 +284,10 @@ class Proxy:
         """Of a request that another engine was to answer."""
         self._metrics.pool(pool).prompts.add(result.label)
 
+    def count_unfetched(self, pool: str) -> None:
+        """Of a prompt that was computed, but the engine that answers could not have its cache."""
+        self._metrics.pool(pool).prompts.add("not_fetched")
+
     def inter_token_latency(self, pool: str) -> Histogram:
         return self._metrics.pool(pool).itl
 

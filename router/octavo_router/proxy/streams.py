@@ -37,7 +37,7 @@ def end_of(memory: StreamMemory | None, relay: EventRelay | None) -> End | Failu
     if memory is None:
         if relay is None or not relay.tail:  # a 200 without one event is no answer
             return Failure.BAD_ANSWER
-        return _end_of_plain(relay.tail)
+        return end_of_plain(relay.tail)
     if memory.failed_with:  # the engine gave it up, and the client was told
         return End(*verdict_on_event(memory.failed_with))
     if memory.is_over:
@@ -45,7 +45,7 @@ def end_of(memory: StreamMemory | None, relay: EventRelay | None) -> End | Failu
     return _ALL_BUT_DONE if memory.missing else Failure.LOST
 
 
-def _end_of_plain(tail: bytes) -> End:
+def end_of_plain(tail: bytes) -> End:
     """Of a stream that passed unread: its last event may be an error, which the client has got."""
     if b'"error"' not in tail:  # nearly all
         return _WHOLE

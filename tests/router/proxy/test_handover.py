@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_router.proxy.handover import NotHandedOver, prompt_question, with_cache
+from octavo_router.proxy.handover import (
+    NotHandedOver,
+    Opening,
+    opening_of,
+    prompt_question,
+    with_cache,
+)
 from octavo_router.routing.request import RouteRequest
+from tests.fakes import vllm_pair as recorded
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -62,3 +69,55 @@ def test_the_question_is_the_request_for_one_token():
     }  # fmt: skip
     del body["stream_options"], body["min_tokens"]
     assert asked == {**body, "stream": False, "max_tokens": 1, "max_completion_tokens": 1}
+
+
+def test_where_a_cache_lies_is_passed_on_as_it_was_told():
+    body = b'{"model":"m","prompt":"Once","max_tokens":8}'
+    expected = body[:-1] + b',"kv_transfer_params":' + recorded.WHERE + b"}"
+    assert with_cache(body, recorded.COMPUTED) == expected
+    with pytest.raises(NotHandedOver, match="KV connector"):
+        with_cache(body, recorded.COMPUTED_WITHOUT_CACHE)
+
+
+@pytest.mark.parametrize("search", [True, False, None])
+def test_a_beam_search_leaves_no_cache_behind(search):
+    body = {"model": "m", "prompt": "Once", "max_tokens": 8, "use_beam_search": search}
+    question = prompt_question(json.dumps(body).encode(), RouteRequest(max_tokens=8))
+    assert (question is None) is bool(search)
+
+
+@pytest.mark.parametrize("before", [b"", recorded.ROLE], ids=["completion", "chat"])
+def test_a_stream_that_begins_with_an_error_has_not_begun(before):
+    stream = before + recorded.FAILED_EVENTS
+    failed_at = stream.index(b"\n\n", len(before)) + 2
+    for size in range(len(stream) + 1):
+        expected = Opening.FAILED if size >= failed_at else Opening.NOTHING
+        assert opening_of(stream[:size]) is expected, stream[:size]
+
+
+@pytest.mark.parametrize("events", [recorded.COMPLETION_EVENTS, recorded.CHAT_EVENTS])
+def test_the_first_words_of_an_answer_are_not_waited_for_longer_than_needed(events):
+    stream = b"".join(events)
+    begun_at = len(events[0]) + (len(events[1]) if events[0] == recorded.ROLE else 0)
+    for size in range(len(stream) + 1):
+        expected = Opening.ANSWERS if size >= begun_at else Opening.NOTHING
+        assert opening_of(stream[:size]) is expected, stream[:size]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b'data: {"error": {"code": 400, "type": "BadRequestError"}}\n\n', Opening.ANSWERS),
+        (b'data: {"choices": [{"text": "\\"role\\": \\"error\\""}]}\n\n', Opening.ANSWERS),
+        (recorded.DONE, Opening.ANSWERS),  # the relay will say that this is none
+        (b": a sign of life\n\n", Opening.NOTHING),
+        (b"data: " + b"x" * 70_000, Opening.ANSWERS),  # whatever it is, it is not kept
+    ],
+)
+def test_what_else_a_stream_may_begin_with(data, expected):
+    assert opening_of(data) is expected
+
+
+@given(st.binary(max_size=200))
+def test_any_first_bytes_are_judged(data):
+    assert opening_of(data) in Opening

@@ -3,15 +3,19 @@ answered, and never lost on the way."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
+from octavo_router.proxy.paired import PairedExchange
 from octavo_router.routing.policies import Policies
 from octavo_router.routing.prefill_decode import PrefillDecode
+from tests.fakes import vllm_pair as recorded
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import Rig, on_loop, routing_to
 from tests.fakes.upstream import CHAT, Peer, Received, ScriptedUpstream, closed_port, fixed
@@ -119,6 +123,7 @@ async def test_a_short_prompt_and_one_that_is_known_there_stay_where_they_are_an
         {"n": 2},
         {"best_of": 2},
         {"echo": True},
+        {"use_beam_search": True},
         {"prompt_logprobs": 0},
         {"max_tokens": 1},
         {"prompt": [LONG, LONG]},
@@ -329,3 +334,202 @@ async def test_without_an_engine_for_prompts_each_is_computed_where_it_is_answer
     ):
         assert (await client.ask(chat(LONG))).json == CHAT
         assert counted(rig) == {}
+
+
+# The engine with the cache is gone before the one that answers has fetched it.
+
+CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
+
+
+async def was_recorded(peer: Peer, request: Received) -> None:
+    await peer.answer(recorded.COMPUTED)
+
+
+async def stream_of(peer: Peer, *pieces: bytes) -> None:
+    await peer.begin_stream()
+    for piece in pieces:
+        await peer.chunk(piece)
+    await peer.end_stream()
+
+
+def asking_for(path: str, *, stream: bool) -> dict[str, Any]:
+    if path == CHAT_PATH:
+        return chat(LONG, stream=stream, max_tokens=50)
+    return {"model": "m", "prompt": LONG, "stream": stream, "max_tokens": 50}
+
+
+@pytest.mark.parametrize(
+    ("path", "failing"),
+    [
+        (TEXT_PATH, ()),
+        (CHAT_PATH, ()),
+        (TEXT_PATH, (recorded.FAILED_EVENTS,)),
+        (CHAT_PATH, (recorded.ROLE + recorded.FAILED_EVENTS,)),
+        (CHAT_PATH, (recorded.ROLE, recorded.FAILED_EVENTS)),
+        (CHAT_PATH, (recorded.ROLE[:99], recorded.ROLE[99:], recorded.FAILED_EVENTS[:20],
+                     recorded.FAILED_EVENTS[20:])),
+    ],
+    ids=["text", "chat", "text streamed", "chat streamed", "role before", "in pieces"],
+)  # fmt: skip
+@on_loop
+async def test_a_cache_that_is_gone_costs_the_client_nothing(path: str, failing: tuple[bytes, ...]):
+    events = recorded.CHAT_EVENTS if path == CHAT_PATH else recorded.COMPLETION_EVENTS
+
+    async def answering(peer: Peer, request: Received) -> None:
+        if "kv_transfer_params" not in request.json:
+            await (stream_of(peer, *events) if failing else peer.answer(recorded.COMPUTED))
+        elif failing:
+            await stream_of(peer, *failing)
+        else:
+            await peer.answer(recorded.FAILED, status="500 Internal Server Error")
+
+    async with (
+        ScriptedUpstream(answering) as decode,
+        ScriptedUpstream(was_recorded) as prefill,
+        paired(decode, prompts=(prefill.port,)) as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        body = asking_for(path, stream=bool(failing))
+        answer = await client.ask(body, path, more="x-octavo-explain: 1\r\n")
+        assert answer.status == 200
+        assert answer.body == (b"".join(events) if failing else recorded.COMPUTED)
+        assert "prompt_computed_at" not in json.loads(answer.header("x-octavo-explain") or "")
+        where = {"kv_transfer_params": json.loads(recorded.WHERE)}
+        assert [one.json for one in decode.requests] == [body | where, body]
+        assert len(prefill.requests) == 1
+        await rig.settled()
+        assert counted(rig) == {"ok": 1, "not_fetched": 1}
+        assert [(one.outcome, one.attempts) for one in rig.records] == [("ok", 2)]
+        assert rig.endpoints[0].state == "ready"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@on_loop
+async def test_an_engine_that_fails_anyway_is_asked_no_third_time(stream: bool):
+    async def failing(peer: Peer, request: Received) -> None:
+        if stream:
+            await stream_of(peer, recorded.ROLE, recorded.FAILED_EVENTS)
+        else:
+            await peer.answer(recorded.FAILED, status="500 Internal Server Error")
+
+    async with (
+        ScriptedUpstream(failing) as decode,
+        ScriptedUpstream(was_recorded) as prefill,
+        paired(decode, prompts=(prefill.port,)) as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        answer = await client.ask(asking_for(CHAT_PATH, stream=stream))
+        assert answer.status == (200 if stream else 500)
+        assert answer.body == (
+            recorded.ROLE + recorded.FAILED_EVENTS if stream else recorded.FAILED
+        )
+        assert len(decode.requests) == 2
+        await rig.settled()
+        assert [one.outcome for one in rig.records] == ["upstream_error"]
+
+
+@on_loop
+async def test_who_will_speak_is_told_with_the_first_word_and_nothing_later_is_kept_back():
+    goes_on = asyncio.Event()
+
+    async def speaking(peer: Peer, request: Received) -> None:
+        role, first, *rest = recorded.CHAT_EVENTS
+        await peer.begin_stream()
+        await peer.chunk(role)
+        await peer.chunk(first)
+        await goes_on.wait()
+        await peer.chunk(b"".join(rest))
+        await peer.end_stream()
+
+    async with (
+        ScriptedUpstream(speaking) as decode,
+        ScriptedUpstream(was_recorded) as prefill,
+        paired(decode, prompts=(prefill.port,)) as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        await client.post(asking_for(CHAT_PATH, stream=True))
+        seen = b""
+        while b'"content":"The"' not in seen:
+            seen += await client.reader.read(65536)
+        assert b'"role":"assistant"' in seen
+        goes_on.set()
+        while recorded.DONE not in seen:
+            seen += await client.reader.read(65536)
+        assert len(decode.requests) == 1
+        await rig.settled()
+        assert counted(rig) == {"ok": 1}
+
+
+@pytest.mark.parametrize("begins", [False, True], ids=["no head", "a head and the role"])
+@on_loop
+async def test_a_stream_that_waits_for_a_cache_in_vain_is_begun_again(begins: bool):
+    asked_again_at = 0.0
+
+    async def hanging(peer: Peer, request: Received) -> None:
+        nonlocal asked_again_at
+        if "kv_transfer_params" not in request.json:
+            asked_again_at = time.monotonic()
+            await stream_of(peer, *recorded.CHAT_EVENTS)
+            return
+        if begins:
+            await peer.begin_stream()
+            await peer.chunk(recorded.ROLE)
+        await peer.left()
+
+    async with (
+        ScriptedUpstream(hanging) as decode,
+        ScriptedUpstream(was_recorded) as prefill,
+        paired(decode, prompts=(prefill.port,)) as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        await client.post(asking_for(CHAT_PATH, stream=True))
+        await rig.until(lambda: len(decode.requests) == 1)
+        (exchange,) = rig.proxy.exchanges
+        assert isinstance(exchange, PairedExchange)
+        await rig.until(lambda: not begins or exchange._account.first_at is not None)
+        rig.later(400.0)
+        answer = await client.answer()
+        assert answer.body == b"".join(recorded.CHAT_EVENTS)
+        assert decode.peers[0].has_left.is_set()  # the first attempt was cancelled
+        await rig.settled()
+        assert counted(rig) == {"ok": 1, "not_fetched": 1}
+        (record,) = rig.records
+        assert record.ttft_s is not None
+        # A role that was kept back is no first token.
+        assert record.ended_at - record.duration_s + record.ttft_s >= asked_again_at
+
+
+@on_loop
+async def test_an_answer_that_ends_before_it_has_begun_is_none():
+    async def silent(peer: Peer, request: Received) -> None:
+        await stream_of(peer)
+
+    async with (
+        ScriptedUpstream(silent) as decode,
+        ScriptedUpstream(was_recorded) as prefill,
+        paired(decode, prompts=(prefill.port,)) as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        answer = await client.ask(asking_for(CHAT_PATH, stream=True))
+        assert answer.status == 502
+        await rig.settled()
+
+
+@on_loop
+async def test_who_leaves_while_a_cache_is_fetched_takes_the_request_along():
+    async def hanging(peer: Peer, request: Received) -> None:
+        await peer.begin_stream()
+        await peer.chunk(recorded.ROLE)
+        await peer.left()
+
+    async with (
+        ScriptedUpstream(hanging) as decode,
+        ScriptedUpstream(was_recorded) as prefill,
+        paired(decode, prompts=(prefill.port,)) as rig,
+    ):
+        async with await RawClient.open(rig.port) as client:
+            await client.post(asking_for(CHAT_PATH, stream=True))
+            await rig.until(lambda: len(decode.requests) == 1)
+        await rig.until(lambda: all(peer.has_left.is_set() for peer in decode.peers))
+        await rig.settled()
+        assert [record.outcome for record in rig.records] == ["client_gone"]
