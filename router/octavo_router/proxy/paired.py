@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from octavo_router.flow.retry import Failure
 from octavo_router.proxy import heads
 from octavo_router.proxy.asking import Asking
 from octavo_router.proxy.exchange import CONNECTING, Exchange
@@ -120,8 +121,12 @@ class PairedExchange(Exchange):
         else:
             self._is_alone = True
             lease.decision.prompt_at = ""
+        upstream = proxy.upstreams.known(lease.endpoint)
+        if upstream is None:  # it went meanwhile, and was sent nothing
+            self._fail(Failure.CONNECT)
+            return
         account.attempt_at = now
-        super()._reach(proxy.upstreams.of(lease.endpoint), now)
+        super()._reach(upstream, now)
 
     def on_deadline(self, now: float) -> None:
         asking = self._asking
