@@ -166,6 +166,11 @@ class Crowd:
         )
         self._keep(self._drip())
 
+    @property
+    def num_open(self) -> dict[str, int]:
+        """Who is there now, by kind."""
+        return {kind: len(clients) for kind, clients in self.open.items()}
+
     async def leave(self) -> None:
         self._is_over = True
         for task in self._tasks:

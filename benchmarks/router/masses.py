@@ -6,8 +6,10 @@ slow      ten thousand clients that idle, drip their heads or do not read, while
 storm     every engine answers 503 for a while: what the router's repeats add to that
 overload  three times the engines' capacity: what is served, and how soon the rest hears no
 
-Engines and clients are this process, the router is one of its own on another core. Ends with
-status 1 where something is lost or a bound is not kept; figures of time are shown, not judged.
+Engines and clients share a core, slow clients being a process of their own; the router has another.
+Ends with status 1 where something is lost or a bound is not kept; figures of time are shown, not
+judged. Beside those of `slow` stands for how much of the time somebody was ready and had no
+processor: where that is much, they are this machine's and not the router's.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ import os
 import socket
 import sys
 import tempfile
+import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +33,8 @@ import psutil
 import uvloop
 
 from benchmarks.router import stand
-from benchmarks.router.crowd import Crowd, Engine, Load, raise_file_limit
+from benchmarks.router.apart import crowding, waited_s
+from benchmarks.router.crowd import Engine, Load, raise_file_limit
 from octavo.bench_report import percentile
 
 if TYPE_CHECKING:
@@ -136,40 +139,40 @@ async def slow(scale: Scale, core: set[int] | None = None) -> Verdict:
     engines = [Engine() for _ in range(4)]
     limits = {"max_connections": 2 * number}
     flow = {"max_in_flight": number}
-    loop = asyncio.get_running_loop()
+    readers, heads = number // 10, 3 * number // 10
+    numbers = {"idle": number - readers - heads, "head": heads, "reader": readers}
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         async with routing(engines, core, limits=limits, flow=flow) as router:
-            measure = partial(_load, router.port, scale)
-            alone = await loop.run_in_executor(pool, measure)
+            alone = await _measured(pool, router, scale)
             before = stand.rss_mib(router.pid)
-            crowd = Crowd(router.port)
-            readers, heads = number // 10, 3 * number // 10
-            await crowd.gather(idle=number - readers - heads, head=heads, reader=readers)
-            among = await loop.run_in_executor(pool, measure)
-            num_open = {kind: len(clients) for kind, clients in crowd.open.items()}
-            with_them = stand.rss_mib(router.pid)
-            await crowd.leave()
+            async with crowding(router.port, **numbers) as leave:
+                among = await _measured(pool, router, scale)
+                with_them = stand.rss_mib(router.pid)
+                crowd = await leave()
             left = await _until_gone(router)
-            after = await loop.run_in_executor(pool, measure)
+            after = await _measured(pool, router, scale)
     per_client_kib = (with_them - before) * 1024 / number
     verdict.seen = {
         "slow clients": number,
         "memory of the router for each, KiB": per_client_kib,
-        "heads that were ended, and came again": crowd.num_ended["head"],
+        "heads that were ended, and came again": crowd.num_ended.get("head", 0),
         "requests a second of the others": scale.rate,
-        "p50 without them, ms": alone.percentile_ms(50),
-        "p99 without them, ms": alone.percentile_ms(99),
-        "p50 among them, ms": among.percentile_ms(50),
-        "p99 among them, ms": among.percentile_ms(99),
-        "p50 afterwards, ms": after.percentile_ms(50),
-        "p99 afterwards, ms": after.percentile_ms(99),
+        "p50 without them, ms": alone.load.percentile_ms(50),
+        "p99 without them, ms": alone.load.percentile_ms(99),
+        "p50 among them, ms": among.load.percentile_ms(50),
+        "p99 among them, ms": among.load.percentile_ms(99),
+        "p50 afterwards, ms": after.load.percentile_ms(50),
+        "p99 afterwards, ms": after.load.percentile_ms(99),
+        "router waited for a processor among them, %": 100.0 * among.router_waited,
+        "engines likewise, %": 100.0 * among.engines_waited,
+        "who measures likewise, %": 100.0 * among.load_waited,
     }  # fmt: skip
-    for load in (alone, among, after):
+    for load in (alone.load, among.load, after.load):
         good = sum(one.status == 200 for one in load.endings)
         verdict.expect(good == load.num_sent, f"of {load.num_sent} requests {good} were answered")
     verdict.expect(crowd.num_failed == 0, f"{crowd.num_failed} connections were not accepted")
-    verdict.expect(crowd.num_ended["idle"] == 0, "idle clients were sent away")
-    verdict.expect(sum(num_open.values()) > 0.9 * number, f"only {num_open} were there")
+    verdict.expect("idle" not in crowd.num_ended, "idle clients were sent away")
+    verdict.expect(sum(crowd.num_open.values()) > 0.9 * number, f"only {crowd.num_open} were there")
     verdict.expect(per_client_kib < 64.0, "a slow client takes 64 KiB and more")
     verdict.expect(left <= 0, f"{left} connections are left after all have gone")
     return verdict
@@ -267,11 +270,32 @@ async def overload(scale: Scale, core: set[int] | None = None) -> Verdict:
 STORIES = {"slow": slow, "storm": storm, "overload": overload}
 
 
-def _load(port: int, scale: Scale) -> Load:
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A load, and the shares of its time in which processes were ready and had no processor."""
+
+    load: Load
+    load_waited: float
+    router_waited: float
+    engines_waited: float
+
+
+async def _measured(pool: ProcessPoolExecutor, router: Router, scale: Scale) -> Measured:
+    pids = (router.pid, os.getpid())
+    began_at, before = time.monotonic(), [waited_s(pid) for pid in pids]
+    load, load_waited_s = await asyncio.get_running_loop().run_in_executor(
+        pool, _load, router.port, scale
+    )
+    took_s = time.monotonic() - began_at
+    waited = [waited_s(pid) - since for pid, since in zip(pids, before, strict=True)]
+    return Measured(load, *(each_s / took_s for each_s in (load_waited_s, *waited)))
+
+
+def _load(port: int, scale: Scale) -> tuple[Load, float]:
     """In a process of its own: what it measures is not this one's work for the slow clients."""
-    load = Load(port, scale.rate)
+    load, before = Load(port, scale.rate), waited_s(os.getpid())
     uvloop.run(load.run(scale.seconds))
-    return load
+    return load, waited_s(os.getpid()) - before
 
 
 async def _until_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import pytest
 import uvloop
 
 from benchmarks.router import masses
+from benchmarks.router.apart import waited_s
 from benchmarks.router.crowd import Engine, Load
 from benchmarks.router.masses import QUICK, STORIES
 
@@ -61,3 +66,23 @@ def test_requests_without_an_answer_are_told():
         assert not load.endings
 
     asyncio.run(story())
+
+
+def test_who_waits_for_a_processor_is_told():
+    cores = os.sched_getaffinity(0)
+    before = waited_s(os.getpid())
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        rival = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"],
+                                 stdout=subprocess.PIPE)  # fmt: skip
+        with rival:
+            assert rival.stdout is not None
+            rival.stdout.readline()  # it runs
+            until = time.monotonic() + 5.0
+            while waited_s(os.getpid()) <= before and time.monotonic() < until:
+                pass
+            rival.kill()
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert waited_s(os.getpid()) > before
+    assert waited_s(-1) == 0.0

@@ -209,7 +209,7 @@ class AutoscaledPool:
                 self._router.registry.report(pod.endpoint, "draining", "it is being deleted")
             if not pod.endpoint.in_flight:
                 pod.ended_at = self._timeline.now
-                self._router.registry.drop_source(pod.endpoint.id)
+                self._router.registry.replace(pod.endpoint.id, ())
 
     def _staying(self) -> list[_Pod]:
         return [pod for pod in self._pods if not pod.is_leaving]

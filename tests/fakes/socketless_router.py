@@ -193,8 +193,7 @@ class SocketlessRouter:
                 for c in self.clients
             ],
             "upstreams": [
-                (c._state, c.user is None, c.num_uses, c._num_interim, c.idle_since)
-                for c, _ in self.wires
+                (c._state, c.user is None, c._num_interim, c.idle_since) for c, _ in self.wires
             ],
             "pools": [(pool.num_idle, pool.num_open, pool.deadline) for pool in self.pools],
             "endpoints": [

@@ -153,7 +153,6 @@ void Lane::send(nb::handle connection, nb::handle flight, nb::handle data) const
         return;
     }
     shape.user.set(connection.ptr(), nb::borrow(flight));
-    shape.num_uses.add(connection.ptr(), int64_t{1});
     shape.num_interim.set(connection.ptr(), zero_);
     shape.state.set(connection.ptr(), from_int(awaiting_state_));
     write(shape.transport.get(connection.ptr()), data, nullptr);
@@ -204,7 +203,7 @@ PyObject* Lane::route_of(nb::handle model) const {
     return route;
 }
 
-// The way to an endpoint, where a connection is idle and young enough; else null.
+// The way to an endpoint, where a connection is idle, young enough and not at its end; else null.
 PyObject* Lane::upstream_of(PyObject* endpoint, double now) const {
     PyObject* spec = shapes_.endpoint.spec.get(endpoint);
     PyObject* upstream = look_up(by_id_, shapes_.spec.id.get(spec));
@@ -221,7 +220,10 @@ PyObject* Lane::upstream_of(PyObject* endpoint, double now) const {
     PyObject* connection = PyList_GET_ITEM(idle, count - 1);
     const double until =
         shapes_.connection.idle_since.as_double(connection) + shapes_.pool.idle_s.as_double(pool);
-    return until > now ? upstream : nullptr;
+    if (until <= now || is_closing(shapes_.connection.transport.get(connection))) {
+        return nullptr;
+    }
+    return upstream;
 }
 
 nb::object Lane::new_record(const Flight& flight, const Facts& facts, nb::handle model) const {

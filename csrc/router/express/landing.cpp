@@ -187,7 +187,7 @@ void Lane::note_health(const Flight& flight, double now, int64_t output_tokens) 
 void Lane::finish_connection(const Flight& flight, double now) const {
     PyObject* connection = flight.connection.ptr();
     const ClientShape& client = shapes_.client;
-    if (client.state.as_int(connection) != busy_state_ ||
+    if (client.state.as_int(connection) != busy_state_ || client.is_paused.is_true(connection) ||
         PyBytes_GET_SIZE(client.buffer.get(connection)) != 0) {
         nb::handle(connection).attr("finish")("keep_alive"_a = true);
         return;

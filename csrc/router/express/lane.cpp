@@ -98,6 +98,16 @@ void Lane::write(PyObject* transport, nb::handle data, PyObject* method) const {
     }
 }
 
+// transport.is_closing.
+bool Lane::is_closing(PyObject* transport) const {
+#ifdef OCTAVO_HAS_EPOLL
+    if (Py_TYPE(transport) == reinterpret_cast<PyTypeObject*>(transport_type_.ptr())) {
+        return nb::inst_ptr<Transport>(transport)->is_closing();
+    }
+#endif
+    return is_closing_.call(nb::handle(transport)).ptr() == Py_True;
+}
+
 // metrics.finish of a record that has its end.
 void Lane::count(PyObject* record) const {
     PyObject* over = shapes_.metrics.over.get(metrics_.ptr());

@@ -26,6 +26,7 @@ bool Lane::take_request(nb::handle connection, std::string_view data) {
     if (client.state.as_int(self) != head_state_ || data.empty() ||
         static_cast<int64_t>(data.size()) != client.memo_size.as_int(self) ||
         !data.starts_with(memo) || PyBytes_GET_SIZE(client.buffer.get(self)) != 0 ||
+        client.is_paused.is_true(self) ||
         shapes_.shared.service.get(client.shared.get(self)) != proxy_.ptr()) {
         return false;
     }

@@ -244,7 +244,6 @@ struct UpstreamConnectionShape : Shape {
     Slot buffer{type, "_buffer"};
     Slot idle_since{type, "idle_since"};
     Slot num_interim{type, "_num_interim"};
-    Slot num_uses{type, "num_uses"};
     Slot parser{type, "_parser"};
     Slot pool{type, "_pool"};
     Slot state{type, "_state"};

@@ -156,8 +156,8 @@ void Transport::write(nb::handle data) {
     num_unsent_ += size;
     if (is_blocked_) {
         settle();
-    } else if (!poller_->is_serving()) {
-        send();
+    } else if (!poller_->is_serving() || num_unsent_ > high_) {
+        send();  // so that who answers much at once hears when it is too much
     } else if (!is_queued_) {
         is_queued_ = true;
         poller_->flush_later(*this);

@@ -1,9 +1,10 @@
 // One plain TCP connection with the face of asyncio's transports: what the kernel has goes straight
 // to the protocol, and what the protocol writes goes straight to the kernel.
 //
-// What is written while an event is handled leaves together when it has been: one call of the
-// kernel, as a rule. At any other time it leaves at once. Nothing calls back into a protocol from
-// within a call of its own but `pause_writing` and `resume_writing`: a loss is told by the loop.
+// What is written while an event is handled leaves together when it has been, or when it is much:
+// one call of the kernel, as a rule. At any other time it leaves at once. Nothing calls back into a
+// protocol from within a call of its own but `pause_writing` and `resume_writing`: a loss is told
+// by the loop.
 #pragma once
 
 #include <sys/socket.h>

@@ -104,12 +104,6 @@ class Registry:
                     self._tell(Change(kind, endpoint))
         return changes
 
-    def drop_source(self, source: str) -> Changes:
-        """The source is gone for good (its configuration was removed)."""
-        changes = self.replace(source, ())
-        del self._sources[source]
-        return changes
-
     # signals and health
 
     def report(self, endpoint: Endpoint, state: State, reason: str = "") -> None:

@@ -188,9 +188,6 @@ class Throttle:
                 shares[pool] = share
         self.shares = shares
 
-    def refusal_share(self, pool: str) -> float:
-        return self.shares.get(pool, 0.0)
-
     def refuses(self, pool: str) -> bool:
         """Whether this request should be refused now."""
         share = self.shares.get(pool)

@@ -130,7 +130,7 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         state = self._state
-        if state == HEAD:
+        if state == HEAD and not self.is_paused:
             is_first = not self._buffer
             if is_first and len(data) == self._memo_size and data.startswith(self._memo):
                 self._take_known(data)
@@ -146,14 +146,16 @@ class ClientConnection(asyncio.Protocol):
                 self._refuse(error)
                 return
             self._advance()
-        elif state == BUSY:
+        elif state in (BUSY, HEAD):  # until the last answer is over, and was taken
             self._buffer += data
             if len(self._buffer) > self._shared.limits.max_pipelined_bytes:
                 self._transport.pause_reading()
 
     def eof_received(self) -> bool:
         if self._state != BUSY:
-            return False
+            # What it has asked is answered as soon as it takes the answers before.
+            self.is_half_closed = self._state == HEAD and self.is_paused and bool(self._buffer)
+            return self.is_half_closed
         # A client that has left looks the same as one that only has no more to say, until
         # something is sent to it: the former's machine answers with a reset.
         self.is_half_closed = True
@@ -172,8 +174,9 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_paused = True
-        if self.owner is not None:
+        if self.owner is not None or self._state == HEAD:
             self.deadline = time.monotonic() + self._shared.timeouts.write_s
+        if self.owner is not None:
             self.owner.client_paused()
 
     def resume_writing(self) -> None:
@@ -181,6 +184,8 @@ class ClientConnection(asyncio.Protocol):
         if self.owner is not None:
             self.deadline = NEVER
             self.owner.client_resumed()
+        elif self._state == HEAD:
+            self._await_next()
 
     def on_deadline(self, now: float) -> None:
         state = self._state
@@ -192,12 +197,12 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
         elif state == BODY:
             self._refuse(Refused(408, "body_timeout", "The body came too slowly.", close=True))
-        elif state == HEAD and self._buffer:
-            self._refuse(Refused(408, "header_timeout", "The headers came too slowly.", close=True))
-        elif state == HEAD:
-            self._close()
-        else:  # closing, and the rest of the answer does not get away
+        elif state != HEAD or self.is_paused:  # the rest of the answer does not get away
             self.abort()
+        elif self._buffer:
+            self._refuse(Refused(408, "header_timeout", "The headers came too slowly.", close=True))
+        else:
+            self._close()
 
     # -- for the owner
 
@@ -242,14 +247,7 @@ class ClientConnection(asyncio.Protocol):
             self._close()
             return
         self._state = HEAD
-        self.deadline = time.monotonic() + shared.timeouts.idle_s
-        if self._buffer and not self._is_advancing:
-            self.deadline += shared.timeouts.header_s - shared.timeouts.idle_s
-            if len(self._buffer) > shared.limits.max_pipelined_bytes:
-                self._transport.resume_reading()
-            self._advance()
-        elif self.is_half_closed and not self._buffer:
-            self._close()
+        self._await_next()
 
     def refuse(self, error: Refused, request_id: str) -> None:
         """Answers with an error, and finishes."""
@@ -274,13 +272,31 @@ class ClientConnection(asyncio.Protocol):
 
     # -- reading requests
 
+    def _await_next(self) -> None:
+        """The next request's turn: of one that is here already, unless its client does not read.
+
+        Who asks and asks without taking an answer would have them all kept here.
+        """
+        timeouts, now = self._shared.timeouts, time.monotonic()
+        if self.is_paused:
+            self.deadline = now + timeouts.write_s
+            return
+        self.deadline = now + timeouts.idle_s
+        if self._buffer and not self._is_advancing:
+            self.deadline = now + timeouts.header_s
+            if len(self._buffer) > self._shared.limits.max_pipelined_bytes:
+                self._transport.resume_reading()
+            self._advance()
+        elif self.is_half_closed and not self._buffer:
+            self._close()
+
     def _advance(self) -> None:
         """Takes requests off the buffer for as long as they are answered at once."""
         if self._is_advancing:
             return
         self._is_advancing = True
         try:
-            while self._state == HEAD and self._buffer:
+            while self._state == HEAD and self._buffer and not self.is_paused:
                 try:
                     if not self._take_head():
                         break
@@ -288,7 +304,7 @@ class ClientConnection(asyncio.Protocol):
                     self._refuse(error)
         finally:
             self._is_advancing = False
-        if self._state == HEAD and self.is_half_closed:
+        if self._state == HEAD and self.is_half_closed and not self.is_paused:
             self._close()
 
     def forget_head(self) -> None:

@@ -60,7 +60,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     __slots__ = (
         "_buffer", "_decoder", "_head", "_is_spoilt", "_left", "_num_interim",
-        "_parser", "_pool", "_state", "_transport", "idle_since", "num_uses", "user",
+        "_parser", "_pool", "_state", "_transport", "idle_since", "user",
     )  # fmt: skip
 
     def __init__(self, pool: UpstreamPool, parser: AnswerParser) -> None:
@@ -75,16 +75,15 @@ class UpstreamConnection(asyncio.Protocol):
         self._num_interim = 0
         self.user: User | None = None
         self.idle_since = 0.0
-        self.num_uses = 0
 
     @property
-    def is_reused(self) -> bool:
-        return self.num_uses > 1
+    def is_ending(self) -> bool:
+        """Its end is known, and `connection_lost` is still to come."""
+        return self._transport.is_closing()
 
     def send(self, user: User, data: bytes) -> None:
         """One whole request; not HEAD, whose answers have no bodies."""
         self.user = user
-        self.num_uses += 1
         self._num_interim = 0
         self._state = AWAITING
         self._transport.write(data)

@@ -90,13 +90,14 @@ class UpstreamPool:
     def take(self, now: float = 0.0) -> UpstreamConnection | None:
         """An idle connection, if there is one that is young enough. `now`: if it is known."""
         idle = self._idle
-        if not idle:
-            return None
-        connection = idle.pop()
-        if connection.idle_since + self.idle_s > (now or time.monotonic()):
-            return connection
-        connection.abort()  # the youngest: all are too old
-        self._close_idle()
+        while idle:
+            connection = idle.pop()
+            if connection.is_ending:  # what is sent there is lost, and nobody would know its fate
+                continue
+            if connection.idle_since + self.idle_s > (now or time.monotonic()):
+                return connection
+            connection.abort()  # the youngest: all are too old
+            self._close_idle()
         return None
 
     def connect(self, user: User) -> OnItsWay:
@@ -160,21 +161,30 @@ class UpstreamPool:
         user.on_lost(Loss.UNREACHABLE, f"did not accept a connection in {limit_s:g} s")
 
     async def _connect(self, user: User) -> None:
+        connection = UpstreamConnection(self, self._parser)
         try:
-            async with asyncio.timeout(self.connect_timeout_s):
-                connection = await self._network.connect(
-                    lambda: UpstreamConnection(self, self._parser),
-                    self._host,
-                    self._port,
-                    tls=self._ssl,
-                    server_name=self._server_name if self._ssl else None,
-                )
+            await self._connect_in_time(connection)
         except TimeoutError:
             self._tell_of_silence(user)
         except OSError as error:  # ssl.SSLError is one
             _tell_of_error(user, error)
         else:
             user.on_connected(connection)
+
+    async def _connect_in_time(self, connection: UpstreamConnection) -> None:
+        try:
+            async with asyncio.timeout(self.connect_timeout_s):
+                await self._network.connect(
+                    lambda: connection,
+                    self._host,
+                    self._port,
+                    tls=self._ssl,
+                    server_name=self._server_name if self._ssl else None,
+                )
+        except BaseException:
+            # It was made, and nobody waits for it any more: uvloop ends it without a word.
+            self._open.discard(connection)
+            raise
 
 
 def _tell_of_error(user: User, error: OSError) -> None:

@@ -19,18 +19,9 @@ from octavo_router.errors import Refused
 from octavo_router.flow.gate import Ticket
 from octavo_router.flow.retry import Failure
 from octavo_router.http.deadlines import NEVER
-from octavo_router.proxy import heads, streams
+from octavo_router.proxy import failing, heads, streams
 from octavo_router.proxy.answering import ClientAnswer
 from octavo_router.proxy.events import error_events_of
-from octavo_router.proxy.failing import (
-    FAILURE_OF,
-    RESULT_OF,
-    WRONG_POD,
-    failure_on,
-    no_endpoint,
-    refused_for,
-    verdict_on,
-)
 from octavo_router.proxy.resume import DONE
 from octavo_router.proxy.token_stream import StreamError
 from octavo_router.proxy.tries import Tries
@@ -38,7 +29,6 @@ from octavo_router.residency.usage import NO_USAGE
 from octavo_router.routing.outcome import Result
 
 if TYPE_CHECKING:
-    from asyncio import Task
     from collections.abc import Collection
 
     from octavo_router.endpoints.endpoint import Endpoint
@@ -95,7 +85,7 @@ class Exchange:
         self._total_at = account.total_at
         self._state = WAITING
         self._waiting: Waiting | None = None
-        self._turn: Task[None] | None = None
+        self._turn: asyncio.Task[None] | None = None
         # of the attempt; memory and tries: over all of them
         self._connecting: OnItsWay | None = None
         self._upstream: UpstreamConnection | None = None
@@ -123,9 +113,14 @@ class Exchange:
     def _wait_for(self, entry: Waiting) -> None:
         self._state = WAITING
         self._waiting = entry
-        sign_at = time.monotonic() + _PROGRESS_S if self._request.stream else NEVER
-        self._connection.deadline = min(sign_at, self._total_at)
+        self._expect_a_turn()
         self._turn = self._proxy.loop.create_task(self._wait(entry))
+
+    def _expect_a_turn(self) -> None:
+        """Until then a client that wants a stream gets signs of life."""
+        gives_signs = self._state == WAITING and self._request.stream
+        sign_at = time.monotonic() + _PROGRESS_S if gives_signs else NEVER
+        self._connection.deadline = min(sign_at, self._total_at)
 
     async def _wait(self, waiting: Waiting) -> None:
         try:
@@ -156,10 +151,11 @@ class Exchange:
         if lease is None:
             entry = proxy.hold(request, self._account, num_bytes=len(self._body))
             if entry is None:
-                self._give_up(no_endpoint(request.pool), "refused")
+                self._give_up(failing.no_endpoint(request.pool), "refused")
             else:
                 self._wait_for(entry)
             return
+        self._account.lease = lease  # whatever comes now, it is given back
         upstream = proxy.upstreams.of(lease.endpoint)
         self._account.begin_attempt(lease, upstream.lines, now)
         self._reach(upstream, now)
@@ -212,19 +208,21 @@ class Exchange:
         connection.send(self, data)
         deadline = account.attempt_at + self._proxy.first_token_s(request)
         self._connection.deadline = deadline if deadline < self._total_at else self._total_at
+        if self._connection.is_paused:  # it has not taken what came before
+            connection.pause()
 
     # -- the answer, from the engine
 
     def on_whole(self, head: AnswerHead, body: bytes) -> None:
         """Hot path: what nearly every answer that is no stream comes to."""
         self._upstream = None
-        if (
-            head.status == 200
-            and (not self._path.generates or (head.is_json and body))
-            and not self._answer.has_begun
-        ):
-            answer, account, connection = self._answer, self._account, self._connection
-            try:
+        try:
+            if (
+                head.status == 200
+                and (not self._path.generates or (head.is_json and body))
+                and not self._answer.has_begun
+            ):
+                answer, account, connection = self._answer, self._account, self._connection
                 answer.send_whole(head, account.lines, body)
                 now = time.monotonic()
                 self._state = OVER
@@ -234,12 +232,13 @@ class Exchange:
                 account.close_whole(now, usage, guess=self._request.prompt_tokens)
                 self._proxy.over(self, account)
                 connection.finish(keep_alive=answer.keeps_alive)
-            except Exception:
-                self.broke()
+                return
+            self.on_head(head)
+            if body and COLLECTING <= self._state < OVER:  # else it was no answer
+                self.on_body(body)
+        except Exception:  # the engine's connection has gone back: nobody else would notice
+            self.broke()
             return
-        self.on_head(head)
-        if body and COLLECTING <= self._state < OVER:  # else it was no answer
-            self.on_body(body)
         if self._upstream_head is head and COLLECTING <= self._state < OVER:
             self.on_end()
 
@@ -291,7 +290,7 @@ class Exchange:
         self._upstream = self._connecting = None
         try:
             self._proxy.note_loss(self._account.lease, problem)
-            self._fail(FAILURE_OF[loss])
+            self._fail(failing.FAILURE_OF[loss])
         except Exception:
             self.broke()
 
@@ -325,8 +324,8 @@ class Exchange:
     def _end_whole(self) -> None:
         head, answer = self._upstream_head, self._answer
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        failure = failure_on(head.status)
-        if head.status == WRONG_POD:
+        failure = failing.failure_on(head.status)
+        if head.status == failing.WRONG_POD:
             self._proxy.note_stranger(self._account.lease)
         if failure is not None and self._repeat(failure, retry_after=head.retry_after):
             return
@@ -334,13 +333,13 @@ class Exchange:
             self._fail(Failure.BAD_ANSWER)
             return
         if answer.has_begun:  # the client was given a stream while it waited
-            error = refused_for(Failure.BAD_ANSWER)
+            error = failing.refused_for(Failure.BAD_ANSWER)
             answer.write(error_events_of(body, error, self._path.path, answer.request_id.decode()))
             answer.end()
         else:
             answer.send_whole(head, self._account.lines, body)
         self._pieces = [body]
-        self._finish(*verdict_on(head.status))
+        self._finish(*failing.verdict_on(head.status))
 
     def _pass_on(self) -> None:
         """Too large to be kept: from here on it passes through as it comes."""
@@ -359,9 +358,9 @@ class Exchange:
         if memory is not None and memory.missing and not memory.is_untouched:
             self._answer.write(DONE)  # only the end was lost
             self._answer.end()
-            self._finish(RESULT_OF[failure], "ok")
+            self._finish(failing.RESULT_OF[failure], "ok")
             return
-        self._give_up(refused_for(failure), failure.value, RESULT_OF[failure])
+        self._give_up(failing.refused_for(failure), failure.value, failing.RESULT_OF[failure])
 
     def _repeat(self, failure: Failure, *, retry_after: bytes = b"") -> bool:
         """Tries again where that is safe and affordable. The old attempt is cancelled first."""
@@ -431,6 +430,8 @@ class Exchange:
             self._upstream.resume()
             stalled_at = time.monotonic() + self._proxy.timeouts.progress_s
             self._connection.deadline = min(stalled_at, self._total_at)
+        else:
+            self._expect_a_turn()
 
     def client_too_slow(self) -> None:
         self._account.record.code = "client_too_slow"
@@ -487,11 +488,10 @@ class Exchange:
         self._proxy.over(self, account)
 
     def _release_attempt(self) -> None:
-        pending = (self._turn, self._waiting, self._connecting)
-        self._turn = self._waiting = self._connecting = None
-        for each in pending:
+        for each in (self._turn, self._waiting, self._connecting):
             if each is not None:
                 each.cancel()  # a task that waits may not have begun to
+        self._turn = self._waiting = self._connecting = None
         self._abort_upstream()
 
     def _abort_upstream(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -33,8 +34,15 @@ class Mirrors:
         self.under_way: set[_Copy] = set()
 
     def send(
-        self, head: RequestHead, body: bytes, request: RouteRequest, copies: Iterable[Copy]
+        self,
+        head: RequestHead,
+        body: bytes,
+        request: RouteRequest,
+        copies: Iterable[Copy],
+        *,
+        total_s: float,
     ) -> None:
+        loop = asyncio.get_running_loop()
         for copy in copies:
             if len(self.under_way) >= MAX_COPIES:
                 return
@@ -46,6 +54,7 @@ class Mirrors:
             request_id = request.request_id.encode()
             data = heads.request_bytes(head, upstream.lines, request_id, body, forward=head.forward)
             one = _Copy(self, lease, data)
+            one.timer = loop.call_later(total_s, one.stop, Result.TIMEOUT)
             self.under_way.add(one)
             one.start(upstream)
 
@@ -56,6 +65,8 @@ class Mirrors:
 
 class _Copy:
     """The user of one connection."""
+
+    timer: asyncio.TimerHandle
 
     def __init__(self, mirrors: Mirrors, lease: Lease, data: bytes) -> None:
         self._mirrors = mirrors
@@ -72,13 +83,13 @@ class _Copy:
         else:
             self._connecting = upstream.pool.connect(self)
 
-    def stop(self) -> None:
+    def stop(self, result: Result = Result.CLIENT_GONE) -> None:
         if self._connecting is not None:
             self._connecting.cancel()
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
-        self._over(Result.CLIENT_GONE)
+        self._over(result)
 
     def on_connected(self, connection: UpstreamConnection) -> None:
         self._connecting = None
@@ -109,5 +120,6 @@ class _Copy:
 
     def _over(self, result: Result) -> None:
         self._connection = None
+        self.timer.cancel()
         self._mirrors.under_way.discard(self)
         self._lease.finish(Outcome(result))

@@ -132,8 +132,12 @@ class PairedExchange(Exchange):
         else:
             self._is_alone = True
             lease.decision.prompt_at = ""
+        upstream = proxy.upstreams.known(lease.endpoint)
+        if upstream is None:  # it went meanwhile, and was sent nothing
+            self._fail(Failure.CONNECT)
+            return
         account.attempt_at = now
-        super()._reach(proxy.upstreams.of(lease.endpoint), now)
+        super()._reach(upstream, now)
 
     # -- the cache is not to be had after all
 

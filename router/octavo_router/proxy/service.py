@@ -202,7 +202,7 @@ class Proxy:
         self.exchanges.add(exchange)
         exchange.start(entry)
         if route.copies:
-            self.mirrors.send(head, body, request, route.copies)
+            self.mirrors.send(head, body, request, route.copies, total_s=total_s)
 
     def refused(
         self,
@@ -236,9 +236,9 @@ class Proxy:
 
     def note_loss(self, lease: Lease | None, problem: str) -> None:
         """An engine failed. Said once a second for each, however many requests it costs."""
-        if lease is None:
+        upstream = self.upstreams.known(lease.endpoint) if lease is not None else None
+        if lease is None or upstream is None:  # who was taken out of service may well end
             return
-        upstream = self.upstreams.of(lease.endpoint)
         upstream.num_losses += 1
         now = time.monotonic()
         if now < upstream.quiet_until:

@@ -70,6 +70,11 @@ class Upstreams:
             return upstream
         return self._make(endpoint)
 
+    def known(self, endpoint: Endpoint) -> Upstream | None:
+        """Unless it has gone or moved: then no way is made to where it was."""
+        upstream = self._by_id.get(endpoint.spec.id)
+        return upstream if upstream and upstream.address is endpoint.spec.address else None
+
     def changed(self, change: Change) -> None:
         if change.kind in ("removed", "updated"):
             self._forget(change.endpoint.spec.id)  # made again, if needed, with what holds now

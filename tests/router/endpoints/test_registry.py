@@ -35,7 +35,7 @@ def test_each_source_speaks_for_its_own_only():
     ready(registry, make_spec(1), make_spec(0), source="b")
     registry.replace("a", [])
     assert sorted(registry.endpoints) == ["pod-0", "pod-1"]  # b still knows both
-    registry.drop_source("b")
+    registry.replace("b", [])
     assert registry.endpoints == {}
     assert registry.pools == []
 

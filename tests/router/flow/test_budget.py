@@ -94,7 +94,7 @@ def throttle_after(num_accepted, num_refused, num_gone=0):
 
 def test_a_pool_that_refuses_most_is_spared_some():
     throttle, clock = throttle_after(10, 90)
-    assert throttle.refusal_share("pool") == pytest.approx((100 - 2 * 10) / 101)
+    assert throttle.shares == {"pool": pytest.approx((100 - 2 * 10) / 101)}
     refused = sum(throttle.refuses("pool") for _ in range(1000))
     assert 750 < refused < 830
     clock.advance(130.0)
@@ -106,9 +106,8 @@ def test_a_pool_that_refuses_most_is_spared_some():
 @pytest.mark.parametrize("counts", [(50, 50), (100, 0), (1, 0, 500), (0, 0, 500)])
 def test_a_pool_that_accepts_half_is_left_alone(counts):
     throttle, _ = throttle_after(*counts)
-    assert throttle.refusal_share("pool") == 0.0
+    assert throttle.shares == {}
     assert not throttle.refuses("pool")
-    assert throttle.refusal_share("another") == 0.0
 
 
 def test_what_broke_was_accepted_first():
@@ -116,7 +115,7 @@ def test_what_broke_was_accepted_first():
     for _ in range(100):
         throttle.note("pool", Result.BROKEN)
     throttle.tick()
-    assert throttle.refusal_share("pool") == 0.0
+    assert throttle.shares == {}
 
 
 def test_nor_does_who_could_not_be_reached_say_that_the_pool_is_full():
@@ -124,13 +123,13 @@ def test_nor_does_who_could_not_be_reached_say_that_the_pool_is_full():
     for _ in range(100):
         throttle.note("pool", Result.CONNECT_FAILED)
     throttle.tick()
-    assert throttle.refusal_share("pool") == 0.0
+    assert throttle.shares == {}
 
 
 @pytest.mark.parametrize(("num_refused", "is_known"), [(31, False), (32, True)])
 def test_a_few_refusals_mean_nothing(num_refused, is_known):
     throttle, _ = throttle_after(0, num_refused)
-    assert (throttle.refusal_share("pool") > 0.0) is is_known
+    assert ("pool" in throttle.shares) is is_known
 
 
 def test_a_death_covers_what_the_engine_had_and_no_more():

@@ -99,3 +99,24 @@ async def test_copies_are_bounded_and_never_waited_for():
         await over(rig)
         await rig.until(lambda: copy.num_open == 0)
         await asyncio.sleep(0)
+
+
+@on_loop
+async def test_a_copy_that_is_never_answered_is_given_up_in_time():
+    async def silent(peer: Peer, request: Received) -> None:
+        await peer.left()
+
+    config = fast_config(timeouts={"total_s": 1.0})
+    async with (
+        ScriptedUpstream() as live,
+        ScriptedUpstream(silent) as copy,
+        routing_to(live.port, config=config) as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        add_mirror(rig, copy.port)
+        await client.post(chat())
+        await rig.until(lambda: bool(copy.requests))
+        assert rig.registry.endpoints["copy"].in_flight == 1
+        await rig.until(lambda: copy.peers[0].has_left.is_set())
+        assert rig.registry.endpoints["copy"].in_flight == 0
+        await over(rig)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 import time
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fakes.http_client import RawClient, chat
+from tests.fakes.http_client import RawClient, chat, post_bytes
 from tests.fakes.router_rig import fast_config, on_loop, routing_to
 from tests.fakes.upstream import (
     CHAT,
@@ -28,7 +30,9 @@ from tests.fakes.upstream import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.http.upstream_pool import UpstreamPool
+    from octavo_router.proxy.upstreams import Upstream
     from tests.fakes.router_rig import Rig
 
     Script = Callable[[Peer, Received], Awaitable[None]]
@@ -356,3 +360,66 @@ async def test_a_kept_connection_that_the_engine_closed_is_not_used():
             pool = rig.upstreams.of(rig.endpoints[0]).pool
             await rig.until(partial(is_empty, pool))
             assert len(upstream.peers) == i + 1
+
+
+@on_loop
+async def test_a_kept_connection_that_ends_at_the_very_moment_is_not_used():
+    """Its end and the next request are there at once: whoever looks sees the end first."""
+    async with (
+        ScriptedUpstream() as upstream,
+        routing_to(upstream.port) as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        assert (await client.ask(chat())).status == 200
+        with at_hand(upstream.peers[-1].writer) as engine, at_hand(client.writer) as asking:
+            engine.shutdown(socket.SHUT_WR)
+            asking.send(post_bytes(chat()))
+        answer = await client.answer()
+        assert (answer.status, answer.json) == (200, CHAT)
+        assert len(upstream.requests) == 2
+        assert [record.attempts for record in rig.records] == [1, 1]
+        await rig.settled()
+
+
+def at_hand(writer: asyncio.StreamWriter) -> socket.socket:
+    """The same connection, without the loop between."""
+    return socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
+
+
+@on_loop
+async def test_an_engine_that_is_taken_out_and_then_dies_leaves_no_way_behind():
+    async def dies(peer: Peer, request: Received) -> None:
+        rig.registry.replace("test", [])
+        peer.reset()
+
+    async with (
+        ScriptedUpstream(dies) as upstream,
+        routing_to(upstream.port) as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        assert (await client.ask(chat())).status == 502
+        await rig.settled()
+        assert len(rig.upstreams) == 0
+        assert len(rig.deadlines) == 1  # the client's
+
+
+@on_loop
+async def test_a_way_that_cannot_be_made_costs_one_request_and_holds_no_place(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def broken(endpoint: Endpoint) -> Upstream:
+        raise OSError("a mistake of ours, as far as anybody can tell")
+
+    async with (
+        ScriptedUpstream() as upstream,
+        routing_to(upstream.port) as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        rig.upstreams.of(rig.endpoints[0]).pool._close_idle()
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.upstreams, "of", broken)
+            await client.post(chat())
+            assert await client.ended() == b""
+        await rig.settled()
+        assert [one.message for one in caplog.records] == ["Broke on a request"]
+        await assert_next_is_fine(rig)
