@@ -184,6 +184,7 @@ class Bodies:
                 "thinking_token_budget": (0.1, rng.choice([0, 3, 50])),
                 "return_prompt_text": (0.1, True),
                 "echo": (0.1, True),
+                "stream_options": (0.3, {"continuous_usage_stats": True}),
             }
         )
         choice = rng.random()
@@ -216,7 +217,11 @@ class Bodies:
         if rng.random() < 0.2:
             prompts[0] = list(prompts[0].encode())
         body = {"prompt": prompts if len(prompts) > 1 else prompts[0]} | self._generation()
-        body |= self._some({"logprobs": (0.35, rng.choice([0, 1, 3])), "echo": (0.3, True)})
+        body |= self._some({
+            "logprobs": (0.35, rng.choice([0, 1, 3])),
+            "echo": (0.3, True),
+            "stream_options": (0.3, {"continuous_usage_stats": True}),
+        })  # fmt: skip
         if rng.random() < 0.15:
             body |= self._shape()
         return body

@@ -6,9 +6,10 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.core.outputs import RequestOutput
+from octavo_engine.core.outputs import CompletionOutput, RequestOutput
 from octavo_engine.errors import DeadlineExceeded, RequestError
 from octavo_engine.scheduling.invariants import check_invariants
+from tests.differential.difference import Difference, first_difference
 from tests.differential.models import Settings, any_settings, told
 from tests.differential.wishes import Wish, Wisher
 
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.output_processor import Request
     from tests.differential.models import Model
 
-
-class Difference(AssertionError):
-    """Two answers that had to be equal, or one that began otherwise."""
+_SAID = ("index", "token_ids", "text", "finish_reason", "stop_reason", "num_tokens", "logprobs")
 
 
 @dataclasses.dataclass(slots=True)
@@ -32,29 +31,42 @@ class Told:
     error: str | None = None
     was_cut: bool = False
 
-    def differs_from(self, alone: Told) -> str:
-        """Where it does; empty if it does not."""
+    def difference_from(self, alone: Told) -> str:
+        """Where it says something else; empty if it does not."""
+        is_whole = not self.was_cut and self.error is None
         if self.error != alone.error and not self.was_cut:
             return f"error {self.error!r}, alone {alone.error!r}"
-        for name in ("prompt_logprobs", "prompt_token_ids"):
-            mine, other = getattr(self.output, name), getattr(alone.output, name)
-            if mine != other and not (self.was_cut and not self.output.outputs):
-                return f"{name} {mine}, alone {other}"
+        if is_whole:
+            return first_difference(_whole(self.output), _whole(alone.output))
+        if alone.error is not None:
+            return ""  # how far it had come is not promised
         whole = {output.index: output for output in alone.output.outputs}
-        if not self.was_cut and len(whole) != len(self.output.outputs):
-            return f"{len(self.output.outputs)} answers, alone {len(whole)}"
         for output in self.output.outputs:
             expected = whole[output.index]
-            if not self.was_cut or output.finish_reason not in ("abort", None):
-                if output != expected:
-                    return f"{output}, alone {expected}"
-                continue
-            length = len(output.token_ids)
-            if output.token_ids != expected.token_ids[:length]:
-                return f"cut {output}, alone {expected}"
-            if output.logprobs and output.logprobs != (expected.logprobs or [])[:length]:
-                return f"cut {output}, alone {expected}"
+            if output.finish_reason in ("abort", None):
+                output, expected = _beginning(output, output), _beginning(expected, output)
+            if output != expected:
+                return f"cut: {first_difference(_plain(output), _plain(expected))}"
         return ""
+
+
+def _whole(output: RequestOutput) -> dict[str, Any]:
+    return {
+        "prompt_token_ids": output.prompt_token_ids,
+        "prompt_logprobs": output.prompt_logprobs,
+        "outputs": list(map(_plain, output.outputs)),
+    }
+
+
+def _plain(output: CompletionOutput) -> dict[str, Any]:
+    return {name: getattr(output, name) for name in _SAID}
+
+
+def _beginning(output: CompletionOutput, cut: CompletionOutput) -> CompletionOutput:
+    """Of an answer, as many tokens as there are of one that was cut, and what is said of them."""
+    length = len(cut.token_ids)
+    logprobs = None if output.logprobs is None else output.logprobs[:length]
+    return CompletionOutput(output.index, token_ids=output.token_ids[:length], logprobs=logprobs)
 
 
 class Company:
@@ -148,7 +160,9 @@ def compare(model: Model, rng: Random, *, num_engines: int, num_rounds: int = 3)
             llm = model.engine(settings)
             try:
                 for _ in range(num_rounds):
-                    count += _round(alone, Company(llm, rng), wisher, rng, f"{model} {told(settings)}")
+                    count += _round(
+                        alone, Company(llm, rng), wisher, rng, f"{model} {told(settings)}"
+                    )
             finally:
                 llm.close()
     finally:
@@ -161,7 +175,7 @@ def _round(alone: Alone, company: Company, wisher: Wisher, rng: Random, where: s
     wishes = [wish for wish in wishes if not alone.refuses(wish)]
     for wish, seen in zip(wishes, company.run(wishes), strict=True):
         truth = alone.told(wish)
-        difference = seen.differs_from(truth)
+        difference = seen.difference_from(truth)
         if difference:
             raise Difference(f"{where}\n{wish}\n{difference}")
         for output in truth.output.outputs:
