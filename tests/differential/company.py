@@ -1,4 +1,4 @@
-"""Any request, in any company and on an engine of any settings, gets the bits that it gets alone."""
+"""Any request, in any company, on an engine of any settings, gets the bits that it gets alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
+from octavo_engine.core.engine import Engine
 from octavo_engine.core.outputs import CompletionOutput, RequestOutput
 from octavo_engine.errors import DeadlineExceeded, RequestError
 from octavo_engine.scheduling.invariants import check_invariants
@@ -78,7 +79,9 @@ class Company:
 
     def run(self, wishes: list[Wish]) -> list[Told]:
         """Each in its place, whenever it was asked for."""
-        llm, engine = self._llm, self._llm._engine
+        llm = self._llm
+        engine = llm._engine
+        assert isinstance(engine, Engine)  # it generates
         told: dict[int, Told] = {}
         requests: dict[int, Request] = {}
         waiting = self._rng.sample(list(enumerate(wishes)), len(wishes))
@@ -160,7 +163,7 @@ def compare(model: Model, rng: Random, *, num_engines: int, num_rounds: int = 3)
             llm = model.engine(settings)
             try:
                 for _ in range(num_rounds):
-                    count += _round(
+                    count += compare_round(
                         alone, Company(llm, rng), wisher, rng, f"{model} {told(settings)}"
                     )
             finally:
@@ -170,7 +173,7 @@ def compare(model: Model, rng: Random, *, num_engines: int, num_rounds: int = 3)
     return count
 
 
-def _round(alone: Alone, company: Company, wisher: Wisher, rng: Random, where: str) -> int:
+def compare_round(alone: Alone, company: Company, wisher: Wisher, rng: Random, where: str) -> int:
     wishes = [wisher.wish() for _ in range(rng.randint(2, 14))]
     wishes = [wish for wish in wishes if not alone.refuses(wish)]
     for wish, seen in zip(wishes, company.run(wishes), strict=True):

@@ -3,26 +3,57 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.llm import LLM
 from octavo_engine.models.config import ModelConfig
-from tests.engine.models.tiny import tiny_model
+from octavo_engine.weights.dummy import SCALE, DummyCheckpoint
 from tests.fakes.talkative import VOCAB
 
 if TYPE_CHECKING:
     from random import Random
 
+    from numpy.typing import NDArray
+
     from octavo_engine.backends.backend import Backend
 
 MAX_MODEL_LEN = 512
-FAMILIES = (
-    "llama", "smollm2", "mistral", "qwen3", "qwen2-window", "mixtral", "qwen2-moe", "gemma3",
-    "gemma2", "phi3-longrope", "smollm3-window", "granite",
-)  # fmt: skip
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_act": "silu", "head_dim": 16,
+    "max_position_embeddings": MAX_MODEL_LEN, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+    "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"},
+}  # fmt: skip
+# What each says beyond it: biases, windows, layers of two kinds, experts.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {"tie_word_embeddings": True},
+    "Qwen2": {},
+    "Mistral": {"sliding_window": 24},
+    "Qwen3": {"head_dim": 32},
+    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Gemma3": {
+        "num_hidden_layers": 3, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 24,
+        "query_pre_attn_scalar": 24, "tie_word_embeddings": True, "head_dim": 32,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+}  # fmt: skip
+
+
+class LoudCheckpoint(DummyCheckpoint):
+    """Weights large enough that all of a model matters."""
+
+    def _values(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        values = super()._values(name, shape)
+        return values * np.float32(1.2 / SCALE / shape[-1] ** 0.5) if len(shape) > 1 else values
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +62,10 @@ class Settings:
 
     num_blocks: int = 512
     num_threads: int = 1
-    scheduler: SchedulerConfig = SchedulerConfig(
-        max_num_batched_tokens=512, enable_prefix_caching=False
+    scheduler: SchedulerConfig = field(
+        default_factory=lambda: SchedulerConfig(
+            max_num_batched_tokens=512, enable_prefix_caching=False
+        )
     )
     speculative_config: str | None = None
 
@@ -55,10 +88,10 @@ class TinyModel:
         return LLM.from_config(config, backend=self._backend(settings.num_threads))
 
     def _backend(self, num_threads: int) -> Backend:
-        model = tiny_model(self.family, vocab_size=VOCAB)
+        names = {"architectures": [f"{self.family}ForCausalLM"]}
         return NativeBackend(
-            ModelConfig.from_hf(model.config),
-            model.checkpoint(),
+            ModelConfig.from_hf({**_SHAPE, **FAMILIES[self.family], **names}),
+            LoudCheckpoint(),
             max_model_len=MAX_MODEL_LEN,
             num_threads=num_threads,
             **dict(self.formats),
@@ -69,7 +102,7 @@ class TinyModel:
 class RealModel:
     """SmolLM2, whose answers are texts."""
 
-    config: EngineConfig = EngineConfig(device="cpu")
+    config: EngineConfig
 
     def engine(self, settings: Settings) -> LLM:
         kind = self.config.kv_cache_dtype
@@ -97,7 +130,7 @@ def any_tiny_model(rng: Random) -> TinyModel:
     }
     if formats["quantization"] != "auto":
         formats["activation_bits"] = rng.choice([8, 16])
-    return TinyModel(rng.choice(FAMILIES), tuple(formats.items()))
+    return TinyModel(rng.choice(list(FAMILIES)), tuple(formats.items()))
 
 
 def any_real_model(rng: Random) -> RealModel:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from random import Random
 
 WORDS = (
-    "the a of city France Oslo sky is blue red green one two three four five json list def foo(x): "
-    'return x + 1 {"a": 1} hello world ünïcödé 日本 🙂 👩‍🚀'
-).split()
+    "the", "a", "of", "city", "France", "Oslo", "sky", "is", "blue", "one", "two", "three", "json",
+    "def", "foo(x):", "return", "x", "+", "1", '{"a":', "1}", "ünïcödé", "日本", "🙂", "👩‍🚀",
+)  # fmt: skip
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 10}, "n": {"type": "integer"}},

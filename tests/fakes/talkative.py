@@ -1,4 +1,4 @@
-"""A backend that says what a model would: one of some texts, with a slip of the tongue now and then.
+"""A backend that says what a model would: one of some texts, with a slip of the tongue at times.
 
 Its logits are a function of all tokens before them, read through the block table, so that a wrong
 slot shows as a wrong text; which of the texts is said is up to the sampler, so to the seed. The

@@ -56,8 +56,8 @@ class ChoiceNews:
     content: str = ""
     reasoning: str = ""
     calls: list[CallNews] = field(default_factory=list)
-    # The same in the order in which it was said, with the tokens where logprobs are asked for; empty
-    # where the text is the content as it comes.
+    # The same in the order in which it was said, with the tokens where logprobs are asked for;
+    # empty where the text is the content as it comes.
     events: list[Event | Token] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[DecodedLogprobs] | None = None  # one a token, where asked

@@ -246,7 +246,7 @@ def test_an_empty_answer_is_an_empty_text():
 @pytest.mark.parametrize("piece", [1, 7, 1000])
 @pytest.mark.parametrize("script", ["Hi.", f"{THOUGHT}Hi."])
 def test_logprobs_are_those_of_the_text(script, piece):
-    """However many tokens come at once, the end of a thought and the text's beginning among them."""
+    """However many tokens come at once, be it the end of a thought and the text's beginning."""
     with saying(script, piece=piece) as (_, client):
         whole = client.responses.create(
             model="fake", input="a", include=["message.output_text.logprobs"], top_logprobs=2
