@@ -66,8 +66,11 @@ def _plain(output: CompletionOutput) -> dict[str, Any]:
 def _beginning(output: CompletionOutput, cut: CompletionOutput) -> CompletionOutput:
     """Of an answer, as many tokens as there are of one that was cut, and what is said of them."""
     length = len(cut.token_ids)
-    logprobs = None if output.logprobs is None else output.logprobs[:length]
-    return CompletionOutput(output.index, token_ids=output.token_ids[:length], logprobs=logprobs)
+    return CompletionOutput(
+        output.index,
+        token_ids=output.token_ids[:length],
+        logprobs=(output.logprobs or [])[:length],
+    )
 
 
 class Company:
