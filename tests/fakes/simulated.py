@@ -22,6 +22,7 @@ from octavo_engine.server.settings import ServerSettings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from octavo_engine.backends.backend import Backend
     from octavo_engine.core.client import Listener
     from octavo_engine.server.service import Service
 
@@ -78,15 +79,19 @@ class Simulated:
 
 @contextmanager
 def simulating(
-    config: EngineConfig = CONFIG, settings: ServerSettings | None = None
+    config: EngineConfig = CONFIG,
+    settings: ServerSettings | None = None,
+    *,
+    backend: Backend | None = None,
 ) -> Iterator[Simulated]:
+    """With `backend` in place of the simulator's own."""
     settings = settings or ServerSettings()
     listener = open_port("127.0.0.1", 0)
     started = threading.Event()
     parts: dict[str, Any] = {}
 
     def build(config: EngineConfig, *, progress: Any) -> Any:
-        core, info = build_core(config, progress=progress)
+        core, info = build_core(config, progress=progress, backend=backend)
         parts["core"] = core
         return core, info
 

@@ -178,7 +178,8 @@ class AsyncEngine:
             prompt_token_ids=token_ids,
             params=params,
             seed=self._seeds.settle(params.seed),
-            eos_token_ids=self.info.eos_token_ids,
+            # The tokenizer's own too, which a fine-tuned model's config often does not know.
+            eos_token_ids=(*self.info.eos_token_ids, *self.tokenizer.eos_token_ids),
             told=told,
             arrival_at=arrival_at,
             deadline_at=None if deadline_s is None else arrival_at + deadline_s,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from octavo_engine.dialects.events import Arguments, CallBegun, Content, Event, Reasoning
+from octavo_engine.server.chat_run import Token
 
 if TYPE_CHECKING:
     from octavo_engine.core.outputs import DecodedLogprobs
@@ -60,12 +61,7 @@ class Parts:
     def read(self, news: ChoiceNews) -> list[Step]:
         """Hot path: once per piece of news."""
         steps: list[Step] = []
-        events: list[Event] = news.events
-        if not events and news.content:
-            events = [Content(news.content)]
-        if news.logprobs:
-            self._logprobs += news.logprobs
-        for event in events:
+        for event in news.events or [Content(news.content)]:
             self._take(event, steps)
         return steps
 
@@ -87,8 +83,10 @@ class Parts:
     def has_calls(self) -> bool:
         return any(part.kind == "call" for part in self.parts)
 
-    def _take(self, event: Event, steps: list[Step]) -> None:
+    def _take(self, event: Event | Token, steps: list[Step]) -> None:
         match event:
+            case Token(entry):
+                self._logprobs.append(entry)
             case Content(text=text):
                 if text:
                     part = self._within("text", steps)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections import deque
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -22,11 +23,19 @@ if TYPE_CHECKING:
 
     from octavo_engine.core.news import Tap
     from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs, RequestOutput
+    from octavo_engine.core.told import Told
     from octavo_engine.server.chat_request import Asked
     from octavo_engine.server.service import Service
 
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _ID_CHARS, _SHORT_ID_CHARS = 24, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Stands among the events before what this token says, however many tokens come at once."""
+
+    entry: DecodedLogprobs
 
 
 @dataclass(slots=True)
@@ -47,8 +56,9 @@ class ChoiceNews:
     content: str = ""
     reasoning: str = ""
     calls: list[CallNews] = field(default_factory=list)
-    # The same in the order in which it was said; empty where the text is the content as it comes.
-    events: list[Event] = field(default_factory=list)
+    # The same in the order in which it was said, with the tokens where logprobs are asked for;
+    # empty where the text is the content as it comes.
+    events: list[Event | Token] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[DecodedLogprobs] | None = None  # one a token, where asked
     finish_reason: str | None = None  # the engine's, or tool_calls
@@ -86,9 +96,9 @@ class ChatRun:
         # A resumed answer numbers its calls as it did before; nobody else's are like them.
         seed = asked.job.seed
         self._secret = secrets.token_hex(16) if seed is None else f"{asked.created} {seed}"
-        for index, told in enumerate(asked.job.told):
-            if told.ended and asked.reading.reasoning is not None:
-                self._account(index, told.token_ids)
+        if asked.reading.reasoning is not None:
+            for index, told in enumerate(asked.job.told):
+                self._account(index, told)
 
     async def news(
         self, *, stream: bool, tap: Tap[ChatNews] | None = None
@@ -114,8 +124,9 @@ class ChatRun:
             letters.append(_LETTERS[letter])
         return "".join(letters) if short else "call_" + "".join(letters)
 
-    def _account(self, index: int, ids: list[int]) -> None:
-        """Of an answer that ended elsewhere only its thoughts still count: in the sum of usage."""
+    def _account(self, index: int, told: Told) -> None:
+        """Thoughts of answers that began elsewhere count from the first sum on, be it that their
+        turn is yet to come or that they have ended."""
         job = self._asked.job
         detokenizer = Detokenizer(
             self._service.engine.tokenizer,
@@ -124,7 +135,8 @@ class ChatRun:
             prompt_token_ids=job.prompts[0],
         )
         answer = _Answer(self, self._asked, self._service, index)
-        answer.replay(detokenizer.push(ids), ids)
+        ids = told.token_ids
+        answer.replay(detokenizer.push(ids), ids, ended=told.ended)
         if answer.tokens is not None:
             self.usage.note_reasoning(index, answer.tokens.count)
 
@@ -145,6 +157,8 @@ class ChatRun:
         )
         if self._asked.reading.is_plain:
             choice.content = new.text
+            if new.logprobs is not None:
+                choice.events = [*map(Token, new.logprobs), Content(new.text)]
             return choice
         answer = self._answers.get(new.index)
         if answer is None:
@@ -156,10 +170,9 @@ class ChatRun:
         return choice
 
     def _begin(self, new: CompletionOutput) -> _Answer:
-        answer = _Answer(self, self._asked, self._service, new.index)
-        if new.told_text:
-            told = self._asked.job.told[new.index]
-            answer.replay(new.told_text, told.token_ids)
+        answer, told = _Answer(self, self._asked, self._service, new.index), self._asked.job.told
+        if told:  # its tokens count, even if all their text was held back
+            answer.replay(new.told_text, told[new.index].token_ids)
         return answer
 
 
@@ -173,6 +186,8 @@ class _Answer:
         self._index = index
         self._parser = reading.parser()
         self._has_calls = False
+        self._num_chars = 0  # read by the parser
+        self._unsaid: deque[DecodedLogprobs] = deque()  # tokens whose text has not come
         self.tokens: ReasoningTokens | None = None
         if self._parser.reasoning is not None:
             tokenizer = service.engine.tokenizer
@@ -181,21 +196,44 @@ class _Answer:
                 hidden = tokenizer.special_ids.difference(reading.shown_ids)
             self.tokens = ReasoningTokens(tokenizer, hidden)
 
-    def replay(self, text: str, ids: list[int]) -> None:
+    def replay(self, text: str, ids: list[int], *, ended: bool = False) -> None:
         """What its client has been told already."""
         events = self._parser.push(text)
+        if ended:  # what was undecided is decided
+            events += self._parser.finish()
         self._has_calls = any(isinstance(event, CallBegun) for event in events)
+        self._num_chars = len(text)
         self._count(ids, text)
 
     def read(self, new: CompletionOutput, choice: ChoiceNews) -> None:
-        events = self._parser.push(new.text) if new.text else []
+        if new.logprobs is not None:
+            self._read_tokens(new.text, new.logprobs, choice)
+        elif new.text:
+            self._push(new.text, choice)
         if new.finish_reason is not None:
-            events += self._parser.finish()
-        for event in events:
-            self._tell(event, choice)
+            for event in self._parser.finish():
+                self._tell(event, choice)
+            choice.events += map(Token, self._unsaid)
         self._count(new.token_ids, new.text)
         if new.finish_reason == "stop" and self._has_calls and self._reading.ends_with_calls:
             choice.finish_reason = "tool_calls"
+
+    def _push(self, text: str, choice: ChoiceNews) -> None:
+        for event in self._parser.push(text):
+            self._tell(event, choice)
+
+    def _read_tokens(self, text: str, entries: list[DecodedLogprobs], choice: ChoiceNews) -> None:
+        """Each token's text by itself: which of them a thought or a call is made of must not depend
+        on how many came at once."""
+        unsaid = self._unsaid
+        unsaid += entries
+        while text:
+            while unsaid and unsaid[0].offset <= self._num_chars:
+                choice.events.append(Token(unsaid.popleft()))
+            length = unsaid[0].offset - self._num_chars if unsaid else len(text)
+            said, text = text[:length], text[length:]
+            self._num_chars += len(said)
+            self._push(said, choice)
 
     def _count(self, ids: list[int], text: str) -> None:
         if self.tokens is not None and self._parser.reasoning is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from octavo_engine.core.outputs import RequestOutput
 from octavo_engine.core.pooling import check_task
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.server import generation, telling
@@ -28,7 +29,7 @@ from octavo_engine.server.usage import Usage
 from octavo_engine.tokenization.detokenizer import offsets
 
 if TYPE_CHECKING:
-    from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs, RequestOutput
+    from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs
     from octavo_engine.server.exchange import Exchange
     from octavo_engine.server.service import Service
 
@@ -249,8 +250,10 @@ class _Teller:
         # Chunks without text are sent too where they carry something else.
         self._is_verbose = request.logprobs is not None or self._wants_ids or self._wants_sums
         self._begun = set(asked.opened)  # choices that have had their first chunk
-        # Of the prompts that are echoed:
+        # Of the prompts that are echoed with them, and choices that came before them:
+        self._wants_scores = bool(request.echo) and request.logprobs is not None
         self._scores: dict[int, list[DecodedLogprobs | None]] = {}
+        self._early: dict[int, RequestOutput] = {}
         self._unfinished = len(job.prompts)
         if asked.no_tokens:
             self._usage.forget_completion()
@@ -261,10 +264,8 @@ class _Teller:
         self._usage.note_prompt(place, news)
         if asked.no_tokens:
             _forget_tokens(news)
-        if news.prompt_logprobs is None:  # they came with another choice's first token
-            news.prompt_logprobs = self._scores.get(place)
-        else:
-            self._scores[place] = news.prompt_logprobs
+        if self._wants_scores:
+            news = self._with_scores(place, news)
         frames: list[bytes] = []
         for output in news.outputs:
             index = place * asked.job.params.n + output.index
@@ -281,7 +282,7 @@ class _Teller:
                     frames += (self.lines.head(index), self._chunks.text(index, text))
             elif text or output.finish_reason or output.token_ids:
                 frames.append(self.lines.head(index))
-                frames.append(self._chunk(piece, output, index, text, opening=opening))
+                frames.append(self._chunk(news, place, output, text, opening=opening))
         self._unfinished -= news.finished
         return b"".join(frames)
 
@@ -291,20 +292,41 @@ class _Teller:
     def end(self) -> bytes:
         return self._chunks.usage(self._usage.as_dict()) + DONE if self._wants_sum else DONE
 
+    def _with_scores(self, place: int, news: RequestOutput) -> RequestOutput:
+        """Each choice begins with the prompt's scores. They come with one choice's first token, and
+        another one, which found the prompt cached, may be quicker: it waits for them."""
+        early = self._early.pop(place, None)
+        if early is not None:
+            early.absorb(news)
+            news = early
+        if news.prompt_logprobs is None:
+            news.prompt_logprobs = self._scores.get(place)
+        if news.prompt_logprobs is not None:
+            self._scores[place] = news.prompt_logprobs
+        elif not news.finished:
+            first, begun = place * self._asked.job.params.n, self._begun
+            waiting = [o for o in news.outputs if first + o.index not in begun]
+            news.outputs = [o for o in news.outputs if first + o.index in begun]
+            if waiting:
+                self._early[place] = RequestOutput(
+                    news.request_id, news.prompt, news.prompt_token_ids, waiting
+                )
+        return news
+
     def _chunk(
-        self, piece: generation.Piece, output: CompletionOutput, index: int, text: str, *,
+        self, news: RequestOutput, place: int, output: CompletionOutput, text: str, *,
         opening: bool,
     ) -> bytes:  # fmt: skip
-        asked, news = self._asked, piece.news
+        asked = self._asked
         logprobs = None
         if asked.request.logprobs is not None:
             logprobs = _logprobs(
                 self._service, asked, news, output.logprobs or [],
-                echo=asked.texts[piece.prompt_index], opening=opening,
+                echo=asked.texts[place], opening=opening,
             )  # fmt: skip
         ids = self._wants_ids
         return self._chunks.delta(
-            index,
+            place * asked.job.params.n + output.index,
             output,
             text,
             logprobs=logprobs,

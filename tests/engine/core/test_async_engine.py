@@ -124,6 +124,23 @@ def test_streamed_and_whole_answers_are_the_same_and_true():
     run(test())
 
 
+def test_the_end_that_only_the_tokenizer_knows_ends_an_answer_too():
+    """Of fine-tuned models config.json often names the base model's end alone."""
+
+    async def test():
+        backend, prompt = FakeBackend(256), make_prompt(9)
+        async with Running(backend) as engine:
+            truth = backend.continuation(prompt, 3)
+            assert truth[-1] not in (*engine.info.eos_token_ids, *truth[:-1])
+            engine.tokenizer.eos_token_ids = (truth[-1],)
+            params = SamplingParams(temperature=0.0, max_tokens=12)
+            _, tokens, last = await collect(engine, prompt, params)
+            assert tokens[0] == truth
+            assert last.outputs[0].finish_reason == "stop"
+
+    run(test())
+
+
 def test_two_hundred_at_once_each_get_their_own():
     async def test():
         backend = FakeBackend(256)

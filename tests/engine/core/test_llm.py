@@ -1,8 +1,11 @@
 """Offline inference: lists in, lists out, in order and whole; Ctrl-C leaves it usable."""
 
+import gc
 import inspect
 import os
 import signal
+import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from octavo_engine.core.llm import LLM, Prompt
 from octavo_engine.errors import ConfigError, ContextLengthExceeded, InvalidRequest, OctavoError
 from octavo_engine.state.sampling_params import SamplingParams
 from octavo_engine.tokenization.bytes_tokenizer import ByteTokenizer
+from tests.differential.models import Settings, TinyModel
 from tests.fakes.backend import FakeBackend
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -55,6 +59,21 @@ def test_a_prompt_may_be_text_tokens_or_either_in_a_dict():
         assert llm.generate([], params) == []
         with pytest.raises(InvalidRequest, match="the key prompt or prompt_token_ids"):
             llm.generate({"text": "hello"}, params)  # type: ignore[arg-type]  # the test
+
+
+def test_a_closed_one_leaves_nothing_behind():
+    """However many are opened one after the other."""
+    left = []
+    num_threads = threading.active_count()
+    for number in range(3):
+        llm = TinyModel("Llama").engine(Settings())
+        llm.generate([b"ab"] * 3, SamplingParams(max_tokens=4, seed=number), use_tqdm=False)
+        left += map(weakref.ref, (llm, llm._engine, llm._processor, llm._engine.executor._backend))
+        llm.close()
+        del llm
+    gc.collect()
+    assert [thing() for thing in left] == [None] * len(left)
+    assert threading.active_count() == num_threads
 
 
 def test_it_tells_what_was_loaded():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from octavo_engine.core.outputs import DecodedLogprobs
 from octavo_engine.dialects.events import Arguments, CallBegun, Content, Event, Reasoning
 from octavo_engine.server.chat_parts import Begun, Ended, More, Part, Parts, Step
-from octavo_engine.server.chat_run import ChoiceNews
+from octavo_engine.server.chat_run import ChoiceNews, Token
 
 SAID: list[Event] = [
     Reasoning("Which "), Reasoning("city?"), Content("Let me "), Content("look."),
@@ -77,10 +77,10 @@ def test_plain_text_needs_no_events():
 
 def test_logprobs_go_with_texts_only_and_the_last_token_is_not_lost():
     parts = Parts()
-    parts.read(ChoiceNews(0, events=[Reasoning("h")], logprobs=[score(104)]))
-    parts.read(ChoiceNews(0, events=[], logprobs=[score(195)]))  # half a letter
-    (*_, more) = parts.read(ChoiceNews(0, events=[Content("ä")], logprobs=[score(164)]))
-    parts.read(ChoiceNews(0, events=[], logprobs=[score(0)]))
+    parts.read(ChoiceNews(0, events=[Token(score(104)), Reasoning("h")]))
+    parts.read(ChoiceNews(0, events=[Token(score(195))]))  # half a letter
+    (*_, more) = parts.read(ChoiceNews(0, events=[Token(score(164)), Content("ä")]))
+    parts.read(ChoiceNews(0, events=[Token(score(0))]))
     last, ended = parts.end()
 
     assert isinstance(more, More)

@@ -22,7 +22,7 @@ from octavo_engine.server.responses.answer import Answer, failure_of, frame
 from octavo_engine.server.responses.bodies import ResponsesRequest
 from octavo_engine.server.responses.fit import fitted
 from octavo_engine.server.responses.items import answer_of, listed, new_id
-from octavo_engine.server.responses.request import read_turn, wants_logprobs
+from octavo_engine.server.responses.request import read_turn
 from octavo_engine.server.responses.store import Stored, owner_of
 from octavo_engine.server.service import Service  # noqa: TC001
 
@@ -102,8 +102,6 @@ class _Work:
         self._service = service
         self._turn = turn
         self._run = ChatRun(service, asked)
-        # Thoughts and calls have no logprobs: which tokens are the text's shows as they come.
-        self._in_pieces = wants_logprobs(request) and not asked.reading.is_plain
         keeps = service.settings.response_store and request.store is not False
         self._answer = Answer(_response(request, asked, keeps=keeps, place=place_of(exchange)))
         # What the request has as raw JSON: its items are listed as they were sent.
@@ -166,7 +164,7 @@ class _Work:
             self._fail(internal_error())
 
     async def _run_through(self) -> None:
-        async with aclosing(self._run.news(stream=self._in_pieces)) as pieces:
+        async with aclosing(self._run.news(stream=False)) as pieces:
             async for piece in pieces:
                 for news in piece.choices:
                     self._answer.read(news)

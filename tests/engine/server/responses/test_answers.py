@@ -243,9 +243,11 @@ def test_an_empty_answer_is_an_empty_text():
     assert items(whole.output) == items(streamed.output) == [("text", "", "completed")]
 
 
+@pytest.mark.parametrize("piece", [1, 7, 1000])
 @pytest.mark.parametrize("script", ["Hi.", f"{THOUGHT}Hi."])
-def test_logprobs_are_those_of_the_text(script):
-    with saying(script) as (_, client):
+def test_logprobs_are_those_of_the_text(script, piece):
+    """However many tokens come at once, be it the end of a thought and the text's beginning."""
+    with saying(script, piece=piece) as (_, client):
         whole = client.responses.create(
             model="fake", input="a", include=["message.output_text.logprobs"], top_logprobs=2
         )

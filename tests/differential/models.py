@@ -1,0 +1,168 @@
+"""What answers in a comparison: the same model, in engines of any settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from octavo_engine.backends.native.backend import NativeBackend
+from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
+from octavo_engine.core.llm import LLM
+from octavo_engine.models.config import ModelConfig
+from octavo_engine.weights.dummy import SCALE, DummyCheckpoint
+from tests.fakes.talkative import VOCAB
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from numpy.typing import NDArray
+
+    from octavo_engine.backends.backend import Backend
+
+MAX_MODEL_LEN = 512
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_act": "silu", "head_dim": 16,
+    "max_position_embeddings": MAX_MODEL_LEN, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+    "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"},
+}  # fmt: skip
+# What each says beyond it: biases, windows, layers of two kinds, experts.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {"tie_word_embeddings": True},
+    "Qwen2": {},
+    "Mistral": {"sliding_window": 24},
+    "Qwen3": {"head_dim": 32},
+    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Gemma3": {
+        "num_hidden_layers": 3, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 24,
+        "query_pre_attn_scalar": 24, "tie_word_embeddings": True, "head_dim": 32,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+}  # fmt: skip
+
+
+class LoudCheckpoint(DummyCheckpoint):
+    """Weights large enough that all of a model matters."""
+
+    def _values(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        values = super()._values(name, shape)
+        return values * np.float32(1.2 / SCALE / shape[-1] ** 0.5) if len(shape) > 1 else values
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an engine may be told without its answers changing."""
+
+    num_blocks: int = 512
+    num_threads: int = 1
+    scheduler: SchedulerConfig = field(
+        default_factory=lambda: SchedulerConfig(
+            max_num_batched_tokens=512, enable_prefix_caching=False
+        )
+    )
+    speculative_config: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TinyModel:
+    """Random weights; speaks bytes, so that half its characters are broken."""
+
+    family: str
+    formats: tuple[tuple[str, Any], ...] = ()  # arguments of NativeBackend
+
+    def engine(self, settings: Settings) -> LLM:
+        config = EngineConfig(
+            device="sim",
+            max_model_len=MAX_MODEL_LEN,
+            scheduler=settings.scheduler,
+            speculative_config=settings.speculative_config,
+            sim=SimConfig(kv_blocks=settings.num_blocks, vocab_size=VOCAB),
+        )
+        return LLM.from_config(config, backend=self._backend(settings.num_threads))
+
+    def _backend(self, num_threads: int) -> Backend:
+        names = {"architectures": [f"{self.family}ForCausalLM"]}
+        return NativeBackend(
+            ModelConfig.from_hf({**_SHAPE, **FAMILIES[self.family], **names}),
+            LoudCheckpoint(),
+            max_model_len=MAX_MODEL_LEN,
+            num_threads=num_threads,
+            **dict(self.formats),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RealModel:
+    """SmolLM2, whose answers are texts."""
+
+    config: EngineConfig
+
+    def engine(self, settings: Settings) -> LLM:
+        kind = self.config.kv_cache_dtype
+        per_number = {"int8": 1, "fp8": 1, "float32": 4}.get(kind, 2)
+        per_block = 30 * 2 * 16 * 3 * (64 * per_number + (2 if per_number == 1 else 0))
+        return LLM.from_config(
+            self.config.replace(
+                max_model_len=MAX_MODEL_LEN,
+                kv_cache_memory_bytes=settings.num_blocks * per_block,
+                num_threads=settings.num_threads,
+                scheduler=settings.scheduler,
+                speculative_config=settings.speculative_config,
+            )
+        )
+
+
+Model = TinyModel | RealModel
+
+
+def any_tiny_model(rng: Random) -> TinyModel:
+    formats: dict[str, Any] = {
+        "dtype": rng.choice(["f32", "bf16", "bf16"]),
+        "quantization": rng.choice(["auto", "auto", "int8", "int4"]),
+        "kv_cache_dtype": rng.choice(["auto", "auto", "int8", "fp8", "fp8_e5m2"]),
+    }
+    if formats["quantization"] != "auto":
+        formats["activation_bits"] = rng.choice([8, 16])
+    return TinyModel(rng.choice(list(FAMILIES)), tuple(formats.items()))
+
+
+def any_real_model(rng: Random) -> RealModel:
+    return RealModel(
+        EngineConfig(
+            device="cpu",
+            activation_bits=rng.choice([8, 16]),
+            kv_cache_dtype=rng.choice(["auto", "int8", "fp8"]),
+        )
+    )
+
+
+def any_settings(rng: Random) -> Settings:
+    """Small enough in one way or another that requests get in each other's way."""
+    guessing = None
+    if rng.random() < 0.5:
+        guessing = (
+            f'{{"method": "ngram", "num_speculative_tokens": {rng.choice([1, 3, 6])}, '
+            f'"prompt_lookup_min": {rng.choice([1, 2])}, "prompt_lookup_max": 4}}'
+        )
+    return Settings(
+        num_blocks=rng.choice([33, 40, 64, 256]),  # a sequence of full length takes 32
+        num_threads=rng.choice([1, 2]),
+        scheduler=SchedulerConfig(
+            max_num_seqs=rng.choice([1, 2, 7, 32]),
+            max_num_batched_tokens=rng.choice([16, 40, 128, 512]),
+            enable_prefix_caching=rng.random() < 0.7,
+            policy=rng.choice(["fcfs", "priority"]),
+        ),
+        speculative_config=guessing,
+    )
+
+
+def told(settings: Settings) -> str:
+    return f"{dataclasses.asdict(settings)}"
