@@ -77,6 +77,11 @@ async def prepare(exchange: Exchange, service: Service, request: CompletionReque
         raise InvalidRequest(
             "max_tokens 0 is for echo: true, which scores the prompt", param="max_tokens"
         )
+    if no_tokens and request.logprob_token_ids:
+        raise InvalidRequest(
+            "logprob_token_ids is of tokens that are generated; with max_tokens 0 there are none",
+            param="logprob_token_ids",
+        )
     tokenizer, info = service.engine.tokenizer, service.engine.info
     special = request.add_special_tokens is not False
     ids: list[list[int]] = []
