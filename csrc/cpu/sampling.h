@@ -71,7 +71,7 @@ struct SampleArgs {
     int64_t history_stride;
     RaggedView bias, allowed;
     MaskView masks;
-    RaggedView asked;   // tokens to tell the log-probabilities of, in place of the likeliest
+    RaggedView asked;  // tokens to tell the log-probabilities of, in place of the likeliest
     int num_logprobs;  // -1: none; no list of `asked` is longer
 
     int32_t* tokens;  // [num_rows]  -1 unless the status is Ok
