@@ -13,6 +13,7 @@ from octavo_engine.core.pooling import check_task
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.server import generation, telling
 from octavo_engine.server.exchange import JSON
+from octavo_engine.server.http_errors import not_supported
 from octavo_engine.server.logprobs import completion_logprobs, prompt_logprobs
 from octavo_engine.server.orca import load_headers
 from octavo_engine.server.params import check_sizes, sampling_params
@@ -28,6 +29,8 @@ from octavo_engine.server.usage import Usage
 from octavo_engine.tokenization.detokenizer import offsets
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs, RequestOutput
     from octavo_engine.server.exchange import Exchange
     from octavo_engine.server.service import Service
@@ -76,6 +79,10 @@ async def prepare(exchange: Exchange, service: Service, request: CompletionReque
     if request.max_tokens == 0 and not no_tokens:
         raise InvalidRequest(
             "max_tokens 0 is for echo: true, which scores the prompt", param="max_tokens"
+        )
+    if request.thinking_token_budget not in (None, -1):
+        raise not_supported(
+            "thinking_token_budget", "only of a chat are thoughts told from what is said"
         )
     if no_tokens and request.logprob_token_ids:
         raise InvalidRequest(
@@ -197,7 +204,7 @@ def _choice(
 
 
 def _logprobs(
-    service: Service, asked: Asked, news: RequestOutput, entries: list[DecodedLogprobs], *,
+    service: Service, asked: Asked, news: RequestOutput, entries: Sequence[DecodedLogprobs], *,
     echo: str, opening: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Of the new tokens, and before them of the prompt's when it is echoed."""
@@ -255,7 +262,7 @@ class _Teller:
         self._is_verbose = request.logprobs is not None or self._wants_ids or self._wants_sums
         self._begun = set(asked.opened)  # choices that have had their first chunk
         # Of the prompts that are echoed:
-        self._scores: dict[int, list[DecodedLogprobs | None]] = {}
+        self._scores: dict[int, Sequence[DecodedLogprobs | None]] = {}
         self._unfinished = len(job.prompts)
         if asked.no_tokens:
             self._usage.forget_completion()

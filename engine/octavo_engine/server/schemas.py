@@ -72,7 +72,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     guided_grammar: Any = None
     prompt_embeds: Any = None
     kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
     vllm_xargs: Any = None
+    watermarking: Any = None
+    return_token_offsets: bool | None = None  # of no effect but where prompts are only rendered
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -80,6 +83,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
     suffix: Any = None
+    thinking_token_budget: int | None = None  # -1: no limit; any other is for chats
 
 
 class ContentPart(msgspec.Struct, kw_only=True):

@@ -32,6 +32,7 @@ class TokenParams(SamplingFields, kw_only=True):
     """Sampling parameters under SamplingParams' names."""
 
     logprobs: int | None = None
+    prompt_logprob_token_ids: Any = None
     detokenize: bool | None = None  # of no effect on the answer: it has no text
 
 
