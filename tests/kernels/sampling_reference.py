@@ -7,7 +7,7 @@ must be equal, not merely alike.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,8 +167,8 @@ def sample(logits: Floats, batch: SamplingBatch) -> Sampled:
             row = choose(adjust(x, batch, s), entry, int(batch.positions[s]))
         out.tokens[s], out.status[s] = row
         if k >= 0 and row.status == SAMPLED_OK:
-            asked = [] if batch.asked is None else _ids(batch.asked, s)
-            _score(out, s, x, row.token, asked if len(asked) else k)
+            asked = None if batch.asked is None else _ids(batch.asked, s)
+            _score(out, s, x, row.token, k if asked is None or len(asked) == 0 else asked)
     return out
 
 
@@ -180,9 +180,8 @@ def _score(out: Sampled, s: int, x: Floats, token: int, wanted: int | Ints) -> N
     logprobs = (_scaled(x, 1.0).astype(np.float64) - np.log(total)).astype(np.float32)
     out.logprobs[s] = logprobs[token]
     out.ranks[s] = 1 + int((x > x[token]).sum())
-    top = wanted
-    if isinstance(top, int):
-        top = np.lexsort((np.arange(len(x)), -x))[:top]
+    likely = np.lexsort((np.arange(len(x)), -x))
+    top: NDArray[Any] = likely[:wanted] if isinstance(wanted, int) else wanted
     out.top_ids[s, : len(top)] = top
     out.top_logprobs[s, : len(top)] = logprobs[top]
 

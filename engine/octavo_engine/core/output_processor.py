@@ -34,6 +34,7 @@ from octavo_engine.tokenization.stop_strings import StopStrings
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from octavo_engine.core.outputs import PromptLogprobs
     from octavo_engine.core.told import Told
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import FinishReason, SequenceOutput, TokenLogprobs
@@ -447,8 +448,7 @@ class OutputProcessor:
         first = request.answers[request.first]
         if first.num_tokens == len(first.told_ids):
             flat = request.submission.params.flat_logprobs
-            decoded: list[DecodedLogprobs | None] | FlatLogprobs[DecodedLogprobs | None]
-            decoded = FlatLogprobs() if flat else []
+            decoded: PromptLogprobs = FlatLogprobs() if flat else []
             decoded.append(None)
             decoded.extend(self._decode(entry, wanted) for entry in request.prompt_logprobs)
             request.news().prompt_logprobs = decoded

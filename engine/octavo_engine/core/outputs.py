@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from octavo_engine.core.flat_logprobs import FlatLogprobs
@@ -31,6 +31,9 @@ class DecodedLogprobs:
     rank: int
     top: list[TokenChoice]
     offset: int = 0  # of the answer's characters so many are complete before it; of prompts unknown
+
+
+PromptLogprobs: TypeAlias = "list[DecodedLogprobs | None] | FlatLogprobs[DecodedLogprobs | None]"
 
 
 @dataclass(slots=True)
@@ -74,9 +77,7 @@ class RequestOutput:
     num_cached_tokens: int = 0  # prompt tokens that were not computed again
     queued_s: float | None = None  # wait before the first step, of the first answer
     # One entry a prompt token, None for the first; whole in the output that brings the first token.
-    prompt_logprobs: list[DecodedLogprobs | None] | FlatLogprobs[DecodedLogprobs | None] | None = (
-        None
-    )
+    prompt_logprobs: PromptLogprobs | None = None
 
     def absorb(self, later: RequestOutput) -> None:
         """Take in what came later, so that two pieces of news read as one."""

@@ -31,7 +31,12 @@ from octavo_engine.tokenization.detokenizer import offsets
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs, RequestOutput
+    from octavo_engine.core.outputs import (
+        CompletionOutput,
+        DecodedLogprobs,
+        PromptLogprobs,
+        RequestOutput,
+    )
     from octavo_engine.server.exchange import Exchange
     from octavo_engine.server.service import Service
 
@@ -262,7 +267,7 @@ class _Teller:
         self._is_verbose = request.logprobs is not None or self._wants_ids or self._wants_sums
         self._begun = set(asked.opened)  # choices that have had their first chunk
         # Of the prompts that are echoed:
-        self._scores: dict[int, Sequence[DecodedLogprobs | None]] = {}
+        self._scores: dict[int, PromptLogprobs] = {}
         self._unfinished = len(job.prompts)
         if asked.no_tokens:
             self._usage.forget_completion()

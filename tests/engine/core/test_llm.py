@@ -3,6 +3,7 @@
 import inspect
 import os
 import signal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,7 +194,7 @@ def vars_of(value):
 
 def test_tokens_asked_for_by_id_have_the_log_probabilities_that_all_have():
     asked = (9, 300, 9, 41)
-    common = {"temperature": 0.0, "max_tokens": 5, "ignore_eos": True}
+    common: dict[str, Any] = {"temperature": 0.0, "max_tokens": 5, "ignore_eos": True}
     with make_llm(FakeBackend(256)) as llm:
         every, some, most = llm.generate(
             ["abc"] * 3,
@@ -234,10 +235,16 @@ def test_tokens_that_cannot_be_told_of_are_refused_by_name(wish):
 
 
 def test_flat_logprobs_say_what_the_list_says():
-    common = {"temperature": 0.0, "max_tokens": 20, "logprobs": 2, "prompt_logprobs": 1}
+    common: dict[str, Any] = {
+        "temperature": 0.0,
+        "max_tokens": 20,
+        "logprobs": 2,
+        "prompt_logprobs": 1,
+    }
     with make_llm(FakeBackend(256)) as llm:
         listed, flat = llm.generate(
-            ["hello"] * 2, [SamplingParams(**common, flat_logprobs=is_flat) for is_flat in (0, 1)]
+            ["hello"] * 2,
+            [SamplingParams(**common, flat_logprobs=is_flat) for is_flat in (False, True)],
         )
     assert isinstance(flat.outputs[0].logprobs, FlatLogprobs)
     assert list(flat.outputs[0].logprobs) == listed.outputs[0].logprobs
