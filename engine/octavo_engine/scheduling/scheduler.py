@@ -18,7 +18,7 @@ from octavo_engine.scheduling.deadlines import Deadlines
 from octavo_engine.scheduling.invariants import check_invariants
 from octavo_engine.scheduling.ngrams import NgramGuesser
 from octavo_engine.scheduling.policy import WaitingQueue, by_order, place_in_line
-from octavo_engine.scheduling.speculation import Speculation
+from octavo_engine.scheduling.speculation import Speculation, count_drafts
 from octavo_engine.scheduling.step_time import StepTimeModel
 from octavo_engine.state.batch import BlockGrowth, ScheduledBatch
 from octavo_engine.state.outputs import EngineStats, SequenceOutput
@@ -161,8 +161,10 @@ class Scheduler:
         batch = ScheduledBatch()
         budget = self.config.max_num_batched_tokens
         num_preemptions = self._stats.preemptions
-        behind: list[Sequence] = []
-        held: list[Sequence] = []  # as behind, but in no hurry beside others
+        behind, held = (
+            list[Sequence](),
+            list[Sequence](),
+        )  # held: as behind, but in no hurry beside others
         is_shared = background.others_run(self)
         # Hot path: once per running sequence. Preemption shortens the list from its end meanwhile.
         for sequence in self.running:
@@ -277,7 +279,7 @@ class Scheduler:
             self._step_time.observe(num_decodes, num_tokens - num_decodes, step_s)
         stats = self._stats
         if drafts:
-            self._count_drafts(batch, result)
+            count_drafts(stats, batch, result)
         stats.steps += 1
         stats.generation_tokens += num_generated
         stats.step_ms = step_s * 1e3
@@ -291,17 +293,6 @@ class Scheduler:
         if sequence.grammar is not None:
             for token in accepted:
                 sequence.grammar.accept(token)
-
-    def _count_drafts(self, batch: ScheduledBatch, result: StepResult) -> None:
-        stats = self._stats
-        stats.spec_drafts += len(batch.drafts)
-        stats.spec_draft_tokens += sum(map(len, batch.drafts.values()))
-        per_pos = stats.spec_accepted_per_pos
-        for accepted in result.accepted.values():
-            stats.spec_accepted_tokens += len(accepted)
-            per_pos += [0] * (len(accepted) - len(per_pos))
-            for place in range(len(accepted)):
-                per_pos[place] += 1
 
     def _follow(self, sequence: Sequence, output: SequenceOutput, forced: Iterable[int]) -> int:
         """Take the new token through the grammar, and append what must follow it. Returns how many
