@@ -42,8 +42,9 @@ class Background:
         step_time = self._step_time
         return self._pay(step_time.row_s() if step_time.knows_rows else step_time.decode_s(1))
 
-    def pay_prompt(self, length: int) -> int:
-        """So many of the tokens of a prompt are paid for: a small chunk at the least, or none."""
+    def pay_prompt(self, sequence: Sequence) -> int:
+        """So many tokens of its prompt are paid for: a small chunk at the least, or none."""
+        length = sequence.num_tokens - sequence.num_launched_tokens
         token_s = self._step_time.prefill_s(1)
         affordable = int(self._credit_s / token_s) if token_s > 0.0 else 0
         count = min(length, max(affordable, MIN_CHUNK))

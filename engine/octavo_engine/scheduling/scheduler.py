@@ -161,10 +161,8 @@ class Scheduler:
         batch = ScheduledBatch()
         budget = self.config.max_num_batched_tokens
         num_preemptions = self._stats.preemptions
-        behind, held = (
-            list[Sequence](),
-            list[Sequence](),
-        )  # held: as behind, but in no hurry beside others
+        behind: list[Sequence] = []
+        held: list[Sequence] = []  # as behind, but in no hurry beside others
         is_shared = background.others_run(self)
         # Hot path: once per running sequence. Preemption shortens the list from its end meanwhile.
         for sequence in self.running:
@@ -212,8 +210,7 @@ class Scheduler:
             spare_logits = self.max_num_logits - len(self.running) - num_drafts
             schedule_chunks(batch, behind, budget, spare_logits=spare_logits)
             if held and not behind:
-                length = held[0].num_tokens - held[0].num_launched_tokens
-                budget = min(budget, self._background.pay_prompt(length))
+                budget = min(budget, self._background.pay_prompt(held[0]))
                 schedule_chunks(batch, held[:1], budget, spare_logits=spare_logits)
         self._behind = behind + held
         return batch
