@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from octavo_engine.core.beam_search import BeamSearchParams
     from octavo_engine.core.llm import LLM
     from octavo_engine.core.structured_output import structured_output
-    from octavo_engine.state.sampling_params import SamplingParams
+    from octavo_engine.state.sampling_params import RequestOutputKind, SamplingParams
 
     __version__: str
 
 __all__ = [
-    "LLM", "AsyncEngine", "BeamSearchParams", "EngineConfig", "SamplingParams", "__version__",
-    "structured_output",
+    "LLM", "AsyncEngine", "BeamSearchParams", "EngineConfig", "RequestOutputKind",
+    "SamplingParams", "__version__", "structured_output",
 ]  # fmt: skip
 
 _HOMES = {
@@ -33,6 +33,7 @@ _HOMES = {
     "BeamSearchParams": "octavo_engine.core.beam_search",
     "structured_output": "octavo_engine.core.structured_output",
     "EngineConfig": "octavo_engine.config",
+    "RequestOutputKind": "octavo_engine.state.sampling_params",
     "SamplingParams": "octavo_engine.state.sampling_params",
 }
 

@@ -156,6 +156,8 @@ SERVER_FLAGS = (
     Flag("limits.max_messages", "most messages of a chat"),
     Flag("limits.max_pooling_items", "most texts to embed, score or classify in one request"),
     Flag("limits.max_pooling_tokens", "most tokens of all these texts"),
+    Flag("limits.max_embed_len", "longest text to embed; what the model cannot read at once it "
+         "reads in pieces, whose vectors' mean it gives (vLLM's chunked processing)"),
     Flag("limits.max_pooled_numbers", "most numbers in an answer with some for every token"),
     Flag("limits.max_salt_chars", "longest cache_salt"),
     Flag("limits.max_stop", "most stop strings"),

@@ -246,6 +246,8 @@ def sample(
     allow_ids: NDArray[np.int32] | None,
     mask_rows: NDArray[np.int32] | None,
     mask_bits: NDArray[np.uint32] | None,
+    asked_starts: NDArray[np.int32] | None,
+    asked_ids: NDArray[np.int32] | None,
     num_logprobs: int,
     tokens: NDArray[np.int32],
     status: NDArray[np.uint8],

@@ -111,6 +111,8 @@ def _type_of(status: int) -> str:
             return "rate_limit_error"
         case _ if status < 500:
             return "invalid_request_error"
+        case 501:
+            return "not_implemented_error"
         case 503:
             return "overloaded_error"
         case _:

@@ -292,7 +292,8 @@ class FakeEngine:
         token, text, stop = answer[position]
         new = CompletionOutput(index, text, [token], num_tokens=position + 1)
         if params.logprobs is not None:
-            new.logprobs = [self.logprob(token, params.logprobs, position)]
+            asked = params.logprob_token_ids
+            new.logprobs = [self.logprob(token, params.logprobs, position, asked)]
         if position + 1 == len(answer):
             new.finish_reason = "length" if stop is None else "stop"
             new.stop_reason = stop if isinstance(stop, str) else None
@@ -318,12 +319,16 @@ class FakeEngine:
                 break
         return result
 
-    def logprob(self, token: int, top: int, offset: int = 0) -> DecodedLogprobs:
+    def logprob(
+        self, token: int, top: int, offset: int = 0, asked: Sequence[int] = ()
+    ) -> DecodedLogprobs:
         text, raw = self.tokenizer.token_text(token), self.tokenizer.token_bytes(token)
         others = [
             TokenChoice(65 + i, chr(65 + i), bytes([(65 + i) % 256]), -1.0 - i, i + 1)
             for i in range(top)
         ]
+        if asked:
+            others = [TokenChoice(i, chr(i), bytes([i % 256]), -float(i), None) for i in asked]
         logprob = -math.inf if token == EOS else -0.5
         return DecodedLogprobs(token, text, raw, logprob, 1, others, offset)
 

@@ -7,7 +7,7 @@ must be equal, not merely alike.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from octavo_engine.sampling.batch import (
 )
 
 Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
 F = np.float32
 LARGEST = np.finfo(np.float32).max
 MASS_BITS = 42
@@ -166,18 +167,21 @@ def sample(logits: Floats, batch: SamplingBatch) -> Sampled:
             row = choose(adjust(x, batch, s), entry, int(batch.positions[s]))
         out.tokens[s], out.status[s] = row
         if k >= 0 and row.status == SAMPLED_OK:
-            _score(out, s, x, row.token, k)
+            asked = None if batch.asked is None else _ids(batch.asked, s)
+            _score(out, s, x, row.token, k if asked is None or len(asked) == 0 else asked)
     return out
 
 
-def _score(out: Sampled, s: int, x: Floats, token: int, k: int) -> None:
+def _score(out: Sampled, s: int, x: Floats, token: int, wanted: int | Ints) -> None:
+    """`wanted` tokens are told of beside the chosen one: so many of the likeliest, or these."""
     assert out.logprobs is not None and out.ranks is not None
     assert out.top_ids is not None and out.top_logprobs is not None
     total = float(int(masses(x, 1.0).sum())) * 2.0**-MASS_BITS
     logprobs = (_scaled(x, 1.0).astype(np.float64) - np.log(total)).astype(np.float32)
     out.logprobs[s] = logprobs[token]
     out.ranks[s] = 1 + int((x > x[token]).sum())
-    top = np.lexsort((np.arange(len(x)), -x))[:k]
+    likely = np.lexsort((np.arange(len(x)), -x))
+    top: NDArray[Any] = likely[:wanted] if isinstance(wanted, int) else wanted
     out.top_ids[s, : len(top)] = top
     out.top_logprobs[s, : len(top)] = logprobs[top]
 

@@ -23,6 +23,7 @@ from octavo_engine.core.validate import settle_params
 from octavo_engine.errors import EngineDead, InvalidRequest, OctavoError
 from octavo_engine.protocol.loading import FETCHING
 from octavo_engine.state.outputs import EngineStats, ProfileWritten
+from octavo_engine.state.sampling_params import RequestOutputKind
 from octavo_engine.tokenization.tokenizer import check_vocab
 
 if TYPE_CHECKING:
@@ -156,8 +157,8 @@ class AsyncEngine:
         stream: bool = True,
         tap: Tap[RequestOutput] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """News of the request until it is finished; with `stream` false only one, with everything.
-        Those that `tap` takes do not come here.
+        """News of the request until it is finished, each what `params.output_kind` says; with
+        `stream` false only one, with everything. `tap` takes deltas, which do not come here.
 
         With `told` a request is resumed that another engine began: the news are what comes after.
         A slow reader loses nothing: what it has not read is joined into one output. Closing the
@@ -189,12 +190,24 @@ class AsyncEngine:
         )
         request = self._submit(submission)
         reader = self._readers[request] = Reader(
-            request, silent=not stream, tap=tap, interval=self.config.stream_interval
+            request,
+            silent=not stream or params.output_kind is RequestOutputKind.FINAL_ONLY,
+            tap=tap,
+            interval=max(self.config.stream_interval, params.stream_interval or 1),
         )
         try:
-            while not (output := await reader.next()).finished:
+            so_far: RequestOutput | None = None
+            while True:
+                output = await reader.next()
+                if params.output_kind is RequestOutputKind.CUMULATIVE:
+                    if so_far is None:
+                        so_far = output
+                    else:
+                        so_far.absorb(output)
+                    output = so_far.copy()
                 yield output
-            yield output
+                if output.finished:
+                    break
         finally:
             self._close(request)
 

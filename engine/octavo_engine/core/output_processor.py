@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from octavo_engine.core.flat_logprobs import FlatLogprobs
 from octavo_engine.core.outputs import (
     CompletionOutput,
     DecodedLogprobs,
@@ -26,12 +27,14 @@ from octavo_engine.core.repetition import RepetitionWatch
 from octavo_engine.core.seeds import key
 from octavo_engine.errors import DeadlineExceeded, GenerationFailed, RequestError
 from octavo_engine.state.request import EngineRequest
+from octavo_engine.state.sampling_params import RequestOutputKind
 from octavo_engine.tokenization.detokenizer import Detokenizer
 from octavo_engine.tokenization.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from octavo_engine.core.outputs import PromptLogprobs
     from octavo_engine.core.told import Told
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import FinishReason, SequenceOutput, TokenLogprobs
@@ -41,7 +44,15 @@ if TYPE_CHECKING:
 
 # What is settled or searched here, as the core has it, which knows sequences and tokens only.
 _OURS: Mapping[str, object] = MappingProxyType(
-    {"n": 1, "seed": None, "stop": (), "repetition_detection": None}
+    {
+        "n": 1,
+        "seed": None,
+        "stop": (),
+        "repetition_detection": None,
+        "flat_logprobs": False,
+        "output_kind": RequestOutputKind.DELTA,
+        "stream_interval": None,
+    }
 )
 
 
@@ -286,11 +297,11 @@ class OutputProcessor:
         new.token_ids += ids[:kept]
         new.num_tokens = answer.num_tokens
         if params.logprobs is not None:
-            decoded = [
-                self._decode(entry, params.logprobs, offset)
-                for entry, offset in zip(output.logprobs[:kept], offsets, strict=False)
-            ]
-            new.logprobs = decoded if new.logprobs is None else new.logprobs + decoded
+            if new.logprobs is None:
+                new.logprobs = FlatLogprobs() if params.flat_logprobs else []
+            is_ranked = not params.logprob_token_ids
+            for entry, offset in zip(output.logprobs[:kept], offsets, strict=False):
+                new.logprobs.append(self._decode(entry, params.logprobs, offset, is_ranked))
         if stop is not None:
             self._finish(answer, new, "stop", stop)
         elif repeated is not None:
@@ -436,14 +447,19 @@ class OutputProcessor:
             return
         first = request.answers[request.first]
         if first.num_tokens == len(first.told_ids):
-            decoded = [self._decode(entry, wanted) for entry in request.prompt_logprobs]
-            request.news().prompt_logprobs = [None, *decoded]
+            flat = request.submission.params.flat_logprobs
+            decoded: PromptLogprobs = FlatLogprobs() if flat else []
+            decoded.append(None)
+            decoded.extend(self._decode(entry, wanted) for entry in request.prompt_logprobs)
+            request.news().prompt_logprobs = decoded
             request.prompt_logprobs = []
 
-    def _decode(self, entry: TokenLogprobs, alternatives: int, offset: int = 0) -> DecodedLogprobs:
+    def _decode(
+        self, entry: TokenLogprobs, alternatives: int, offset: int = 0, is_ranked: bool = True
+    ) -> DecodedLogprobs:
         text, raw = self._tokenizer.token_text, self._tokenizer.token_bytes
         top = [
-            TokenChoice(token, text(token), raw(token), logprob, rank)
+            TokenChoice(token, text(token), raw(token), logprob, rank if is_ranked else None)
             for rank, (token, logprob) in enumerate(
                 zip(entry.top_ids[:alternatives], entry.top_logprobs, strict=False), start=1
             )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
+    from octavo_engine.core.flat_logprobs import FlatLogprobs
     from octavo_engine.state.outputs import FinishReason
 
 
@@ -16,12 +17,12 @@ class TokenChoice(NamedTuple):
     text: str  # as decoded alone; the replacement character where its bytes are no whole character
     bytes: bytes
     logprob: float
-    rank: int  # 1 = the most likely
+    rank: int | None  # 1 = the most likely; None of tokens that were asked for by their ids
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedLogprobs:
-    """The token at a position and the most likely ones there, best first."""
+    """The token at a position and the most likely ones there, best first, or those asked for."""
 
     token_id: int
     text: str
@@ -32,6 +33,9 @@ class DecodedLogprobs:
     offset: int = 0  # of the answer's characters so many are complete before it; of prompts unknown
 
 
+PromptLogprobs: TypeAlias = "list[DecodedLogprobs | None] | FlatLogprobs[DecodedLogprobs | None]"
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """News of one answer: its text, tokens and logprobs, what is new or all, see RequestOutput."""
@@ -39,7 +43,8 @@ class CompletionOutput:
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[DecodedLogprobs] | None = None  # one a token; None unless asked for
+    # One a token; None unless asked for.
+    logprobs: list[DecodedLogprobs] | FlatLogprobs[DecodedLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop id; None for end of text
     num_tokens: int = 0  # generated so far in all, resumed ones included
@@ -58,9 +63,10 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """News of one request. From AsyncEngine it carries what is new since the last, from LLM all.
+    """News of one request. From LLM it carries all, from AsyncEngine what is new since the last
+    unless `output_kind` says otherwise.
 
-    `outputs` holds only the answers that have news, in the order of their index.
+    `outputs` holds only the answers that there is something of, in the order of their index.
     """
 
     request_id: str
@@ -71,7 +77,7 @@ class RequestOutput:
     num_cached_tokens: int = 0  # prompt tokens that were not computed again
     queued_s: float | None = None  # wait before the first step, of the first answer
     # One entry a prompt token, None for the first; whole in the output that brings the first token.
-    prompt_logprobs: list[DecodedLogprobs | None] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
     def absorb(self, later: RequestOutput) -> None:
         """Take in what came later, so that two pieces of news read as one."""
@@ -86,7 +92,7 @@ class RequestOutput:
             if old.logprobs is None:
                 old.logprobs = new.logprobs
             elif new.logprobs is not None:
-                old.logprobs += new.logprobs
+                old.logprobs.extend(new.logprobs)
             old.finish_reason = new.finish_reason
             old.stop_reason = new.stop_reason
             old.num_tokens = new.num_tokens
@@ -99,3 +105,15 @@ class RequestOutput:
             self.queued_s = later.queued_s
         if later.prompt_logprobs is not None:
             self.prompt_logprobs = later.prompt_logprobs
+
+    def copy(self) -> RequestOutput:
+        """What stays as it is when this one absorbs more."""
+        outputs = [
+            replace(
+                output,
+                token_ids=output.token_ids[:],
+                logprobs=None if output.logprobs is None else output.logprobs[:],
+            )
+            for output in self.outputs
+        ]
+        return replace(self, outputs=outputs)

@@ -38,6 +38,7 @@ def settle_params(
     check_prompt(prompt_token_ids, info)
     _check_ids("stop_token_ids", params.stop_token_ids, info)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), info)
+    _check_ids("logprob_token_ids", params.logprob_token_ids, info)
     _check_ids("logit_bias", params.logit_bias or (), info)
     for word in params.bad_words_token_ids:
         _check_ids("bad_words_token_ids", word, info)
@@ -50,6 +51,8 @@ def settle_params(
         changes["max_tokens"] = max_tokens
     for name in ("logprobs", "prompt_logprobs"):
         wanted = getattr(params, name)
+        if name == "logprobs" and params.logprob_token_ids:
+            continue  # as many as are named
         if wanted is not None and (wanted == -1 or wanted > info.vocab_size):
             changes[name] = info.vocab_size
     if params.bad_words:

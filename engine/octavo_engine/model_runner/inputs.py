@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from octavo_engine.backends.backend import Step
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.model_runner.wishes import RowWishes
-from octavo_engine.sampling.adjust import AdjustedRow, build_lists
+from octavo_engine.sampling.adjust import AdjustedRow, build_lists, ragged
 from octavo_engine.sampling.batch import SamplingBatch
 from octavo_engine.sampling.processors import ProcessedRow
 from octavo_engine.sampling.rows import fill_row, new_table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from octavo_engine.sampling.processors import ProcessorRegistry
     from octavo_engine.state.batch import BlockCopy, ScheduledBatch
     from octavo_engine.state.sequence import Sequence
@@ -179,17 +181,24 @@ class StepInputs:
         if wishes.prompt_logprobs and not built.is_decode:
             wanted = max(wanted, *(wishes.prompt_logprobs.get(row, -1) for row in batch.rows))
         sampling.num_logprobs = wanted
+        if wishes.asked:
+            lists = {
+                index: wishes.asked[row]
+                for row, indices in _sampled_rows(batch, built)
+                if row in wishes.asked
+                for index in indices
+            }
+            sampling.asked = ragged(lists, len(sampling.rows))
 
     def _add_edits(self, batch: ScheduledBatch, built: BuiltStep) -> None:
         wishes, sampling = self.wishes, built.sampling
         adjusted: list[AdjustedRow] = []
         processed: list[ProcessedRow] = []
-        ends = built.logit_starts[1:].tolist()
-        for i, row in enumerate(batch.rows):
+        for row, indices in _sampled_rows(batch, built):
             adjustments, processors = wishes.adjustments.get(row), wishes.processors.get(row)
-            if not batch.samples[i] or (adjustments is None and processors is None):
+            if adjustments is None and processors is None:
                 continue
-            for index in range(ends[i] - 1 - len(batch.drafts.get(i, ())), ends[i]):
+            for index in indices:
                 tokens = self.token_ids[row, : int(sampling.positions[index])]
                 if adjustments is not None:
                     num_prompt_tokens = int(self.table["num_prompt_tokens"][row])
@@ -198,6 +207,14 @@ class StepInputs:
                     processed.append(ProcessedRow(index, processors, tokens))
         sampling.bias, sampling.allowed = build_lists(adjusted, len(sampling.rows))
         sampling.processed = processed
+
+
+def _sampled_rows(batch: ScheduledBatch, built: BuiltStep) -> Iterator[tuple[int, range]]:
+    """Row of each sequence that samples, and the rows of logits in which it does."""
+    ends = built.logit_starts[1:].tolist()
+    for i, row in enumerate(batch.rows):
+        if batch.samples[i]:
+            yield row, range(ends[i] - 1 - len(batch.drafts.get(i, ())), ends[i])
 
 
 def _offsets(lengths: Ints) -> Ints:

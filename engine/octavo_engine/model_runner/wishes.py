@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.sampling.adjust import Adjustments
 from octavo_engine.sampling.processors import ProcessorRegistry, failing_processor
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from octavo_engine.sampling.processors import LogitsProcessor
     from octavo_engine.state.request import EngineRequest
 
@@ -30,6 +34,7 @@ class RowWishes:
         self.adjustments: dict[int, Adjustments] = {}
         self.processors: dict[int, tuple[LogitsProcessor, ...]] = {}
         self.logprobs: dict[int, int] = {}
+        self.asked: dict[int, NDArray[np.int32]] = {}  # tokens to tell of, not the likeliest
         self.prompt_logprobs: dict[int, int] = {}
 
     def fill(self, row: int, request: EngineRequest) -> None:
@@ -38,6 +43,8 @@ class RowWishes:
         _put(self.adjustments, row, Adjustments.of(request))
         _put(self.processors, row, self._resolve(request))
         _put(self.logprobs, row, params.logprobs)
+        asked = params.logprob_token_ids
+        _put(self.asked, row, np.array(asked, np.int32) if asked else None)
         _put(self.prompt_logprobs, row, params.prompt_logprobs)
 
     def _resolve(self, request: EngineRequest) -> tuple[LogitsProcessor, ...] | None:

@@ -14,7 +14,7 @@ import numpy as np
 from octavo_engine.sampling.batch import Ragged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -96,6 +96,16 @@ def build_lists(rows: Iterable[AdjustedRow], num_rows: int) -> Lists:
         if allowed_lengths.any()
         else None,
     )
+
+
+def ragged(lists: Mapping[int, NDArray[np.int32]], num_rows: int) -> Ragged | None:
+    """Of the lists by row; the other rows have none. None if nobody has any."""
+    if not lists:
+        return None
+    lengths = np.zeros(num_rows, np.int32)
+    for row, ids in lists.items():
+        lengths[row] = len(ids)
+    return Ragged(_starts(lengths), np.concatenate([lists[row] for row in sorted(lists)]))
 
 
 def _ends_with(ids: NDArray[np.int32], tail: Sequence[int]) -> bool:

@@ -73,6 +73,7 @@ class SamplingBatch:
     bias: Ragged | None = None
     allowed: Ragged | None = None  # an empty list allows everything
     num_logprobs: int = -1  # -1: none wanted; otherwise the most alternatives that any row wants
+    asked: Ragged | None = None  # tokens to tell of in place of the likeliest; an empty list: none
     processed: Sequence[ProcessedRow] = ()  # rows for custom processors, before all else
     masks: PendingMasks | None = None  # of rows that must keep to a grammar
     # [S]  whether the last token before it is one that `Step.awaited` tells of; None: no row's is
@@ -87,5 +88,5 @@ class Sampled:
     status: NDArray[np.uint8]  # [S]  SAMPLED_*
     logprobs: NDArray[np.float32] | None = None  # [S]
     ranks: NDArray[np.int32] | None = None  # [S]  1 = the most likely
-    top_ids: NDArray[np.int32] | None = None  # [S, K]
+    top_ids: NDArray[np.int32] | None = None  # [S, K]  the likeliest, or those asked for; -1: none
     top_logprobs: NDArray[np.float32] | None = None  # [S, K]

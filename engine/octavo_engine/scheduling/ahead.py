@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.scheduling.background import must_make_way
 
 if TYPE_CHECKING:
     from octavo_engine.scheduling.scheduler import Scheduler
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 def can_plan_ahead(scheduler: Scheduler) -> bool:
     """Whether schedule() may be called before the batch under way is reported."""
+    if must_make_way(scheduler):
+        return False
     num_growing = 0
     # Hot path: once per running sequence.
     for sequence in scheduler.running:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from octavo_engine.state.batch import ScheduledBatch
     from octavo_engine.state.sequence import Sequence
 
+MIN_CHUNK = 16  # prefill tokens that a step computes however slow it is: prompts must advance
+
 
 def schedule_chunks(
     batch: ScheduledBatch, behind: List[Sequence], budget: int, *, spare_logits: int

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from operator import attrgetter
 from typing import TYPE_CHECKING
+
+from octavo_engine.state.request import BACKGROUND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +25,10 @@ def place_in_line(
 
     Under `fcfs` the order of arrival. Under `priority` a level is worth `aging_s` seconds of
     waiting, so a stream of urgent requests delays the others by a bounded time and never for good.
+    Under both, what is in the background comes behind everything else.
     """
+    if priority >= BACKGROUND:
+        return (math.inf, number)
     if config.policy == "fcfs":
         return (0.0, number)
     return (arrived_at + priority * config.aging_s, number)

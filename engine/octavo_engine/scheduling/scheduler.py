@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import InvalidRequest, QueueFull
 from octavo_engine.kv.manager import KVManager
-from octavo_engine.scheduling import limits
+from octavo_engine.scheduling import background, limits
 from octavo_engine.scheduling.admission import AdmissionControl
-from octavo_engine.scheduling.chunks import demand, is_long, schedule_chunks
+from octavo_engine.scheduling.chunks import MIN_CHUNK, demand, is_long, schedule_chunks
 from octavo_engine.scheduling.deadlines import Deadlines
 from octavo_engine.scheduling.invariants import check_invariants
 from octavo_engine.scheduling.ngrams import NgramGuesser
 from octavo_engine.scheduling.policy import WaitingQueue, by_order, place_in_line
-from octavo_engine.scheduling.speculation import Speculation
+from octavo_engine.scheduling.speculation import Speculation, count_drafts
 from octavo_engine.scheduling.step_time import StepTimeModel
 from octavo_engine.state.batch import BlockGrowth, ScheduledBatch
 from octavo_engine.state.outputs import EngineStats, SequenceOutput
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from octavo_engine.state.request import EngineRequest
 
 SPARE_LOGITS = 64  # rows of logits in a step beyond one a sequence, for prompt log-probabilities
-MIN_CHUNK = 16  # prefill tokens that a step computes however slow it is: prompts must advance
 ALONE = 4  # times max_step_ms is a step long in which nobody decodes
 MAX_LONG = 2  # prompts longer than half a step's room that run at once: more would only hold memory
 LONG_LOOK_STEPS = 8  # after so many, a long prompt may have become short: its prefix is cached
@@ -84,6 +83,9 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._admission = AdmissionControl()
         self._step_time = StepTimeModel()
+        self._background = background.Background(
+            self._step_time, max_step_s=config.max_step_ms / 1e3
+        )
         self._speculation: Speculation | None = None
         if speculation is not None:
             self._speculation = Speculation(lambda _: NgramGuesser(speculation))
@@ -152,10 +154,16 @@ class Scheduler:
         for sequence in self._deadlines.pop_expired(now):
             self._finished.append(self._finish(sequence, "deadline"))
 
+        while background.must_make_way(self):
+            self._preempt(self.running[-1])
+            if next(iter(self.waiting)).blocked_at is not None:
+                break  # for memory one is given up a step: it may be enough
         batch = ScheduledBatch()
         budget = self.config.max_num_batched_tokens
         num_preemptions = self._stats.preemptions
         behind: list[Sequence] = []
+        held: list[Sequence] = []  # as behind, but in no hurry beside others
+        is_shared = background.others_run(self)
         # Hot path: once per running sequence. Preemption shortens the list from its end meanwhile.
         for sequence in self.running:
             start = sequence.num_computed_tokens + sequence.num_ahead
@@ -165,10 +173,12 @@ class Scheduler:
             if rest > 1:
                 if sequence.grammar is not None and not self._grow_to_end(sequence, batch):
                     break
-                behind.append(sequence)
+                (held if is_shared and sequence.is_background else behind).append(sequence)
                 continue
             if budget == 0:
                 break
+            if is_shared and sequence.is_background and not self._background.pay_row():
+                continue
             if rest == 0 and len(sequence.token_ids) + 1 >= sequence.max_num_tokens:
                 continue  # the token under way is its last
             if start == len(sequence.block_table) * BLOCK_SIZE and not self._grow(sequence, batch):
@@ -193,13 +203,16 @@ class Scheduler:
                 batch, self.kv, self._step_time, max_tokens=min(room, spare_logits)
             )
             num_drafts = batch.num_tokens - num_decodes
-        if behind or has_room:
+        if behind or held or has_room:
             budget = self._prefill_budget(budget - num_drafts, num_decodes + num_drafts)
             if has_room:
-                self._admit(batch, behind, budget, now)
+                self._admit(batch, behind, held, budget, now)
             spare_logits = self.max_num_logits - len(self.running) - num_drafts
             schedule_chunks(batch, behind, budget, spare_logits=spare_logits)
-        self._behind = behind
+            if held and not behind:
+                budget = min(budget, self._background.pay_prompt(held[0]))
+                schedule_chunks(batch, held[:1], budget, spare_logits=spare_logits)
+        self._behind = behind + held
         return batch
 
     def update(
@@ -259,10 +272,11 @@ class Scheduler:
         self._admission.after_step()
         num_decodes, num_tokens = batch.num_decodes, batch.num_tokens
         if step_s > 0.0:
+            self._background.earn(step_s)
             self._step_time.observe(num_decodes, num_tokens - num_decodes, step_s)
         stats = self._stats
         if drafts:
-            self._count_drafts(batch, result)
+            count_drafts(stats, batch, result)
         stats.steps += 1
         stats.generation_tokens += num_generated
         stats.step_ms = step_s * 1e3
@@ -276,17 +290,6 @@ class Scheduler:
         if sequence.grammar is not None:
             for token in accepted:
                 sequence.grammar.accept(token)
-
-    def _count_drafts(self, batch: ScheduledBatch, result: StepResult) -> None:
-        stats = self._stats
-        stats.spec_drafts += len(batch.drafts)
-        stats.spec_draft_tokens += sum(map(len, batch.drafts.values()))
-        per_pos = stats.spec_accepted_per_pos
-        for accepted in result.accepted.values():
-            stats.spec_accepted_tokens += len(accepted)
-            per_pos += [0] * (len(accepted) - len(per_pos))
-            for place in range(len(accepted)):
-                per_pos[place] += 1
 
     def _follow(self, sequence: Sequence, output: SequenceOutput, forced: Iterable[int]) -> int:
         """Take the new token through the grammar, and append what must follow it. Returns how many
@@ -338,8 +341,9 @@ class Scheduler:
     # -- those that wait -------------------------------------------------------------------------
 
     def _admit(
-        self, batch: ScheduledBatch, behind: list[Sequence], budget: int, now: float
-    ) -> None:
+        self, batch: ScheduledBatch, behind: list[Sequence], held: list[Sequence], budget: int,
+        now: float,
+    ) -> None:  # fmt: skip
         """Let waiting sequences run while the step has room for their tokens and memory for them.
 
         One that memory does not suffice for may be passed by smaller ones, for `aging_s` seconds;
@@ -352,14 +356,17 @@ class Scheduler:
             num_long = sum(is_long(length, budget) for length in lengths)
             if not self.free_rows or len(lengths) >= budget or demand(lengths, budget) >= budget:
                 break  # who is let in computes at least one token now
-            if sequence.awaits in self.kv.computing:
+            is_held = sequence.is_background and background.others_run(self)
+            if is_held and (behind or held or not self._background.has_credit):
+                break
+            if background.waits_for_prefix(self, sequence, sequence.awaits):
                 continue
             has_no_place = num_long >= MAX_LONG
             if has_no_place and self._stats.steps < sequence.long_until_step:
                 continue
             match = self.kv.match(sequence)
             sequence.awaits = match.awaits
-            if match.awaits is not None:
+            if background.waits_for_prefix(self, sequence, match.awaits):
                 continue
             length = sequence.num_tokens - match.num_tokens
             if self._is_hopeless(sequence, length, now):
@@ -378,7 +385,7 @@ class Scheduler:
                     break
                 continue
             self._start(sequence, match, batch, now)
-            behind.append(sequence)
+            (held if is_held else behind).append(sequence)
             lengths.append(length)
             reserved += reserve
         behind.sort(key=by_order)
@@ -410,9 +417,11 @@ class Scheduler:
     def _prefill_budget(self, budget: int, num_decodes: int) -> int:
         """Tokens that leave the step short enough for who decodes in it or may arrive meanwhile."""
         max_step_s = self.config.max_step_ms / 1e3
-        if num_decodes == 0:
-            if self._step_time.prefill_s(1) == 0.0:
-                return budget  # nobody waits for a token, and nothing is known yet
+        if num_decodes == 0 and self._step_time.prefill_s(1) == 0.0:
+            return budget  # nobody waits for a token, and nothing is known yet
+        if background.is_alone(self):
+            max_step_s *= background.ALONE
+        elif num_decodes == 0:
             max_step_s *= ALONE
         in_time = self._step_time.prefill_tokens(max_step_s, num_decodes=num_decodes)
         return min(budget, max(in_time, MIN_CHUNK))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from octavo_engine.kv.manager import KVManager
     from octavo_engine.scheduling.step_time import StepTimeModel
     from octavo_engine.state.batch import ScheduledBatch
+    from octavo_engine.state.outputs import EngineStats, StepResult
     from octavo_engine.state.sequence import Sequence
 
 
@@ -145,3 +146,15 @@ def _with_room(
             return drafts[: len(sequence.block_table) * BLOCK_SIZE - length]
         batch.grown.append(BlockGrowth(sequence.row, len(sequence.block_table) - 1, block_id))
     return drafts
+
+
+def count_drafts(stats: EngineStats, batch: ScheduledBatch, result: StepResult) -> None:
+    """Add up how many were guessed, and how far they came true."""
+    stats.spec_drafts += len(batch.drafts)
+    stats.spec_draft_tokens += sum(map(len, batch.drafts.values()))
+    per_pos = stats.spec_accepted_per_pos
+    for accepted in result.accepted.values():
+        stats.spec_accepted_tokens += len(accepted)
+        per_pos += [0] * (len(accepted) - len(per_pos))
+        for place in range(len(accepted)):
+            per_pos[place] += 1

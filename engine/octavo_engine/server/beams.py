@@ -26,9 +26,9 @@ MAX_LENGTH_PENALTY = 10  # a length to its power is a number still
 # What would change which texts are likely, or would have to be told of each. Temperature and the
 # like change nothing there.
 _EXCLUDED = (
-    "stream", "stop", "stop_token_ids", "min_tokens", "logprobs", "prompt_logprobs", "logit_bias",
-    "bad_words", "allowed_token_ids", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "repetition_detection", "logits_processors",
+    "stream", "stop", "stop_token_ids", "min_tokens", "logprobs", "logprob_token_ids",
+    "prompt_logprobs", "logit_bias", "bad_words", "allowed_token_ids", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "repetition_detection", "logits_processors",
 )  # fmt: skip
 
 

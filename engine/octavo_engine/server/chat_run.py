@@ -19,7 +19,7 @@ from octavo_engine.server.usage import Usage
 from octavo_engine.tokenization.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from octavo_engine.core.news import Tap
     from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs, RequestOutput
@@ -60,7 +60,7 @@ class ChoiceNews:
     # empty where the text is the content as it comes.
     events: list[Event | Token] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[DecodedLogprobs] | None = None  # one a token, where asked
+    logprobs: Sequence[DecodedLogprobs] | None = None  # one a token, where asked
     finish_reason: str | None = None  # the engine's, or tool_calls
     stop_reason: str | int | None = None
     num_tokens: int = 0  # of the whole answer so far

@@ -14,6 +14,7 @@ from octavo_engine.core.pooling import check_task
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.server import generation, telling
 from octavo_engine.server.exchange import JSON
+from octavo_engine.server.http_errors import not_supported
 from octavo_engine.server.logprobs import completion_logprobs, prompt_logprobs
 from octavo_engine.server.orca import load_headers
 from octavo_engine.server.params import check_sizes, sampling_params
@@ -29,7 +30,9 @@ from octavo_engine.server.usage import Usage
 from octavo_engine.tokenization.detokenizer import offsets
 
 if TYPE_CHECKING:
-    from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs
+    from collections.abc import Sequence
+
+    from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs, PromptLogprobs
     from octavo_engine.server.exchange import Exchange
     from octavo_engine.server.service import Service
 
@@ -77,6 +80,15 @@ async def prepare(exchange: Exchange, service: Service, request: CompletionReque
     if request.max_tokens == 0 and not no_tokens:
         raise InvalidRequest(
             "max_tokens 0 is for echo: true, which scores the prompt", param="max_tokens"
+        )
+    if request.thinking_token_budget not in (None, -1):
+        raise not_supported(
+            "thinking_token_budget", "only of a chat are thoughts told from what is said"
+        )
+    if no_tokens and request.logprob_token_ids:
+        raise InvalidRequest(
+            "logprob_token_ids is of tokens that are generated; with max_tokens 0 there are none",
+            param="logprob_token_ids",
         )
     tokenizer, info = service.engine.tokenizer, service.engine.info
     special = request.add_special_tokens is not False
@@ -193,7 +205,7 @@ def _choice(
 
 
 def _logprobs(
-    service: Service, asked: Asked, news: RequestOutput, entries: list[DecodedLogprobs], *,
+    service: Service, asked: Asked, news: RequestOutput, entries: Sequence[DecodedLogprobs], *,
     echo: str, opening: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Of the new tokens, and before them of the prompt's when it is echoed."""
@@ -252,7 +264,7 @@ class _Teller:
         self._begun = set(asked.opened)  # choices that have had their first chunk
         # Of the prompts that are echoed with them, and choices that came before them:
         self._wants_scores = bool(request.echo) and request.logprobs is not None
-        self._scores: dict[int, list[DecodedLogprobs | None]] = {}
+        self._scores: dict[int, PromptLogprobs] = {}
         self._early: dict[int, RequestOutput] = {}
         self._unfinished = len(job.prompts)
         if asked.no_tokens:

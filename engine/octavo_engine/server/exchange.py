@@ -68,6 +68,9 @@ class Line(Protocol):
     def unwatch(self, left: Callable[[], None]) -> None: ...
 
 
+IN_BACKGROUND = "octavo.background"  # in the scope of a request that the server makes itself
+
+
 class Exchange:
     """Raw ASGI underneath; nothing here knows what is asked."""
 
@@ -90,6 +93,11 @@ class Exchange:
 
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")
+
+    @property
+    def is_background(self) -> bool:
+        """Nobody waits for its answer: it gets what others leave. No client can say so."""
+        return bool(self.scope.get(IN_BACKGROUND))
 
     @property
     def wants_tokens(self) -> bool:

@@ -24,6 +24,7 @@ from octavo_engine.server.residency import Answers
 from octavo_engine.server.running import names_of
 from octavo_engine.server.stopwatch import Stopwatch
 from octavo_engine.server.together import all_of
+from octavo_engine.state.request import BACKGROUND
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -100,7 +101,7 @@ async def routed(
     exchange: Exchange, service: Service, job: Job, kind: Kind, *, text: str | None = None,
     render_next: Callable[[str], Awaitable[str]] | None = None,
 ) -> Job:  # fmt: skip
-    """The job with the route keys of its first prompt and the time it has left.
+    """The job with the route keys of its first prompt, the time it has left, and its place in line.
 
     Of a chat, `text` is its rendered prompt. A server that no router ever listened to does not
     pay for keys; what it cached before the first one came is named when it is used again.
@@ -110,6 +111,8 @@ async def routed(
         route = await service.labeller.route(
             exchange.fields, kind, job.prompts[0], text, render_next=render_next
         )
+    if exchange.is_background:
+        job = dataclasses.replace(job, priority=BACKGROUND)
     left_s = exchange.time_left_s(service.settings.request_timeout_s)
     if route is None and left_s is None:  # as it was made
         return job

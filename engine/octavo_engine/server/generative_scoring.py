@@ -1,8 +1,8 @@
 """POST /generative_scoring: how likely a model goes on with each of some tokens, per item.
 
-Each label is the only token allowed in a run of one token, and its log-probability is taken, which
-is of the model's own distribution over all tokens. So any number of labels is exact, and all but
-the first find their prompt in the prefix cache.
+Log-probabilities are of the model's own distribution over all tokens, whatever it would say. One
+run tells of as many labels as `logprob_token_ids` holds; further ones find their prompt in the
+prefix cache.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import aclosing
+from itertools import chain
 from typing import Any, Literal
 
 import msgspec
@@ -23,7 +24,7 @@ from octavo_engine.server.request_ids import adopt
 from octavo_engine.server.schemas import SamplingFields
 from octavo_engine.server.service import Service  # noqa: TC001
 from octavo_engine.server.together import all_of
-from octavo_engine.state.sampling_params import SamplingParams
+from octavo_engine.state.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 
 Text = str | list[int]
 
@@ -68,9 +69,13 @@ async def generative_scoring(exchange: Exchange, service: Service) -> None:
     _check(service, request)
     id_ = f"score-{exchange.request_id}"
     prompts = [await _prompt(service, request, item) for item in request.items]
-    jobs = [_job(service, request, id_, prompts, label) for label in request.label_token_ids]
+    labels = request.label_token_ids
+    jobs = [
+        _job(service, request, id_, prompts, labels[start : start + MAX_LOGPROB_TOKEN_IDS])
+        for start in range(0, len(labels), MAX_LOGPROB_TOKEN_IDS)
+    ]
     async with exchange.while_present():
-        # [label][item]
+        # [part of the labels][item][label]
         logprobs = await all_of([_logprobs(service, job) for job in jobs])
     count = sum(map(len, prompts))
     answer = GenerativeScores(
@@ -78,8 +83,8 @@ async def generative_scoring(exchange: Exchange, service: Service) -> None:
         created=int(time.time()),
         model=model,
         data=[
-            _scores(index, [each[index] for each in logprobs], softmax=request.apply_softmax)
-            for index in range(len(prompts))
+            _scores(index, [*chain(*parts)], softmax=request.apply_softmax)
+            for index, parts in enumerate(zip(*logprobs, strict=True))
         ],
         usage={
             "prompt_tokens": count, "total_tokens": count, "completion_tokens": 0,
@@ -104,9 +109,10 @@ def _check(service: Service, request: GenerativeScoringRequest) -> None:
     if not request.items:
         raise InvalidRequest("items needs at least one item", param="items")
     limit = service.settings.limits.max_sequences
-    if len(labels) * len(request.items) > limit:
+    if math.ceil(len(labels) / MAX_LOGPROB_TOKEN_IDS) * len(request.items) > limit:
         raise InvalidRequest(
-            f"{len(request.items)} items times {len(labels)} labels are more than {limit}",
+            f"{len(request.items)} items with {len(labels)} labels each are more than {limit} "
+            f"prompts, at {MAX_LOGPROB_TOKEN_IDS} labels a prompt",
             param="items",
         )
     if isinstance(request.query, list) and any(isinstance(item, str) for item in request.items):
@@ -126,23 +132,23 @@ async def _prompt(service: Service, request: GenerativeScoringRequest, item: Tex
 
 def _job(
     service: Service, request: GenerativeScoringRequest, id_: str, prompts: list[list[int]],
-    label: int,
+    labels: list[int],
 ) -> generation.Job:  # fmt: skip
     fields = SamplingFields(cache_salt=request.cache_salt, priority=request.priority)
     params = SamplingParams(
-        max_tokens=1, temperature=0.0, logprobs=0, allowed_token_ids=(label,), detokenize=False
+        max_tokens=1, temperature=0.0, logprob_token_ids=tuple(labels), detokenize=False
     )
     return generation.make_job(service, fields, id_, prompts, params)
 
 
-async def _logprobs(service: Service, job: generation.Job) -> list[float]:
-    """Of the job's one label, for each prompt."""
-    values = [-math.inf] * len(job.prompts)
+async def _logprobs(service: Service, job: generation.Job) -> list[list[float]]:
+    """Of the job's labels, for each prompt."""
+    values: list[list[float]] = [[] for _ in job.prompts]
     async with aclosing(generation.run(service, job, stream=False)) as pieces:
         async for piece in pieces:
             for output in piece.news.outputs:
                 for entry in output.logprobs or ():
-                    values[piece.prompt_index] = entry.logprob
+                    values[piece.prompt_index] = [choice.logprob for choice in entry.top]
     return values
 
 

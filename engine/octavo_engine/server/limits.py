@@ -20,6 +20,7 @@ class Limits:
     max_messages: int = 4096
     max_pooling_items: int = 2048  # texts to embed, score or classify in one request
     max_pooling_tokens: int = 2**20  # of all of them
+    max_embed_len: int = 0  # tokens of a text to embed; beyond what the model reads in pieces
     max_pooled_numbers: int = 2**23  # in an answer that has some for every token
     max_salt_chars: int = 1024  # cache_salt
     max_stop: int = 64  # stop strings

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from octavo_engine.server.captured import Captured
+from octavo_engine.server.exchange import IN_BACKGROUND
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
 JSON = "application/json"
 
 
-async def post(app: ASGIApp, path: str, body: bytes, *, content_type: str = JSON) -> Captured:
+async def post(
+    app: ASGIApp, path: str, body: bytes, *, content_type: str = JSON, is_background: bool = False
+) -> Captured:
     """The whole answer. Cancelling it is what a client does that leaves."""
     scope = {
         "type": "http",
@@ -30,6 +33,7 @@ async def post(app: ASGIApp, path: str, body: bytes, *, content_type: str = JSON
             (b"content-length", str(len(body)).encode()),
         ],
         "client": None,
+        IN_BACKGROUND: is_background,
         "server": None,
     }
     unread = [body]

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 SAME = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "seed", "include_stop_str_in_output", "ignore_eos", "min_tokens",
-    "skip_special_tokens", "prompt_logprobs", "repetition_detection",
+    "skip_special_tokens", "prompt_logprobs", "repetition_detection", "stream_interval",
 )  # fmt: skip
-LISTS = ("stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors")
+LISTS = (
+    "stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors", "logprob_token_ids",
+)  # fmt: skip
 # Of a model's generation_config, what may serve as a default.
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MAX_LOGIT_BIAS = 100.0
@@ -37,6 +39,12 @@ def sampling_params(
     `max_tokens` None fills the context."""
     if logprobs is not None:
         check_logprobs("logprobs", logprobs, limits.max_logprobs)
+    if request.logprob_token_ids:
+        if logprobs is None:
+            raise InvalidRequest(
+                "logprob_token_ids needs logprobs to be set too", param="logprob_token_ids"
+            )
+        logprobs = None  # these come in place of the likeliest, however many those were to be
     fields: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs}
     for name in MODEL_DEFAULTS:
         if name in defaults:

@@ -11,6 +11,7 @@ import msgspec
 
 from octavo_engine.server import chat_request, completions
 from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's signature)
+from octavo_engine.server.http_errors import not_supported
 from octavo_engine.server.schemas import ChatCompletionRequest, CompletionRequest
 from octavo_engine.server.service import Service  # noqa: TC001
 
@@ -41,14 +42,22 @@ class Rendered(msgspec.Struct, kw_only=True):
 async def render_completion(exchange: Exchange, service: Service) -> None:
     """One entry a prompt."""
     request = await exchange.json(CompletionRequest)
+    _check(request)
     asked = await completions.prepare(exchange, service, request)
     await exchange.reply(msgspec.json.encode(_rendered(request, asked.model, asked.job)))
 
 
 async def render_chat(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(ChatCompletionRequest)
+    _check(request)
     asked = await chat_request.prepare(exchange, service, request)
     await exchange.reply(msgspec.json.encode(_rendered(request, asked.model, asked.job)[0]))
+
+
+def _check(request: SamplingFields) -> None:
+    """Raises RequestError."""
+    if request.return_token_offsets:
+        raise not_supported("return_token_offsets", "token ids are told without their places")
 
 
 def _rendered(request: SamplingFields, model: str, job: Job) -> list[Rendered]:

@@ -46,6 +46,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     allowed_token_ids: list[int] | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None  # told of in place of the likeliest tokens
+    stream_interval: int | None = None  # tokens worth an event, if above the server's own
     logits_processors: list[str] | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
@@ -70,7 +72,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     guided_grammar: Any = None
     prompt_embeds: Any = None
     kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
     vllm_xargs: Any = None
+    watermarking: Any = None
+    return_token_offsets: bool | None = None  # of no effect but where prompts are only rendered
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -78,6 +83,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
     suffix: Any = None
+    thinking_token_budget: int | None = None  # -1: no limit; any other is for chats
 
 
 class ContentPart(msgspec.Struct, kw_only=True):

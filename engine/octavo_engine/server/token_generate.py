@@ -32,6 +32,7 @@ class TokenParams(SamplingFields, kw_only=True):
     """Sampling parameters under SamplingParams' names."""
 
     logprobs: int | None = None
+    prompt_logprob_token_ids: Any = None
     detokenize: bool | None = None  # of no effect on the answer: it has no text
 
 
@@ -107,7 +108,7 @@ async def _prepare(exchange: Exchange, service: Service, request: TokenRequest) 
     )
     check_sizes(fields, service.settings.limits)
     params = sampling_params(
-        fields, max_tokens=given.max_tokens, logprobs=given.logprobs, defaults={},
+        fields, max_tokens=given.max_tokens, logprobs=_logprobs_wanted(given), defaults={},
         limits=service.settings.limits,
     )  # fmt: skip
     if wants_grammar(given):
@@ -118,6 +119,11 @@ async def _prepare(exchange: Exchange, service: Service, request: TokenRequest) 
     id_ = exchange.request_id
     job = generation.make_job(service, fields, f"gen-{id_}", [request.token_ids], params)
     return _Asked(request=request, id=id_, job=job)
+
+
+def _logprobs_wanted(given: TokenParams) -> int | None:
+    """Tokens that are named need not be counted here."""
+    return 0 if given.logprobs is None and given.logprob_token_ids else given.logprobs
 
 
 async def _whole(exchange: Exchange, service: Service, asked: _Asked) -> None:

@@ -7,6 +7,8 @@ import msgspec
 from octavo_engine.state.labels import Labels  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.sampling_params import SamplingParams  # noqa: TC001  (msgspec reads it)
 
+BACKGROUND = 2**31  # a priority that no client may ask for: only what nobody else needs
+
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sequence to generate. Immutable; crosses the process boundary as msgpack."""

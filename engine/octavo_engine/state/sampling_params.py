@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from enum import Enum
 
 import msgspec
 
@@ -10,6 +11,15 @@ from octavo_engine.errors import InvalidRequest
 from octavo_engine.state.grammar import GrammarSpec  # noqa: TC001  (msgspec reads it)
 
 MAX_SEED = 2**63 - 1
+MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's
+
+
+class RequestOutputKind(Enum):
+    """What each piece of news of a request holds, under vLLM's names and numbers."""
+
+    CUMULATIVE = 0  # all so far
+    DELTA = 1  # what is new
+    FINAL_ONLY = 2  # all, once: at the end
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,7 +56,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_tokens: int | None = 16  # None: as many as the context has room for
     min_tokens: int = 0  # no end of text and no stop id before this many
     logprobs: int | None = None  # alternatives per token beside the chosen one; -1: all there are
+    logprob_token_ids: tuple[int, ...] = ()  # told of in place of the likeliest; sets logprobs
     prompt_logprobs: int | None = None  # as logprobs
+    flat_logprobs: bool = False  # in Python: in a few long lists, see core.flat_logprobs
     logit_bias: dict[int, float] | None = None
     bad_words: tuple[str, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # `bad_words` once tokenised
@@ -57,6 +69,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     grammar: GrammarSpec | None = None  # the answer is a text of this language
     repetition_detection: RepetitionDetection | None = None
     skip_reading_prefix_cache: bool = False  # compute the prompt; others may still find it cached
+    output_kind: RequestOutputKind = (
+        RequestOutputKind.DELTA
+    )  # of AsyncEngine; LLM tells all at the end
+    stream_interval: int | None = None  # tokens worth a piece of news, if above the engine's own
     logits_processors: tuple[str, ...] = ()  # names of entry points in `octavo.logits_processors`
 
     def __post_init__(self) -> None:
@@ -82,6 +98,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})",
                 param="min_tokens",
             )
+        if self.stream_interval is not None:
+            _range("stream_interval", self.stream_interval, 1, 2**31 - 1)
+        self._settle_asked()
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
@@ -95,6 +114,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise InvalidRequest(f"logit_bias[{token}] is not a number", param="logit_bias")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids must not be empty", param="allowed_token_ids")
+
+    def _settle_asked(self) -> None:
+        """`logprobs` is how many tokens are told of; where they are named it follows from them."""
+        count = len(self.logprob_token_ids)
+        if count == 0:
+            return
+        if count > MAX_LOGPROB_TOKEN_IDS:
+            raise InvalidRequest(
+                f"logprob_token_ids must be at most {MAX_LOGPROB_TOKEN_IDS} entries; got {count}",
+                param="logprob_token_ids",
+            )
+        if self.logprobs not in (None, count):
+            raise InvalidRequest(
+                f"logprobs must be the length of logprob_token_ids, {count}, or left out; got "
+                f"{self.logprobs}",
+                param="logprob_token_ids",
+            )
+        msgspec.structs.force_setattr(self, "logprobs", count)
 
     @property
     def is_greedy(self) -> bool:

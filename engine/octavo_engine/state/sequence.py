@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo_engine.state.request import BACKGROUND
+
 if TYPE_CHECKING:
     from octavo_engine.grammar.run import GrammarRun
     from octavo_engine.scheduling.speculation import Guesser
@@ -32,6 +34,7 @@ class Sequence:
         "finish_reason",
         "grammar",
         "guesser",
+        "is_background",
         "long_until_step",
         "max_num_tokens",
         "min_num_tokens",
@@ -74,6 +77,7 @@ class Sequence:
         self.num_ahead = 0  # tokens behind them that a step under way computes
         self.num_scored_tokens = 0  # prompt positions whose log-probabilities were handed out
         self.row = -1  # in the runner's arrays; -1 when not running
+        self.is_background = request.priority >= BACKGROUND
         self.order = order  # place under the policy; lower runs first
         self.finish_reason: FinishReason | None = None
 

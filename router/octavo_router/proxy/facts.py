@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from octavo_engine.protocol.endpoints import EXPLAIN_HEADER, TIMEOUT_HEADER
 from octavo_router.errors import Refused
 from octavo_router.http.request_head import IDEMPOTENCY_KEY
-from octavo_router.proxy.paths import PROXIED, ProxiedPath, kept_path
+from octavo_router.proxy.paths import PROXIED, ProxiedPath, is_one_engines, kept_path
 
 if TYPE_CHECKING:
     from octavo_router.config import RouterConfig
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 _EXPLAIN: Final = EXPLAIN_HEADER.encode()
 _TIMEOUT: Final = TIMEOUT_HEADER.encode()
 _MAX_KEY_BYTES: Final = 255
+_ONE_ENGINES: Final = (
+    "Files and batches are kept by one engine, and the router cannot tell which: ask an engine "
+    "that was started with --files-dir itself, or answer the file with octavo run-batch."
+)
 
 # Probes and scrapers send no key. What these tell holds no prompt, no answer and no key.
 PUBLIC: Final = frozenset(
@@ -102,6 +106,8 @@ class FactReader:
             if any(self._find(other, head.path)[0] for other in ("GET", "POST")):
                 message = f"{head.path} does not take {head.method}."
                 raise Refused(405, "method_not_allowed", message)
+            if is_one_engines(head.path):
+                raise Refused(501, "not_implemented", _ONE_ENGINES)
             raise Refused(404, "not_found", "There is no such route.")
         return HeadFacts(self, handler=handler, route=route, needs_key=head.path not in PUBLIC)
 

@@ -6,6 +6,7 @@ and new ones in later versions.
 
 from __future__ import annotations
 
+import re
 from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -64,9 +65,17 @@ _KEPT: Final = (
     ProxiedPath("/v1/responses/{id}/input_items", ("GET",), is_json=False, is_kept=True),
 )
 
+# What lies in one engine's folder. Which one, nobody could tell once that engine was replaced.
+_ONE_ENGINES: Final = re.compile(r"/v1/(files|batches)(/|$)")
+
 PROXIED: Final[Mapping[str, ProxiedPath]] = MappingProxyType({row.path: row for row in _ROWS})
 _BY_ENDING: Final = {row.path.partition("{id}")[2]: row for row in _KEPT}
 _RESPONSES: Final = "/v1/responses/"
+
+
+def is_one_engines(path: str) -> bool:
+    """Files and batches, which no router can lead to."""
+    return _ONE_ENGINES.match(path) is not None
 
 
 def kept_path(path: str) -> tuple[ProxiedPath | None, str]:

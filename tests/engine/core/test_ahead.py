@@ -129,7 +129,7 @@ def odd_request(rng: random.Random, name: str, stems: list[list[int]]) -> Engine
     wishes: dict[str, Any] = rng.choice(
         [
             {}, {}, {}, {"temperature": 0.0}, {"temperature": 0.0, "logprobs": 3},
-            {"logprobs": 0, "top_k": 20}, {"top_p": 0.8, "min_p": 0.01},
+            {"logprob_token_ids": (9, 1, 5), "top_k": 20}, {"top_p": 0.8, "min_p": 0.01},
             {"stop_token_ids": tuple(range(0, 512, 9)), "ignore_eos": True},
             {"stop_token_ids": tuple(range(0, 512, 5)), "max_tokens": 12, "min_tokens": 6},
             {"repetition_penalty": 1.3}, {"presence_penalty": 1.0, "frequency_penalty": 0.5},

@@ -2,9 +2,11 @@
 
 import asyncio
 import dataclasses
+import itertools
 import threading
 from functools import partial
 
+import msgspec
 import pytest
 
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
@@ -22,7 +24,7 @@ from octavo_engine.errors import (
     QueueFull,
 )
 from octavo_engine.protocol.loading import LoadProgress
-from octavo_engine.state.sampling_params import SamplingParams
+from octavo_engine.state.sampling_params import RequestOutputKind, SamplingParams
 from tests.fakes.backend import FakeBackend
 from tests.fakes.requests import make_prompt
 
@@ -510,3 +512,61 @@ def test_stopping_while_loading_ends_the_wait():
             await waiting
 
     run(test())
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_each_piece_of_news_is_what_the_output_kind_says(n):
+    params = SamplingParams(
+        seed=5, n=n, max_tokens=12, ignore_eos=True, logprobs=1, prompt_logprobs=0
+    )
+
+    async def test():
+        async with Running(config=SLOW) as engine:
+
+            async def told(kind):
+                wish = msgspec.structs.replace(params, output_kind=kind)
+                news = engine.generate(make_prompt(20), wish, request_id="r")
+                return [output async for output in news]
+
+            deltas = await told(RequestOutputKind.DELTA)
+            wholes = await told(RequestOutputKind.CUMULATIVE)
+            finals = await told(RequestOutputKind.FINAL_ONLY)
+        joined = deltas[0].copy()
+        for output in deltas[1:]:
+            joined.absorb(output)
+        assert len(finals) == 1 and len(wholes) > 1
+        for last in (finals[-1], wholes[-1]):
+            assert last.finished and [answer.index for answer in last.outputs] == list(range(n))
+            assert [a.text for a in last.outputs] == [a.text for a in joined.outputs]
+            assert [a.logprobs for a in last.outputs] == [a.logprobs for a in joined.outputs]
+            assert last.prompt_logprobs == joined.prompt_logprobs
+        for before, after in itertools.pairwise(wholes):  # nothing is taken back or changed later
+            assert len(before.outputs) <= len(after.outputs)
+            known = {answer.index: answer for answer in after.outputs}
+            for answer in before.outputs:
+                assert known[answer.index].token_ids[: len(answer.token_ids)] == answer.token_ids
+                assert len(answer.logprobs) == len(answer.token_ids) <= answer.num_tokens
+        lengths = [sum(len(a.token_ids) for a in output.outputs) for output in wholes]
+        assert lengths == sorted(set(lengths))
+
+    run(test())
+
+
+def test_a_request_may_want_larger_pieces_than_the_engine_gives():
+    params = SamplingParams(seed=5, max_tokens=12, ignore_eos=True, stream_interval=5)
+
+    async def test():
+        async with Running() as engine:
+            news = engine.generate(make_prompt(20), params, request_id="r")
+            lengths = [len(output.outputs[0].token_ids) async for output in news]
+        assert sum(lengths) == 12
+        assert all(length >= 5 for length in lengths[1:-1])
+
+    run(test())
+
+
+@pytest.mark.parametrize("interval", [0, -1])
+def test_a_piece_of_no_tokens_is_refused(interval):
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(stream_interval=interval)
+    assert caught.value.param == "stream_interval"

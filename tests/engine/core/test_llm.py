@@ -6,11 +6,13 @@ import os
 import signal
 import threading
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
 
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
+from octavo_engine.core.flat_logprobs import FlatLogprobs
 from octavo_engine.core.llm import LLM, Prompt
 from octavo_engine.errors import ConfigError, ContextLengthExceeded, InvalidRequest, OctavoError
 from octavo_engine.state.sampling_params import SamplingParams
@@ -207,3 +209,64 @@ def test_its_defaults_are_those_of_the_settings():
 
 def vars_of(value):
     return {name: getattr(value, name) for name in value.__slots__}
+
+
+def test_tokens_asked_for_by_id_have_the_log_probabilities_that_all_have():
+    asked = (9, 300, 9, 41)
+    common: dict[str, Any] = {"temperature": 0.0, "max_tokens": 5, "ignore_eos": True}
+    with make_llm(FakeBackend(256)) as llm:
+        every, some, most = llm.generate(
+            ["abc"] * 3,
+            [
+                SamplingParams(**common, logprobs=-1),
+                SamplingParams(**common, logprob_token_ids=asked),
+                SamplingParams(**common, logprob_token_ids=asked, logprobs=4, prompt_logprobs=2),
+            ],
+        )
+    assert some.outputs[0].token_ids == every.outputs[0].token_ids
+    for whole, named in zip(every.outputs[0].logprobs, some.outputs[0].logprobs, strict=True):
+        of = {choice.token_id: choice.logprob for choice in whole.top}
+        assert [(c.token_id, c.logprob, c.rank) for c in named.top] == [
+            (token, of[token], None) for token in asked
+        ]
+        assert (named.token_id, named.logprob, named.rank) == (
+            whole.token_id, whole.logprob, whole.rank,
+        )  # fmt: skip
+    assert most.outputs[0].logprobs == some.outputs[0].logprobs
+    scores = most.prompt_logprobs  # of the prompt the likeliest are told of, as ever
+    assert scores[0] is None and [len(entry.top) for entry in scores[1:]] == [2] * 3
+    assert [choice.rank for choice in scores[1].top] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"logprob_token_ids": tuple(range(129))},
+        {"logprob_token_ids": (1, 2), "logprobs": 3},
+        {"logprob_token_ids": (1, 512)},
+        {"logprob_token_ids": (-1,)},
+    ],
+)
+def test_tokens_that_cannot_be_told_of_are_refused_by_name(wish):
+    with make_llm() as llm, pytest.raises(InvalidRequest) as caught:
+        llm.generate("abc", SamplingParams(**wish))
+    assert caught.value.param == "logprob_token_ids"
+
+
+def test_flat_logprobs_say_what_the_list_says():
+    common: dict[str, Any] = {
+        "temperature": 0.0,
+        "max_tokens": 20,
+        "logprobs": 2,
+        "prompt_logprobs": 1,
+    }
+    with make_llm(FakeBackend(256)) as llm:
+        listed, flat = llm.generate(
+            ["hello"] * 2,
+            [SamplingParams(**common, flat_logprobs=is_flat) for is_flat in (False, True)],
+        )
+    assert isinstance(flat.outputs[0].logprobs, FlatLogprobs)
+    assert list(flat.outputs[0].logprobs) == listed.outputs[0].logprobs
+    assert len(flat.outputs[0].logprobs.token_ids) == 60
+    assert isinstance(flat.prompt_logprobs, FlatLogprobs)
+    assert list(flat.prompt_logprobs) == listed.prompt_logprobs

@@ -130,7 +130,8 @@ def random_wishes(rng: random.Random, *, vocab: int, with_grammars: bool) -> lis
     wishes: list[dict[str, Any]] = []
     stem = [token % vocab for token in make_prompt(40)]
     extras: list[dict[str, Any]] = [
-        {"logprobs": 3}, {"min_tokens": 9, "max_tokens": 30}, {"ignore_eos": True},
+        {"logprobs": 3}, {"logprob_token_ids": (98, 9, 40)}, {"ignore_eos": True},
+        {"min_tokens": 9, "max_tokens": 30},
         {"prompt_logprobs": 1}, {"logit_bias": {120: 3.0, 9: 2.0}}, {"stop_token_ids": (98, 34)},
         {"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.05}, {"frequency_penalty": 1.0},
         {"presence_penalty": 0.5}, {"repetition_penalty": 1.5},

@@ -307,6 +307,7 @@ def test_wrong_paths_and_methods_are_answered_in_the_same_shape(server, method, 
 
 
 HARMLESS = {
+    "watermarking": False, "ec_transfer_params": {}, "return_token_offsets": True,
     "user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
     "parallel_tool_calls": True, "tool_choice": "none", "response_format": {"type": "text"},
     "length_penalty": 1.0, "best_of": 1, "use_beam_search": False, "modalities": ["text"],

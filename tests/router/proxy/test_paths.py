@@ -171,3 +171,23 @@ async def test_other_methods_and_deeper_paths_are_refused():
         ):  # fmt: skip
             assert (await client.get(path, method=method)).status == status, path
         assert not upstream.requests
+
+
+@on_loop
+async def test_of_files_and_batches_it_says_whom_to_ask_and_asks_nobody():
+    async with (
+        ScriptedUpstream(served) as upstream,
+        routing_to(upstream.port) as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        for path, method in (
+            ("/v1/files", "GET"), ("/v1/files/file-1/content", "GET"), ("/v1/batches", "POST"),
+            ("/v1/batches/batch_1/cancel", "POST"), ("/v1/files/file-1", "DELETE"),
+        ):  # fmt: skip
+            answer = await client.get(path, method=method)
+            assert (answer.status, answer.code) == (501, "not_implemented"), path
+            error = answer.json["error"]
+            assert error["type"] == "not_implemented_error"
+            assert "--files-dir" in error["message"] and "run-batch" in error["message"]
+        assert (await client.get("/v1/filesystem")).status == 404
+        assert not upstream.requests

@@ -94,18 +94,25 @@ class SimBackend:
         status = np.where(tokens < 0, SAMPLED_NOTHING_ALLOWED, SAMPLED_OK).astype(np.uint8)
         sampled = Sampled(tokens, status)
         if sampling.num_logprobs >= 0:
-            self._add_logprobs(sampled, sampling.num_logprobs)
+            self._add_logprobs(sampled, sampling)
         return sampled
 
-    def _add_logprobs(self, sampled: Sampled, num_logprobs: int) -> None:
+    def _add_logprobs(self, sampled: Sampled, sampling: SamplingBatch) -> None:
         """The chosen token is the most likely one; those after it in the vocabulary follow."""
-        num_rows = len(sampled.tokens)
-        places = np.arange(min(num_logprobs, self.vocab_size), dtype=np.int32)
+        num_rows, vocab = len(sampled.tokens), np.int32(self.vocab_size)
         sampled.logprobs = np.full(num_rows, CHOSEN_LOGPROB, np.float32)
         sampled.ranks = np.ones(num_rows, np.int32)
-        sampled.top_ids = (sampled.tokens[:, None] + places) % np.int32(self.vocab_size)
-        falling = (CHOSEN_LOGPROB * (places + 1)).astype(np.float32)
-        sampled.top_logprobs = np.tile(falling, (num_rows, 1))
+        chosen = sampled.tokens[:, None]
+        places = np.arange(sampling.num_logprobs, dtype=np.int32)
+        ids = np.where(places < vocab, (chosen + places) % vocab, np.int32(-1))
+        if sampling.asked is not None:
+            for row, ends in enumerate(zip(*_bounds(sampling.asked), strict=True)):
+                asked = sampling.asked.ids[slice(*ends)]
+                if len(asked):
+                    ids[row] = -1
+                    ids[row, : len(asked)] = asked
+        falling = (CHOSEN_LOGPROB * ((ids - chosen) % vocab + 1)).astype(np.float32)
+        sampled.top_ids, sampled.top_logprobs = ids, falling
 
 
 def step_seconds(sim: SimConfig, *, num_decodes: int, num_prefill_tokens: int) -> float:
@@ -127,7 +134,11 @@ def _num_verified(step: Step, sampling: SamplingBatch, counts: NDArray[np.int32]
     return int(counts[(num_sampled == counts) & (counts > 1)].sum())
 
 
+def _bounds(lists: Ragged) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    return lists.starts[:-1], lists.starts[1:]
+
+
 def _keep_to_allowed(tokens: NDArray[np.int32], allowed: Ragged) -> None:
-    for row, (start, end) in enumerate(zip(allowed.starts[:-1], allowed.starts[1:], strict=True)):
+    for row, (start, end) in enumerate(zip(*_bounds(allowed), strict=True)):
         if end > start:
             tokens[row] = allowed.ids[start + tokens[row] % (end - start)]

@@ -71,7 +71,7 @@ def sample(
     found = draw(adjusted, params)
     found[1] = found[1].masked_fill(is_flawed, SAMPLED_NOT_FINITE)
     found[0] = found[0].masked_fill(is_flawed, -1)
-    return found, None if raw is None else _score(raw, found, sampling.num_logprobs)
+    return found, None if raw is None else _score(raw, found, sampling)
 
 
 def _process(logits: Tensor, sampling: SamplingBatch) -> None:
@@ -95,7 +95,8 @@ def _raw(logits: Tensor, is_flawed: Tensor) -> Raw:
     return Raw(kept, safe, torch.log(total.double() * 2.0**-42))
 
 
-def _score(raw: Raw, found: Tensor, wanted: int) -> Scores:
+def _score(raw: Raw, found: Tensor, sampling: SamplingBatch) -> Scores:
+    wanted = sampling.num_logprobs
     is_ok = found[1] == SAMPLED_OK
     tokens = found[0].long().clamp(min=0)[:, None]
     chosen = raw.logits.gather(-1, tokens)
@@ -103,20 +104,31 @@ def _score(raw: Raw, found: Tensor, wanted: int) -> Scores:
     ranks = ((raw.logits > chosen).sum(-1) + 1).where(is_ok, 0)
     count = min(wanted, raw.logits.shape[-1])
     # Keys, not logits: of equal ones the lowest id comes first.
-    ids = sort_keys(raw.logits).topk(count, dim=-1).indices
-    values = _logprobs(raw.logits.gather(-1, ids), raw)
-    ids = ids.where(is_ok[:, None], -1)
-    values = values.where(is_ok[:, None], -torch.inf)
-    return Scores(logprobs, ranks, _widened(ids, wanted, -1), _widened(values, wanted, -np.inf))
+    ids = _widened(sort_keys(raw.logits).topk(count, dim=-1).indices, wanted)
+    if sampling.asked is not None:
+        ids = _asked(ids, sampling.asked)
+    values = _logprobs(raw.logits.gather(-1, ids.clamp(min=0)), raw)
+    is_there = is_ok[:, None] & (ids >= 0)
+    ids = ids.where(is_there, -1)
+    return Scores(logprobs, ranks, ids, values.where(is_there, -torch.inf))
 
 
 def _logprobs(logits: Tensor, raw: Raw) -> Tensor:
     return ((logits - raw.maxima).double() - raw.log_totals).float()
 
 
-def _widened(values: Tensor, columns: int, fill: float) -> Tensor:
+def _widened(ids: Tensor, columns: int) -> Tensor:
     """A vocabulary may have fewer tokens than alternatives were asked for."""
-    return functional.pad(values, (0, columns - values.shape[1]), value=fill)
+    return functional.pad(ids, (0, columns - ids.shape[1]), value=-1)
+
+
+def _asked(ids: Tensor, asked: Ragged) -> Tensor:
+    """With the tokens that rows ask for, in their order, in place of the likeliest."""
+    lengths = np.diff(asked.starts)
+    wanted = np.full(ids.shape, -1, np.int64)
+    wanted[np.arange(ids.shape[1]) < lengths[:, None]] = asked.ids
+    has_list = _sent(lengths > 0, ids.device)
+    return torch.where(has_list[:, None], _sent(wanted, ids.device), ids)
 
 
 def _entries(lists: Ragged, vocab: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

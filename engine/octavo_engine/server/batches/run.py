@@ -52,10 +52,12 @@ async def run(
     note: Callable[[Tally], None] = lambda tally: None,
     places: asyncio.Semaphore | None = None,
     max_tries: int | None = MAX_TRIES,
+    is_background: bool = False,
 ) -> Tally:
     """`write` gets whole lines in order and whether they are good, `note` hears of each.
 
-    Batches that run together share their `places`. Without `max_tries` patience has no end.
+    Batches that run together share their `places`. Without `max_tries` patience has no end. In
+    the background they get only what other requests leave.
     """
     tally = Tally()
     turn = places or asyncio.Semaphore(concurrency)
@@ -64,7 +66,7 @@ async def run(
         if isinstance(entry, Broken):
             return _Answer(refused(entry), False)
         async with turn:
-            return await _ask(app, entry, max_tries)
+            return await _ask(app, entry, max_tries, is_background=is_background)
 
     pending: deque[asyncio.Task[_Answer]] = deque()
 
@@ -95,11 +97,13 @@ async def run(
             await asyncio.wait(pending)
 
 
-async def _ask(app: ASGIApp, task: Task, max_tries: int | None) -> _Answer:
+async def _ask(app: ASGIApp, task: Task, max_tries: int | None, *, is_background: bool) -> _Answer:
     """A full queue and an engine that restarts are waited for."""
     content_type = _MULTIPART if task.url.startswith("/v1/audio/") else JSON
     for _ in itertools.count() if max_tries is None else range(max_tries):
-        reply = await post(app, task.url, task.body, content_type=content_type)
+        reply = await post(
+            app, task.url, task.body, content_type=content_type, is_background=is_background
+        )
         if reply.status != 503:
             break
         await asyncio.sleep(float(reply.headers.get("retry-after", "1")))

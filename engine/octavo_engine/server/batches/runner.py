@@ -165,7 +165,7 @@ class Batches:
             entries = Reader(done, endpoint=batch.endpoint).read(lines)
             await run(
                 self._app, entries, write, concurrency=self._concurrency, places=self._places,
-                max_tries=None,
+                max_tries=None, is_background=True,
             )  # fmt: skip
 
     def _done(self, batch: Batch) -> Done:

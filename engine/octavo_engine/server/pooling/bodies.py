@@ -30,6 +30,7 @@ class PoolingFields(msgspec.Struct, kw_only=True):
     activation: bool | None = None  # older names of the same
     softmax: bool | None = None
     normalize: bool | None = None
+    padding: Literal["max_length", "do_not_pad"] | None = None
     mm_processor_kwargs: Any = None  # not honoured: text only
 
     @property

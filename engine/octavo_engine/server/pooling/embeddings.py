@@ -7,8 +7,9 @@ from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's si
 from octavo_engine.server.pooling.bodies import EmbeddingRequest
 from octavo_engine.server.pooling.encoding import Encoding
 from octavo_engine.server.pooling.items import text_items
+from octavo_engine.server.pooling.long_texts import pool_texts
 from octavo_engine.server.pooling.vectors import reply_vectors
-from octavo_engine.server.pooling.work import begin, choose, pool
+from octavo_engine.server.pooling.work import begin, choose
 from octavo_engine.server.service import Service  # noqa: TC001
 from octavo_engine.state.pooling import PoolingParams
 
@@ -20,7 +21,7 @@ async def embeddings(exchange: Exchange, service: Service) -> None:
     params = PoolingParams(task=task, activate=request.activate, dimensions=request.dimensions)
     prefix = pooling_text.prompt_of(service.engine.info, request.prompt_name)
     items = await text_items(service, request, prefix=prefix)
-    rows = await pool(exchange, service, asked, items, params)
+    rows = await pool_texts(exchange, service, asked, items, params)
     await reply_vectors(
         exchange, asked, items, rows, Encoding.of(request), kind="embedding", field="embedding"
     )

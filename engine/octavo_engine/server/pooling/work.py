@@ -47,6 +47,8 @@ def begin(exchange: Exchange, service: Service, request: PoolingFields, kind: st
     model = service.check_model(request.model)
     if request.mm_processor_kwargs not in (None, {}):
         raise not_supported("mm_processor_kwargs", "this model reads text only")
+    if request.padding == "max_length":
+        raise not_supported("padding", "texts are computed as long as they are")
     longest = service.settings.limits.max_salt_chars
     if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= longest:
         raise InvalidRequest(f"cache_salt must have 1 to {longest} characters", param="cache_salt")

@@ -155,3 +155,23 @@ def test_what_the_draw_does_alone(field, value, expected):
     scored = make_sampling(2, **{field: value})
     scored.num_logprobs = 0
     assert not is_plain(scored)
+
+
+def test_tokens_that_are_asked_for_come_in_place_of_the_likeliest(device):
+    sampling = make_sampling(4, temperature=[0, 1, 1, 0], seed=range(4))
+    sampling.asked = ragged([[59, 0, 59], [], [7], [1, 2]])
+    sampling.num_logprobs = 5
+    logits = logits_of(4)
+    logits[3, 3] = np.nan
+    assert not is_plain(sampling)
+    found = check(logits, sampling, device)
+    assert found.top_ids[0].tolist() == [59, 0, 59, -1, -1]
+    assert found.top_ids[2].tolist() == [7, -1, -1, -1, -1]
+
+
+def test_more_tokens_asked_for_than_there_are(device):
+    sampling = make_sampling(2)
+    sampling.asked, sampling.num_logprobs = ragged([[0, 1, 2, 3, 0, 1], []]), 6
+    found = check(logits_of(2, vocab=4), sampling, device)
+    assert found.top_ids.tolist()[0] == [0, 1, 2, 3, 0, 1]
+    assert found.top_ids.tolist()[1][4:] == [-1, -1]

@@ -13,6 +13,7 @@ from octavo_engine.server.batches.runner import Batches
 from octavo_engine.server.batches.shapes import Batch
 from octavo_engine.server.batches.shelf import BatchRecord, Shelf, new_file_id
 from octavo_engine.server.limits import Limits
+from octavo_engine.state.request import BACKGROUND
 from tests.engine.server.batches.filing import (
     URL,
     begin,
@@ -61,6 +62,16 @@ def test_a_batch_answers_as_the_endpoint_does(tmp_path):
         assert client.post(f"/v1/batches/{batch['id']}/cancel").json() == done  # it is over
     left = {path.suffix for path in (tmp_path / "batches").iterdir()}
     assert left == {".json"}
+
+
+def test_a_batch_runs_in_the_background_and_no_client_can(tmp_path):
+    with filing(tmp_path) as (server, client):
+        over(server, client, begin(client, lines(question("a"))))
+        client.post(URL, json=question("b")["body"])
+        asked = question("c")["body"] | {"priority": BACKGROUND}
+        assert client.post(URL, json=asked).status_code == 400
+        priorities = [asked["priority"] for _, _, asked in server.engine.requests]
+    assert priorities == [BACKGROUND, 0]
 
 
 def test_a_batch_asks_for_no_key_of_its_own(tmp_path):
