@@ -195,8 +195,7 @@ def _router_config(engines: dict[str, ServeProcess]) -> dict[str, Any]:
             "upstreams": [{"url": url, "pool": pool, "names": [pool]} for pool, url in urls]
         },
         "flow": {"hold_timeout_s": 0.2},
-        # No shorter: an engine that waits for the processor would be taken for one that hangs.
-        "timeouts": {"first_token_s": 6.0, "first_token_per_1k_s": 0.0, "progress_s": 6.0},
+        "timeouts": {"first_token_s": 2.0, "first_token_per_1k_s": 0.0, "progress_s": 1.0},
         "health": {"ejection_s": 1.0, "max_ejection_s": 3.0, "slow_start_s": 0.0},
     }
 
