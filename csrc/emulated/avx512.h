@@ -30,6 +30,8 @@ namespace octavo::emulated {
 using Floats = float __attribute__((vector_size(64)));
 using Words = int32_t __attribute__((vector_size(64)));
 using Halves = uint16_t __attribute__((vector_size(32)));
+using Bytes = uint8_t __attribute__((vector_size(16)));
+using SignedBytes = int8_t __attribute__((vector_size(16)));
 
 inline __mmask16 less(__m512i a, __m512i b) {
     const Words below = (Words)a < (Words)b;
@@ -41,6 +43,20 @@ inline __mmask16 less(__m512i a, __m512i b) {
 }
 inline __m256i narrow(__m512i v) { return (__m256i) __builtin_convertvector((Words)v, Halves); }
 inline __m512i widen(__m256i v) { return (__m512i) __builtin_convertvector((Halves)v, Words); }
+inline __m512i widen_bytes(__m128i v) { return (__m512i) __builtin_convertvector((Bytes)v, Words); }
+inline __m512i widen_signed_bytes(__m128i v) {
+    return (__m512i) __builtin_convertvector((SignedBytes)v, Words);
+}
+inline __m512i with_zeros(__m256i v) {
+    return (__m512i)__builtin_shufflevector((__v4di)v, __v4di{}, 0, 1, 2, 3, 4, 5, 6, 7);
+}
+inline int32_t sum_of(__m512i v) {
+    uint32_t sum = 0;  // it wraps
+    for (int i = 0; i < 16; ++i) {
+        sum += static_cast<uint32_t>(((Words)v)[i]);
+    }
+    return static_cast<int32_t>(sum);
+}
 inline __m512 to_floats(__m512i v) { return (__m512) __builtin_convertvector((Words)v, Floats); }
 inline __m512 half_to_floats(__m256i v) {
     const __m256 low = _mm256_cvtph_ps(_mm256_castsi256_si128(v));
@@ -98,6 +114,10 @@ inline __m512 dot_bf16(__m512 sum, __m512bh a, __m512bh b) {
 #define _mm512_cmplt_epi32_mask(a, b) octavo::emulated::less(a, b)
 #define _mm512_cvtepi32_epi16(v) octavo::emulated::narrow(v)
 #define _mm512_cvtepu16_epi32(v) octavo::emulated::widen(v)
+#define _mm512_cvtepu8_epi32(v) octavo::emulated::widen_bytes(v)
+#define _mm512_cvtepi8_epi32(v) octavo::emulated::widen_signed_bytes(v)
+#define _mm512_zextsi256_si512(v) octavo::emulated::with_zeros(v)
+#define _mm512_reduce_add_epi32(v) octavo::emulated::sum_of(v)
 #define _mm512_cvtepi32_ps(v) octavo::emulated::to_floats(v)
 #define _mm512_cvtph_ps(v) octavo::emulated::half_to_floats(v)
 #define _mm512_cvtss_f32(v) ((v)[0])

@@ -190,7 +190,7 @@ class FakeEngine:
         check_items(items, params, self.info)
         self.pooled.append((list(items), params))
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)  # it may be raised again: no frames of then
         try:
             if self.hold_after is not None:
                 self.holding.set()
@@ -242,7 +242,9 @@ class FakeEngine:
             answers = [self.answer(ids, params, index) for index in range(params.n)]
             for position in range(max(map(len, answers))):
                 if self.error is not None and count >= self.news_before_error:
-                    raise self.error
+                    raise self.error.with_traceback(
+                        None
+                    )  # it may be raised again: no frames of then
                 if position == self.hold_after:
                     self.holding.set()
                     await self.release.wait()

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-async def until(fact: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(fact: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Looks often; the deadline only ends tests that have gone wrong."""
     async with asyncio.timeout(timeout_s):
         while not fact():  # noqa: ASYNC110  # what makes it true tells nobody
@@ -19,4 +19,4 @@ async def until(fact: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 def run(story: Coroutine[Any, Any, None]) -> None:
     """A test's story, with a deadline."""
-    asyncio.run(asyncio.wait_for(story, 30))
+    asyncio.run(asyncio.wait_for(story, 120))

@@ -54,7 +54,7 @@ async def operator(
                 await task
 
 
-async def until(fact: Callable[[], Any], *, within_s: float = 20.0, every_s: float = 0.05) -> Any:
+async def until(fact: Callable[[], Any], *, within_s: float = 60.0, every_s: float = 0.05) -> Any:
     """The first true answer of `fact`."""
     deadline = time.monotonic() + within_s
     while True:

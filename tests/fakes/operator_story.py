@@ -21,7 +21,7 @@ _OF_THE_SERVER = frozenset(
 CHILDREN = tuple(kind for kind in kinds.OWNED if not kind.is_optional)
 
 
-async def live_through(server: ApiServer, namespace: str, *, within_s: float = 45.0) -> None:
+async def live_through(server: ApiServer, namespace: str, *, within_s: float = 90.0) -> None:
     """Created with two replicas, edited while it is scaled to three, and the edit taken back."""
     deployment = make_deployment(namespace=namespace, replicas=2)
     await asyncio.to_thread(server.create, deployment)
@@ -45,7 +45,7 @@ async def _until_serving(
             return False
         return _engines_are(server, namespace, replicas, max_num_seqs)
 
-    await until(is_serving, within_s=within_s, every_s=0.3)
+    await until(is_serving, within_s=within_s, every_s=0.5)
 
 
 def is_settled(body: kinds.Object) -> bool:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import signal
     from collections.abc import Iterator
 
+PATIENCE_S = 60.0  # ends tests that have gone wrong; a machine that does much else is slow
+
 
 @dataclass
 class ServeProcess:
@@ -26,7 +28,7 @@ class ServeProcess:
     lines: list[dict[str, Any]] = field(default_factory=list)
 
     def client(self, **kwargs: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30, **kwargs)
+        return httpx.Client(base_url=self.url, timeout=PATIENCE_S, **kwargs)
 
     def read_until(self, message: str) -> dict[str, Any]:
         """The next log line with this message."""
@@ -45,7 +47,7 @@ class ServeProcess:
         """The exit code, once all that it still logs is read."""
         assert self.process.stderr is not None
         self.lines += [json.loads(text) for text in self.process.stderr]
-        return self.process.wait(20)
+        return self.process.wait(PATIENCE_S)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -68,6 +70,6 @@ def serving(*flags: str, env: dict[str, str] | None = None) -> Iterator[ServePro
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(10)
+        process.wait(PATIENCE_S)
         assert process.stderr is not None
         process.stderr.close()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from tests.fakes.http_client import RawClient
-from tests.fakes.process import environment
+from tests.fakes.process import PATIENCE_S, environment
 
 if TYPE_CHECKING:
     import signal
@@ -55,7 +55,7 @@ class RouterProcess:
     @cached_property
     def client(self) -> httpx.Client:
         """Made once: that takes longer than what it is used for."""
-        return httpx.Client(base_url=self.url, timeout=20)
+        return httpx.Client(base_url=self.url, timeout=PATIENCE_S)
 
     def get(self, path: str) -> Any:
         answer = self.client.get(path)
@@ -85,7 +85,7 @@ class RouterProcess:
                 total += float(sample[3])
         return total
 
-    def until(self, fact: Callable[[], bool], limit_s: float = 20.0) -> None:
+    def until(self, fact: Callable[[], bool], limit_s: float = PATIENCE_S) -> None:
         """Processes have no events to wait for."""
         end = time.monotonic() + limit_s
         while time.monotonic() < end:
@@ -103,7 +103,7 @@ class RouterProcess:
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        return self.process.wait(30)
+        return self.process.wait(PATIENCE_S)
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def routing(*flags: str, ready: bool = True) -> Iterator[RouterProcess]:
             router.client.close()
             if process.poll() is None:
                 process.kill()
-            process.wait(10)
+            process.wait(PATIENCE_S)
 
 
 # ── streams as their clients see them ──
@@ -204,7 +204,7 @@ async def streams(
         await is_time.wait()
         meanwhile()
 
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         group.create_task(watch())
         tasks = [
             group.create_task(stream(port, body, on_text=partial(spoke, number)))

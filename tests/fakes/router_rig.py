@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from octavo_router.residency.api import Underway
     from octavo_router.routing.request import RouteRequest
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 OPENING_S = 0.2  # an engine that does not accept within it is the story's point
 
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from octavo_engine.server.service import Service
 
 
+_PATIENCE_S = 60.0  # ends tests that have gone wrong; a machine that does much else is slow
+
+
 @dataclass
 class RunningServer:
     """A server that answers, and its insides."""
@@ -41,15 +44,15 @@ class RunningServer:
         self.call(self.reloader.look)
 
     def client(self, **kwargs: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=20, **kwargs)
+        return httpx.Client(base_url=self.url, timeout=_PATIENCE_S, **kwargs)
 
     def wait_for(self, event: asyncio.Event) -> None:
         """Blocks the test until something has happened on the server's loop."""
-        asyncio.run_coroutine_threadsafe(event.wait(), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(event.wait(), self.loop).result(_PATIENCE_S)
 
     def wait_until_idle(self) -> None:
         """An answer may be read before the server has put its request away."""
-        asyncio.run_coroutine_threadsafe(self.service.idle(), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.service.idle(), self.loop).result(_PATIENCE_S)
         assert self.service.in_flight == 0
 
     def call(self, function: Callable[[], Any]) -> None:
@@ -60,11 +63,11 @@ class RunningServer:
             done.set()
 
         self.loop.call_soon_threadsafe(work)
-        assert done.wait(10)
+        assert done.wait(_PATIENCE_S)
 
     def raw(self, data: bytes, *, until_closed: bool = True) -> bytes:
         """What comes back for these very bytes."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=_PATIENCE_S) as connection:
             connection.sendall(data)
             answer = b""
             while chunk := connection.recv(65536):
@@ -115,7 +118,7 @@ def running(
 
     thread = threading.Thread(target=lambda: asyncio.run(work()), daemon=True)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(_PATIENCE_S)
     try:
         yield RunningServer(
             f"{scheme}://127.0.0.1:{port}",
@@ -127,5 +130,5 @@ def running(
         )
     finally:
         parts["loop"].call_soon_threadsafe(parts["server"].leave)
-        thread.join(10)
+        thread.join(_PATIENCE_S)
         assert not thread.is_alive()

@@ -121,6 +121,6 @@ def simulating(
         )  # fmt: skip
     finally:
         parts["loop"].call_soon_threadsafe(parts["server"].leave)
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
         listener.close()

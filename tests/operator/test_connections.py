@@ -53,7 +53,7 @@ def deaf_server(certificate: Path, *, shakes_hands: bool) -> Iterator[int]:
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        thread.join(5)
+        thread.join(60)
         for connection in kept:
             connection.close()
 
@@ -86,7 +86,7 @@ def test_a_session_that_ends_while_a_request_connects_leaves_no_socket(certifica
 
     async def main(port: int) -> None:
         assert await left_open(certificate, port, story) == []
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             with pytest.raises(aiohttp.ClientError):  # and it is told, at once
                 await asked[0]
 

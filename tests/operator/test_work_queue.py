@@ -129,7 +129,7 @@ def test_a_broken_key_delays_nobody_and_is_counted_as_a_bug():
         for key in ("broken", "good", "last"):
             queue.add(key)
         task = asyncio.create_task(queue.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await done.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -157,7 +157,7 @@ def test_slow_keys_share_the_workers_with_quick_ones():
         task = asyncio.create_task(queue.run())
         queue.add("slow")
         queue.add("quick")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await quick.wait()
         release.set()
         task.cancel()

@@ -40,7 +40,7 @@ def test_a_loop_that_stood_still_is_counted(monkeypatch):
 
             looker = threading.Thread(target=look_from_outside)
             looker.start()
-            block.wait(10)  # the mistake: blocks the loop until it was seen from outside
+            block.wait(60)  # the mistake: blocks the loop until it was seen from outside
             await until(lambda: metrics.process.loop_stalls == 1)
             looker.join()
             assert metrics.loop_lag.sum >= 0.1

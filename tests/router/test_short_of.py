@@ -8,7 +8,6 @@ import itertools
 import resource
 import signal
 import threading
-import time
 from contextlib import AsyncExitStack, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -237,13 +236,18 @@ def test_with_a_fifth_of_a_core_probes_are_answered(tmp_path: Path):
         took_s = []
         for _ in range(10):
             for path in ("/livez", "/ready"):
-                began_at = time.monotonic()
+                before_s = used_s(router)
                 async with await RawClient.open(router.port) as probe:
                     assert (await probe.get(path)).status == 200
-                took_s.append(time.monotonic() - began_at)
+                took_s.append(used_s(router) - before_s)
         over.set()
         await asyncio.gather(*tasks)
-        # The chart's probes wait for two and five seconds, and forgive two failures.
-        assert sorted(took_s)[len(took_s) // 2] < 2.0, took_s
+        # The chart's probes wait for two and five seconds, and forgive two failures. In two seconds
+        # the router runs for so long, where nobody else wants the processor.
+        assert sorted(took_s)[len(took_s) // 2] < 0.4, took_s
+
+    def used_s(router: RouterProcess) -> float:
+        times = psutil.Process(router.process.pid).cpu_times()
+        return float(times.user + times.system)
 
     asyncio.run(story())

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import transformers
 
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.backends.registry import build_backend
@@ -77,6 +76,8 @@ def reference_logits(token_ids: list[int], dtype: DType) -> NDArray[np.float32]:
 
 
 def transformers_logits(token_ids: list[int]) -> NDArray[np.float32]:
+    import transformers
+
     config = files().config
     checkpoint = open_checkpoint(files())
     with torch.device("meta"):

@@ -85,11 +85,11 @@ class Gate:
 
 
 def run(test):
-    asyncio.run(asyncio.wait_for(test, 30))
+    asyncio.run(asyncio.wait_for(test, 120))
 
 
 async def until(fact):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not fact():  # noqa: ASYNC110  (facts of another thread)
             await asyncio.sleep(0.002)
 
@@ -461,7 +461,7 @@ def test_while_loading_the_engine_says_so_and_takes_nothing():
 
         def build(config, *, progress):
             progress(25, 100)
-            assert loading.wait(10)
+            assert loading.wait(60)
             return build_engine(config, progress=progress)
 
         connect = partial(InProcessClient, build=build)
@@ -498,7 +498,7 @@ def test_stopping_while_loading_ends_the_wait():
         release = threading.Event()
 
         def build(config, *, progress):
-            assert release.wait(10)
+            assert release.wait(60)
             return build_engine(config, progress=progress)
 
         engine = await AsyncEngine.start(

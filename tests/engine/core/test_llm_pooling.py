@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-import transformers
 
 from octavo_engine.config import SimConfig
 from octavo_engine.core.llm import LLM
@@ -49,6 +48,8 @@ def minilm():
 @pytest.fixture(scope="module")
 def truth():
     """sentence-transformers' definition: cut to 256 tokens, mean of the last states, length 1."""
+    import transformers
+
     torch.set_num_threads(1)
     folder = minilm_folder()
     model = transformers.AutoModel.from_pretrained(folder).eval()
@@ -180,10 +181,16 @@ def vocabulary(tmp_path_factory):
     return file
 
 
+def reader(vocabulary):
+    import transformers
+
+    return transformers.PreTrainedTokenizerFast(tokenizer_file=str(vocabulary), pad_token="[PAD]")
+
+
 def test_a_cross_encoder_scores_pairs_as_its_makers_do(vocabulary):
     tiny = tiny_classifier("bert-score")
     pairs = [("a b", "c d e"), ("a b", "fgh"), ("abc " * 30, "d" * 60)]
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_file=str(vocabulary), pad_token="[PAD]")
+    fast = reader(vocabulary)
     with LLM(tiny.folder, tokenizer=vocabulary) as llm:
         assert llm.info.tasks == ("classify", "score")
         results = llm.score([a for a, _ in pairs], [b for _, b in pairs], truncate=True)
@@ -201,7 +208,7 @@ def test_a_cross_encoder_scores_pairs_as_its_makers_do(vocabulary):
 @pytest.mark.parametrize("max_length", [5, 8, 9, 12, 13, 40])
 def test_pairs_are_cut_where_transformers_cuts_them(vocabulary, max_length):
     tiny = tiny_classifier("bert-score")
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_file=str(vocabulary), pad_token="[PAD]")
+    fast = reader(vocabulary)
     with LLM(tiny.folder, tokenizer=vocabulary) as llm:
         tokenizer = llm.get_tokenizer()
     for a, b in [

@@ -73,12 +73,14 @@ def pid_of(engine):
 
 
 async def until(fact, seconds=60):
-    """Seconds that it took for the fact to be one."""
-    started = time.monotonic()
+    """Seconds that it took for the fact to be one, but for those when others had the processor."""
+    took = 0.0
     async with asyncio.timeout(seconds):
-        while not fact():  # noqa: ASYNC110  (facts of another process)
-            await asyncio.sleep(0.01)
-    return time.monotonic() - started
+        while not fact():
+            started, used = time.monotonic(), time.process_time()
+            await asyncio.sleep(0.01)  # facts of another process
+            took += min(time.monotonic() - started, time.process_time() - used + 0.05)
+    return took
 
 
 async def text_of(engine, prompt="hello", params=PARAMS):
@@ -369,7 +371,7 @@ def test_a_core_whose_parent_is_gone_ends(when):
             wait_for(ours, reader, lambda m: isinstance(m, wire.Ready))
         if when == "by nonsense":
             ours.sendall(b"\xff" * 100)
-            assert core.wait(10) == EXIT_PARENT_GONE
+            assert core.wait(60) == EXIT_PARENT_GONE
         if when == "in a step":
             ours.sendall(wire.encode(wire.AddRequests([make_request([HANG])])))
             age = 0.0
@@ -377,11 +379,11 @@ def test_a_core_whose_parent_is_gone_ends(when):
                 ours.sendall(wire.encode(wire.Ping(1)))
                 pongs = [m for m in reader.feed(ours.recv(1 << 16)) if isinstance(m, wire.Pong)]
                 age = max((pong.step_age_s for pong in pongs), default=0.0)
-    assert core.wait(10) == EXIT_PARENT_GONE
+    assert core.wait(60) == EXIT_PARENT_GONE
 
 
 def test_a_core_is_given_its_settings_first_or_ends():
     core, ours = spawn_core(*CORE_COMMAND)
     with ours:
         ours.sendall(wire.encode(wire.Abort(["x"])))
-        assert core.wait(10) == EXIT_PARENT_GONE
+        assert core.wait(60) == EXIT_PARENT_GONE

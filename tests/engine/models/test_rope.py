@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.rope import RopeConfig, make_rope
@@ -64,6 +62,9 @@ ROPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("max_model_len", [512, 4096, 9000])
 @pytest.mark.parametrize("name", ROPES)
 def test_frequencies_are_those_of_transformers(name: str, max_model_len: int) -> None:
+    import transformers
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     settings = {"rope_theta": 5e5, **ROPES[name]}
     truth = transformers.LlamaConfig(**SHAPE, rope_parameters=dict(settings))
     inv_freq, attention_factor = ROPE_INIT_FUNCTIONS[settings["rope_type"]](

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 
 from octavo_engine.errors import ModelError
 from octavo_engine.weights.checkpoint import StoredTensor
@@ -227,9 +226,16 @@ def tiny_model(name: str, **changes: Any) -> TinyModel:
     return make_model(name, kind, {**fields, **changes})
 
 
+def architecture_of(kind: str) -> str:
+    """transformers' class, and so what config.json calls the model."""
+    return f"{kind.removesuffix('Text')}ForCausalLM"
+
+
 def make_model(name: str, kind: str, fields: dict[str, Any]) -> TinyModel:
+    import transformers
+
     config = getattr(transformers, f"{kind}Config")(**{**SHAPE, **fields})
-    architecture = f"{kind.removesuffix('Text')}ForCausalLM"
+    architecture = architecture_of(kind)
     model = getattr(transformers, architecture)(config).eval()
     generator = torch.Generator().manual_seed(sum(name.encode()))
     with torch.no_grad():

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,6 +163,8 @@ def _inputs(ids: Sequence[int], types: Sequence[int]) -> dict[str, torch.Tensor]
 
 
 def _saved(kind: str, fields: dict[str, Any], pooling: str) -> TinyPooler:
+    import transformers
+
     torch.manual_seed(0)
     cls = getattr(transformers, kind)
     model = cls(cls.config_class(**fields)).eval()

@@ -42,7 +42,7 @@ class Waiting:
         server.wait_for(server.engine.holding)
 
     def answer(self) -> httpx.Response:
-        self._thread.join(10)
+        self._thread.join(60)
         assert self._answer is not None
         return self._answer
 

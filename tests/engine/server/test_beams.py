@@ -94,7 +94,7 @@ LONG: dict[str, Any] = {
 
 def test_a_client_that_leaves_ends_its_search():
     with simulating(SLOW) as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
             connection.sendall(post("/v1/completions", json.dumps(LONG).encode()))
             server.until(lambda: server.engine.num_in_flight > 0, "running")
         server.check_idle()

@@ -234,7 +234,7 @@ def test_nothing_is_put_into_an_answer_that_has_begun():
         body = json.dumps({"prompt": "a", "stream": True, "ignore_eos": True}).encode()
         asked = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         asked += f"content-length: {len(body)}\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
             connection.sendall(asked.encode() + body)
             server.wait_for(engine.holding)
             connection.sendall(b"nonsense\r\n\r\n")

@@ -85,7 +85,7 @@ def while_one_is_held(
     server: RunningServer, then: Callable[[socket.socket], Met], path: str = COMPLETIONS,
     body: Any = HELLO,
 ) -> Met:  # fmt: skip
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(post(path, json.dumps(body).encode(), "x-request-id: held"))
         server.wait_for(server.engine.holding)
         return then(connection)

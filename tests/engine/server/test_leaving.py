@@ -16,7 +16,7 @@ COMPLETIONS = "/v1/completions"
 
 
 def connect(server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", server.port), timeout=60)
 
 
 def body(**more) -> bytes:

@@ -422,7 +422,7 @@ def test_chats_with_a_real_model_are_predicted_turn_by_turn():
         later: list[int] = []
         async with bench(config, in_process) as engine:
             for number in range(4):
-                body: dict[str, Any] = {"messages": [], "max_tokens": 40, "seed": number}
+                body: dict[str, Any] = {"messages": [], "max_tokens": 24, "seed": number}
                 if number % 2:
                     persona = "You are a helpful assistant who answers briefly and politely."
                     body["messages"].append({"role": "system", "content": persona})

@@ -76,7 +76,7 @@ def server() -> Iterator[Simulated]:
 
 
 def ask(server: Simulated, path: str, body: dict[str, Any]) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     connection.sendall(post(path, json.dumps(LONG | body).encode()))
     return connection
 
@@ -137,14 +137,14 @@ def test_a_client_that_leaves_while_its_grammar_is_compiled_leaves_nothing(serve
 
     def slow(self: Any, *args: Any) -> Any:
         begun.set()
-        assert may_go_on.wait(10)
+        assert may_go_on.wait(60)
         return compile_(self, *args)
 
     monkeypatch.setattr(grammar_compiler.GrammarCompiler, "_compile", slow)
     watched = Watched(server)
     body = {"prompt": "a", "response_format": {"type": "json_object"}}
     connection = ask(server, COMPLETIONS, body)
-    assert begun.wait(10)
+    assert begun.wait(60)
     server.until(lambda: len(server.core._grammars or ()) == 1, "compiling")
 
     connection.close()
@@ -156,7 +156,7 @@ def test_a_client_that_leaves_while_its_grammar_is_compiled_leaves_nothing(serve
 
 def test_a_client_that_leaves_while_it_sends_its_body_leaves_nothing(server):
     for body in (b'{"prompt": "a', b""):
-        connection = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
         data = post(COMPLETIONS, b'{"prompt": "a"}')
         connection.sendall(data.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" + body)
         connection.close()

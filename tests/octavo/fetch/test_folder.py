@@ -25,16 +25,16 @@ def test_a_second_one_waits_for_the_first(tmp_path):
         waiting.set()
 
     def second() -> None:
-        with lock(tmp_path, on_wait=on_wait):
+        with lock(tmp_path, stale_s=1.0, on_wait=on_wait):
             entered.set()
 
     thread = threading.Thread(target=second)
-    with lock(tmp_path):
+    with lock(tmp_path, stale_s=1.0):
         thread.start()
-        assert waiting.wait(5)
+        assert waiting.wait(60)
         # It is touched: longer than stale_s does not make it stale.
-        assert not entered.wait(0.5)
-    assert entered.wait(5)
+        assert not entered.wait(1.5)
+    assert entered.wait(60)
     thread.join()
     assert len(holders) == 1 and ", process " in holders[0]
     assert not (tmp_path / LOCK_FILE).exists()
@@ -58,7 +58,7 @@ def test_a_lock_of_a_process_that_ended_here_does_not_wait(tmp_path):
 def test_whoever_was_taken_for_dead_notices(tmp_path):
     with lock(tmp_path) as mine:
         (tmp_path / LOCK_FILE).write_text('{"token": "another"}')
-        mine._toucher.join(5)
+        mine._toucher.join(60)
         assert not mine.is_held
     assert (tmp_path / LOCK_FILE).exists()  # it is the other one's
 
@@ -68,7 +68,7 @@ def test_only_one_of_many_takes_over(tmp_path):
     inside, most, guard = [0], [0], threading.Lock()
 
     def run() -> None:
-        with lock(tmp_path):
+        with lock(tmp_path, stale_s=1.0):
             with guard:
                 inside[0] += 1
                 most[0] = max(most[0], inside[0])
@@ -80,7 +80,7 @@ def test_only_one_of_many_takes_over(tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert most == [1]
 
 

@@ -29,10 +29,10 @@ async def test_an_engine_is_told_what_is_left_and_nothing_where_the_client_set_n
         routing_to(upstream.port) as rig,
         await RawClient.open(rig.port) as client,
     ):
-        await client.ask(chat(), more=limit(5000))
+        await client.ask(chat(), more=limit(50_000))
         await client.ask(chat(), more="x-octavo-other: 1\r\n")
         limited, plain = upstream.requests
-        assert 4000 < int(limited.header(HEADER) or 0) <= 5000
+        assert 30_000 < int(limited.header(HEADER) or 0) <= 50_000
         assert plain.header(HEADER) is None
         assert not [name for name, _ in plain.headers if name.startswith("x-octavo-")]
 
@@ -64,7 +64,7 @@ async def test_what_an_attempt_took_is_not_left_for_the_next():
         routing_to(first.port, second.port) as rig,
         await RawClient.open(rig.port) as client,
     ):
-        assert (await client.ask(chat(), more=limit(3000))).status == 200
+        assert (await client.ask(chat(), more=limit(30_000))).status == 200
         left = [int(one.requests[0].header(HEADER) or 0) for one in (first, second)]
         assert left[0] - left[1] >= 200
 

@@ -58,7 +58,7 @@ def test_a_batch_outlives_the_death_of_its_server(folder):
         while client.batches.retrieve(batch.id).request_counts.completed < 2:  # type: ignore[union-attr]  # it was there
             assert counts.failed == 0
         server.process.kill()
-        server.process.wait(10)
+        server.process.wait(60)
 
     with (
         serving(*FLAGS, *folder, "--sim-time-scale", "0.1") as server,

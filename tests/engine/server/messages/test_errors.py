@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import anthropic
 import pytest
 
 from octavo_engine.errors import DeadlineExceeded, EngineDead, GenerationFailed
@@ -109,6 +108,8 @@ def test_other_paths_keep_their_own_form(client):
 
 
 def test_keys_in_either_header_and_versions_of_theirs():
+    import anthropic  # seconds, which only those pay who use it
+
     with running(settings=ServerSettings(api_keys=("one",))) as server, server.client() as client:
         for headers, status in (
             ({"x-api-key": "one", "anthropic-version": "2023-06-01"}, 200),
@@ -137,6 +138,8 @@ def test_keys_in_either_header_and_versions_of_theirs():
     ],
 )
 def test_a_stream_that_breaks_says_why(fault, status, type_):
+    import anthropic
+
     engine = FakeEngine(error=fault, news_before_error=3)
     with running(engine) as server, server.client() as client:
         text = client.post("/v1/messages", json=BODY | {"stream": True}).text

@@ -6,7 +6,6 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 
 from octavo_engine.server.settings import ServerSettings
@@ -34,6 +33,8 @@ ASKED: dict[str, Any] = {"model": "fake", "max_tokens": 500, "messages": HI}
 def saying(
     *scripts: str, piece: int = 1, using: ServerSettings = HERMES
 ) -> Iterator[tuple[Any, Any]]:
+    import anthropic  # seconds, which only those pay who use it
+
     engine = ScriptedEngine(scripts=list(scripts), piece=piece)
     with (
         running(engine, using) as server,
@@ -191,6 +192,8 @@ def test_tool_choice(choice, script, calls):
 
 
 def test_how_an_answer_ends():
+    import anthropic
+
     engine = FakeEngine(max_model_len=64)
     with (
         running(engine) as server,
@@ -254,6 +257,8 @@ def test_a_schema_is_enforced():
 
 
 def test_the_cache_is_told_in_their_way():
+    import anthropic
+
     engine = FakeEngine(cached_tokens=16)
     with (
         running(engine) as server,

@@ -17,7 +17,6 @@ from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
 
 from octavo_engine.core.async_engine import AsyncEngine, in_process
 from tests.engine.models.tiny_poolers import tiny_classifier
@@ -25,6 +24,8 @@ from tests.engine.server.pooling.test_minilm import DOCUMENTS, QUESTION, Rig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from transformers import PreTrainedTokenizerFast
 
     from octavo_engine.config import EngineConfig
 
@@ -35,6 +36,8 @@ WORDS = (
 
 
 def reader() -> PreTrainedTokenizerFast:
+    from transformers import PreTrainedTokenizerFast
+
     made = Tokenizer(WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     made.normalizer = BertNormalizer(lowercase=True)
     made.pre_tokenizer = BertPreTokenizer()
