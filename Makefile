@@ -84,8 +84,9 @@ format: $(VENV)/.dev  ## Bring all sources into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.cpp' 'csrc/*.h' 'csrc/*.cu')
 
-fuzz: $(VENV)/.test  ## Made-up requests to every endpoint, for FUZZ_SECONDS; a fault prints its seed
+fuzz: $(VENV)/.test  ## Made-up requests to every endpoint, then answers that must be equal, each for FUZZ_SECONDS
 	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
+	$(BIN)/python -m tests.differential --seconds $(FUZZ_SECONDS)
 
 docs: $(VENV)/.docs  ## The site, in build/site; a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -222,7 +222,9 @@ class _Answer:
         for event in self._parser.push(text):
             self._tell(event, choice)
 
-    def _read_tokens(self, text: str, entries: list[DecodedLogprobs], choice: ChoiceNews) -> None:
+    def _read_tokens(
+        self, text: str, entries: Sequence[DecodedLogprobs], choice: ChoiceNews
+    ) -> None:
         """Each token's text by itself: which of them a thought or a call is made of must not depend
         on how many came at once."""
         unsaid = self._unsaid

@@ -65,14 +65,15 @@ def test_a_prompt_may_be_text_tokens_or_either_in_a_dict():
 
 def test_a_closed_one_leaves_nothing_behind():
     """However many are opened one after the other."""
-    left = []
+    left: list[weakref.ref[Any]] = []
     num_threads = threading.active_count()
     for number in range(3):
         llm = TinyModel("Llama").engine(Settings())
         llm.generate([b"ab"] * 3, SamplingParams(max_tokens=4, seed=number), use_tqdm=False)
-        left += map(weakref.ref, (llm, llm._engine, llm._processor, llm._engine.executor._backend))
+        core: Any = llm._engine
+        left += map(weakref.ref, (llm, core, llm._processor, core.executor._backend))
         llm.close()
-        del llm
+        del llm, core
     gc.collect()
     assert [thing() for thing in left] == [None] * len(left)
     assert threading.active_count() == num_threads
