@@ -25,7 +25,12 @@ from octavo_engine.core.outputs import (
 )
 from octavo_engine.core.repetition import RepetitionWatch
 from octavo_engine.core.seeds import key
-from octavo_engine.errors import DeadlineExceeded, GenerationFailed, RequestError
+from octavo_engine.errors import (
+    DeadlineExceeded,
+    GenerationFailed,
+    InvalidRequest,
+    RequestError,
+)
 from octavo_engine.state.request import EngineRequest
 from octavo_engine.state.sampling_params import RequestOutputKind
 from octavo_engine.tokenization.detokenizer import Detokenizer
@@ -473,4 +478,6 @@ class OutputProcessor:
 def _failure(output: SequenceOutput) -> RequestError:
     if output.finish_reason == "deadline":
         return DeadlineExceeded("the request's deadline passed before it was done")
+    if output.is_refused:
+        return InvalidRequest(output.error or "the request allows no token")
     return GenerationFailed(output.error or "the engine could not compute this request")

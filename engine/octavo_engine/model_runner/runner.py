@@ -11,7 +11,7 @@ from octavo_engine.grammar.masks import StepMasks
 from octavo_engine.model_runner.inputs import StepInputs
 from octavo_engine.model_runner.verify import accept_drafts
 from octavo_engine.profile import Lapped
-from octavo_engine.sampling.batch import SAMPLED_OK
+from octavo_engine.sampling.batch import SAMPLED_NOTHING_ALLOWED, SAMPLED_OK
 from octavo_engine.state.outputs import StepResult, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -190,8 +190,12 @@ class ModelRunner:
         bad_rows = np.flatnonzero(sampled.status != SAMPLED_OK)
         entries = np.searchsorted(built.logit_starts, bad_rows, side="right") - 1
         if batch.drafts:  # a row behind a draft that did not come true may be what it likes
-            entries = entries[bad_rows <= built.last_rows[entries]]
+            counts = bad_rows <= built.last_rows[entries]
+            bad_rows, entries = bad_rows[counts], entries[counts]
         result.failed = sorted(set(entries.tolist()))
+        is_spoiled = sampled.status[bad_rows] != SAMPLED_NOTHING_ALLOWED
+        spoiled = set(entries[is_spoiled].tolist())
+        result.forbidden = [i for i in result.failed if i not in spoiled]
         for i in result.failed:
             result.tokens[i] = -1
 

@@ -70,3 +70,19 @@ def last_output(sequence: Sequence) -> SequenceOutput:
         stop_token_id=stop_token_id(sequence),
         is_whole=is_whole(sequence),
     )
+
+
+def without_token(sequence: Sequence, *, is_refused: bool) -> SequenceOutput:
+    """The end of one for which no token could be chosen."""
+    reason = (
+        "what the request allows (its grammar, allowed_token_ids, bad_words, logit_bias, "
+        "min_tokens) leaves none; relax one of them"
+        if is_refused
+        else "the model's logits are not finite"
+    )
+    return SequenceOutput(
+        request_id=sequence.request_id,
+        finish_reason="error",
+        error=f"no token can be chosen at position {sequence.num_tokens}: {reason}",
+        is_refused=is_refused,
+    )

@@ -231,7 +231,7 @@ class Scheduler:
             if sequence.finish_reason is not None:
                 continue  # it was aborted while this step ran
             if index in failed:
-                outputs.append(self._fail(sequence))
+                outputs.append(self._fail(sequence, is_refused=index in result.forbidden))
                 continue
             if index in deferred:
                 samples = False
@@ -436,21 +436,17 @@ class Scheduler:
             output.stop_token_id = limits.stop_token_id(sequence)
             output.is_whole = limits.is_whole(sequence)
 
-    def _fail(self, sequence: Sequence) -> SequenceOutput:
+    def _fail(self, sequence: Sequence, *, is_refused: bool) -> SequenceOutput:
         if sequence.grammar is not None and sequence.grammar.error is not None:
             self._finish(sequence, "error")
             message = f"the answer cannot follow its grammar further: {sequence.grammar.error}"
             return SequenceOutput(
                 request_id=sequence.request_id, finish_reason="error", error=message
             )
-        self._stats.nan_failures += 1
+        self._stats.nan_failures += not is_refused
         self._leave(sequence, "error")
         self.kv.release_spoiled(sequence)
-        message = (
-            f"no token could be chosen at position {sequence.num_tokens}: the model's logits are "
-            "not finite, or the request forbids every token"
-        )
-        return SequenceOutput(request_id=sequence.request_id, finish_reason="error", error=message)
+        return limits.without_token(sequence, is_refused=is_refused)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> SequenceOutput:
         self._leave(sequence, reason)

@@ -28,7 +28,8 @@ class StepResult:
     """What the executor computed, in the order of the batch's sequences."""
 
     tokens: list[int]  # the sampled token, or -1 where none was sampled
-    failed: list[int] = field(default_factory=list)  # entries whose logits were not finite
+    failed: list[int] = field(default_factory=list)  # entries of which no token could be chosen,
+    forbidden: list[int] = field(default_factory=list)  # and of these, whose request allows none
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # by entry, where asked
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # this chunk's
     accepted: dict[int, list[int]] = field(default_factory=dict)  # by entry: drafts that came true
@@ -45,6 +46,7 @@ class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop_token_id: int | None = None  # the stop id that ended it; None for end of text
     is_whole: bool = False  # with "stop": its grammar was complete; the last token is text
     error: str | None = None  # one sentence, with finish_reason "error"
+    is_refused: bool = False  # with "error": the request is at fault, not the model
     num_cached_tokens: int = 0  # prompt tokens taken from the cache; in the first output
     queued_s: float | None = None  # from arrival to the first step; in the first output
     logprobs: list[TokenLogprobs] = []  # one a token, where asked

@@ -219,6 +219,7 @@ def test_a_conflict_fails_that_request_alone() -> None:
     assert answers["never"].reason == "error" and answers["never"].tokens == []
     assert answers["well"].text in CHOICES
     assert answers["plain"].tokens and rig.engine.stats().num_running == 0
+    assert rig.engine.stats().nan_failures == 0  # the model is not to blame
 
 
 def test_a_forced_token_that_the_request_forbids_fails_it_either_way() -> None:

@@ -79,6 +79,18 @@ def test_a_closed_one_leaves_nothing_behind():
     assert threading.active_count() == num_threads
 
 
+def test_a_request_that_allows_no_token_is_told_so_and_no_other(caplog):
+    wishes = [
+        SamplingParams(max_tokens=3, allowed_token_ids=(7,), logit_bias={7: float("-inf")}),
+        SamplingParams(max_tokens=3, temperature=0),
+    ]
+    with TinyModel("Llama").engine(Settings()) as llm:
+        refused, well = llm.generate([b"ab", b"ab"], wishes, use_tqdm=False)
+    assert (refused.outputs[0].finish_reason, refused.outputs[0].token_ids) == ("error", [])
+    assert "position 2: what the request allows" in caplog.text
+    assert well.outputs[0].num_tokens == 3
+
+
 def test_it_tells_what_was_loaded():
     with make_llm() as llm:
         info = llm.info

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from octavo_engine.core.output_processor import OutputProcessor, Submission
 from octavo_engine.core.seeds import key
 from octavo_engine.core.told import Told
-from octavo_engine.errors import DeadlineExceeded, EngineDead, GenerationFailed, QueueFull
+from octavo_engine.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    GenerationFailed,
+    InvalidRequest,
+    QueueFull,
+)
 from octavo_engine.state.outputs import SequenceOutput, TokenLogprobs
 from octavo_engine.state.sampling_params import SamplingParams
 from octavo_engine.tokenization.bytes_tokenizer import ByteTokenizer
@@ -225,6 +231,13 @@ def test_prompt_logprobs_come_whole_with_the_first_token():
     processor.process([news(sequence, b"!")])
     later = request.take()
     assert later is not None and later.prompt_logprobs is None
+
+
+def test_who_asked_for_what_cannot_be_is_told_so():
+    processor = make_processor()
+    request, (sequence,) = add(processor)
+    processor.process([news(sequence, finish="error", error="nothing is left", is_refused=True)])
+    assert isinstance(request.error, InvalidRequest) and str(request.error) == "nothing is left"
 
 
 def test_a_failed_answer_ends_its_request_and_no_other():

@@ -115,7 +115,7 @@ def test_not_a_number_fails_its_own_sequence_only() -> None:
     later = by_hand.admit(make_request([5, 6], logprobs=1))
     by_hand.backend.fail_after([5, 6])
     result = by_hand.step((healthy, 1), (later, 2))
-    assert result.failed == [1] and result.logprobs == {}
+    assert result.failed == [1] and result.logprobs == {} and result.forbidden == []
     truth = by_hand.backend.continuation([1, 2], 3)
     by_hand.backend.fail_after([1, 2, *truth[:2]])
     assert by_hand.step((healthy, 1)).failed == [0]
@@ -202,7 +202,7 @@ def test_nothing_allowed_fails_the_request_and_emits_no_token() -> None:
     by_hand = HandScheduler()
     request = make_request([1, 2], allowed_token_ids=(3,), logit_bias={3: float("-inf")})
     result = by_hand.step((by_hand.admit(request), 2))
-    assert result.failed == [0] and result.tokens == [-1]
+    assert result.failed == result.forbidden == [0] and result.tokens == [-1]
 
 
 def push_42(token_ids: NDArray[np.int32], logits: NDArray[np.float32]) -> None:
