@@ -24,7 +24,7 @@ from octavo_engine.errors import EngineDead, InvalidRequest, OctavoError
 from octavo_engine.protocol.loading import FETCHING
 from octavo_engine.state.outputs import EngineStats, ProfileWritten
 from octavo_engine.state.sampling_params import RequestOutputKind
-from octavo_engine.tokenization.tokenizer import check_vocab
+from octavo_engine.tokenization.tokenizer import check_vocab, ends_of_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -179,8 +179,7 @@ class AsyncEngine:
             prompt_token_ids=token_ids,
             params=params,
             seed=self._seeds.settle(params.seed),
-            # The tokenizer's own too, which a fine-tuned model's config often does not know.
-            eos_token_ids=(*self.info.eos_token_ids, *self.tokenizer.eos_token_ids),
+            eos_token_ids=ends_of_text(self.tokenizer, self.info.eos_token_ids),
             told=told,
             arrival_at=arrival_at,
             deadline_at=None if deadline_s is None else arrival_at + deadline_s,

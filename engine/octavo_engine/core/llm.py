@@ -35,7 +35,7 @@ from octavo_engine.core.validate import settle_params
 from octavo_engine.errors import InvalidRequest, OctavoError, RequestError
 from octavo_engine.profile import StepProfile
 from octavo_engine.state.sampling_params import SamplingParams
-from octavo_engine.tokenization.tokenizer import check_vocab
+from octavo_engine.tokenization.tokenizer import check_vocab, ends_of_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -295,7 +295,7 @@ class LLM(PoolingMethods):
             prompt_token_ids=token_ids,
             params=settle_params(token_ids, params, self._info, self._tokenizer),
             seed=self._seeds.settle(params.seed),
-            eos_token_ids=(*self._info.eos_token_ids, *self._tokenizer.eos_token_ids),
+            eos_token_ids=ends_of_text(self._tokenizer, self._info.eos_token_ids),
             arrival_at=time.monotonic(),
         )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.core.beam_search import Beam, BeamSearch, BeamSearchParams, Choice
 from octavo_engine.state.sampling_params import SamplingParams
+from octavo_engine.tokenization.tokenizer import ends_of_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +45,7 @@ def beam_search(
     generate: Callable[[list[Any], SamplingParams], list[RequestOutput]],
 ) -> list[BeamSearchOutput]:
     """All prompts side by side. A beam's beginning is found in the prefix cache at every step."""
-    ends = frozenset((*info.eos_token_ids, *tokenizer.eos_token_ids))
+    ends = frozenset(ends_of_text(tokenizer, info.eos_token_ids))
     searches = [BeamSearch(params, ends) for _ in prompts]
     one = one_token(params)
     for number in range(params.max_tokens):

@@ -107,9 +107,7 @@ class Answer:
         self.num_tokens = 0
         self.told_ids: list[int] = []  # of a resumed answer
         self.told_text = ""  # of those
-        self.num_chars = (
-            0  # of the text of all tokens so far; counted where log-probabilities are asked
-        )
+        self.num_chars = 0  # of all tokens' text; counted where log-probabilities are asked
         self.finished = False
         self.first_at = 0.0  # when its first token came
         self.detokenizer = (

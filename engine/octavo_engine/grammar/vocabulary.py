@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
 
+from octavo_engine.tokenization.tokenizer import ends_of_text
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,7 +27,7 @@ class Vocabulary:
         known = min(tokenizer.vocab_size, vocab_size)
         self.words = [tokenizer.token_bytes(i) for i in range(known)]
         self.words += [b""] * (vocab_size - known)
-        ends = dict.fromkeys((*eos_token_ids, *tokenizer.eos_token_ids))
+        ends = ends_of_text(tokenizer, eos_token_ids)
         self.eos_token_ids = tuple(i for i in ends if 0 <= i < vocab_size)
         special = {i for i in tokenizer.special_ids if i < vocab_size}.union(self.eos_token_ids)
         self.special_ids = frozenset(special)

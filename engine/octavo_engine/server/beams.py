@@ -12,6 +12,7 @@ from octavo_engine.core.outputs import CompletionOutput, RequestOutput
 from octavo_engine.errors import DeadlineExceeded, InvalidRequest
 from octavo_engine.server.http_errors import not_supported
 from octavo_engine.server.together import all_of
+from octavo_engine.tokenization.tokenizer import ends_of_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,8 @@ async def beam_search(
     Cancelling it aborts what runs; where it is stopped it ends with what it has.
     """
     engine, prompt = service.engine, job.prompts[prompt_index]
-    search = BeamSearch(params, frozenset((*engine.info.eos_token_ids, *_eos_ids(service))))
+    ends = ends_of_text(engine.tokenizer, engine.info.eos_token_ids)
+    search = BeamSearch(params, frozenset(ends))
     ends_at = None if job.deadline_s is None else time.monotonic() + job.deadline_s
     result = RequestOutput(request_id, None, prompt, finished=True)
 
@@ -126,7 +128,3 @@ def _output(
         finish_reason="abort" if is_stopped and reason == "length" else reason,
         num_tokens=len(ids),
     )
-
-
-def _eos_ids(service: Service) -> tuple[int, ...]:
-    return tuple(service.engine.tokenizer.eos_token_ids)

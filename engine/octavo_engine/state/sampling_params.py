@@ -69,9 +69,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     grammar: GrammarSpec | None = None  # the answer is a text of this language
     repetition_detection: RepetitionDetection | None = None
     skip_reading_prefix_cache: bool = False  # compute the prompt; others may still find it cached
-    output_kind: RequestOutputKind = (
-        RequestOutputKind.DELTA
-    )  # of AsyncEngine; LLM tells all at the end
+    # Of AsyncEngine; LLM tells all at the end.
+    output_kind: RequestOutputKind = RequestOutputKind.DELTA
     stream_interval: int | None = None  # tokens worth a piece of news, if above the engine's own
     logits_processors: tuple[str, ...] = ()  # names of entry points in `octavo.logits_processors`
 

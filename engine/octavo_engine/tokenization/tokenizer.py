@@ -134,3 +134,9 @@ def check_vocab(tokenizer: Tokenizer, vocab_size: int) -> None:
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {vocab_size}: "
             "they do not belong together (check --tokenizer)"
         )
+
+
+def ends_of_text(tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
+    """The ids that end an answer: the model's, `eos_token_ids`, first, then the tokenizer's own,
+    which a fine-tuned model's config often does not know."""
+    return tuple(dict.fromkeys((*eos_token_ids, *tokenizer.eos_token_ids)))
