@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "common/range.h"
 #include "cpu/dot.h"
@@ -15,6 +16,12 @@ namespace octavo::cpu::OCTAVO_ISA {
 namespace {
 
 constexpr int64_t kBlocksPerTile = kSoftmaxTokens / kBlockTokens;
+
+#ifdef __AVX512BF16__
+using KVPairs = Bf16Pairs;
+#else
+using KVPairs = Bf16Weights;
+#endif
 
 void scale_row(float* values, float factor, int64_t count) {
     for (int64_t i = 0; i < count; i += kLanes) {
@@ -32,7 +39,12 @@ class Attend {
           group_(args.group()),
           num_rows_(tile.num_tokens * group_),
           panels_bytes_(args.kv.panels_bytes()),
-          scores_(scores) {}
+          scores_(scores),
+          rounded_queries_(reinterpret_cast<uint16_t*>(scores + num_rows_ * kSoftmaxTokens)) {
+        if constexpr (kIsPairs) {
+            round_queries();
+        }
+    }
 
     void partition(int64_t index, const State& state) {
         std::fill_n(state.values, num_rows_ * dim_, 0.0F);
@@ -50,6 +62,8 @@ class Attend {
 
   private:
     static constexpr bool kIsScaled = requires { Weights::kUnit; };
+    // Queries and weights are rounded to bf16, and two of their products added at a time.
+    static constexpr bool kIsPairs = Weights::kXs < Weights::kColumns;
     static constexpr int64_t kStepsPerBlock = kBlockTokens / Weights::kColumns;
 
     int64_t last_token() const { return tile_.num_tokens - 1; }
@@ -63,6 +77,20 @@ class Attend {
         }
         const int64_t end = tile_.end_position;
         return {begin, args_.window > 0 ? std::min<int64_t>(end, behind - 1 + args_.window) : end};
+    }
+
+    const float* query(int64_t r) const {
+        const int64_t row = (tile_.first_token + r / group_) * args_.num_heads;
+        return args_.q + (row + tile_.kv_head * group_ + r % group_) * dim_;
+    }
+
+    void round_queries() {
+        for (int64_t r = 0; r < num_rows_; ++r) {
+            const float* from = query(r);
+            for (int64_t i = 0; i < dim_; i += kLanes) {
+                store_bf16(rounded_queries_ + r * dim_ + i, load(from + i));
+            }
+        }
     }
 
     // Some neighbouring rows that go together.
@@ -81,18 +109,13 @@ class Attend {
         Rows rows{};
         rows.first = first;
         rows.count = std::min<int64_t>(kTileRows, num_rows_ - first);
-        int64_t token = first / group_;
-        int64_t head = first % group_;
         for (int64_t i = 0; i < rows.count; ++i) {
-            const int64_t row = (tile_.first_token + token) * args_.num_heads;
-            rows.queries[i] = args_.q + (row + tile_.kv_head * group_ + head) * dim_;
-            const Range range = seen(token);
+            const int64_t r = first + i;
+            rows.queries[i] = kIsPairs ? static_cast<const void*>(rounded_queries_ + r * dim_)
+                                       : static_cast<const void*>(query(r));
+            const Range range = seen(r / group_);
             rows.seen[i] = {std::max<int64_t>(0, range.begin - start_),
                             std::min<int64_t>(kSoftmaxTokens, range.end - start_)};
-            if (++head == group_) {
-                head = 0;
-                ++token;
-            }
         }
         return rows;
     }
@@ -136,6 +159,16 @@ class Attend {
 
     float* scores(int64_t r) const { return scores_ + r * kSoftmaxTokens; }
 
+    // What the row's values are weighted with; where they are pairs, over the scores they come
+    // from.
+    const void* weights(int64_t r, int64_t first) const {
+        if constexpr (kIsPairs) {
+            return reinterpret_cast<const uint16_t*>(scores(r)) + first;
+        } else {
+            return scores(r) + first;
+        }
+    }
+
     void compute_tile(const State& state) {
         find_blocks();
         for (int64_t r = 0; r < num_rows_; r += kTileRows) {
@@ -159,9 +192,9 @@ class Attend {
             }
             const int64_t segments = (end_block - b) / width;
             const std::byte* const* fetched = rows.first == 0 ? values_ : keys_;
-            kProducts.get(rows.count, width)(rows.queries, keys_ + b, fetched + b, segments,
-                                             dim_ / Weights::kColumns,
-                                             scores(rows.first) + b * kLanes, kSoftmaxTokens);
+            kProducts.get(rows.count, width)(
+                rows.queries, keys_ + b, fetched + b, Weights::kStepBytes, segments,
+                dim_ / Weights::kColumns, scores(rows.first) + b * kLanes, kSoftmaxTokens);
             b += segments * width;
         }
     }
@@ -248,7 +281,11 @@ class Attend {
         if constexpr (kIsScaled) {
             weights = weights * value_scales(i / kBlockTokens);
         }
-        store(s + i, weights);
+        if constexpr (kIsPairs) {  // never ahead of the scores that are still to be read
+            store_bf16(reinterpret_cast<uint16_t*>(s) + i, weights);
+        } else {
+            store(s + i, weights);
+        }
     }
 
     static bool all_lanes(int64_t i, Range seen) {
@@ -283,8 +320,8 @@ class Attend {
         const void* x[kTileRows];
         const void* x_left[kTileRows];
         for (int64_t i = 0; i < rows.count; ++i) {
-            x[i] = scores(rows.first + i) + tokens.begin;
-            x_left[i] = scores(rows.first + i) + end_block * kBlockTokens;
+            x[i] = weights(rows.first + i, tokens.begin);
+            x_left[i] = weights(rows.first + i, end_block * kBlockTokens);
         }
         int width = max_panels(rows.count);
         for (int64_t c = 0; c < dim_; c += width * kLanes) {
@@ -303,15 +340,21 @@ class Attend {
             }
             const Dot dot = kSums.get(rows.count, width);
             float* to = state.values + rows.first * dim_ + c;
-            dot(x, panels, fetched, end_block - first_block, kStepsPerBlock, to, dim_);
+            dot(x, panels, fetched, Weights::kStepBytes, end_block - first_block, kStepsPerBlock,
+                to, dim_);
             if (steps_left > 0) {
                 const int64_t last = count - width;
-                dot(x_left, panels + last, fetched + last, 1, steps_left, to, dim_);
+                dot(x_left, panels + last, fetched + last, Weights::kStepBytes, 1, steps_left, to,
+                    dim_);
             }
         }
     }
 
     void add_tokens(int64_t r, Range tokens, const State& state) const {
+        if constexpr (kIsPairs) {
+            add_token_pairs(r, tokens, state);
+            return;
+        }
         const float* weights = scores(r);
         for (int64_t c = 0; c < dim_ && !tokens.is_empty(); c += kLanes) {
             float* to = state.values + r * dim_ + c;
@@ -319,6 +362,25 @@ class Attend {
             for (int64_t t = tokens.begin; t < tokens.end; ++t) {
                 const std::byte* panel = values(t / kBlockTokens, c);
                 sum = fma(broadcast(weights[t]), token_values(panel, t % kBlockTokens), sum);
+            }
+            store(to, sum);
+        }
+    }
+
+    // Pairs lie at even places, as they do for rows that go together; of one that the row sees only
+    // half of, the other half is nothing.
+    void add_token_pairs(int64_t r, Range tokens, const State& state) const {
+        for (int64_t c = 0; c < dim_ && !tokens.is_empty(); c += kLanes) {
+            float* to = state.values + r * dim_ + c;
+            Vec sum = load(to);
+            for (int64_t t = tokens.begin / 2 * 2; t < tokens.end; t += 2) {
+                const uint32_t halves =
+                    (t < tokens.begin ? 0U : 0xffffU) | (t + 1 < tokens.end ? 0xffff0000U : 0U);
+                uint32_t pair = 0;
+                std::memcpy(&pair, weights(r, t), sizeof(pair));
+                const std::byte* of_values =
+                    values(t / kBlockTokens, c) + t % kBlockTokens / 2 * Weights::kStepBytes;
+                sum = Weights::add(sum, pair & halves, Weights::column_bits(of_values, halves));
             }
             store(to, sum);
         }
@@ -339,6 +401,7 @@ class Attend {
     const int64_t num_rows_;
     const int64_t panels_bytes_;                  // of a block's K, and of its V
     float* const scores_;                         // [rows, kSoftmaxTokens]
+    uint16_t* const rounded_queries_;             // [rows, head_dim], of pairs only
     const std::byte* keys_[kBlocksPerTile] = {};  // of the blocks of the tile under way
     const std::byte* values_[kBlocksPerTile] = {};
     const std::byte* after_values_[kBlocksPerTile] = {};  // what to fetch while values are read
@@ -346,13 +409,16 @@ class Attend {
     int64_t fetch_end_ = 0;  // blocks that start before it are wanted by this thread
 };
 
+// Scores of a row, and its query in bf16.
+constexpr int64_t row_floats(int64_t head_dim) { return kSoftmaxTokens + head_dim / 2; }
+
 template <class Weights>
 void attend_with(const AttentionArgs& args, const QueryTile& tile, int64_t partition,
                  float* scratch) {
     const int64_t dim = args.kv.head_dim;
     const int64_t rows = tile.num_tokens * args.group();
     Attend<Weights> work(args, tile, scratch);
-    scratch += query_tile_rows(args.group()) * kSoftmaxTokens;
+    scratch += query_tile_rows(args.group()) * row_floats(dim);
     if (tile.partials != nullptr) {
         const int64_t index = partition - tile.first_partition;
         work.partition(partition,
@@ -373,7 +439,7 @@ void attend_with(const AttentionArgs& args, const QueryTile& tile, int64_t parti
 
 int64_t attend_scratch_bytes(int64_t group, int64_t head_dim) {
     const int64_t rows = query_tile_rows(group);
-    return (rows * kSoftmaxTokens + 2 * state_floats(rows, head_dim)) * 4;
+    return (rows * row_floats(head_dim) + 2 * state_floats(rows, head_dim)) * 4;
 }
 
 void attend(const AttentionArgs& args, const QueryTile& tile, int64_t partition,
@@ -383,7 +449,7 @@ void attend(const AttentionArgs& args, const QueryTile& tile, int64_t partition,
         case KVFormat::F32:
             return attend_with<F32Weights>(args, tile, partition, floats);
         case KVFormat::BF16:
-            return attend_with<Bf16Weights>(args, tile, partition, floats);
+            return attend_with<KVPairs>(args, tile, partition, floats);
         case KVFormat::Int8:
             return attend_with<Int8Weights>(args, tile, partition, floats);
         case KVFormat::E4M3:

@@ -27,13 +27,13 @@ namespace {
 //   Own     each segment has its own sum:  out[r][(s * P + p) * 16 + lane] = x[r] · panel
 //   Joined  x goes on from one segment to the next, and the sum from what out holds:
 //           out[r][p * 16 + lane] += x[r] · panels
-// `fetched` are as many places as there are panels: while a panel is read, as many bytes from its
-// place on are brought into the cache. A panel's own place costs next to nothing.
+// `fetched` are as many places as there are panels: while a panel is read, `fetch_step` bytes a
+// step from its place on are brought into the cache. A panel's own place costs next to nothing.
 enum class Sums : uint8_t { Own, Joined };
 
 using Dot = void (*)(const void* const* x, const std::byte* const* panels,
-                     const std::byte* const* fetched, int64_t num_segments, int64_t steps,
-                     float* out, int64_t out_stride);
+                     const std::byte* const* fetched, int64_t fetch_step, int64_t num_segments,
+                     int64_t steps, float* out, int64_t out_stride);
 
 // A step takes a few columns, those that share words of 4 bytes (of float32 two): the first for all
 // rows, then the second, panel by panel, so that besides the sums only one panel's 16 weights are
@@ -41,7 +41,8 @@ using Dot = void (*)(const void* const* x, const std::byte* const* panels,
 struct F32Weights {
     using X = float;
     static constexpr int64_t kStepBytes = 2 * kLanes * 4;
-    static constexpr int64_t kColumns = 2;  // per step, each with its own x
+    static constexpr int64_t kColumns = 2;  // per step
+    static constexpr int64_t kXs = 2;       // numbers of x that a step takes
     static OCTAVO_INLINE Vec column(const std::byte* pair, int index) {
         return load(reinterpret_cast<const float*>(pair) + index * kLanes);
     }
@@ -52,6 +53,7 @@ struct Bf16Weights {
     using X = float;
     static constexpr int64_t kStepBytes = 2 * kLanes * 2;
     static constexpr int64_t kColumns = 2;
+    static constexpr int64_t kXs = 2;
     static OCTAVO_INLINE Vec column(const std::byte* pair, int index) {
         return index == 0 ? load_first(pair) : load_second(pair);
     }
@@ -63,6 +65,7 @@ struct Int8Weights {
     using X = float;
     static constexpr int64_t kStepBytes = 4 * kLanes;
     static constexpr int64_t kColumns = 4;
+    static constexpr int64_t kXs = 4;
     static constexpr float kUnit = 0x1.0p-24F;  // columns are so many times too large
     static OCTAVO_INLINE Vec column(const std::byte* words, int index) {
         return load_int8(words, index);
@@ -75,6 +78,7 @@ struct Fp8Weights {
     using X = float;
     static constexpr int64_t kStepBytes = 4 * kLanes;
     static constexpr int64_t kColumns = 4;
+    static constexpr int64_t kXs = 4;
     static constexpr float kUnit = 1.0F;
     static OCTAVO_INLINE Vec column(const std::byte* words, int index) {
         return load_fp8<Format>(words, index);
@@ -84,13 +88,17 @@ struct Fp8Weights {
 
 #ifdef __AVX512BF16__
 // x is bf16 too: the processor multiplies and adds pairs, in an order of its own but always the
-// same. Not run when written: see simd_avx512.h.
+// same.
 struct Bf16Pairs {
     using X = uint32_t;
     static constexpr int64_t kStepBytes = 2 * kLanes * 2;
-    static constexpr int64_t kColumns = 1;  // the pair at once
+    static constexpr int64_t kColumns = 2;
+    static constexpr int64_t kXs = 1;  // the pair at once
     static OCTAVO_INLINE Vec column(const std::byte* pair, int) {
         return load(reinterpret_cast<const float*>(pair));  // bits as they are
+    }
+    static OCTAVO_INLINE Vec column_bits(const std::byte* pair, uint32_t wanted) {
+        return only_bits(column(pair, 0), wanted);
     }
     static OCTAVO_INLINE Vec add(Vec acc, X x, Vec w) { return dot_pairs(acc, x, w); }
 };
@@ -135,7 +143,7 @@ class DotTile {
     }
 
     OCTAVO_INLINE void add(const std::byte* const* panels, const std::byte* const* fetched,
-                           int64_t steps) {
+                           int64_t fetch_step, int64_t steps) {
         const std::byte* w[P];
         const std::byte* ahead[P];
         OCTAVO_UNROLL
@@ -152,7 +160,7 @@ class DotTile {
                 }
             }
             OCTAVO_UNROLL
-            for (int column = 0; column < Weights::kColumns; ++column) {
+            for (int column = 0; column < Weights::kXs; ++column) {
                 int64_t at = column;
                 OCTAVO_UNROLL
                 for (int p = 0; p < P; ++p) {
@@ -168,12 +176,12 @@ class DotTile {
             }
             OCTAVO_UNROLL
             for (int r = 0; r < R; ++r) {
-                row_[r] += Weights::kColumns;
+                row_[r] += Weights::kXs;
             }
             OCTAVO_UNROLL
             for (int p = 0; p < P; ++p) {
                 w[p] += Weights::kStepBytes;
-                ahead[p] += Weights::kStepBytes;
+                ahead[p] += fetch_step;
             }
         }
     }
@@ -185,18 +193,18 @@ class DotTile {
 
 template <class Weights, Sums kSums, int R, int P>
 void dot(const void* const* x, const std::byte* const* panels, const std::byte* const* fetched,
-         int64_t num_segments, int64_t steps, float* out, int64_t out_stride) {
+         int64_t fetch_step, int64_t num_segments, int64_t steps, float* out, int64_t out_stride) {
     if constexpr (kSums == Sums::Own) {
         for (int64_t s = 0; s < num_segments; ++s) {
             DotTile<Weights, R, P> tile(x);
-            tile.add(panels + s * P, fetched + s * P, steps);
+            tile.add(panels + s * P, fetched + s * P, fetch_step, steps);
             tile.store_sums(out + s * P * kLanes, out_stride);
         }
     } else {
         DotTile<Weights, R, P> tile(x);
         tile.load_sums(out, out_stride);
         for (int64_t s = 0; s < num_segments; ++s) {
-            tile.add(panels + s * P, fetched + s * P, steps);
+            tile.add(panels + s * P, fetched + s * P, fetch_step, steps);
         }
         tile.store_sums(out, out_stride);
     }

@@ -1,5 +1,4 @@
-// Dot products of integers with AVX-512, and with its instruction for just that (VNNI). Not run
-// when written: see simd_avx512.h.
+// Dot products of integers with AVX-512, and with its instruction for just that (VNNI).
 #pragma once
 
 namespace octavo::cpu::OCTAVO_ISA {

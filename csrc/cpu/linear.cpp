@@ -20,8 +20,8 @@ constexpr int64_t kMaxBlockRows = 96;
 constexpr int64_t kMinBlockRows = 24;
 static_assert(kMaxBlockRows % kTileRows == 0 && kMinBlockRows % kTileRows == 0);
 
-// Ahead in each panel that is read once: the hardware does not look beyond a page.
-constexpr int64_t kPrefetchBytes = 1024;
+// Ahead in the panels of a tile that are read once: the hardware does not look beyond a page.
+constexpr int64_t kPrefetchBytes = 8192;
 
 int64_t block_rows(const Panels& weight) {
     const int64_t fitting = kBlockBytes / (weight.pairs() * 2 * 4) / kTileRows * kTileRows;
@@ -114,9 +114,12 @@ class Linear {
             panels[1][i] =
                 args_.mode == LinearMode::Glu ? panel(args_.units() + unit + i) : nullptr;
         }
-        // Rows of one tile go on to the next panels at once; more find theirs here already.
+        // While these panels are read, the next ones are fetched: by each tile of rows its share,
+        // so that memory is busy all the while. One tile alone reads them too fast for that.
         const int64_t bytes = args_.weight.panel_bytes(args_.weight.packing());
-        const int64_t ahead_bytes = num_rows_ == tile_rows_ ? kPrefetchBytes : width * bytes;
+        const int64_t num_tiles = (num_rows_ + tile_rows_ - 1) / tile_rows_;
+        const int64_t ahead_bytes = num_tiles == 1 ? kPrefetchBytes / width : width * bytes;
+        const int64_t fetch_step = Weights::kStepBytes / num_tiles;
         const std::byte* fetched[2][kMaxPanels];
         for (int64_t i = 0; i < width; ++i) {
             fetched[0][i] = panels[0][i] + ahead_bytes;
@@ -126,10 +129,14 @@ class Linear {
             const int64_t rows = std::min(tile_rows_, num_rows_ - r);
             const Dot dot = kDots.get(rows, static_cast<int>(width));
             alignas(64) float y[2][kTileFloats];
-            const auto& ahead = r == 0 ? fetched : panels;
-            dot(x_ + r, panels[0], ahead[0], 1, args_.weight.pairs(), y[0], width * kLanes);
+            const int64_t steps = args_.weight.pairs();
+            dot(x_ + r, panels[0], fetched[0], fetch_step, 1, steps, y[0], width * kLanes);
             if (args_.mode == LinearMode::Glu) {
-                dot(x_ + r, panels[1], ahead[1], 1, args_.weight.pairs(), y[1], width * kLanes);
+                dot(x_ + r, panels[1], fetched[1], fetch_step, 1, steps, y[1], width * kLanes);
+            }
+            for (int64_t i = 0; i < width; ++i) {
+                fetched[0][i] += steps * fetch_step;
+                fetched[1][i] += steps * fetch_step;
             }
             for (int64_t i = 0; i < rows * width; ++i) {
                 finish(args_, first_row_ + r + i / width, unit + i % width, y[0] + i * kLanes,

@@ -159,8 +159,11 @@ class ReferenceOps:
         visible = distance >= 0
         if spec.window is not None:
             visible &= distance < spec.window
-        scores = torch.einsum("thd,shd->hts", q[own], k[first:]) * spec.scale
+        rounded = self._precision.multiplied
+        scores = torch.einsum("thd,shd->hts", rounded(q[own]), k[first:]) * spec.scale
         if spec.soft_cap is not None:
             scores = self.soft_cap(scores, spec.soft_cap)
-        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-        return torch.einsum("hts,shd->thd", weights, v[first:]).flatten(1)
+        scores = scores.masked_fill(~visible, -torch.inf)
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        values = torch.einsum("hts,shd->thd", rounded(weights), v[first:])
+        return (values / weights.sum(-1).T[..., None]).flatten(1)
