@@ -7,9 +7,6 @@ namespace octavo {
 
 namespace {
 
-// Rounded from double, so that every library's exp gives the same float.
-float exp_of(float x) { return static_cast<float>(std::exp(static_cast<double>(x))); }
-
 void route_one(const Routing& routing, const float* scores, int32_t* experts, float* weights) {
     bool taken[kMaxExperts] = {};
     for (int64_t k = 0; k < routing.top_k; ++k) {
@@ -41,6 +38,8 @@ void route_one(const Routing& routing, const float* scores, int32_t* experts, fl
 }
 
 }  // namespace
+
+float exp_of(float x) { return static_cast<float>(std::exp(static_cast<double>(x))); }
 
 void Pairs::make_room(int64_t num_pairs, int64_t num_experts) {
     const auto size = std::max(experts.size(), static_cast<size_t>(num_pairs));

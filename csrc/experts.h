@@ -13,6 +13,9 @@ namespace octavo {
 constexpr int64_t kMaxExperts = 1024;
 constexpr int64_t kMaxTopK = 64;
 
+// Rounded from double, so that every library's exp gives the same float.
+float exp_of(float x);
+
 // Tokens and their experts: a pair is one of each. `places` and `weights` are by pair, [tokens,
 // top_k], highest score first; places count by expert, each one's tokens ascending.
 struct Pairs {

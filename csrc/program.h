@@ -55,6 +55,9 @@ struct MoeBuffers {
     int dst, src, scores, gathered, hidden, results;
 };
 
+// So many rows each worker quantises for itself: sooner done than waiting for the others' share.
+constexpr int64_t kOwnRows = 3;
+
 class Program {
   public:
     // Activations meet integer weights in so many bits, 8 or 16.
@@ -134,8 +137,12 @@ class Program {
 
     // program_experts.cpp
     void run_moe(const Moe& moe, int64_t num_tokens, int worker);
+    cpu::LinearArgs of_experts(const cpu::Panels& weight, const cpu::Matrix& src,
+                               const cpu::Matrix& dst, cpu::Activation activation) const;
+    void quantize_pairs(const cpu::LinearArgs& args, Range rows);
     void for_each_expert(const std::vector<cpu::Panels>& weights, const cpu::Matrix& src,
-                         const cpu::Matrix& dst, cpu::Activation activation, int worker);
+                         const cpu::Matrix& dst, cpu::Activation activation, bool shares_rows,
+                         int worker);
 
     // program_run.cpp
     void prepare(const KVCache& kv, const Step& step);

@@ -93,8 +93,14 @@ void Program::moe(const MoeBuffers& at_index, const MoeOptions& options) {
     instruction.routing = {reinterpret_cast<const float*>(scores.matrix.data), num_experts, k,
                            options.renormalise};
     for (const Packed* weight : {&gate_up, &down}) {
-        scratch_bytes_ =
-            std::max(scratch_bytes_, team_.kernels().linear_scratch_bytes(weight->panels()));
+        const cpu::Kernels& kernels = team_.kernels();
+        const cpu::Panels panels = weight->panels();
+        scratch_bytes_ = std::max(scratch_bytes_, kernels.linear_scratch_bytes(panels));
+        if (panels.is_quantized()) {
+            const int64_t row =
+                kernels.quantized_row_bytes(of_experts(panels, {}, {}, cpu::Activation::None));
+            quantized_bytes_ = std::max(quantized_bytes_, max_tokens_ * k * row);
+        }
     }
     instructions_.push_back({Rows::Tokens, std::move(instruction)});
 }
@@ -114,34 +120,61 @@ void Program::run_moe(const Moe& moe, int64_t num_tokens, int worker) {
     gather.rows = pairs_.tokens.data();
     const Range pairs = split(num_tokens * top_k, worker, workers);
     team_.kernels().row_op(gather, pairs.begin, pairs.end);
+    const bool is_many = num_tokens * top_k > kOwnRows;
+    const bool shares_gathered = is_many && moe.gate_up[0].is_quantized();
+    const bool shares_hidden = is_many && moe.down[0].is_quantized();
+    if (shares_gathered) {  // each worker those that it has just gathered
+        quantize_pairs(of_experts(moe.gate_up[0], moe.gathered, {}, moe.activation), pairs);
+    }
     team_.barrier();
-    for_each_expert(moe.gate_up, moe.gathered, moe.hidden, moe.activation, worker);
+    for_each_expert(moe.gate_up, moe.gathered, moe.hidden, moe.activation, shares_gathered, worker);
     team_.barrier();
-    for_each_expert(moe.down, moe.hidden, moe.results, cpu::Activation::None, worker);
+    if (shares_hidden) {
+        quantize_pairs(of_experts(moe.down[0], moe.hidden, {}, cpu::Activation::None), pairs);
+        team_.barrier();
+    }
+    for_each_expert(moe.down, moe.hidden, moe.results, cpu::Activation::None, shares_hidden,
+                    worker);
     team_.barrier();
 
     combine(moe.dst, reinterpret_cast<const float*>(moe.results.data), pairs_, top_k, tokens.begin,
             tokens.end);
 }
 
-// One product for each expert that has rows; with an activation, of gate and up.
+// A product of rows by expert; with an activation, of gate and up.
+cpu::LinearArgs Program::of_experts(const cpu::Panels& weight, const Matrix& src, const Matrix& dst,
+                                    cpu::Activation activation) const {
+    cpu::LinearArgs args{};
+    args.dst = dst;
+    args.src = src;
+    args.weight = weight;
+    args.activation = activation;
+    args.activation_bits = activation_bits_;
+    if (activation != cpu::Activation::None) {
+        args.mode = cpu::LinearMode::Glu;
+    }
+    return args;
+}
+
+void Program::quantize_pairs(const cpu::LinearArgs& args, Range rows) {
+    team_.kernels().quantize_rows(args, rows.begin, rows.end, quantized_.data());
+}
+
+// One product for each expert that has rows. `shares_rows`: they have been quantised.
 void Program::for_each_expert(const std::vector<cpu::Panels>& weights, const Matrix& src,
-                              const Matrix& dst, cpu::Activation activation, int worker) {
+                              const Matrix& dst, cpu::Activation activation, bool shares_rows,
+                              int worker) {
     for (size_t e = 0; e < weights.size(); ++e) {
         const int64_t first = pairs_.starts[e];
         const int64_t count = pairs_.starts[e + 1] - first;
         if (count == 0) {
             continue;
         }
-        cpu::LinearArgs args{};
-        args.dst = {dst.row(first), dst.cols, dst.dtype};
-        args.src = {src.row(first), src.cols, src.dtype};
+        cpu::LinearArgs args = of_experts(weights[e], {src.row(first), src.cols, src.dtype},
+                                          {dst.row(first), dst.cols, dst.dtype}, activation);
         args.num_rows = count;
-        args.weight = weights[e];
-        args.activation = activation;
-        args.activation_bits = activation_bits_;
-        if (activation != cpu::Activation::None) {
-            args.mode = cpu::LinearMode::Glu;
+        if (shares_rows) {
+            args.quantized = quantized_.data() + first * team_.kernels().quantized_row_bytes(args);
         }
         const Range units = split(args.units(), worker, team_.num_threads());
         team_.kernels().linear(args, units.begin, units.end, scratch(worker));

@@ -1,7 +1,6 @@
 // Running a program: what the step fills in, and how the team shares each instruction.
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 
 #include "common/check.h"
 #include "program.h"
@@ -14,9 +13,6 @@ namespace {
 constexpr int64_t kPartialFloats = int64_t{1} << 22;
 
 constexpr int64_t kPartsPerWorker = 16;  // of a large product: the last one is waited for
-
-// So many rows each worker quantises for itself: sooner done than waiting for the others' share.
-constexpr int64_t kOwnRows = 3;
 
 template <class... Functions>
 struct Overloaded : Functions... {
@@ -144,7 +140,7 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                     cpu::RowOpArgs args = gate.scale;
                     for (int64_t r = rows.begin; r < rows.end; ++r) {
                         const float score = *reinterpret_cast<const float*>(gate.scores.row(r));
-                        args.factor = 1.0F / (1.0F + std::exp(-score));
+                        args.factor = 1.0F / (1.0F + exp_of(-score));
                         kernels.row_op(args, r, r + 1);
                     }
                 },

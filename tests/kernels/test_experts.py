@@ -26,12 +26,14 @@ def moe(
     threads: int = 1,
     top_k: int = 3,
     renormalise: bool = True,
+    packings: tuple[str, str] = ("f32", "f32"),
+    activation_bits: int = 16,
     **changes: Any,
 ) -> np.ndarray:
     team = _native.Team(threads, isa)
     options: dict[str, Any] = {
-        "gate_up": tuple(pack(team, w, "f32") for w in GATE_UP),
-        "down": tuple(pack(team, w, "f32") for w in DOWN),
+        "gate_up": tuple(pack(team, w, packings[0]) for w in GATE_UP),
+        "down": tuple(pack(team, w, packings[1]) for w in DOWN),
         "top_k": top_k,
         "renormalise": renormalise,
         "activation": "silu",
@@ -49,7 +51,7 @@ def moe(
         recorder.program.moe(dst, src, scores, **(room | options | changes))
         return dst
 
-    return run_rows(team, x, build)
+    return run_rows(team, x, build, activation_bits=activation_bits)
 
 
 def expected(x: np.ndarray, top_k: int, renormalise: bool) -> np.ndarray:
@@ -83,6 +85,21 @@ def test_a_token_has_the_same_bits_in_any_company_on_any_machine() -> None:
         np.testing.assert_array_equal(moe(x, isa=isa, threads=3), together)
     for rows in (slice(0, 1), slice(20, 23), slice(40, 67)):
         np.testing.assert_array_equal(moe(x[rows]), together[rows])
+
+
+@pytest.mark.parametrize("activation_bits", [8, 16])
+@pytest.mark.parametrize("packings", [("q8", "q8"), ("q4", "q4"), ("q4", "f32"), ("f32", "q8")])
+def test_rows_that_are_quantised_once_for_all_workers_have_the_same_bits(
+    packings: tuple[str, str], activation_bits: int
+) -> None:
+    """One token alone is quantised by each worker for itself; many share what each has made."""
+    x = RNG.standard_normal((41, COLS)).astype(np.float32)
+    options: dict[str, Any] = {"packings": packings, "activation_bits": activation_bits}
+    together = moe(x, threads=3, **options)
+    np.testing.assert_array_equal(moe(x, **options), together)
+    for row in range(0, 41, 10):
+        alone = moe(x[row : row + 1], top_k=3, **options)
+        np.testing.assert_array_equal(alone, together[row : row + 1])
 
 
 def test_of_equal_scores_the_first_expert_is_taken() -> None:
