@@ -172,11 +172,16 @@ double tightest(const std::string& root, std::string path, double (*quota)(const
 
 }  // namespace
 
-int available_cores(const std::string& cgroups, const std::string& membership) {
-    double quota = tightest(cgroups, cgroup_path(membership, ""), quota_v2);
-    quota = std::min(quota, tightest(cgroups + "/cpu", cgroup_path(membership, "cpu"), quota_v1));
-    const double cores = std::min(static_cast<double>(affinity_cores()), std::ceil(quota));
-    return std::max(1, static_cast<int>(cores));
+double quota_cores(const std::string& cgroups, const std::string& membership) {
+    return std::min(tightest(cgroups, cgroup_path(membership, ""), quota_v2),
+                    tightest(cgroups + "/cpu", cgroup_path(membership, "cpu"), quota_v1));
 }
+
+int available_cores(const std::string& cgroups, const std::string& membership) {
+    const double quota = std::ceil(quota_cores(cgroups, membership));
+    return std::max(1, static_cast<int>(std::min(static_cast<double>(affinity_cores()), quota)));
+}
+
+bool is_short_of_quota() { return quota_cores() < static_cast<double>(affinity_cores()); }
 
 }  // namespace octavo

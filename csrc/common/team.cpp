@@ -15,9 +15,6 @@ namespace octavo {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-constexpr std::chrono::microseconds kSpin{
-    50};  // a few instructions of a step; then the core is free
-
 void pause() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -26,24 +23,8 @@ void pause() {
 #endif
 }
 
-// Returns once `value` is no longer `old`.
-void wait_while(const std::atomic<uint32_t>& value, uint32_t old) {
-    for (int i = 0; i < 64; ++i) {
-        if (value.load(std::memory_order_acquire) != old) {
-            return;
-        }
-        pause();
-    }
-    const auto deadline = std::chrono::steady_clock::now() + kSpin;
-    while (std::chrono::steady_clock::now() < deadline) {
-        for (int i = 0; i < 16; ++i) {
-            if (value.load(std::memory_order_acquire) != old) {
-                return;
-            }
-            pause();
-        }
-    }
-    value.wait(old, std::memory_order_acquire);
+int64_t now_ns() {
+    return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
 int checked_threads(int num_threads) {
@@ -102,7 +83,7 @@ Team::~Team() { stop(); }
 void Team::stop() {
     stopping_ = true;
     epoch_.fetch_add(1, std::memory_order_release);
-    epoch_.notify_all();
+    rouse();
     for (std::thread& thread : threads_) {
         thread.join();
     }
@@ -116,10 +97,12 @@ void Team::run_job(Job job, void* context) {
     }
     job_ = job;
     context_ = context;
+    patience_.saw_gap(now_ns() - ended_ns_);
     epoch_.fetch_add(1, std::memory_order_release);
-    epoch_.notify_all();
+    rouse();
     job(context, 0);
     barrier();
+    ended_ns_ = now_ns();
 }
 
 void Team::work(int worker) {
@@ -128,7 +111,7 @@ void Team::work(int worker) {
     }
     uint32_t seen = 0;
     while (true) {
-        wait_while(epoch_, seen);
+        wait_for_run(seen);
         seen += 1;
         if (stopping_) {
             return;
@@ -150,7 +133,59 @@ void Team::barrier() {
         generation_.notify_all();
         return;
     }
-    wait_while(generation_, generation);
+    if (!spin_while(generation_, generation, &Patience::within_ns)) {
+        generation_.wait(generation, std::memory_order_acquire);
+    }
+}
+
+// Whether `value` became another one before the time was up. After a while others may have this
+// processor in between; a yield that takes long shows that there are others.
+bool Team::spin_while(const std::atomic<uint32_t>& value, uint32_t old, Budget budget) {
+    for (int i = 0; i < 64; ++i) {
+        if (value.load(std::memory_order_acquire) != old) {
+            return true;
+        }
+        pause();
+    }
+    const int64_t start = now_ns();
+    int64_t budget_ns = (patience_.*budget)(start);
+    int64_t now = start;
+    while (now - start < budget_ns) {
+        for (int i = 0; i < 16; ++i) {
+            if (value.load(std::memory_order_acquire) != old) {
+                return true;
+            }
+            pause();
+        }
+        const int64_t before = now_ns();
+        now = before;
+        if (before - start > Patience::kQuietNs) {
+            std::this_thread::yield();
+            now = now_ns();
+            if (now - before > Patience::kRivalNs) {
+                patience_.saw_rival(now);
+                budget_ns = std::min(budget_ns, Patience::kLeastNs);
+            }
+        }
+    }
+    return value.load(std::memory_order_acquire) != old;
+}
+
+void Team::wait_for_run(uint32_t seen) {
+    while (true) {
+        const uint32_t bell = bell_.load(std::memory_order_acquire);
+        if (spin_while(epoch_, seen, &Patience::between_ns)) {
+            return;
+        }
+        bell_.wait(bell, std::memory_order_acquire);
+    }
+}
+
+void Team::rouse() {
+    if (num_threads_ > 1) {
+        bell_.fetch_add(1, std::memory_order_release);
+        bell_.notify_all();
+    }
 }
 
 }  // namespace octavo

@@ -1,4 +1,5 @@
-// Worker threads that compute together: the caller is worker 0, the others spin briefly, then park.
+// Worker threads that compute together: the caller is worker 0, the others spin for a
+// while, then park (patience.h).
 #pragma once
 
 #include <atomic>
@@ -10,6 +11,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "common/machine.h"
+#include "common/patience.h"
 #include "common/range.h"
 
 namespace octavo {
@@ -50,6 +53,9 @@ class Team {
         });
     }
 
+    // Wakes workers that have parked, for a run that is about to come.
+    void rouse();
+
     // Within run: no worker passes before all have arrived. What was written before is seen after.
     void barrier();
 
@@ -58,6 +64,9 @@ class Team {
 
     void run_job(Job job, void* context);
     void work(int worker);
+    void wait_for_run(uint32_t seen);
+    using Budget = int64_t (Patience::*)(int64_t now_ns) const;
+    bool spin_while(const std::atomic<uint32_t>& value, uint32_t old, Budget budget);
     void stop();
 
     const int num_threads_;
@@ -67,7 +76,10 @@ class Team {
     Job job_ = nullptr;
     void* context_ = nullptr;
     bool stopping_ = false;
+    int64_t ended_ns_ = 0;  // the run before
+    Patience patience_{is_short_of_quota()};
     alignas(64) std::atomic<uint32_t> epoch_{0};       // counts runs; workers wait for the next
+    alignas(64) std::atomic<uint32_t> bell_{0};        // what parked workers wait for
     alignas(64) std::atomic<uint32_t> arrived_{0};     // at the barrier under way
     alignas(64) std::atomic<uint32_t> generation_{0};  // counts barriers passed
     std::vector<std::thread> threads_;

@@ -151,6 +151,16 @@ def test_an_idle_team_costs_nothing() -> None:
     pack(team, np.ones((64, 64), np.float32), "f32")  # and they wake again
 
 
+@pytest.mark.parametrize("threads", [2, 5])
+def test_workers_come_back_after_any_pause(threads: int) -> None:
+    """Whether they still spin, yield or have parked; more of them than cores, too."""
+    team = _native.Team(threads)
+    matrix = np.arange(200 * 64, dtype=np.float32).reshape(200, 64)
+    for pause_s in [0.0, 1e-5, 3e-4, 4e-3, 0.0, 2e-2, 0.0] * 12:
+        threading.Event().wait(pause_s)
+        np.testing.assert_array_equal(pack(team, matrix, "f32").unpack(), matrix)
+
+
 def test_two_callers_take_turns() -> None:
     team = _native.Team(2)
     matrices = [np.full((200, 64), i, np.float32) for i in range(4)]
