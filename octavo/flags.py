@@ -69,7 +69,11 @@ ENGINE_FLAGS = (
     Flag("load_format", "dummy: random weights of the right shapes"),
     Flag("max_model_len", "tokens in one sequence, prompt and answer; default: what fits"),
     Flag("kv_cache_memory_bytes", "size of the KV cache, e.g. 2GiB; default: see next"),
-    Flag("memory_fraction", "share of the memory free after loading that the KV cache may take"),
+    Flag(
+        "memory_fraction",
+        "share of the memory free after loading that the KV cache may take "
+        "(default: 0.5 of a host's, 0.9 of a device's)",
+    ),
     Flag("num_threads", "threads that compute; default: the cores this process may use"),
     Flag("seed", "of requests that give none; 0: a new one for each"),
     Flag("stream_interval", "tokens in one event of a stream, after the first; more cost less"),

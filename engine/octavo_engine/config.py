@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from octavo_engine.errors import ConfigError
 
 # Tokens per KV block: a sheet folded into sixteen pages. It is the kernels' panel width too.
+HOST_MEMORY_FRACTION = 0.5  # for KV, of the memory free after loading; others share the host
 BLOCK_SIZE = 16
 
 MAX_THREADS = 1024  # the extension's own bound
@@ -158,7 +159,9 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = (
         None  # default: a share of the memory that is free after loading
     )
-    memory_fraction: float = 0.5  # of the memory free after loading, for KV, when no size is given
+    # Of the memory free after loading, for KV, when no size is given; default: half of a host's
+    # and nine tenths of a device's.
+    memory_fraction: float | None = None
     num_threads: int | None = None  # default: the cores this process may use
     seed: int = 0  # of requests that give none
     stream_interval: int = 1  # tokens of an answer in one piece of a stream, after the first
@@ -197,8 +200,9 @@ class EngineConfig:
                "--max-model-len must be at least 1", self.max_model_len)  # fmt: skip
         _check(self.num_threads is None or 1 <= self.num_threads <= MAX_THREADS,
                f"--num-threads must be from 1 to {MAX_THREADS}", self.num_threads)  # fmt: skip
-        _check(0 < self.memory_fraction <= 1 and math.isfinite(self.memory_fraction),
-               "--memory-fraction must be above 0 and at most 1", self.memory_fraction)  # fmt: skip
+        fraction = self.memory_fraction
+        _check(fraction is None or (0 < fraction <= 1 and math.isfinite(fraction)),
+               "--memory-fraction must be above 0 and at most 1", fraction)  # fmt: skip
         _check(self.kv_cache_memory_bytes is None or self.kv_cache_memory_bytes > 0,
                "--kv-cache-memory-bytes must be above 0", self.kv_cache_memory_bytes)  # fmt: skip
         if self.kv_events.is_on:

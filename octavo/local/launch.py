@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo import flags
-from octavo_engine.config import EngineConfig
+from octavo_engine.config import HOST_MEMORY_FRACTION
 from octavo_engine.errors import ConfigError
 from octavo_operator import names
 from octavo_operator.desired.engine_options import (
@@ -133,8 +133,7 @@ def _shared(options: Mapping[str, Option], share: Share) -> dict[str, Option]:
     )
     if "kv-cache-memory-bytes" not in options and share.replicas > 1:
         # Each would take the default share of the memory that is free when it starts.
-        _, fraction = flags.lookup(EngineConfig, "memory_fraction")
-        shared["memory-fraction"] = round(float(fraction) / share.replicas, 4)
+        shared["memory-fraction"] = round(HOST_MEMORY_FRACTION / share.replicas, 4)
     return shared
 
 

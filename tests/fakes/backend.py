@@ -73,7 +73,7 @@ class FakeBackend:
         """The row of logits after `token_ids`; the truth is its greatest."""
         return self._logits(self._digests(token_ids))
 
-    def kv_memory(self, limits: BackendLimits, fraction: float) -> int | None:
+    def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         return None
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:

@@ -48,7 +48,7 @@ class TalkativeBackend:
         self._bytes = [tokenizer.token_bytes(token) for token in range(VOCAB)]
         self._row = cache(self._logits)
 
-    def kv_memory(self, limits: BackendLimits, fraction: float) -> int | None:
+    def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         return None
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:

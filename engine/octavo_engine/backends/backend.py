@@ -58,7 +58,7 @@ class Backend(Protocol):
     def kv_bytes_per_block(self) -> int:
         """Bytes that one block of 16 tokens takes over all layers."""
 
-    def kv_memory(self, limits: BackendLimits, fraction: float) -> int | None:
+    def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         """Bytes of the device's own memory for KV: `fraction` of what is free beside the largest
         step. None where KV lies in the host's memory."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from octavo_engine.config import BLOCK_SIZE, EngineConfig
+from octavo_engine.config import BLOCK_SIZE, HOST_MEMORY_FRACTION, EngineConfig
 from octavo_engine.errors import ConfigError
 
 # A context cut to less would serve nobody; who wants it can ask for it by name.
@@ -23,7 +23,7 @@ def kv_memory(config: EngineConfig, free_bytes: int) -> int:
     """Bytes for the KV cache: what was asked for, or a share of what is free after loading."""
     asked = config.kv_cache_memory_bytes
     if asked is None:
-        return int(free_bytes * config.memory_fraction)
+        return int(free_bytes * (config.memory_fraction or HOST_MEMORY_FRACTION))
     if asked > free_bytes:
         raise ConfigError(
             f"--kv-cache-memory-bytes asks for {gib(asked)}, but only {gib(free_bytes)} of memory "

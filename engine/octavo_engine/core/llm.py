@@ -91,7 +91,7 @@ class LLM(PoolingMethods):
         max_num_batched_tokens: int = 2048,
         enable_prefix_caching: bool = True,
         kv_cache_memory_bytes: int | None = None,
-        memory_fraction: float = 0.5,
+        memory_fraction: float | None = None,
         num_threads: int | None = None,
         seed: int = 0,
         chat_template: str | None = None,

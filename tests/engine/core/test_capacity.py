@@ -17,6 +17,7 @@ def settle(max_blocks, own=4096, **config):
 
 def test_a_share_of_free_memory_goes_to_the_cache():
     assert kv_memory(EngineConfig(memory_fraction=0.25), 8 * GIB) == 2 * GIB
+    assert kv_memory(EngineConfig(), 8 * GIB) == 4 * GIB
 
 
 def test_a_size_that_was_asked_for_is_taken_or_refused():

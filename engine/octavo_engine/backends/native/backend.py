@@ -94,7 +94,7 @@ class NativeBackend:
         c = self.config
         return self.kv_format.bytes_per_block(c.num_layers, c.num_kv_heads, c.head_dim)
 
-    def kv_memory(self, limits: BackendLimits, fraction: float) -> int | None:
+    def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         return None
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:

@@ -54,7 +54,7 @@ class SimBackend:
     def kv_bytes_per_block(self) -> int:
         return BLOCK_SIZE * KV_BYTES_PER_TOKEN
 
-    def kv_memory(self, limits: BackendLimits, fraction: float) -> int | None:
+    def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         return None
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:

@@ -66,7 +66,7 @@ class TorchBackend:
         values = 2 * BLOCK_SIZE * self.config.num_kv_heads * self.config.head_dim
         return self.config.num_layers * values * self.precision.dtype.itemsize
 
-    def kv_memory(self, limits: BackendLimits, fraction: float) -> int | None:
+    def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         return None
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:

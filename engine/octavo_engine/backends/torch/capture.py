@@ -32,14 +32,22 @@ class CudaRecorder:
         self._pool: Any = None  # torch has no public name for its type
         self._is_full = False
 
-    def capture(self, work: Callable[[], Results]) -> tuple[Results, Replay]:
+    def capture(self, work: Callable[[], Results]) -> tuple[Results, Replay] | None:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
         free = device_memory(self._device).free_bytes
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = work()
+        try:
+            # Other threads may allocate and copy meanwhile: only this one's calls are recorded.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                result = work()
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            logger.warning(
+                "A step could not be captured as a graph and is launched instead",
+                extra={"reason": str(error)},
+            )
+            return None
         self.num_bytes += max(0, free - device_memory(self._device).free_bytes)
         return result, graph.replay
 

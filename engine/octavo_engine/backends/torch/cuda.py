@@ -203,7 +203,7 @@ class CudaBackend:
         values = 2 * BLOCK_SIZE * self.config.num_kv_heads * self.config.head_dim
         return self.config.num_layers * values * self._dtype.itemsize
 
-    def kv_memory(self, limits: BackendLimits, fraction: float) -> int | None:
+    def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         """As the protocol says. Raises ConfigError if nothing is left."""
         if self.device.type == "cuda":
             free = memory.device_memory(self.device).free_bytes
@@ -220,7 +220,7 @@ class CudaBackend:
                 self.config, limits, self._dtype.itemsize,
                 num_graphs=MAX_GRAPHS, max_tokens=MIXED_TOKENS[-1],
             )  # fmt: skip
-        return memory.kv_budget(free, needed, fraction=fraction)
+        return memory.kv_budget(free, needed, fraction=fraction or memory.DEVICE_FRACTION)
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         self._limits, self._num_blocks = limits, num_blocks
@@ -408,4 +408,7 @@ def open_device(name: str) -> torch.device:
             )
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
+        # Sums of bf16 and float16 products stay in float32 where cuBLAS splits them, too.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     return device

@@ -35,8 +35,8 @@ class Replay(Protocol):
 class Recorder(Protocol[Result]):
     """The device's side of it; a fake one in tests."""
 
-    def capture(self, work: Callable[[], Result]) -> tuple[Result, Replay]:
-        """Record what `work` launches, without running it."""
+    def capture(self, work: Callable[[], Result]) -> tuple[Result, Replay] | None:
+        """Record what `work` launches, without running it; None where the device cannot."""
 
     def has_room(self) -> bool:
         """Whether there is memory for one more."""
@@ -75,12 +75,15 @@ class GraphCache(Generic[Result]):
         self._recorder = recorder
         self._max_graphs = max_graphs
         self._warm: set[Hashable] = set()
+        self._eager: set[Hashable] = set()  # could not be captured, and is not tried again
         self._graphs: dict[Hashable, tuple[Result, Replay]] = {}  # in the order of their last use
 
     def run(self, bucket: Hashable, work: Callable[[], Result]) -> Result:
         """Do the bucket's work, by its graph if there is one or may be one now."""
         if bucket not in self._warm:
             self._warm.add(bucket)
+            return work()
+        if bucket in self._eager:
             return work()
         entry = self._graphs.pop(bucket, None)
         if entry is None:
@@ -89,6 +92,9 @@ class GraphCache(Generic[Result]):
             if not self._recorder.has_room():
                 return work()
             entry = self._recorder.capture(work)
+            if entry is None:
+                self._eager.add(bucket)
+                return work()
         self._graphs[bucket] = entry
         result, replay = entry
         replay()
@@ -101,3 +107,4 @@ class GraphCache(Generic[Result]):
     def clear(self) -> None:
         self._graphs.clear()
         self._warm.clear()
+        self._eager.clear()

@@ -45,6 +45,21 @@ def test_a_bucket_is_launched_then_captured_then_replayed():
     assert cache.captured == {4}
 
 
+def test_what_cannot_be_captured_is_launched_and_not_tried_again():
+    device = FakeRecorder()
+    attempts: list[int] = []
+    device.capture = lambda work: attempts.append(1)  # type: ignore[method-assign]
+    cache = GraphCache(device, max_graphs=8)
+    for _ in range(4):
+        assert cache.run(4, lambda: device.launch("four")) == "four"
+    assert device.log == ["launch four"] * 4
+    assert (len(attempts), cache.captured) == (1, set())
+    cache.clear()  # after a sleep there may be more memory
+    cache.run(4, lambda: device.launch("four"))
+    cache.run(4, lambda: device.launch("four"))
+    assert len(attempts) == 2
+
+
 def test_the_graph_unused_for_longest_makes_room():
     device = FakeRecorder()
     cache = GraphCache(device, max_graphs=2)

@@ -81,6 +81,7 @@ def test_a_model_runs_on_a_device_that_a_package_brought(caplog):
 def test_memory_is_what_the_device_says(abacus):
     backend = build()
     assert 0 < backend.kv_memory(LIMITS, 0.5) <= 4 << 30
+    assert backend.kv_memory(LIMITS, None) == int(0.9 * (8 << 30))  # nobody shares a device
     abacus.told = None
     assert backend.kv_memory(LIMITS, 0.5) == 0  # --kv-cache-memory-bytes must say
 
