@@ -39,7 +39,7 @@ class NullBackend:
     vocab_size = 32000
     kv_bytes_per_block = 1
 
-    def kv_memory(self, limits: BackendLimits, fraction: float) -> int | None:
+    def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         return None
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
