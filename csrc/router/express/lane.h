@@ -17,6 +17,7 @@
 #include "router/express/shapes.h"
 #include "router/scan.h"
 #include "router/sockets/taker.h"
+#include "router/usage.h"
 
 namespace octavo::router {
 
@@ -90,9 +91,8 @@ class Lane final : public Taker {
     PyObject* upstream_of(PyObject* endpoint, double now) const;
     double rate_of(nb::handle pool) const;
     nb::object new_record(const Flight& flight, const Facts& facts, nb::handle model) const;
-    void finish_lease(const Flight& flight, double now, int64_t prompt_tokens,
-                      int64_t output_tokens);
-    void note_health(const Flight& flight, double now, int64_t output_tokens);
+    void finish_lease(const Flight& flight, double now, const Usage& usage);
+    void note_health(const Flight& flight, double now, const Usage& usage);
     void count_window(PyObject* window, double now, double second) const;
     void finish_connection(const Flight& flight, double now) const;
     double now() const;

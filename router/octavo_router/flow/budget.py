@@ -26,6 +26,9 @@ NUM_PARTS = 12  # the window forgets a twelfth at a time
 MAX_TENANTS = 1024
 
 
+_SAYS_NOTHING = frozenset((Result.CLIENT_GONE, Result.EXPIRED, Result.CONNECT_FAILED))
+
+
 class Windowed:
     """Two counts over the last two minutes."""
 
@@ -168,7 +171,7 @@ class Throttle:
         """An attempt ended so. Only who answers can say that it is full: a client that left, or an
         engine that could not be reached, says nothing of those that will be there next.
         """
-        if result is Result.CLIENT_GONE or result is Result.CONNECT_FAILED:
+        if result in _SAYS_NOTHING:
             return
         window = self._pools.get(pool)
         if window is None:

@@ -7,6 +7,7 @@
     "not accepted": 503, 429, 421                       retry elsewhere, max_refusals times
     given back: it drains or has died, and said so      retry elsewhere, at most max_attempts
     sent, then silence or a loss, tokens are known      resume elsewhere, at most max_resumes
+    sent, then a 5xx, tokens are known                  resume elsewhere, once: then it is its own
     sent, then silence or a loss, nothing is known      give up: it may have run
 
 An accepted request is never sent again as a new one: it would run twice. A generation whose tokens
@@ -123,6 +124,8 @@ def _resume(attempt: Attempt, config: RetryConfig) -> Verdict:
         return _give_up("quarantined")
     if not attempt.is_resumable:
         return _give_up("may_have_run")
+    if attempt.failure is Failure.ERROR_5XX and attempt.resumes > 0:
+        return _give_up("failed_elsewhere")  # two engines say the same of it
     if attempt.resumes >= config.max_resumes:
         return _give_up("resumes_exhausted")
     return Verdict(Action.RESUME, attempt.failure.value)

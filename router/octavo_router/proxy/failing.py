@@ -36,7 +36,7 @@ RESULT_OF: Final[Mapping[Failure, Result]] = {
     Failure.LEFT: Result.LEFT,
     Failure.STALLED: Result.TIMEOUT,
     Failure.BAD_ANSWER: Result.BAD_ANSWER,
-    Failure.DEADLINE: Result.CLIENT_GONE,  # the request's own limit speaks against nobody
+    Failure.DEADLINE: Result.EXPIRED,
     Failure.CLIENT_GONE: Result.CLIENT_GONE,
 }
 

@@ -30,6 +30,8 @@ TABLE = [
     ("stalled", Attempt(Failure.STALLED, was_answered=True, is_resumable=True), RESUME, "stalled"),
     ("500", Attempt(Failure.ERROR_5XX), GIVE_UP, "may_have_run"),
     ("500, resumable", Attempt(Failure.ERROR_5XX, is_resumable=True), RESUME, "error_5xx"),
+    ("500 elsewhere too", Attempt(Failure.ERROR_5XX, is_resumable=True, resumes=1),
+     GIVE_UP, "failed_elsewhere"),
     ("garbage", Attempt(Failure.BAD_ANSWER), GIVE_UP, "may_have_run"),
     ("400", Attempt(Failure.REJECTED), GIVE_UP, "rejected"),
     ("400 to a resume", Attempt(Failure.REJECTED, is_resumable=True), GIVE_UP, "rejected"),
