@@ -139,7 +139,9 @@ class TimeoutsConfig:
     )
     connect_s: float = setting(1.0, "Connecting to an engine.", unit="s", low=0.01)
     first_token_s: float = setting(
-        60.0, "From sending a request to the first byte of its answer, for short prompts.",
+        60.0,
+        "From sending a request to the first byte of its stream, for short prompts; an answer that "
+        "is not streamed has `total_s`.",
         unit="s", low=0.1,
     )  # fmt: skip
     first_token_per_1k_s: float = setting(

@@ -5,6 +5,8 @@ for another, and one that dies takes only its own connections along.
 
     SIGTERM, SIGINT   all drain and end      SIGHUP   all read their configuration again
     SIGUSR2           replaced one by one: the new one listens before the old one drains
+
+A parent that is killed takes its workers along: each drains when the parent's pipe ends.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -50,6 +53,9 @@ class Supervisor:
     is_stopping: bool = False
     num_deaths: int = 0  # in a row, of young ones
     start_at: dict[int, float] = field(default_factory=dict)  # numbers to start again, and when
+    parent: tuple[int, int] = field(
+        default_factory=os.pipe
+    )  # its writing end is the parent's alone
 
     def run(self) -> int:
         """Until all have ended after SIGTERM. The exit code: that of the worst."""
@@ -92,10 +98,13 @@ class Supervisor:
         try:
             for worker in self.workers.values():
                 os.close(worker.ready)
+            reading, writing = self.parent
+            os.close(writing)
             for received in _SIGNALS:
                 signal.signal(received, signal.SIG_DFL)
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            threading.Thread(target=_end_with_parent, args=(reading,), daemon=True).start()
             code = self.run_worker(number, lambda: _announce(told))
         except BaseException:  # whatever it is, the parent's stack must not run twice
             logger.exception("A worker broke")
@@ -156,6 +165,12 @@ class Supervisor:
     def _tell(self, number: signal.Signals) -> None:
         for worker in self.workers.values():
             os.kill(worker.pid, number)
+
+
+def _end_with_parent(reading: int) -> None:
+    """Nothing is ever written there: reading returns when the last writer is gone."""
+    os.read(reading, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _announce(told: int) -> None:

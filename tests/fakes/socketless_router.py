@@ -73,6 +73,9 @@ class Wire:
     def is_closing(self) -> bool:
         return self.is_cut
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return ("192.0.2.1", 4000) if name == "peername" else default
 

@@ -79,6 +79,15 @@ def test_a_worker_that_dies_is_replaced_and_all_end_together():
         assert not answers(port)
 
 
+def test_workers_end_with_a_parent_that_is_killed():
+    with router("--workers", "2") as (parent, port):
+        until(lambda: answers(port))
+        workers = parent.children()
+        parent.kill()
+        until(lambda: not any(worker.is_running() for worker in workers))
+        assert not answers(port)
+
+
 def test_one_process_ends_on_ctrl_c():
     with router() as (process, port):
         until(lambda: answers(port))

@@ -93,9 +93,13 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
     flight->attempt_at = placed_at;
     PyObject* timeouts = shapes_.proxy.timeouts.get(proxy_.ptr());
     flight->total_at = began_at + shapes_.timeouts.total_s.as_double(timeouts);
-    const double first_token_s = shapes_.timeouts.first_token_s.as_double(timeouts) +
-                                 shapes_.timeouts.first_token_per_1k_s.as_double(timeouts) *
-                                     (static_cast<double>(flight->prompt_tokens) / 1000.0);
+    double deadline = flight->total_at;
+    if (scan.stream) {  // a whole answer begins when it has ended: only the total bounds it
+        const double first_token_s = shapes_.timeouts.first_token_s.as_double(timeouts) +
+                                     shapes_.timeouts.first_token_per_1k_s.as_double(timeouts) *
+                                         (static_cast<double>(flight->prompt_tokens) / 1000.0);
+        deadline = std::min(deadline, flight->attempt_at + first_token_s);
+    }
     if (PyList_SetSlice(connections, last, last + 1, nullptr) != 0) {
         throw nb::python_error();
     }
@@ -140,8 +144,7 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
         broke_(self, error.value());
         return from_bool(true);
     }
-    client.deadline.set(connection.ptr(), from_double(std::min(under_way.attempt_at + first_token_s,
-                                                               under_way.total_at)));
+    client.deadline.set(connection.ptr(), from_double(deadline));
     return from_bool(true);
 }
 

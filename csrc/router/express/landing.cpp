@@ -85,7 +85,7 @@ bool Lane::land(nb::handle self, Flight& flight, nb::handle head, nb::handle bod
     shape.ended_at.set(record, from_double(ended_at));
     shape.outcome.set(record, ok_);
 
-    finish_lease(flight, ended_at, usage.prompt_tokens, usage.output_tokens);
+    finish_lease(flight, ended_at, usage);
     shapes_.tenant.in_flight.add(flight.tenant.ptr(), int64_t{-1});
     if (PySet_Discard(exchanges_.ptr(), self.ptr()) < 0) {
         throw nb::python_error();
@@ -115,8 +115,8 @@ nb::object Lane::answer_bytes(const Flight& flight, nb::handle head, nb::handle 
 }
 
 // Lease.finish, and what dispatcher, health, metrics and throttle make of it.
-void Lane::finish_lease(const Flight& flight, double now, int64_t prompt_tokens,
-                        int64_t output_tokens) {
+void Lane::finish_lease(const Flight& flight, double now, const Usage& usage) {
+    const int64_t prompt_tokens = usage.prompt_tokens;
     PyObject* endpoint = flight.endpoint.ptr();
     PyObject* pool = shapes_.route.pool.get(flight.route.ptr());
     placing_.release(endpoint, flight.uncached_tokens, flight.generation);
@@ -147,7 +147,7 @@ void Lane::finish_lease(const Flight& flight, double now, int64_t prompt_tokens,
             from_double(known == nullptr ? seen : rate + rate_weight_ * (seen - rate)));
     }
     if (!health_.is_none()) {
-        note_health(flight, now, output_tokens);
+        note_health(flight, now, usage);
     }
     if (!observer_.is_none()) {
         count_one(shapes_.observer.ends.get(observer_.ptr()),
@@ -167,7 +167,7 @@ void Lane::finish_lease(const Flight& flight, double now, int64_t prompt_tokens,
 }
 
 // health.note of a good answer.
-void Lane::note_health(const Flight& flight, double now, int64_t output_tokens) {
+void Lane::note_health(const Flight& flight, double now, const Usage& usage) {
     PyObject* id = shapes_.spec.id.get(shapes_.endpoint.spec.get(flight.endpoint.ptr()));
     if (look_up(shapes_.registry.endpoints.get(registry_.ptr()), id) != flight.endpoint.ptr()) {
         return;  // a late end; what was forgotten stays so
@@ -176,11 +176,13 @@ void Lane::note_health(const Flight& flight, double now, int64_t output_tokens) 
     const nb::object record =
         found != nullptr ? nb::borrow(found) : make_record_.call(health_, flight.endpoint);
     const nb::object at = from_double(now);
-    const nb::object token_s = output_tokens > 1 ? from_double(0.0) : nb::none();
+    const nb::object work = from_int(usage.prompt_tokens - usage.cached_tokens.value_or(0) +
+                                     usage.output_tokens);
     shapes_.health_record.last_at.set(record.ptr(), at);
     append_.call(nb::borrow(shapes_.health_record.samples.get(record.ptr())),
-                 owned(PyTuple_Pack(3, at.ptr(), Py_False, token_s.ptr())));
+                 owned(PyTuple_Pack(4, at.ptr(), zero_.ptr(), Py_None, work.ptr())));
     shapes_.health_record.num_failures.set(record.ptr(), zero_);
+    shapes_.health_record.num_errors.set(record.ptr(), zero_);
 }
 
 // ClientConnection.finish of one that stays open; what comes next begins.

@@ -108,6 +108,16 @@ bool Lane::is_closing(PyObject* transport) const {
     return is_closing_.call(nb::handle(transport)).ptr() == Py_True;
 }
 
+// transport.get_write_buffer_size: whether a part of what was written is still here.
+bool Lane::has_unsent(PyObject* transport) const {
+#ifdef OCTAVO_HAS_EPOLL
+    if (Py_TYPE(transport) == reinterpret_cast<PyTypeObject*>(transport_type_.ptr())) {
+        return nb::inst_ptr<Transport>(transport)->num_unsent() != 0;
+    }
+#endif
+    return to_int(num_unsent_.call(nb::handle(transport)).ptr()) != 0;
+}
+
 // metrics.finish of a record that has its end.
 void Lane::count(PyObject* record) const {
     PyObject* over = shapes_.metrics.over.get(metrics_.ptr());

@@ -17,6 +17,7 @@
 #include "router/express/shapes.h"
 #include "router/scan.h"
 #include "router/sockets/taker.h"
+#include "router/usage.h"
 
 namespace octavo::router {
 
@@ -77,6 +78,7 @@ class Lane final : public Taker {
     nb::object tenant_of(PyObject* head, PyObject* facts) const;
     void write(PyObject* transport, nb::handle data, PyObject* method) const;
     bool is_closing(PyObject* transport) const;
+    bool has_unsent(PyObject* transport) const;
     void count(PyObject* record) const;
     void send(nb::handle connection, nb::handle flight, nb::handle data) const;
     bool is_flight(nb::handle object) const {
@@ -89,9 +91,8 @@ class Lane final : public Taker {
     PyObject* upstream_of(PyObject* endpoint, double now) const;
     double rate_of(nb::handle pool) const;
     nb::object new_record(const Flight& flight, const Facts& facts, nb::handle model) const;
-    void finish_lease(const Flight& flight, double now, int64_t prompt_tokens,
-                      int64_t output_tokens);
-    void note_health(const Flight& flight, double now, int64_t output_tokens);
+    void finish_lease(const Flight& flight, double now, const Usage& usage);
+    void note_health(const Flight& flight, double now, const Usage& usage);
     void count_window(PyObject* window, double now, double second) const;
     void finish_connection(const Flight& flight, double now) const;
     double now() const;
@@ -120,7 +121,7 @@ class Lane final : public Taker {
     Attribute begin_{"begin"}, client_{"client"}, count_{"count"}, fold_{"fold"};
     Attribute give_back_{"give_back"}, hand_over_{"hand_over"}, known_{"known"}, note_{"note"};
     Attribute append_{"append"}, make_record_{"_record"}, send_{"send"}, wake_{"wake"};
-    Attribute is_closing_{"is_closing"};
+    Attribute is_closing_{"is_closing"}, num_unsent_{"get_write_buffer_size"};
     Attribute takes_all_{"takes_all"}, write_{"write"};
 };
 

@@ -86,7 +86,8 @@ bool Lane::take_answer(PyObject* connection, std::string_view data) {
     const UpstreamConnectionShape& shape = shapes_.connection;
     const nb::object user = nb::borrow(shape.user.get(connection));
     if (!is_flight(user) || shape.state.as_int(connection) != awaiting_state_ ||
-        PyBytes_GET_SIZE(shape.buffer.get(connection)) != 0) {
+        PyBytes_GET_SIZE(shape.buffer.get(connection)) != 0 ||
+        has_unsent(shape.transport.get(connection))) {
         return false;
     }
     const size_t end = data.find(kEndOfHead);

@@ -301,6 +301,7 @@ struct WindowShape : Shape {
 struct HealthRecordShape : Shape {
     HealthRecordShape() : Shape("octavo_router.routing.health", "Record") {}
     Slot last_at{type, "last_at"};
+    Slot num_errors{type, "num_errors"};
     Slot num_failures{type, "num_failures"};
     Slot samples{type, "samples"};
 };

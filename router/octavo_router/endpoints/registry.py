@@ -115,7 +115,7 @@ class Registry:
 
     def eject(self, endpoint: Endpoint, reason: str) -> None:
         """Take it out of rotation, whatever it says of itself; `readmit` ends that."""
-        endpoint.is_ejected = True
+        endpoint.is_ejected, endpoint.ejected_for = True, reason
         self._settle(endpoint, reason)
 
     def readmit(self, endpoint: Endpoint) -> None:
@@ -219,7 +219,9 @@ class Registry:
 
     def _settle(self, endpoint: Endpoint, reason: str) -> None:
         told = endpoint.told_state
-        state: State = "ejected" if endpoint.is_ejected and told == "ready" else told
+        state: State = told
+        if endpoint.is_ejected and told == "ready":
+            state, reason = "ejected", endpoint.ejected_for  # whatever brought it back
         if endpoint.state == state:
             endpoint.reason = reason or endpoint.reason
             return

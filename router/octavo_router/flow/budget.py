@@ -26,6 +26,9 @@ NUM_PARTS = 12  # the window forgets a twelfth at a time
 MAX_TENANTS = 1024
 
 
+_SAYS_NOTHING = frozenset((Result.CLIENT_GONE, Result.EXPIRED, Result.CONNECT_FAILED))
+
+
 class Windowed:
     """Two counts over the last two minutes."""
 
@@ -117,10 +120,11 @@ class RetryBudget:
 
 
 class Losses:
-    """What the death of an engine may cost without counting: all that it had in hand, once.
+    """What the end of an engine may cost without counting: all that it had in hand, once.
 
     A third of the pool dies, and a third of all requests must go on elsewhere at the same moment:
-    far more than a share for repeats allows, and yet no storm, for an engine dies once. One that
+    far more than a share for repeats allows, and yet no storm, for an engine dies once. So does one
+    that is asked to end, and at its deadline gives back what it has not answered. One that
     goes on losing what it is given has nothing free until it was quiet for a while.
     """
 
@@ -167,7 +171,7 @@ class Throttle:
         """An attempt ended so. Only who answers can say that it is full: a client that left, or an
         engine that could not be reached, says nothing of those that will be there next.
         """
-        if result is Result.CLIENT_GONE or result is Result.CONNECT_FAILED:
+        if result in _SAYS_NOTHING:
             return
         window = self._pools.get(pool)
         if window is None:

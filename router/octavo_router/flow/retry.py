@@ -5,13 +5,15 @@
     4xx, a grammar that cannot be met                   give up: the request's own fault
     not sent: refused, reset, no connection             retry elsewhere, at most max_attempts
     "not accepted": 503, 429, 421                       retry elsewhere, max_refusals times
+    given back: it drains or has died, and said so      retry elsewhere, at most max_attempts
     sent, then silence or a loss, tokens are known      resume elsewhere, at most max_resumes
+    sent, then a 5xx, tokens are known                  resume elsewhere, once: then it is its own
     sent, then silence or a loss, nothing is known      give up: it may have run
 
 An accepted request is never sent again as a new one: it would run twice. A generation whose tokens
 (none so far is an answer too) this router has followed may be *resumed*: the old attempt is
 cancelled first and fenced, and the new one continues behind the tokens that are there. Both kinds
-spend the same budget, but for what an engine's death takes along (flow.budget.Losses). What was
+spend the same budget, but for what an engine's end takes along (flow.budget.Losses). What was
 already sent to the client forbids a retry, not a resume.
 """
 
@@ -32,6 +34,7 @@ class Failure(StrEnum):
     NO_SOCKET = "no_socket"  # this machine had none for it: nothing was sent, nobody was asked
     RESET_BEFORE_SENT = "reset_before_sent"  # a kept connection that was closed as we began
     NOT_ACCEPTED = "not_accepted"  # the engine said so: 503, 429, 421
+    GIVEN_BACK = "given_back"  # a 503 of an engine that drains or has died: nothing was answered
     REJECTED = "rejected"  # another 4xx
     ERROR_5XX = "error_5xx"  # 500 and others: it may have run
     NO_HEADERS = "no_headers"  # sent; no answer began in time
@@ -87,10 +90,15 @@ def decide(attempt: Attempt, config: RetryConfig) -> Verdict:
     return _resume(attempt, config)
 
 
-# No engine has begun with it.
+# No engine has begun with it, or what it had is gone and was shown to nobody.
 NOT_RUN = frozenset(
-    {Failure.CONNECT, Failure.NO_SOCKET, Failure.RESET_BEFORE_SENT, Failure.NOT_ACCEPTED}
-)
+    {
+        Failure.CONNECT, Failure.NO_SOCKET, Failure.RESET_BEFORE_SENT, Failure.NOT_ACCEPTED,
+        Failure.GIVEN_BACK,
+    }
+)  # fmt: skip
+# It came to nothing because its engine ends, as far as anybody can tell.
+ENDS = frozenset({Failure.LOST, Failure.LEFT, Failure.GIVEN_BACK})
 
 
 def _retry(attempt: Attempt, config: RetryConfig) -> Verdict:
@@ -101,7 +109,7 @@ def _retry(attempt: Attempt, config: RetryConfig) -> Verdict:
     if has_begun and not attempt.is_resumable:
         return _give_up("may_have_run")
     action = Action.RESUME if has_begun else Action.RETRY
-    if attempt.failure is not Failure.NOT_ACCEPTED:
+    if attempt.failure not in (Failure.NOT_ACCEPTED, Failure.GIVEN_BACK):
         return Verdict(action, attempt.failure.value)
     if attempt.refusals > config.max_refusals:
         return _give_up("refused_elsewhere")
@@ -116,6 +124,8 @@ def _resume(attempt: Attempt, config: RetryConfig) -> Verdict:
         return _give_up("quarantined")
     if not attempt.is_resumable:
         return _give_up("may_have_run")
+    if attempt.failure is Failure.ERROR_5XX and attempt.resumes > 0:
+        return _give_up("failed_elsewhere")  # two engines say the same of it
     if attempt.resumes >= config.max_resumes:
         return _give_up("resumes_exhausted")
     return Verdict(Action.RESUME, attempt.failure.value)

@@ -171,7 +171,9 @@ class UpstreamConnection(asyncio.Protocol):
                 self._take_head(rest)
             return
         user = cast("User", self.user)
-        if head.content_length == len(rest) and head.keep_alive:  # mostly all comes at once
+        # Mostly all comes at once, and after the whole request has left.
+        unsent = self._transport.get_write_buffer_size()
+        if head.content_length == len(rest) and head.keep_alive and not unsent:
             self.user = None
             self._state = IDLE
             self._pool.give_back(self)
@@ -225,10 +227,14 @@ class UpstreamConnection(asyncio.Protocol):
             self._end()
 
     def _end(self) -> None:
-        """The connection goes back first: what the user does next may need it."""
+        """The connection goes back first: what the user does next may need it.
+
+        Not where a part of the request is still here: the endpoint answered without it, and what it
+        takes that for when it comes would be answered to whoever is next.
+        """
         user, self.user = cast("User", self.user), None
         self._head = self._decoder = None
-        if self._is_spoilt:
+        if self._is_spoilt or self._transport.get_write_buffer_size():
             self._drop()
         else:
             self._state = IDLE

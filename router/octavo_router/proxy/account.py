@@ -89,7 +89,8 @@ class Account:
             record.prompt_tokens,
             record.output_tokens,
         )
-        if first_at is not None and record.output_tokens > 1:
+        # Of an answer that is no stream the pieces come when all of them are there.
+        if first_at is not None and record.output_tokens > 1 and record.is_stream:
             outcome.itl_s = (self.last_at - first_at) / (record.output_tokens - 1)
         lease.finish(outcome)
 
@@ -161,10 +162,9 @@ class Account:
             attempt_s = now - self.attempt_at
             lease.finish(
                 Outcome(
-                    Result.OK, attempt_s, attempt_s, cached_tokens, prompt_tokens, output_tokens,
-                    0.0 if output_tokens > 1 else None,
+                    Result.OK, attempt_s, attempt_s, cached_tokens, prompt_tokens, output_tokens
                 )
-            )  # fmt: skip
+            )
         if self.ticket is not None:
             self.ticket.release(prompt_tokens or guess, output_tokens)
         if self.trace is not None:

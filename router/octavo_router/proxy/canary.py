@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from octavo_router.proxy.asking import Asking, Told
+from octavo_router.proxy.failing import NOT_ACCEPTED
 
 if TYPE_CHECKING:
     from octavo_router.config import RouterConfig
@@ -37,11 +38,15 @@ class Canaries:
             task.cancel()
 
     async def _run(self, endpoint: Endpoint) -> None:
-        answer = await self._ask(endpoint)
-        self._dispatcher.canary_finished(endpoint, answer)
+        told = await self._ask(endpoint)
+        self._dispatcher.canary_finished(
+            endpoint,
+            _text_of(told.body) if told.status == 200 else None,
+            is_refused=told.status in NOT_ACCEPTED,
+        )
 
-    async def _ask(self, endpoint: Endpoint) -> str | None:
-        """The text; None where there was none in time."""
+    async def _ask(self, endpoint: Endpoint) -> Told:
+        """What it said; status 0 where that was nothing in time."""
         upstream = self._upstreams.of(endpoint)
         body = {
             "prompt": self.config.health.canary_prompt,
@@ -68,12 +73,11 @@ class Canaries:
         asking.start(upstream)
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                answer = await told
+                return await told
         except TimeoutError:
-            return None
+            return Told(0)
         finally:
             asking.cancel()
-        return _text_of(answer.body) if answer.status == 200 else None
 
 
 def _text_of(data: bytes) -> str | None:

@@ -206,8 +206,10 @@ class Exchange:
             head, lines, self._answer.request_id, body, forward=forward, internal=internal
         )
         connection.send(self, data)
-        deadline = account.attempt_at + self._proxy.first_token_s(request)
-        self._connection.deadline = deadline if deadline < self._total_at else self._total_at
+        deadline = self._total_at
+        if request.stream:  # a whole answer begins when it has ended: only the total bounds it
+            deadline = min(deadline, account.attempt_at + self._proxy.first_token_s(request))
+        self._connection.deadline = deadline
         if self._connection.is_paused:  # it has not taken what came before
             connection.pause()
 
@@ -324,7 +326,8 @@ class Exchange:
     def _end_whole(self) -> None:
         head, answer = self._upstream_head, self._answer
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        failure = failing.failure_on(head.status)
+        code = failing.code_of(body) if head.status == 503 else ""
+        failure = failing.failure_on(head.status, code)
         if head.status == failing.WRONG_POD:
             self._proxy.note_stranger(self._account.lease)
         if failure is not None and self._repeat(failure, retry_after=head.retry_after):

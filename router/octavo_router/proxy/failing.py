@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Final
 
 from octavo_router.errors import Refused
 from octavo_router.flow.retry import Failure
 from octavo_router.http.upstream_connection import Loss
+from octavo_router.proxy.resume import ENGINE_DEAD
 from octavo_router.routing.outcome import Result
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ RESULT_OF: Final[Mapping[Failure, Result]] = {
     Failure.NO_SOCKET: Result.CLIENT_GONE,  # the lack is ours
     Failure.RESET_BEFORE_SENT: Result.CONNECT_FAILED,
     Failure.NOT_ACCEPTED: Result.REFUSED,
+    Failure.GIVEN_BACK: Result.LEFT,
     Failure.REJECTED: Result.REJECTED,
     Failure.ERROR_5XX: Result.ERROR_5XX,
     Failure.NO_HEADERS: Result.TIMEOUT,
@@ -33,21 +36,33 @@ RESULT_OF: Final[Mapping[Failure, Result]] = {
     Failure.LEFT: Result.LEFT,
     Failure.STALLED: Result.TIMEOUT,
     Failure.BAD_ANSWER: Result.BAD_ANSWER,
-    Failure.DEADLINE: Result.CLIENT_GONE,  # the request's own limit speaks against nobody
+    Failure.DEADLINE: Result.EXPIRED,
     Failure.CLIENT_GONE: Result.CLIENT_GONE,
 }
 
 _ENGINE_FAULTS: Final = frozenset(("internal_error", "model_error", "unreadable"))  # codes
 WRONG_POD: Final = 421  # the address belongs to another pod by now
 NOT_ACCEPTED: Final = (WRONG_POD, 429, 503)  # statuses of a request that no engine has begun with
+_GIVES_BACK: Final = frozenset((ENGINE_DEAD, "server_shutdown", "draining"))  # codes of a 503
 NO_ENDPOINT_RETRY_S: Final = 5.0
 
 
-def failure_on(status: int) -> Failure | None:
+def failure_on(status: int, code: str = "") -> Failure | None:
     """What an engine's status means, where something may be done about it."""
+    if status == 503 and code in _GIVES_BACK:
+        return Failure.GIVEN_BACK
     if status in NOT_ACCEPTED:
         return Failure.NOT_ACCEPTED
     return Failure.ERROR_5XX if status >= 500 else None
+
+
+def code_of(body: bytes) -> str:
+    """Of an error object; nothing where there is none."""
+    try:
+        code = json.loads(body)["error"]["code"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return code if isinstance(code, str) else ""
 
 
 def verdict_on(status: int) -> tuple[Result, str]:
@@ -74,7 +89,7 @@ def refused_for(failure: Failure) -> Refused:
                 503, "upstream_unreachable", "No engine could be reached.",
                 retry_after_s=NO_ENDPOINT_RETRY_S,
             )  # fmt: skip
-        case Failure.NOT_ACCEPTED:
+        case Failure.NOT_ACCEPTED | Failure.GIVEN_BACK:
             return Refused(503, "overloaded", "All engines are full.", retry_after_s=1.0)
         case Failure.NO_HEADERS:
             return Refused(504, "upstream_timeout", "The engine did not begin to answer in time.")

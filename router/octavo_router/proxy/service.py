@@ -259,8 +259,8 @@ class Proxy:
         if lease is not None and lease.endpoint.spec.pod_uid:
             self._registry.report(lease.endpoint, "down", "another pod answers at its address")
 
-    def is_death_of(self, lease: Lease | None) -> bool:
-        """A loss that belongs to an engine's death: no budget is asked, see flow.budget.Losses."""
+    def is_end_of(self, lease: Lease | None) -> bool:
+        """A loss that belongs to an engine's end: no budget is asked, see flow.budget.Losses."""
         if lease is None:
             return False
         endpoint = lease.endpoint
@@ -303,7 +303,7 @@ class Proxy:
         return EventRelay(self._hot_path.find_event_end, max_bytes=self._max_event_bytes)
 
     def first_token_s(self, request: RouteRequest) -> float:
-        """How long an engine may take to the first byte of its answer."""
+        """How long an engine may take for a prompt: to the first byte of a stream."""
         timeouts = self.timeouts
         return timeouts.first_token_s + timeouts.first_token_per_1k_s * (
             request.prompt_tokens / 1000.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from octavo_router.flow.retry import Action, Attempt, decide
+from octavo_router.flow.retry import ENDS, Action, Attempt, decide
 from octavo_router.proxy.failing import RESULT_OF
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Tries:
         exclude, is_alone = self._passed_over(was_answered)
         if is_alone and (verdict.delay_s is None or verdict.delay_s > _MAX_PAUSE_S):
             return None
-        if not (is_resume and proxy.is_death_of(lease)):
+        if not (failure in ENDS and proxy.is_end_of(lease)):
             if proxy.budget.take(self._request.tenant):
                 return None
             account.num_repeats += 1

@@ -287,10 +287,14 @@ class Dispatcher:
         self._call_on_room()
         return canaries
 
-    def canary_finished(self, endpoint: Endpoint, answer: str | None) -> None:
-        """What a canary generation answered; None: it failed."""
+    def canary_finished(
+        self, endpoint: Endpoint, answer: str | None, *, is_refused: bool = False
+    ) -> None:
+        """What a canary generation answered; None: it failed, or was refused for want of room."""
         if self.health is not None:
-            self.health.canary_finished(self.registry, endpoint, answer, self._clock())
+            self.health.canary_finished(
+                self.registry, endpoint, answer, self._clock(), is_refused=is_refused
+            )
 
     # called by leases and the registry
 

@@ -1,12 +1,16 @@
 """Health by results: who is taken out of rotation, who is let back in, and how fast it grows.
 
     ready ──5 failures in a row, or far worse than the others──► ejected
+    ready ──the same by 5xx answers alone──► tested ──the test failed──► ejected
     ejected ──its time is over, and a test generation answered right──► ready, with a small share
     ejected ──the test failed──► ejected, for longer
 
 `/health` is not asked: an engine that answers it may still fail its requests. At most half of a
 pool is ejected; where nobody else is ready, the registry lets ejected ones serve (panic). Decides
 only: test generations are run by whoever calls `tick`.
+
+An answer with a 5xx may be the request's own doing, and so may one that took all of its time: what
+users send must not take an engine from other users. Such answers raise a doubt, and a test decides.
 """
 
 from __future__ import annotations
@@ -16,8 +20,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, TypeAlias
 
+from octavo_router.routing.outcome import Result
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from octavo_router.config import HealthConfig
     from octavo_router.endpoints.endpoint import Endpoint
@@ -26,6 +32,8 @@ if TYPE_CHECKING:
 
 MIN_ERRORS = 3  # in the window, before a share of errors means anything
 MIN_ERROR_SHARE = 0.05
+MIN_SILENCE_S = 30.0  # of an expired request, before it says anything
+WORK_FACTOR = 2.0  # others with at least one part in so many of its work are as busy
 MIN_SLOWER_S = 0.01  # per token; below that nobody notices, whatever the factor
 MAX_SAMPLES = 1024  # per endpoint
 FIRST_SHARE = 0.1  # of a fair load, for one that has just returned
@@ -33,8 +41,10 @@ NUM_AGREEING = 2  # others that must agree on a test's answer before one that di
 MAX_ANSWER_CHARS = 256
 
 
-# When, whether it was a failure, and the time per output token. Made once per request: no class.
-Sample: TypeAlias = tuple[float, bool, float | None]
+FINE, DOUBTFUL, FAULT = 0, 1, 2
+# When; one of the three above; a stream's time per output token; tokens computed for it. Made once
+# per request: no class.
+Sample: TypeAlias = tuple[float, int, float | None, int]
 
 
 @dataclass(slots=True)
@@ -42,6 +52,8 @@ class Record:
     """What is remembered of one endpoint."""
 
     num_failures: int = 0  # in a row
+    num_errors: int = 0  # answers with a 5xx, in a row
+    doubt: str = ""  # why a test generation must decide now
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
     last_at: float = float("-inf")  # of a request
     ready_since: float | None = None
@@ -74,12 +86,21 @@ class Health:
         record = self._records.get(id_) or self._record(endpoint)
         record.last_at = now
         result = outcome.result
-        if not result.is_failure:
-            if result.is_verdict:
-                record.samples.append((now, False, _token_s(outcome)))
-                record.num_failures = 0
+        if result is Result.OK:
+            record.samples.append((now, FINE, outcome.itl_s, _work(outcome)))
+            record.num_failures = record.num_errors = 0
             return
-        record.samples.append((now, True, None))
+        if result is Result.ERROR_5XX:
+            record.samples.append((now, DOUBTFUL, None, 0))
+            record.num_errors += 1
+            if record.num_errors >= self.config.max_failures:
+                record.doubt = f"{record.num_errors} errors in a row"
+            return
+        if result is Result.EXPIRED and _was_silent(record, now - outcome.duration_s, now):
+            record.doubt = f"no answer in {outcome.duration_s:.0f} s"
+        if not result.is_failure:
+            return
+        record.samples.append((now, FAULT, None, 0))
         record.num_failures += 1
         if record.num_failures >= self.config.max_failures and endpoint.state == "ready":
             why = f"{record.num_failures} failures in a row, the last one {result.value}"
@@ -99,13 +120,22 @@ class Health:
         return canaries
 
     def canary_finished(
-        self, registry: Registry, endpoint: Endpoint, answer: str | None, now: float
+        self,
+        registry: Registry,
+        endpoint: Endpoint,
+        answer: str | None,
+        now: float,
+        *,
+        is_refused: bool = False,
     ) -> None:
-        """What its test generation answered; None: it failed."""
+        """What its test generation answered; None: it failed, or was refused for want of room."""
         if registry.endpoints.get(endpoint.id) is not endpoint:
             return
         record = self._record(endpoint)
         record.is_in_canary = False
+        if is_refused and record.doubt and not endpoint.is_ejected:
+            return  # it is full, which says nothing; the next tick asks again
+        doubt, record.doubt = record.doubt, ""
         if answer is not None:
             answer = answer[:MAX_ANSWER_CHARS]
         record.answer = answer
@@ -116,17 +146,22 @@ class Health:
         if endpoint.is_ejected:
             if answer is None or is_wrong:
                 self._prolong(record, now)  # no longer the first one in a row
-                endpoint.reason = "its test generation " + (
-                    "failed" if answer is None else "was wrong"
-                )
+                what = "failed" if answer is None else "was wrong"
+                registry.eject(endpoint, f"its test generation {what}")
             else:
                 record.readmitted_at = now
-                record.num_failures = 0
+                record.num_failures = record.num_errors = 0
                 record.samples.clear()
                 self.num_readmissions += 1
                 registry.readmit(endpoint)
         elif is_wrong and endpoint.state == "ready":
             self._eject(registry, endpoint, "its test generation was wrong", now)
+        elif answer is None and doubt:
+            self._eject(registry, endpoint, f"{doubt}, and its test generation failed", now)
+        elif doubt:  # the requests were at fault
+            record.num_errors = 0
+            kept = (sample for sample in record.samples if sample[1] != DOUBTFUL)
+            record.samples = deque(kept, maxlen=MAX_SAMPLES)
         elif answer is None:
             record.num_failures += 1
             if record.num_failures >= self.config.max_failures and endpoint.state == "ready":
@@ -170,6 +205,8 @@ class Health:
             is_another = endpoint.epoch != record.epoch and record.num_ejections == 1
             is_time = now >= record.ejected_until or is_another
             return is_time and endpoint.told_state == "ready"
+        if record.doubt and endpoint.state == "ready":
+            return True
         interval_s = self.config.canary_interval_s
         return (
             interval_s > 0.0
@@ -179,39 +216,56 @@ class Health:
         )
 
     def _compare(self, registry: Registry, members: Sequence[Endpoint], now: float) -> None:
-        """Side by side over the window: errors, and time per token."""
+        """Side by side over the window: errors, and time per token of those that do as much."""
         config = self.config
         since = now - config.window_s
-        shares: dict[Endpoint, tuple[int, float]] = {}
-        speeds: dict[Endpoint, float] = {}
+        sizes: dict[Endpoint, int] = {}
+        speeds: dict[Endpoint, tuple[float, int]] = {}  # time per token, and work
         for endpoint in members:
             samples = self._record(endpoint).samples
             while samples and samples[0][0] < since:
                 samples.popleft()
             if endpoint.state != "ready" or len(samples) < config.min_requests:
                 continue
-            errors = sum(is_failure for _, is_failure, _ in samples)
-            shares[endpoint] = errors, errors / len(samples)
-            times = [token_s for _, _, token_s in samples if token_s is not None]
+            sizes[endpoint] = len(samples)
+            times = [token_s for _, _, token_s, _ in samples if token_s is not None]
             if len(times) >= config.min_requests:
-                speeds[endpoint] = median(times)
-        if len(shares) < 2:
+                speeds[endpoint] = median(times), sum(work for _, _, _, work in samples)
+        if len(sizes) < 2:
             return
-        for endpoint, (errors, share) in shares.items():
-            others = [value for other, (_, value) in shares.items() if other is not endpoint]
-            if errors >= MIN_ERRORS and share > max(
-                MIN_ERROR_SHARE, config.outlier_factor * median(others)
-            ):
-                why = f"{share:.0%} of its answers failed in {config.window_s:g} s"
-                self._eject(registry, endpoint, why, now)
-        for endpoint, time_s in speeds.items():
-            usual = [value for other, value in speeds.items() if other is not endpoint]
+        for endpoint, why in self._with_errors(sizes, FAULT):
+            self._eject(registry, endpoint, why, now)
+        for endpoint, why in self._with_errors(sizes, DOUBTFUL):
+            self._record(endpoint).doubt = why
+        for endpoint, (time_s, work) in speeds.items():
+            usual = [
+                other_s
+                for other, (other_s, other_work) in speeds.items()
+                if other is not endpoint and other_work * WORK_FACTOR >= work
+            ]
             if not usual or endpoint.state != "ready":
                 continue
             usual_s = median(usual)
             if time_s > usual_s * config.outlier_factor and time_s - usual_s > MIN_SLOWER_S:
                 why = f"{time_s * 1e3:.0f} ms per token, where others need {usual_s * 1e3:.0f} ms"
                 self._eject(registry, endpoint, why, now)
+
+    def _with_errors(
+        self, sizes: Mapping[Endpoint, int], least: int
+    ) -> Iterator[tuple[Endpoint, str]]:
+        """Who fails far more often than the others, by failures of this sort and graver ones."""
+        config = self.config
+        counts = {
+            endpoint: sum(failure >= least for _, failure, _, _ in self._record(endpoint).samples)
+            for endpoint in sizes
+        }
+        for endpoint, errors in counts.items():
+            share = errors / sizes[endpoint]
+            others = [counts[other] / sizes[other] for other in sizes if other is not endpoint]
+            if errors >= MIN_ERRORS and share > max(
+                MIN_ERROR_SHARE, config.outlier_factor * median(others)
+            ):
+                yield endpoint, f"{share:.0%} of its answers failed in {config.window_s:g} s"
 
     def _eject(self, registry: Registry, endpoint: Endpoint, reason: str, now: float) -> None:
         members = registry.pool(endpoint.pool)
@@ -258,9 +312,12 @@ class Health:
         return record
 
 
-def _token_s(outcome: Outcome) -> float | None:
-    if outcome.itl_s is not None:
-        return outcome.itl_s
-    if outcome.output_tokens > 1 and outcome.duration_s > 0.0:
-        return outcome.duration_s / outcome.output_tokens
-    return None
+def _work(outcome: Outcome) -> int:
+    """Tokens that the endpoint computed for it, as far as it told."""
+    return outcome.prompt_tokens - (outcome.cached_tokens or 0) + outcome.output_tokens
+
+
+def _was_silent(record: Record, since: float, now: float) -> bool:
+    """It has answered nobody for all of that time, and that is long."""
+    was_fine = any(at > since and failure == FINE for at, failure, _, _ in record.samples)
+    return now - since >= MIN_SILENCE_S and not was_fine

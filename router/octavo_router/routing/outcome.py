@@ -13,6 +13,7 @@ class Result(StrEnum):
 
     OK = "ok"
     CLIENT_GONE = "client_gone"  # nobody's fault
+    EXPIRED = "expired"  # the request's own time was over; a fault only where nobody is answered
     REFUSED = "refused"  # the engine said 503 or 429: full, not broken
     REJECTED = "rejected"  # another 4xx: the request's fault
     CONNECT_FAILED = "connect_failed"

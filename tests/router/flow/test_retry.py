@@ -16,6 +16,10 @@ TABLE = [
     ("reset as we began", Attempt(Failure.RESET_BEFORE_SENT), RETRY, "reset_before_sent"),
     ("503", Attempt(Failure.NOT_ACCEPTED, refusals=1), RETRY, "not_accepted"),
     ("503 twice", Attempt(Failure.NOT_ACCEPTED, refusals=2), GIVE_UP, "refused_elsewhere"),
+    ("given back", Attempt(Failure.GIVEN_BACK), RETRY, "given_back"),
+    ("given back twice", Attempt(Failure.GIVEN_BACK, attempts=2), RETRY, "given_back"),
+    ("given back three times", Attempt(Failure.GIVEN_BACK, attempts=3),
+     GIVE_UP, "attempts_exhausted"),
     ("no headers", Attempt(Failure.NO_HEADERS), GIVE_UP, "may_have_run"),
     ("no headers, resumable", Attempt(Failure.NO_HEADERS, is_resumable=True), RESUME, "no_headers"),
     ("lost before the answer", Attempt(Failure.LOST), GIVE_UP, "may_have_run"),
@@ -26,6 +30,8 @@ TABLE = [
     ("stalled", Attempt(Failure.STALLED, was_answered=True, is_resumable=True), RESUME, "stalled"),
     ("500", Attempt(Failure.ERROR_5XX), GIVE_UP, "may_have_run"),
     ("500, resumable", Attempt(Failure.ERROR_5XX, is_resumable=True), RESUME, "error_5xx"),
+    ("500 elsewhere too", Attempt(Failure.ERROR_5XX, is_resumable=True, resumes=1),
+     GIVE_UP, "failed_elsewhere"),
     ("garbage", Attempt(Failure.BAD_ANSWER), GIVE_UP, "may_have_run"),
     ("400", Attempt(Failure.REJECTED), GIVE_UP, "rejected"),
     ("400 to a resume", Attempt(Failure.REJECTED, is_resumable=True), GIVE_UP, "rejected"),
@@ -86,7 +92,8 @@ def test_the_same_endpoint_is_asked_again_only_after_the_time_it_named(
 @pytest.mark.parametrize("failure", list(Failure))
 def test_nothing_that_may_have_run_is_ever_sent_again_as_new(failure):
     not_run = (
-        Failure.CONNECT, Failure.NO_SOCKET, Failure.RESET_BEFORE_SENT, Failure.NOT_ACCEPTED
+        Failure.CONNECT, Failure.NO_SOCKET, Failure.RESET_BEFORE_SENT, Failure.NOT_ACCEPTED,
+        Failure.GIVEN_BACK,  # by the engine itself, which has said that nothing came of it
     )  # fmt: skip
     for is_resumable in (False, True):
         for was_answered in (False, True):

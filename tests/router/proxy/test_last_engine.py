@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from contextlib import AsyncExitStack
@@ -19,6 +20,7 @@ from tests.fakes.upstream import CHAT, Peer, Received, ScriptedUpstream, event, 
 from tests.router.proxy.test_continuing import WHOLE, Engine
 
 if TYPE_CHECKING:
+    from octavo_router.endpoints.endpoint import Kind
     from octavo_router.http.client_connection import ClientConnection
 
 
@@ -174,6 +176,93 @@ async def test_the_death_of_half_the_pool_costs_no_stream_though_budgets_are_sma
 
         bodies = await asyncio.gather(*(ask() for _ in range(num_streams)))
         assert set(bodies) == {WHOLE}
+        await rig.settled()
+
+
+@dataclass
+class Ends:
+    """Holds what it is given until it has so much, and gives all of it back."""
+
+    code: str
+    count: int
+    is_full: asyncio.Event = field(default_factory=asyncio.Event)
+    num_held: int = 0
+
+    async def __call__(self, peer: Peer, request: Received) -> None:
+        self.num_held += 1
+        if self.num_held == self.count:
+            self.is_full.set()
+        await self.is_full.wait()
+        error = json.dumps({"error": {"message": "bye", "type": "x", "code": self.code}})
+        await peer.answer(error.encode(), status="503 Gone", more="retry-after: 1\r\n")
+
+
+@pytest.mark.parametrize("kind", ["octavo", "openai"])
+@pytest.mark.parametrize("code", ["server_shutdown", "draining", "engine_dead"])
+@on_loop
+async def test_what_an_engine_gives_back_at_its_end_is_repeated_outside_the_budget(
+    code: str, kind: Kind
+):
+    config = fast_config(retry={"budget": 0.0, "budget_min": 0, "client_share": 0.0})
+    async with (
+        ScriptedUpstream(Ends(code, 12)) as first,
+        ScriptedUpstream() as second,
+        routing_to(first.port, second.port, config=config, kind=kind) as rig,
+    ):
+
+        async def ask(number: int) -> int:
+            async with await RawClient.open(rig.port) as client:
+                return (await client.ask(chat(seed=number))).status
+
+        assert await asyncio.gather(*map(ask, range(12))) == [200] * 12
+        assert len(second.requests) == 12
+        await rig.settled()
+
+
+@on_loop
+async def test_two_engines_that_end_one_after_the_other_cost_no_answer():
+    async with (
+        ScriptedUpstream(Ends("server_shutdown", 1)) as first,
+        ScriptedUpstream(Ends("draining", 1)) as second,
+        ScriptedUpstream() as third,
+        routing_to(first.port, second.port, third.port) as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        assert (await client.ask(chat())).json == CHAT
+        assert rig.records[0].attempts == 3
+        await rig.settled()
+
+
+@on_loop
+async def test_an_engine_that_gives_back_all_it_is_given_does_not_multiply_the_work():
+    """It goes on saying that it ends: only its first end is free."""
+    async with (
+        ScriptedUpstream(Ends("server_shutdown", 1)) as first,
+        ScriptedUpstream() as second,
+        routing_to(first.port, second.port) as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        for number in range(100):
+            await client.ask(chat(seed=number))
+        assert sum(record.attempts for record in rig.records) <= 120
+        await rig.settled()
+
+
+@on_loop
+async def test_a_stream_that_times_out_is_repeated_only_within_the_budget():
+    """Nobody has died: a timeout that were repeated for free would multiply slow work."""
+    config = fast_config(retry={"budget": 0.0, "budget_min": 0})
+    async with (
+        ScriptedUpstream(Engine(num_words=0, how="stall")) as first,
+        ScriptedUpstream(Engine()) as second,
+        routing_to(first.port, second.port, config=config, kind="octavo") as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        await client.post(chat(stream=True))
+        await rig.given_up(rig.endpoints[0], after_s=61.0)
+        answer = await client.answer()
+        assert (answer.status, answer.code) == (504, "upstream_stalled")
+        assert not second.requests
         await rig.settled()
 
 

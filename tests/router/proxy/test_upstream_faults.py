@@ -30,7 +30,7 @@ from tests.fakes.upstream import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from octavo_router.endpoints.endpoint import Endpoint
+    from octavo_router.endpoints.endpoint import Endpoint, Kind
     from octavo_router.http.upstream_pool import UpstreamPool
     from octavo_router.proxy.upstreams import Upstream
     from tests.fakes.router_rig import Rig
@@ -217,9 +217,47 @@ async def test_a_stream_that_stalls_ends_in_time():
 
 
 @on_loop
-async def test_an_engine_that_stays_silent_is_given_up_in_time():
-    async with once(sending(end="stall")) as (rig, client, upstream):
+async def test_an_answer_that_is_no_stream_may_take_as_long_as_a_request_may():
+    """Its first byte comes with its last: no deadline of first tokens applies."""
+    done = asyncio.Event()
+
+    async def long(peer: Peer, request: Received) -> None:
+        await done.wait()
+        await fixed(peer, request)
+
+    async with once(long) as (rig, client, upstream):
         await client.post(chat())
+        await rig.until(lambda: bool(upstream.requests))
+        rig.later(590.0)
+        done.set()
+        answer = await client.answer()
+        assert (answer.status, answer.json) == (200, CHAT)
+        assert len(upstream.requests) == 1
+        await rig.settled()
+
+
+@pytest.mark.parametrize("kind", ["openai", "octavo"])
+@on_loop
+async def test_an_answer_that_is_no_stream_and_takes_too_long_is_computed_once(kind: Kind):
+    async with (
+        ScriptedUpstream(sending(end="stall")) as first,
+        ScriptedUpstream() as second,
+        routing_to(first.port, second.port, kind=kind) as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        await client.post(chat())
+        await rig.until(lambda: bool(first.requests))
+        rig.later(601.0)
+        answer = await client.answer()
+        assert (answer.status, answer.code) == (504, "deadline_exceeded")
+        assert not second.requests
+        await rig.settled()
+
+
+@on_loop
+async def test_an_engine_that_begins_no_stream_is_given_up_in_time():
+    async with once(sending(end="stall")) as (rig, client, upstream):
+        await client.post(chat(stream=True))
         await rig.until(lambda: bool(upstream.requests))
         rig.later(55.0)
         assert rig.proxy.exchanges

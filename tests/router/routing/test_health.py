@@ -6,7 +6,8 @@ from octavo_router.routing.outcome import Outcome, Result
 from tests.fakes.endpoints import World, make_request, state_of
 
 OK = Outcome(Result.OK, itl_s=0.02, output_tokens=10)
-FAILED = Outcome(Result.ERROR_5XX)
+FAILED = Outcome(Result.BROKEN)
+ERROR = Outcome(Result.ERROR_5XX)  # of the engine's making, or of the request's
 
 
 def answer(world, endpoint, outcome, count=1):
@@ -34,7 +35,116 @@ def test_five_failures_in_a_row_eject():
     assert state_of(first) == "ready"
     answer(world, first, FAILED)
     assert state_of(first) == "ejected"
-    assert first.reason == "5 failures in a row, the last one error_5xx"
+    assert first.reason == "5 failures in a row, the last one broken"
+
+
+def test_what_may_be_the_requests_own_fault_ejects_only_after_a_failed_test():
+    world = World(4)
+    settle(world)
+    first = world.endpoints[0]
+    answer(world, first, ERROR, 4)
+    assert first not in world.dispatcher.tick()
+    answer(world, first, ERROR)
+    assert state_of(first) == "ready"
+    assert first in world.dispatcher.tick()
+    world.dispatcher.canary_finished(first, None)
+    assert state_of(first) == "ejected"
+    assert first.reason == "5 errors in a row, and its test generation failed"
+
+
+def test_no_number_of_bad_requests_ejects_an_engine_that_passes_its_tests():
+    world = World(4)
+    settle(world)
+    first = world.endpoints[0]
+    for endpoint in world.endpoints:
+        answer(world, endpoint, OK, 20)
+    for _ in range(20):
+        answer(world, first, ERROR, 12)
+        assert first in world.dispatcher.tick()
+        world.dispatcher.canary_finished(first, " Paris")
+        assert first not in world.dispatcher.tick()
+        world.clock.advance(0.1)
+    assert states(world) == ["ready"] * 4
+
+
+def test_errors_far_more_often_than_elsewhere_ask_for_a_test_too():
+    world = World(4)
+    settle(world)
+    for endpoint in world.endpoints:
+        answer(world, endpoint, OK, 27)
+    for _ in range(3):
+        answer(world, world.endpoints[2], ERROR)
+        answer(world, world.endpoints[2], OK)
+    assert world.endpoints[2] in world.dispatcher.tick()
+    assert states(world) == ["ready"] * 4
+    world.dispatcher.canary_finished(world.endpoints[2], None)
+    assert state_of(world.endpoints[2]) == "ejected"
+
+
+def test_a_test_that_is_refused_for_want_of_room_decides_nothing():
+    world = World(4)
+    settle(world)
+    first = world.endpoints[0]
+    answer(world, first, ERROR, 5)
+    for _ in range(3):
+        assert first in world.dispatcher.tick()
+        world.dispatcher.canary_finished(first, None, is_refused=True)
+        assert state_of(first) == "ready"
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "answers_others", "is_tested"),
+    [(600.0, False, True), (600.0, True, False), (5.0, False, False)],
+)
+def test_one_that_lets_a_request_expire_is_tested_unless_it_answers_others(
+    waited_s: float, answers_others: bool, is_tested: bool
+):
+    world = World(4)
+    settle(world)
+    first = world.endpoints[0]
+    answer(world, first, OK)
+    world.clock.advance(waited_s)
+    for endpoint in world.endpoints:
+        world.health._records[endpoint.id].canary_at = world.clock()  # idle ones are tested anyway
+    if answers_others:
+        answer(world, first, OK)
+    answer(world, first, Outcome(Result.EXPIRED, duration_s=waited_s))
+    assert (first in world.dispatcher.tick()) is is_tested
+    assert state_of(first) == "ready"
+
+
+def test_a_busy_endpoint_is_not_compared_with_idle_ones():
+    world = World(3)
+    for endpoint, (itl_s, tokens) in zip(
+        world.endpoints, [(0.1, 400), (0.02, 40), (0.02, 40)], strict=True
+    ):
+        answer(world, endpoint, Outcome(Result.OK, itl_s=itl_s, output_tokens=tokens), 12)
+    world.dispatcher.tick()
+    assert states(world) == ["ready"] * 3
+    answer(world, world.endpoints[1], Outcome(Result.OK, itl_s=0.02, output_tokens=400), 12)
+    world.dispatcher.tick()  # one as busy as it, and five times as fast
+    assert states(world) == ["ejected", "ready", "ready"]
+
+
+def test_answers_that_are_no_streams_say_nothing_of_speed():
+    """They come at once when they are done: beside them streams would look slow."""
+    world = World(2)
+    streams, wholes = world.endpoints
+    answer(world, streams, Outcome(Result.OK, itl_s=0.05, output_tokens=50), 20)
+    answer(world, wholes, Outcome(Result.OK, duration_s=0.1, output_tokens=50), 20)
+    world.dispatcher.tick()
+    assert states(world) == ["ready"] * 2
+
+
+def test_an_ejected_one_keeps_its_reason_while_it_comes_and_goes():
+    world = World(4)
+    first = world.endpoints[0]
+    answer(world, first, FAILED, 5)
+    why = first.reason
+    world.registry.report(first, "down", "it is gone")
+    assert first.reason == "it is gone"
+    world.registry.report(first, "ready")
+    assert (state_of(first), first.reason) == ("ejected", why)
 
 
 @pytest.mark.parametrize("result", [Result.REFUSED, Result.CLIENT_GONE, Result.REJECTED])
