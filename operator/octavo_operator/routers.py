@@ -185,6 +185,11 @@ class Demand:
             known = engines.get(endpoint.id)
             if known is None or endpoint.queued_tokens > known.queued_tokens:
                 engines[endpoint.id] = endpoint
+        engines_running: dict[str, int] = {}
+        for endpoint in self._endpoints(pool):
+            if endpoint.state != "down":  # what it reported before it went is no work
+                busy = max(endpoint.running + endpoint.waiting, engines_running.get(endpoint.id, 0))
+                engines_running[endpoint.id] = busy
         ages = [p.last_request_age_s for p in pools if p.last_request_age_s is not None]
         usages = [e.kv_usage for e in engines.values() if e.state == "ready"]
         return Signals(
@@ -196,7 +201,9 @@ class Demand:
             in_flight=sum(p.in_flight for p in pools),
             held=sum(p.held for p in pools),
             last_request_age_s=min(ages, default=None),
+            running=sum(engines_running.values()),
             is_known=True,
+            is_complete=len(fresh) == len(self._replicas),
         )
 
     def total(self, pool: str, revision: str) -> Sample:

@@ -76,9 +76,32 @@ class TestSignals:
             demand.learn(name, dataclasses.replace(state, endpoints=[engine]))
         assert demand.signals(POOL, serving=1) == Signals(
             serving=1, queued_tokens=120, kv_usage=0.5, ttft_p95_s=None, in_flight=7, held=2,
-            last_request_age_s=3.0, is_known=True,
+            last_request_age_s=3.0, running=0, is_known=True, is_complete=True,
         )  # fmt: skip
         assert demand.in_flight(POOL) == {"u": 7}
+
+    def test_one_silent_router_makes_the_sums_partial(self):
+        demand, clock = make_demand("a", "b")
+        demand.learn("a", make_state(last_request_age_s=900.0))
+        assert not demand.signals(POOL, serving=1).is_complete
+        demand.learn("b", make_state(replica="b", in_flight=3))
+        assert demand.signals(POOL, serving=1).is_complete
+        clock.advance(4.0)
+        demand.learn("a", make_state(last_request_age_s=900.0))
+        clock.advance(2.0)
+        partial = demand.signals(POOL, serving=1)
+        assert (partial.is_known, partial.is_complete) == (True, False)
+
+    def test_what_engines_run_counts_once_and_not_after_they_went(self):
+        demand, _ = make_demand("a", "b")
+        for name, running in (("a", 2), ("b", 5)):
+            engines = [
+                EndpointState("u", POOL, "r", "", "ready", running=running, waiting=1),
+                EndpointState("gone", POOL, "r", "", "down", running=7),
+            ]
+            state = dataclasses.replace(make_state(replica=name), endpoints=engines)
+            demand.learn(name, state)
+        assert demand.signals(POOL, serving=1).running == 6
 
     def test_silence_is_not_idleness(self):
         demand, clock = make_demand("a")
