@@ -86,6 +86,7 @@ class Plan:
     scale: tuple[ScaleOrder, ...] = ()
     delete: tuple[Object, ...] = ()
     hold: tuple[str, ...] = ()  # what has to happen elsewhere first
+    conflicts: tuple[NameConflict, ...] = ()  # objects that are not ours, and are left alone
     details: tuple[str, ...] = ()  # what is done and why, for logs and events
     requeue_after_s: float | None = None
 
@@ -178,15 +179,19 @@ def plan_changes(
 ) -> Plan:
     """Everything to write, in order. `settled` names objects that came back from the server
     unchanged after an apply: (fingerprint, generation), so that what the server stores in another
-    form is not written for ever. Raises NameConflict."""
+    form is not written for ever. No engine is made or changed while an object that comes before it
+    is not ours; those that run are still scaled."""
     applies: list[Object] = []
     hold: list[str] = []
+    conflicts: list[NameConflict] = []
     details = list(capacity.details)
     for wanted in desired:
         kind, name = kinds.kind_of(wanted), kinds.name_of(wanted)
         body = marked(wanted)
         found = observed.children.get((kind, name))
         is_engine = kind == kinds.DEPLOYMENT and REVISION_LABEL in kinds.labels_of(wanted)
+        if is_engine and conflicts:
+            continue
         if found is None:
             if is_engine:
                 target = capacity.step.targets.get(revision, 0)
@@ -201,7 +206,8 @@ def plan_changes(
             if is_of_predecessor(found, owner_name):
                 hold.append(f"{kind.name} {name} of a deleted LLMDeployment to vanish")
                 continue
-            raise NameConflict(kind.name, name, _owner_text(found))
+            conflicts.append(NameConflict(kind.name, name, owner_text(found)))
+            continue
         if found["metadata"].get("deletionTimestamp"):
             hold.append(f"{kind.name} {name} to be deleted")
             continue
@@ -219,7 +225,9 @@ def plan_changes(
     details += [f"Deleted {body['kind']} {kinds.name_of(body)}" for body in deletes]
     if capacity.step.waiting_for:
         hold.append(capacity.step.waiting_for)
-    return Plan(tuple(applies), tuple(scales), tuple(deletes), tuple(hold), tuple(details))
+    return Plan(
+        tuple(applies), tuple(scales), tuple(deletes), tuple(hold), tuple(conflicts), tuple(details)
+    )
 
 
 def marked(wanted: Object) -> Object:
@@ -327,7 +335,8 @@ def _without_replicas(body: Object) -> Any:
     return {**body, "spec": {k: v for k, v in body["spec"].items() if k != "replicas"}}
 
 
-def _owner_text(found: Object) -> str:
+def owner_text(found: Object) -> str:
+    """Whose an object is, for people."""
     owners = found["metadata"].get("ownerReferences") or []
     if not owners:
         return "nobody"
