@@ -188,8 +188,12 @@ def service(
     *,
     deployment: str = "",
     namespace: str = "default",
+    created: str = "2026-01-01T00:00:00Z",
 ) -> Object:
-    meta: Object = {"name": name, "namespace": namespace, "uid": f"uid-{name}", "labels": {}}
+    meta: Object = {
+        "name": name, "namespace": namespace, "uid": f"uid-{name}", "labels": {},
+        "creationTimestamp": created,
+    }  # fmt: skip
     if deployment:
         meta["labels"]["octavo.dev/deployment"] = deployment
     if routing is not None:

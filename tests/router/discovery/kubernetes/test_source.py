@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from octavo_router.discovery.found import Found, PoolRoute
+from octavo_router.discovery.found import Claim, Found, PoolRoute
 from octavo_router.discovery.kubernetes.account import at_url
 from octavo_router.discovery.kubernetes.source import KubernetesSource
 from octavo_router.discovery.kubernetes.watch import WatchSettings
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 FAST = WatchSettings(backoff_min_s=0.002, backoff_max_s=0.02)
+CLAIM = Claim("2026-01-01T00:00:00Z", "default")
 ROUTING = {"names": ["smollm2"], "policy": "prefix-load", "weights": {"r1": 90}, "port": 8001}
 
 
@@ -72,7 +73,9 @@ def test_engines_are_found_by_their_labels_and_pools_by_their_services():
             async with watching(api) as told:
                 await until(lambda: bool(told.history))
                 assert told.history[-1].pools == (
-                    PoolRoute("default/smollm2", ("smollm2",), "prefix-load", {"r1": 90.0}),
+                    PoolRoute(
+                        "default/smollm2", ("smollm2",), "prefix-load", {"r1": 90.0}, claim=CLAIM
+                    ),
                 )
                 assert told.specs == {
                     "uid-a": EndpointSpec(
@@ -126,7 +129,7 @@ def test_a_service_of_engines_that_compute_prompts_belongs_to_another_ones_pool(
                 ("10.0.0.2", "default/vllm", "prefill"),
             }
             assert told.history[-1].pools == (
-                PoolRoute("default/vllm", ("m",), "prefill-decode", {}),
+                PoolRoute("default/vllm", ("m",), "prefill-decode", {}, claim=CLAIM),
             )
 
     run(story())
