@@ -104,16 +104,38 @@ def plan_capacity(
     now: float = 0.0,
 ) -> CapacityPlan:
     """The next step of the rollout. `state` comes from the status, and goes back there."""
-    by_name = {group.revision: group for group in groups}
-    if wish.rollout.strategy == "Canary" and wish.revision != state.stable:
-        stable = by_name.get(state.stable)
-        if stable is not None and stable.target > 0 and wish.replicas > 0:
+    if wish.rollout.strategy == "Canary":
+        state = _with_stable(wish, groups, state)
+        if _is_on_trial(wish, groups, state):
             return _plan_canary(wish, groups, state, verdict, now)
     if wish.rollout.strategy == "Recreate":
         step = recreate_step(wish.limits, wish.revision, groups)
     else:
         step = next_step(wish.limits, {wish.revision: wish.replicas}, groups)
     return CapacityPlan(step, _settled(state, wish, step))
+
+
+def _with_stable(wish: Wish, groups: Sequence[Group], state: CanaryState) -> CanaryState:
+    """Until a first rollout has ended, and after the status was lost, nothing names the stable
+    revision: it is the one that serves most, unless that is the wanted one."""
+    if any(group.revision == state.stable for group in groups):
+        return state
+    most = max(groups, key=lambda g: (g.serving, g.revision != wish.revision), default=None)
+    if most is None or not most.serving or most.revision == wish.revision:
+        return state
+    return replace(state, stable=most.revision)
+
+
+def _is_on_trial(wish: Wish, groups: Sequence[Group], state: CanaryState) -> bool:
+    """Where the stable revision serves, another one is judged against it; an edit of what serves
+    nobody is not. A trial or a rejection outlives a time without replicas."""
+    if wish.revision == state.stable:
+        return False
+    stable = next((group for group in groups if group.revision == state.stable), None)
+    if stable is None:
+        return False
+    is_known = wish.revision in (state.revision, state.rejected)
+    return is_known or (stable.target > 0 and wish.replicas > 0)
 
 
 def _plan_canary(
@@ -133,10 +155,9 @@ def _plan_canary(
             verdict = HOLD
         state = begun
         if not canary.is_complete(state, rules):
-            wanted = canary.shares(limits, rules, state)
-            in_place = all(
-                name in by_name and by_name[name].serving >= share for name, share in wanted.items()
-            )
+            # The stable revision may be short of replicas: that must not hold up its successor.
+            share = canary.shares(limits, rules, state)[wish.revision]
+            in_place = wish.revision in by_name and by_name[wish.revision].serving >= share > 0
             after = canary.advance(state, rules, verdict, now, is_in_place=in_place)
             if after.rejected:
                 details.append(f"Rolled back revision {wish.revision}: {after.message}")
