@@ -186,7 +186,7 @@ class Pool:
         ]
 
     def _is_routable(self, replica: Replica) -> bool:
-        return replica.state == "ready" and self._demand.is_routable(replica.url)
+        return replica.state == "ready" and self._demand.holders(replica.url).are_all
 
     def _verdict(self) -> Verdict:
         """The canary against the stable revision since the step began."""

@@ -4,7 +4,8 @@ Every target proposes a number of replicas that would bring its signal back to t
 highest proposal counts. Going up needs all proposals of the up-window to agree (its minimum), going
 down all those of the down-window (its maximum), so that a short dip or spike moves nothing; and no
 minute moves more than the spec's step. A signal that nobody reports proposes nothing, and where no
-router answers the number stays.
+router answers the number stays. A sum over some of the routers is less than the load: it may ask
+for more replicas, never for fewer.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Signals:
     in_flight: int | None = None
     held: int | None = None  # requests that wait for any replica
     last_request_age_s: float | None = None
+    running: int | None = None  # sequences that the engines report, whoever sent them
     is_known: bool = False  # a router answered
+    is_complete: bool = False  # every router answered: the sums are the whole load
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ def decide(
     if not signals.is_known:
         return Decision(current, "NoSignals", "no router answers; the number stays", memory)
     wanted, why = _propose(rules, signals, current)
+    if not signals.is_complete and wanted <= current:
+        wanted, why = current, "not every router answers; the number does not fall"
     memory = _remember(rules, memory, Mark(now, rules.clamp(wanted)), now)
     target = _agreed(rules, memory, current, now)
     if target > current:
@@ -123,12 +128,12 @@ def _size_of_wake(rules: Autoscaling, signals: Signals) -> tuple[int, str]:
 
 
 def _idle(rules: Autoscaling, signals: Signals, memory: Memory, now: float) -> str:
-    """Why nobody needs it; "" where somebody may. Only what a router says counts: silence is not
-    idleness."""
+    """Why nobody needs it; "" where somebody may. Every router has to say so, and no engine may
+    report work: silence is not idleness."""
     after_s = rules.scale_to_zero_after_s
-    if after_s is None or not signals.is_known:
+    if after_s is None or not signals.is_complete:
         return ""
-    if signals.held or signals.in_flight or signals.queued_tokens:
+    if signals.held or signals.in_flight or signals.queued_tokens or signals.running:
         return ""
     if signals.serving == 0:  # still loading: whoever woke it is to be served
         return ""
@@ -202,7 +207,12 @@ def _watch(memory: Memory, signals: Signals, now: float) -> Memory:
     """Routers that have just started know of no request either: only a whole wait without one
     counts, from when it serves and they answer."""
     since = now if memory.since is None else memory.since
-    is_unasked = signals.is_known and signals.serving > 0 and signals.last_request_age_s is None
+    is_unasked = (
+        signals.is_complete
+        and signals.serving > 0
+        and signals.last_request_age_s is None
+        and not signals.running
+    )
     unasked_since = None
     if is_unasked:
         unasked_since = now if memory.unasked_since is None else memory.unasked_since

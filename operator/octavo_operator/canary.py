@@ -181,8 +181,10 @@ def is_complete(state: CanaryState, rules: Canary) -> bool:
 def shares(limits: Limits, rules: Canary, state: CanaryState) -> dict[str, int]:
     """Replicas by revision at this step: the stable ones keep what their traffic needs."""
     replicas = limits.replicas
-    if is_complete(state, rules) or replicas == 0:
+    if is_complete(state, rules):
         return {state.revision: replicas}
+    if replicas == 0:  # nobody serves: both wait for when somebody does
+        return {state.stable: 0, state.revision: 0}
     weight = rules.steps[state.step].weight
     canary = max(1, -(-replicas * weight // 100)) if weight else 0
     stable = -(-replicas * (100 - weight) // 100)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Literal
 
 # Why a spec is not accepted: the reason of condition Accepted.
-SpecReason = Literal["SpecInvalid", "Unsupported", "UnsupportedVersion"]
+SpecReason = Literal["SpecInvalid", "Unsupported", "UnsupportedVersion", "ServedNameConflict"]
 
 
 class OperatorError(Exception):
@@ -29,6 +29,7 @@ class SpecInvalid(OperatorError):
 
     `Unsupported`: well-formed, but nothing can carry it out yet. `UnsupportedVersion`: a field or
     value that this operator does not know, as a newer version's resource may have.
+    `ServedNameConflict`: the model name belongs to another LLMDeployment.
     """
 
     def __init__(self, field: str, problem: str, *, reason: SpecReason = "SpecInvalid") -> None:

@@ -13,12 +13,13 @@ from octavo_engine.protocol.kubernetes import (
 )
 from octavo_operator import kinds
 from octavo_operator.errors import Conflict, NameConflict, NotFound, Refused
-from octavo_operator.plan import FINGERPRINT_ANNOTATION, stamp
+from octavo_operator.plan import FINGERPRINT_ANNOTATION, owner_text, stamp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from octavo_operator.cluster import Cluster
+    from octavo_operator.gate import Gate
     from octavo_operator.kinds import Kind, Object
     from octavo_operator.observe import World
     from octavo_operator.plan import Plan, ScaleOrder
@@ -32,6 +33,7 @@ class Report:
     """What came of a plan."""
 
     refused: list[tuple[Object, Refused]] = field(default_factory=list)
+    conflicts: list[NameConflict] = field(default_factory=list)
     absent: list[Kind] = field(default_factory=list)  # optional kinds that are served no more
     settled: dict[tuple[Kind, str], tuple[str, str]] = field(default_factory=dict)
 
@@ -46,12 +48,15 @@ async def execute(
     for body in plan.apply:
         kind = kinds.kind_of(body)
         is_engine = REVISION_LABEL in kinds.labels_of(body) and kind == kinds.DEPLOYMENT
-        if is_engine and report.refused:
+        if is_engine and (report.refused or report.conflicts):
             continue
         try:
             stored = await _apply(cluster, body, owner_uid)
         except Refused as error:
             report.refused.append((body, error))
+            continue
+        except NameConflict as error:
+            report.conflicts.append(error)
             continue
         except NotFound:
             if not kind.is_optional:
@@ -86,9 +91,7 @@ async def _apply(cluster: Cluster, body: Object, owner_uid: str) -> Object:
     kind, namespace, name = kinds.kind_of(body), kinds.namespace_of(body), kinds.name_of(body)
     found = await cluster.get(kind, namespace, name)
     if found is not None and kinds.controller_uid(found) != owner_uid:
-        owners = found["metadata"].get("ownerReferences") or []
-        owner = f"{owners[0].get('kind')} {owners[0].get('name')}" if owners else "nobody"
-        raise NameConflict(kind.name, name, owner)
+        raise NameConflict(kind.name, name, owner_text(found))
     return await cluster.apply(body)
 
 
@@ -125,15 +128,14 @@ async def _mark_leaving(
             logger.warning("Could not mark a pod", extra={"error": str(error)})
 
 
-async def set_routable(cluster: Cluster, pod: Object, *, message: str, now: str) -> Object | None:
+async def set_gate(cluster: Cluster, pod: Object, gate: Gate, *, now: str) -> Object | None:
     """Set the pod's readiness gate. None where the pod has gone meanwhile."""
-
     condition = {
         "podUid": kinds.uid_of(pod),
         "type": ROUTABLE_CONDITION,
-        "status": "True",
-        "reason": "HeldByAllRouters",
-        "message": message,
+        "status": "True" if gate.is_open else "False",
+        "reason": gate.reason,
+        "message": gate.message,
         "lastProbeTime": None,
         "lastTransitionTime": now,
     }

@@ -20,6 +20,7 @@ from octavo_engine.protocol.kubernetes import (
     ROUTABLE_CONDITION,
 )
 from octavo_operator import kinds
+from octavo_operator.accepted import accepted_of, served_names
 from octavo_operator.rollout import Group, Replica, group_replicas
 
 if TYPE_CHECKING:
@@ -94,6 +95,22 @@ class Observed:
         return group_replicas(self.targets, self.replicas(in_flight))
 
 
+class _Names(NamedTuple):
+    """The served names of one LLMDeployment."""
+
+    created: str  # RFC 3339
+    wanted: tuple[str, ...]  # by its spec
+    held: frozenset[str]  # by the spec that was accepted last
+
+    @property
+    def all(self) -> frozenset[str]:
+        return self.held | set(self.wanted)
+
+    def claim(self, name: str) -> tuple[bool, str]:
+        """The lower the better."""
+        return name not in self.held, self.created
+
+
 class World:
     """Fed by watches and lists; read by reconciles. Confined to the event loop."""
 
@@ -103,9 +120,8 @@ class World:
         self._children: dict[Key, set[tuple[Kind, str]]] = {}
         self._decoder = msgspec.json.Decoder(dict)
         self._encoder = msgspec.json.Encoder()
-        self._servers: dict[tuple[str, str], set[Key]] = {}  # by namespace and served name
-        self._names: dict[Key, tuple[tuple[str, str], ...]] = {}
-        self._ages: dict[Key, tuple[str, str]] = {}
+        self._servers: dict[str, set[Key]] = {}  # by served name, of all namespaces
+        self._names: dict[Key, _Names] = {}
         self.synced: set[Kind] = set()
 
     def keep(self, kind: Kind, body: Object) -> Key | None:
@@ -171,13 +187,17 @@ class World:
             return None
         return self._decode(kinds.LLM_DEPLOYMENT, *key)
 
-    def older_server(self, key: Key, names: Sequence[str]) -> tuple[str, str] | None:
-        """A served name that an older LLMDeployment of the namespace has, and which one that is."""
-        own = self._ages.get(key)
+    def other_owner(self, key: Key, names: Sequence[str]) -> tuple[str, Key] | None:
+        """One of the served names that belongs to another LLMDeployment, and to which.
+
+        A name belongs to whoever was accepted with it; before that to the oldest that asks for it,
+        of all namespaces: routers know no others. An older one that adds a name later comes after.
+        """
         for name in names:
-            for other in self._servers.get((key.namespace, name), ()):
-                if own is not None and self._ages[other] < own:
-                    return name, other.name
+            claims = ((self._names[k].claim(name), k) for k in self._servers.get(name, ()))
+            owner = min(claims, default=None)
+            if owner is not None and owner[1] != key and key in self._names:
+                return name, owner[1]
         return None
 
     def has(self, key: Key) -> bool:
@@ -221,22 +241,22 @@ class World:
 
     def _enter_names(self, key: Key, body: Object) -> None:
         self._leave_names(key)
-        spec = body.get("spec") or {}
-        model = spec.get("model") or {}
-        names = [model.get("servedName") or key.name, *(model.get("aliases") or ())]
+        earlier = accepted_of(body)
+        held = () if earlier is None else served_names(msgspec.json.decode(earlier[1]), key.name)
         created = str(body["metadata"].get("creationTimestamp", ""))
-        self._ages[key] = (created, key.name)
-        self._names[key] = tuple((key.namespace, str(name)) for name in names)
-        for place in self._names[key]:
-            self._servers.setdefault(place, set()).add(key)
+        names = _Names(created, served_names(body.get("spec"), key.name), frozenset(held))
+        self._names[key] = names
+        for name in names.all:
+            self._servers.setdefault(name, set()).add(key)
 
     def _leave_names(self, key: Key) -> None:
-        self._ages.pop(key, None)
-        for place in self._names.pop(key, ()):
-            servers = self._servers.get(place, set())
+        if (names := self._names.pop(key, None)) is None:
+            return
+        for name in names.all:
+            servers = self._servers.get(name, set())
             servers.discard(key)
             if not servers:
-                self._servers.pop(place, None)
+                self._servers.pop(name, None)
 
     def _key_of(self, kind: Kind, body: Object) -> Key | None:
         namespace = kinds.namespace_of(body)
@@ -272,6 +292,15 @@ def waits_for_gate(pod: Object) -> bool:
         any(gate.get("conditionType") == ROUTABLE_CONDITION for gate in gates)
         and condition_of(pod, ROUTABLE_CONDITION) != "True"
         and condition_of(pod, "ContainersReady") == "True"
+        and not pod["metadata"].get("deletionTimestamp")
+    )
+
+
+def loses_gate(pod: Object) -> bool:
+    """Its engine restarts in place: the routers' word was about the one before."""
+    return (
+        condition_of(pod, ROUTABLE_CONDITION) == "True"
+        and condition_of(pod, "ContainersReady") == "False"
         and not pod["metadata"].get("deletionTimestamp")
     )
 

@@ -86,6 +86,7 @@ class Plan:
     scale: tuple[ScaleOrder, ...] = ()
     delete: tuple[Object, ...] = ()
     hold: tuple[str, ...] = ()  # what has to happen elsewhere first
+    conflicts: tuple[NameConflict, ...] = ()  # objects that are not ours, and are left alone
     details: tuple[str, ...] = ()  # what is done and why, for logs and events
     requeue_after_s: float | None = None
 
@@ -103,16 +104,38 @@ def plan_capacity(
     now: float = 0.0,
 ) -> CapacityPlan:
     """The next step of the rollout. `state` comes from the status, and goes back there."""
-    by_name = {group.revision: group for group in groups}
-    if wish.rollout.strategy == "Canary" and wish.revision != state.stable:
-        stable = by_name.get(state.stable)
-        if stable is not None and stable.target > 0 and wish.replicas > 0:
+    if wish.rollout.strategy == "Canary":
+        state = _with_stable(wish, groups, state)
+        if _is_on_trial(wish, groups, state):
             return _plan_canary(wish, groups, state, verdict, now)
     if wish.rollout.strategy == "Recreate":
         step = recreate_step(wish.limits, wish.revision, groups)
     else:
         step = next_step(wish.limits, {wish.revision: wish.replicas}, groups)
     return CapacityPlan(step, _settled(state, wish, step))
+
+
+def _with_stable(wish: Wish, groups: Sequence[Group], state: CanaryState) -> CanaryState:
+    """Until a first rollout has ended, and after the status was lost, nothing names the stable
+    revision: it is the one that serves most, unless that is the wanted one."""
+    if any(group.revision == state.stable for group in groups):
+        return state
+    most = max(groups, key=lambda g: (g.serving, g.revision != wish.revision), default=None)
+    if most is None or not most.serving or most.revision == wish.revision:
+        return state
+    return replace(state, stable=most.revision)
+
+
+def _is_on_trial(wish: Wish, groups: Sequence[Group], state: CanaryState) -> bool:
+    """Where the stable revision serves, another one is judged against it; an edit of what serves
+    nobody is not. A trial or a rejection outlives a time without replicas."""
+    if wish.revision == state.stable:
+        return False
+    stable = next((group for group in groups if group.revision == state.stable), None)
+    if stable is None:
+        return False
+    is_known = wish.revision in (state.revision, state.rejected)
+    return is_known or (stable.target > 0 and wish.replicas > 0)
 
 
 def _plan_canary(
@@ -132,10 +155,9 @@ def _plan_canary(
             verdict = HOLD
         state = begun
         if not canary.is_complete(state, rules):
-            wanted = canary.shares(limits, rules, state)
-            in_place = all(
-                name in by_name and by_name[name].serving >= share for name, share in wanted.items()
-            )
+            # The stable revision may be short of replicas: that must not hold up its successor.
+            share = canary.shares(limits, rules, state)[wish.revision]
+            in_place = wish.revision in by_name and by_name[wish.revision].serving >= share > 0
             after = canary.advance(state, rules, verdict, now, is_in_place=in_place)
             if after.rejected:
                 details.append(f"Rolled back revision {wish.revision}: {after.message}")
@@ -178,15 +200,19 @@ def plan_changes(
 ) -> Plan:
     """Everything to write, in order. `settled` names objects that came back from the server
     unchanged after an apply: (fingerprint, generation), so that what the server stores in another
-    form is not written for ever. Raises NameConflict."""
+    form is not written for ever. No engine is made or changed while an object that comes before it
+    is not ours; those that run are still scaled."""
     applies: list[Object] = []
     hold: list[str] = []
+    conflicts: list[NameConflict] = []
     details = list(capacity.details)
     for wanted in desired:
         kind, name = kinds.kind_of(wanted), kinds.name_of(wanted)
         body = marked(wanted)
         found = observed.children.get((kind, name))
         is_engine = kind == kinds.DEPLOYMENT and REVISION_LABEL in kinds.labels_of(wanted)
+        if is_engine and conflicts:
+            continue
         if found is None:
             if is_engine:
                 target = capacity.step.targets.get(revision, 0)
@@ -201,7 +227,8 @@ def plan_changes(
             if is_of_predecessor(found, owner_name):
                 hold.append(f"{kind.name} {name} of a deleted LLMDeployment to vanish")
                 continue
-            raise NameConflict(kind.name, name, _owner_text(found))
+            conflicts.append(NameConflict(kind.name, name, owner_text(found)))
+            continue
         if found["metadata"].get("deletionTimestamp"):
             hold.append(f"{kind.name} {name} to be deleted")
             continue
@@ -219,7 +246,9 @@ def plan_changes(
     details += [f"Deleted {body['kind']} {kinds.name_of(body)}" for body in deletes]
     if capacity.step.waiting_for:
         hold.append(capacity.step.waiting_for)
-    return Plan(tuple(applies), tuple(scales), tuple(deletes), tuple(hold), tuple(details))
+    return Plan(
+        tuple(applies), tuple(scales), tuple(deletes), tuple(hold), tuple(conflicts), tuple(details)
+    )
 
 
 def marked(wanted: Object) -> Object:
@@ -327,7 +356,8 @@ def _without_replicas(body: Object) -> Any:
     return {**body, "spec": {k: v for k, v in body["spec"].items() if k != "replicas"}}
 
 
-def _owner_text(found: Object) -> str:
+def owner_text(found: Object) -> str:
+    """Whose an object is, for people."""
     owners = found["metadata"].get("ownerReferences") or []
     if not owners:
         return "nobody"

@@ -118,7 +118,7 @@ ADVICE: dict[Reason, Advice] = {
         "Delete or rename that object, or rename the LLMDeployment.",
     ),
     R.SERVED_NAME_CONFLICT: Advice(
-        "An older LLMDeployment of this namespace serves a model under the same name.",
+        "Another LLMDeployment, of any namespace, had the model name first.",
         "Set another spec.model.servedName or alias in one of them.",
     ),
     R.QUOTA_EXCEEDED: Advice(

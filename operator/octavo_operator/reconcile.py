@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
-from octavo_operator import canary, kinds, labels
+from octavo_operator import canary, gate, kinds, labels
+from octavo_operator.accepted import accept
 from octavo_operator.autoscale import Memory, decide
-from octavo_operator.desired import Traffic, desired_objects, revision_of
+from octavo_operator.desired import Traffic, check_autoscaler, desired_objects, revision_of
 from octavo_operator.errors import (
     ClusterError,
     ClusterUnavailable,
     Conflict,
-    NameConflict,
     NotFound,
     SpecInvalid,
 )
-from octavo_operator.execute import execute, set_routable
+from octavo_operator.execute import execute, set_gate
 from octavo_operator.faults import Fault, refusal, unexplained
 from octavo_operator.guard import NotLeader
 from octavo_operator.observe import waits_for_gate
 from octavo_operator.plan import HOLD, Wish, plan_capacity, plan_changes
 from octavo_operator.reasons import Reason
 from octavo_operator.reporting import Reporter, Told
-from octavo_operator.spec import LLMDeployment
 from octavo_operator.status import (
     Scaling,
     rollout_from_status,
@@ -40,9 +40,12 @@ from octavo_operator.work_queue import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from octavo_operator.accepted import Accepted
     from octavo_operator.canary import CanaryState, Sample, Verdict
     from octavo_operator.cluster import Cluster
+    from octavo_operator.errors import NameConflict
     from octavo_operator.events import EventRecorder
+    from octavo_operator.execute import Report
     from octavo_operator.kinds import Kind, Object
     from octavo_operator.loading import Loading
     from octavo_operator.observe import Key, Observed, World
@@ -50,12 +53,14 @@ if TYPE_CHECKING:
     from octavo_operator.rollout import Replica
     from octavo_operator.routers import Demand
     from octavo_operator.settings import Settings
+    from octavo_operator.spec import LLMDeployment
 
 logger = logging.getLogger("octavo.operator.reconcile")
 # While something is decided by the passing of time, and not by an event.
 TICK_S = 5.0
 PREDECESSOR_TICK_S = 1.0
 RIVAL_TICK_S = 30.0
+CONFLICT_TICK_S = 60.0
 
 
 @dataclass(slots=True)
@@ -66,6 +71,7 @@ class _Memory:
     scale: Memory = field(default_factory=Memory)
     settled: dict[tuple[Kind, str], tuple[str, str]] = field(default_factory=dict)
     baseline: tuple[str, int, Sample, Sample] | None = None  # revision, step, stable, canary
+    held_since: dict[str, float] = field(default_factory=dict)  # pods: by a quorum of routers
 
 
 class Reconciler:
@@ -123,77 +129,79 @@ class Reconciler:
 
     async def _reconcile(self, key: Key, body: Object) -> Outcome:
         memory = self._memory(key, kinds.uid_of(body))
-        generation = int(body["metadata"].get("generation") or 0)
         previous = body.get("status") or {}
         try:
-            deployment = LLMDeployment.parse(body)
-            if rival := self._world.older_server(key, deployment.model.names):
-                served, name = rival
-                text = f"{served} is served by LLMDeployment {name}, which is older"
-                await self._reporter.refuse(body, generation, Reason.SERVED_NAME_CONFLICT, text)
-                return Outcome(again_after_s=RIVAL_TICK_S)
-            view = self._look(key, body, deployment, memory)
-            if not view.plan.is_empty:
-                newest = await self._confirm(key, body)
-                if newest is None:
-                    return Outcome(is_gone=True)
-                if _version(newest) != _version(body):
-                    return Outcome(again_after_s=0.0)
-            if _is_destructive(view.plan):
-                # Nothing goes on the word of a watch alone.
-                await self._refresh(key)
-                view = self._look(key, body, deployment, memory)
+            accepted = accept(body, partial(self._check, key))
         except SpecInvalid as error:
-            await self._reporter.refuse(body, generation, Reason(error.reason), str(error))
-            return Outcome()
-        except NameConflict as error:
-            await self._reporter.refuse(body, generation, Reason.NAME_CONFLICT, str(error))
-            return Outcome(again_after_s=60.0)
-        faults: list[Fault] = []
+            return await self._refuse(key, body, error, memory)
+        view = self._look(key, body, accepted, memory)
+        if not view.plan.is_empty:
+            newest = await self._confirm(key, body)
+            if newest is None:
+                return Outcome(is_gone=True)
+            if _version(newest) != _version(body):
+                return Outcome(again_after_s=0.0)
+        if _is_destructive(view.plan):
+            # Nothing goes on the word of a watch alone.
+            await self._refresh(key)
+            view = self._look(key, body, accepted, memory)
+        faults = [_conflict(error) for error in view.plan.conflicts]
         # Where the canary stands is stored before it is acted upon: a restart between the two
         # finds the decision, and draws the same conclusions.
         if view.capacity.state != rollout_from_status(previous) or _moved(view, previous):
             await self._report(body, view, memory.told, faults)
-        try:
-            report = await execute(
-                self._cluster,
-                self._world,
-                view.plan,
-                namespace=key.namespace,
-                owner_uid=kinds.uid_of(body),
-                pods=view.observed.engine_pods,
-            )
-        except NameConflict as error:
-            await self._reporter.refuse(body, generation, Reason.NAME_CONFLICT, str(error))
-            return Outcome(again_after_s=60.0)
+        report = await execute(
+            self._cluster,
+            self._world,
+            view.plan,
+            namespace=key.namespace,
+            owner_uid=kinds.uid_of(body),
+            pods=view.observed.engine_pods,
+        )
         memory.settled.update(report.settled)
-        is_failed = bool(report.absent)
-        for refused_body, why in report.refused:
-            subject = f"{refused_body['kind']} {kinds.name_of(refused_body)}"
-            faults.append(Fault(refusal(why.message, why.status), why.message, subject))
-            is_failed = True
-        await self._open_gates(view)
+        faults += _faults_of(report)
+        await self._set_gates(view.observed.pods, memory)
         for reason, text in _told(view.plan.details).items():
             await self._events.tell(body, "Normal", reason, text)
         if not view.plan.is_empty:
-            view = self._look(key, body, view.deployment, memory, is_after=True)
+            view = self._look(key, body, accepted, memory, is_after=True)
         latest = self._world.deployment(key) or body
         await self._report(latest, view, memory.told, faults)
         return Outcome(
-            is_failed=is_failed, again_after_s=self._again_after(view, memory.told.loading)
+            is_failed=bool(report.absent or report.refused),
+            again_after_s=self._again_after(view, memory.told.loading, faults),
         )
+
+    def _check(self, key: Key, deployment: LLMDeployment) -> None:
+        """What the parser cannot know. Raises SpecInvalid."""
+        if found := self._world.other_owner(key, deployment.model.names):
+            name, owner = found
+            where = "" if owner.namespace == key.namespace else f" of namespace {owner.namespace}"
+            raise SpecInvalid(
+                "spec.model",
+                f"asks for the name {name}, which LLMDeployment {owner.name}{where} had first",
+                reason="ServedNameConflict",
+            )
+        check_autoscaler(deployment, self.settings)
+
+    async def _refuse(self, key: Key, body: Object, error: SpecInvalid, memory: _Memory) -> Outcome:
+        """No spec of it was ever accepted, or this version can carry out none: what runs stays."""
+        generation = int(body["metadata"].get("generation") or 0)
+        await self._set_gates(self._world.observe(key).pods, memory)
+        await self._reporter.refuse(body, generation, Reason(error.reason), str(error))
+        return Outcome(again_after_s=_retry_of(error))
 
     def _look(
         self,
         key: Key,
         body: Object,
-        deployment: LLMDeployment,
+        accepted: Accepted,
         memory: _Memory,
         *,
         is_after: bool = False,
     ) -> View:
-        """Pure but for the memory of the autoscaler. Raises SpecInvalid, NameConflict."""
-        uid = kinds.uid_of(body)
+        """Pure but for the memory of the autoscaler."""
+        deployment, uid = accepted.deployment, kinds.uid_of(body)
         status = (self._world.deployment(key) or body).get("status") or {}
         observed = self._world.observe(key)
         revision = revision_of(deployment, self.settings)
@@ -223,7 +231,7 @@ class Reconciler:
             replicas=replicas,
             settled=memory.settled,
         )
-        return View(deployment, revision, wish, observed, replicas, capacity, plan, scaling)
+        return View(accepted, revision, wish, observed, replicas, capacity, plan, scaling)
 
     def _wanted(
         self,
@@ -268,15 +276,19 @@ class Reconciler:
         analysis = deployment.rollout.canary.analysis
         return canary.judge(analysis, stable - known[2], trial - known[3])
 
-    async def _open_gates(self, view: View) -> None:
-        for pod in view.observed.pods:
-            if not waits_for_gate(pod):
+    async def _set_gates(self, pods: Sequence[Object], memory: _Memory) -> None:
+        now, held_since = self._clock(), memory.held_since
+        memory.held_since = {}
+        for pod in pods:
+            uid = kinds.uid_of(pod)
+            holders = self._demand.holders(uid)
+            since = held_since.get(uid, now)
+            if gate.has_quorum(holders):
+                memory.held_since[uid] = since
+            wanted = gate.decide(pod, holders, now - since)
+            if wanted is None:
                 continue
-            holding, total = self._demand.holders(kinds.uid_of(pod))
-            if not self._demand.is_routable(kinds.uid_of(pod)):
-                continue
-            message = f"held by {holding} of {total} routers" if total else "there is no router"
-            stored = await set_routable(self._cluster, pod, message=message, now=self._now_text())
+            stored = await set_gate(self._cluster, pod, wanted, now=self._now_text())
             if stored is not None:
                 self._world.keep(kinds.POD, stored)
 
@@ -284,7 +296,16 @@ class Reconciler:
         endpoint = self.settings.router.endpoint
         await self._reporter.report(body, view, told, refusals, endpoint=endpoint)
 
-    def _again_after(self, view: View, loading: Loading | None) -> float | None:
+    def _again_after(
+        self, view: View, loading: Loading | None, faults: Sequence[Fault]
+    ) -> float | None:
+        after_s = self._next_tick(view, loading)
+        retries = [_retry_of(view.accepted.refusal)]
+        if any(fault.reason == Reason.NAME_CONFLICT for fault in faults):
+            retries.append(CONFLICT_TICK_S)
+        return min((s for s in (after_s, *retries) if s is not None), default=None)
+
+    def _next_tick(self, view: View, loading: Loading | None) -> float | None:
         if any("deleted LLMDeployment" in text for text in view.plan.hold):
             return PREDECESSOR_TICK_S
         if not view.plan.is_empty:
@@ -343,6 +364,24 @@ def _is_destructive(plan: Plan) -> bool:
 def _moved(view: View, previous: Object) -> bool:
     """A decision about the number of replicas that is not stored yet."""
     return view.scaling is not None and view.scaling != scaling_from_status(previous)
+
+
+def _retry_of(refusal: SpecInvalid | None) -> float | None:
+    """Another edit is an event; that a name becomes free is none of ours."""
+    is_taken = refusal is not None and refusal.reason == "ServedNameConflict"
+    return RIVAL_TICK_S if is_taken else None
+
+
+def _conflict(error: NameConflict) -> Fault:
+    return Fault(Reason.NAME_CONFLICT, str(error))
+
+
+def _faults_of(report: Report) -> list[Fault]:
+    faults = [_conflict(error) for error in report.conflicts]
+    for body, why in report.refused:
+        subject = f"{body['kind']} {kinds.name_of(body)}"
+        faults.append(Fault(refusal(why.message, why.status), why.message, subject))
+    return faults
 
 
 def _is_asleep(deployment: LLMDeployment, count: int) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.kubernetes import REVISION_LABEL
 from octavo_operator import kinds, labels
-from octavo_operator.faults import find_faults, newest_first, unexplained
+from octavo_operator.faults import Fault, find_faults, newest_first, unexplained
 from octavo_operator.loading import LoadingReader, found_model
 from octavo_operator.reasons import Reason
 from octavo_operator.status import Facts, refused, summarize
@@ -18,9 +18,9 @@ from octavo_operator.status import Facts, refused, summarize
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from octavo_operator.accepted import Accepted
     from octavo_operator.cluster import Cluster
     from octavo_operator.events import EventRecorder
-    from octavo_operator.faults import Fault
     from octavo_operator.kinds import Object
     from octavo_operator.loading import Loading
     from octavo_operator.observe import Observed, World
@@ -83,7 +83,7 @@ class Reporter:
         *,
         endpoint: str,
     ) -> None:
-        """`refusals`: what the API server did not take just now."""
+        """`refusals`: what the API server did not take just now, and names that are taken."""
         previous = body.get("status") or {}
         warnings = await self._warnings(view, told)
         pods = _of_revision(view.observed, view.revision)
@@ -93,6 +93,7 @@ class Reporter:
         found = find_faults(view.observed, warnings, has_routers=has_routers)
         faults = refusals + [f for f in found if stalled_s >= PATIENCE_S.get(f.reason, 0.0)]
         step = view.capacity.step
+        refusal = _refusal(view.accepted)
         facts = Facts(
             generation=view.deployment.generation,
             revision=view.revision,
@@ -110,10 +111,15 @@ class Reporter:
             stalled_s=stalled_s,
             progress_deadline_s=view.deployment.rollout.progress_deadline_s,
             scaling=view.scaling,
+            accepted=view.accepted.to_status(),
+            refusal=refusal,
+            unknown=view.deployment.unknown,
             selector=labels.selector_text(labels.engines(view.deployment.name)),
             endpoint=endpoint,
         )
         await self._write_status(body, summarize(facts, previous, self._now_text()), previous)
+        if refusal is not None:
+            faults = [refusal, *faults]
         reasons = frozenset(fault.reason for fault in faults)
         for fault in faults:
             if fault.reason not in told.faults:
@@ -184,6 +190,11 @@ class Reporter:
             )
             told.warnings[uid] = (now, newest_first(listing.items)[:MAX_WARNINGS])
         return {uid: found for uid, (_, found) in told.warnings.items()}
+
+
+def _refusal(accepted: Accepted) -> Fault | None:
+    error = accepted.refusal
+    return None if error is None else Fault(Reason(error.reason), str(error))
 
 
 def _of_revision(observed: Observed, revision: str) -> list[Object]:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -67,6 +67,20 @@ class Fetch(Protocol):
     """GET a URL. Raises RouterUnheard or OSError."""
 
     async def __call__(self, url: str) -> bytes: ...
+
+
+class Holders(NamedTuple):
+    """Router replicas: those that send a pod traffic, those that tell their state, all."""
+
+    holding: int
+    answering: int
+    total: int
+    is_known: bool  # whether it was looked which replicas there are
+
+    @property
+    def are_all(self) -> bool:
+        """Without any router there is none to wait for."""
+        return self.is_known and self.holding == self.total
 
 
 @dataclass(slots=True)
@@ -132,18 +146,13 @@ class Demand:
                 )
         return changed
 
-    def holders(self, pod_uid: str) -> tuple[int, int]:
-        """How many router replicas send the pod traffic, of how many."""
+    def holders(self, pod_uid: str) -> Holders:
+        """Which router replicas send the pod traffic."""
+        fresh = self._fresh()
         holding = sum(
-            any(e.id == pod_uid and e.state == "ready" for e in state.endpoints)
-            for state in self._fresh()
+            any(e.id == pod_uid and e.state == "ready" for e in state.endpoints) for state in fresh
         )
-        return holding, len(self._replicas)
-
-    def is_routable(self, pod_uid: str) -> bool:
-        """Every router replica sends it traffic. Without any router there is none to wait for."""
-        holding, total = self.holders(pod_uid)
-        return self._is_known and holding == total
+        return Holders(holding, len(fresh), len(self._replicas), self._is_known)
 
     def in_flight(self, pool: str) -> dict[str, int]:
         """Requests by pod UID."""
@@ -185,6 +194,11 @@ class Demand:
             known = engines.get(endpoint.id)
             if known is None or endpoint.queued_tokens > known.queued_tokens:
                 engines[endpoint.id] = endpoint
+        engines_running: dict[str, int] = {}
+        for endpoint in self._endpoints(pool):
+            if endpoint.state != "down":  # what it reported before it went is no work
+                busy = max(endpoint.running + endpoint.waiting, engines_running.get(endpoint.id, 0))
+                engines_running[endpoint.id] = busy
         ages = [p.last_request_age_s for p in pools if p.last_request_age_s is not None]
         usages = [e.kv_usage for e in engines.values() if e.state == "ready"]
         return Signals(
@@ -196,7 +210,9 @@ class Demand:
             in_flight=sum(p.in_flight for p in pools),
             held=sum(p.held for p in pools),
             last_request_age_s=min(ages, default=None),
+            running=sum(engines_running.values()),
             is_known=True,
+            is_complete=len(fresh) == len(self._replicas),
         )
 
     def total(self, pool: str, revision: str) -> Sample:

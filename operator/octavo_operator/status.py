@@ -53,6 +53,9 @@ class Facts:
     stalled_s: float = 0.0  # without progress of an unfinished rollout
     progress_deadline_s: float = 900.0
     scaling: Scaling | None = None
+    accepted: Mapping[str, object] = field(default_factory=dict)  # the spec that is carried out
+    refusal: Fault | None = None  # why the written spec is not the one
+    unknown: Sequence[str] = ()  # its fields that this version leaves out
     selector: str = ""
     endpoint: str = ""
 
@@ -88,6 +91,8 @@ def summarize(facts: Facts, previous: Mapping[str, object], now: str) -> Object:
         "revisions": _revisions(facts, staying),
         "conditions": merge_conditions(conditions, previous, facts.generation, now),
     }
+    if facts.accepted:
+        status["accepted"] = dict(facts.accepted)
     if facts.loading is not None:
         status["loading"] = facts.loading.to_status()
     if facts.model:
@@ -107,7 +112,7 @@ def summarize(facts: Facts, previous: Mapping[str, object], now: str) -> Object:
 def refused(
     generation: int, reason: Reason, message: str, previous: Mapping[str, object], now: str
 ) -> Object:
-    """The status of a spec that cannot be carried out: what ran before still runs, and is told."""
+    """The status where no spec can be carried out, nor was one before."""
     text = explain(reason, message)
     conditions = [Condition("Accepted", "False", reason, text)]
     old = {c["type"]: c for c in _conditions(previous)}
@@ -206,9 +211,17 @@ def _revisions(facts: Facts, replicas: Sequence[Replica]) -> list[Object]:
 
 
 def _accepted(facts: Facts) -> Condition:
+    if facts.refusal is not None:
+        generation = facts.accepted.get("generation")
+        text = f"{facts.refusal.message} The spec of generation {generation} is carried out."
+        return Condition("Accepted", "False", facts.refusal.reason, text)
     for fault in facts.faults:
-        if fault.reason in (Reason.NAME_CONFLICT, Reason.SERVED_NAME_CONFLICT):
+        if fault.reason == Reason.NAME_CONFLICT:
             return Condition("Accepted", "False", fault.reason, fault.message)
+    if facts.unknown:
+        names = ", ".join(facts.unknown[:8])
+        text = explain(Reason.UNSUPPORTED_VERSION, f"The spec is valid but for {names}, left out")
+        return Condition("Accepted", "True", Reason.ACCEPTED, text)
     return Condition("Accepted", "True", Reason.ACCEPTED, "The spec is valid.")
 
 
@@ -271,6 +284,8 @@ def _degraded(facts: Facts, routable: int) -> Condition:
             Reason.PROGRESS_DEADLINE_EXCEEDED, f"Still waiting for {facts.waiting_for or 'pods'}"
         )
         return Condition("Degraded", "True", Reason.PROGRESS_DEADLINE_EXCEEDED, text)
+    if facts.refusal is not None:
+        return Condition("Degraded", "True", facts.refusal.reason, facts.refusal.message)
     return Condition("Degraded", "False", Reason.AS_EXPECTED, "Nothing is wrong.")
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from octavo_operator.accepted import Accepted
     from octavo_operator.observe import Observed
     from octavo_operator.plan import CapacityPlan, Plan, Wish
     from octavo_operator.rollout import Replica
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 class View:
     """Everything one look has computed."""
 
-    deployment: LLMDeployment
+    accepted: Accepted
     revision: str
     wish: Wish
     observed: Observed
@@ -25,3 +26,8 @@ class View:
     capacity: CapacityPlan
     plan: Plan
     scaling: Scaling | None
+
+    @property
+    def deployment(self) -> LLMDeployment:
+        """By the spec that is carried out."""
+        return self.accepted.deployment

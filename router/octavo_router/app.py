@@ -19,7 +19,7 @@ from octavo_router.config_show import differences
 from octavo_router.console.build import make_console
 from octavo_router.discovery.build import make_sources
 from octavo_router.discovery.discovery import Discovery
-from octavo_router.discovery.pool_config import discovered_models, discovered_pools
+from octavo_router.discovery.pool_config import discovered_models, discovered_pools, foreign_claims
 from octavo_router.endpoints.registry import Registry
 from octavo_router.errors import ConfigInvalid
 from octavo_router.flow.budget import RetryBudget, Throttle
@@ -292,7 +292,7 @@ class App:
             change_level(config.server.log_level)
         self.config = config
         self._keys_file = keys_file
-        self.models.replace(merged.models)
+        self.models.replace(merged.models, self._claims())
         self._rooms.config = self.gate.config = config.flow
         self._replace_keys(table)
         self._throttle.config = config.retry
@@ -332,7 +332,7 @@ class App:
             reconfigure(self.dispatcher, merged, self._rng)
         except ConfigInvalid as error:
             logger.warning("Passed over how a pool wants to be routed: %s", error)
-        self.models.replace(merged.models)
+        self.models.replace(merged.models, self._claims())
 
     def _merged(self, config: RouterConfig) -> RouterConfig:
         """The configuration, and what pools say of themselves where it says nothing of them."""
@@ -344,9 +344,17 @@ class App:
                     "Passed over a policy that this router does not have",
                     extra={"pool": name, "policy": route.policy},
                 )
+        for name, model, owner in foreign_claims(routes):
+            logger.warning(
+                "Passed over a model name that another namespace has claimed before",
+                extra={"pool": name, "model": model, "owner": owner},
+            )
         pools = discovered_pools(routes, config, policies)
         models = discovered_models(routes, config.models)
         return replace(config, routing=replace(config.routing, pools=pools), models=models)
+
+    def _claims(self) -> dict[str, tuple[str, str]]:
+        return {pool: route.claim for pool, route in self._pool_routes.items()}
 
     # -- what happens now and then
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -221,3 +222,91 @@ def test_who_edits_a_namespace_may_edit_its_llmdeployments(apiserver: ApiServer,
         assert rights.allows("jane", "patch", "octavo.dev", "llmdeployments/scale", "team-a")
         assert not rights.allows("jane", "patch", "octavo.dev", "llmdeployments/status", "team-a")
         assert not rights.allows("jane", "create", "octavo.dev", "llmdeployments", "team-b")
+
+
+def claiming(name: str, namespace: str = "team-a", **claims: str) -> Object:
+    """A Service that claims model names."""
+    metadata: Object = {"name": name, "namespace": namespace}
+    if "routing" in claims:
+        metadata["annotations"] = {"octavo.dev/routing": claims["routing"]}
+    if "deployment" in claims:
+        metadata["labels"] = {"octavo.dev/deployment": claims["deployment"]}
+    spec = {"selector": {"app": "x"}, "ports": [{"port": 80}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+
+
+class TestAdmissionPolicy:
+    """Of the tenant `octavo-operator`, a user who may edit Services."""
+
+    @pytest.fixture
+    def tenant(self, apiserver: ApiServer, chart: Chart) -> Iterator[ApiServer]:
+        objects = [
+            body for body in chart.objects({}) if body["kind"].startswith("ValidatingAdmission")
+        ]
+        api = "rbac.authorization.k8s.io"
+        meta = {"name": "tenant", "namespace": "team-a"}
+        verbs = ["get", "create", "update", "patch", "delete"]
+        rule = {"apiGroups": [""], "resources": ["services"], "verbs": verbs}
+        role = {"apiVersion": f"{api}/v1", "kind": "Role", "metadata": meta, "rules": [rule]}
+        binding = {
+            "apiVersion": f"{api}/v1", "kind": "RoleBinding", "metadata": meta,
+            "subjects": [{"kind": "User", "name": "octavo-operator", "apiGroup": api}],
+            "roleRef": {"apiGroup": api, "kind": "Role", "name": "tenant"},
+        }  # fmt: skip
+        for body in (*objects, role, binding):
+            apiserver.apply(body)
+        deadline = time.monotonic() + 30
+        while not refuses(apiserver, claiming("probe", routing="{}")):
+            assert time.monotonic() < deadline, "the policy is not enforced"
+            time.sleep(0.05)
+        yield apiserver
+        for body in (*objects, binding, role):
+            apiserver.delete(body)
+
+    def test_a_tenant_claims_no_model_names(self, tenant: ApiServer):
+        assert refuses(tenant, claiming("a", routing='{"names": ["victim"]}'))
+        assert refuses(tenant, claiming("a", deployment="victim"))
+        assert not refuses(tenant, claiming("plain"))
+
+    def test_a_service_of_the_operators_is_not_changed_by_others(self, tenant: ApiServer):
+        mine = tenant.create(claiming("model", routing='{"names": ["m"]}', deployment="m"))
+        try:
+            path, kind = tenant.path_of(mine), "application/merge-patch+json"
+            for change, is_allowed in (
+                ({"metadata": {"annotations": {"team": "a"}}}, True),
+                ({"metadata": {"annotations": {"octavo.dev/routing": "{}"}}}, False),
+                ({"metadata": {"labels": {"octavo.dev/deployment": None}}}, False),
+            ):
+                try:
+                    tenant.request(
+                        "PATCH", path, change, content_type=kind, token=tenant.user_token
+                    )
+                except ApiError as error:
+                    assert not is_allowed, error
+                else:
+                    assert is_allowed, change
+        finally:
+            tenant.delete(mine)
+
+    def test_who_may_claim_names_may(self, tenant: ApiServer):
+        api = "rbac.authorization.k8s.io"
+        role = {"apiVersion": f"{api}/v1", "kind": "Role",
+                "metadata": {"name": "tenant", "namespace": "team-a"}}  # fmt: skip
+        claim = {"apiGroups": ["octavo.dev"], "resources": ["modelnames"], "verbs": ["claim"]}
+        stored = tenant.get(role)
+        tenant.patch(role, {"rules": [*stored["rules"], claim]})
+        deadline = time.monotonic() + 30
+        while refuses(tenant, claiming("a", routing='{"names": ["mine"]}')):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def refuses(server: ApiServer, body: Object) -> bool:
+    try:
+        path = server.path_of(body, named=False)
+        server.request("POST", path, body, token=server.user_token, dryRun="All")
+    except ApiError as error:
+        assert error.status == 403, error
+        assert "modelnames.octavo.dev" in str(error)
+        return True
+    return False

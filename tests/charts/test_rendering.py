@@ -148,9 +148,14 @@ def test_defaults_are_two_routers_and_an_operator_that_serves_all_namespaces(cha
 
 
 def test_roles_are_for_the_named_namespaces_and_nothing_is_cluster_wide(chart: Chart):
-    values = {"operator": {"watchNamespaces": ["team-a", "team-b"]}, "rbac": {"aggregate": False}}
+    values = {
+        "operator": {"watchNamespaces": ["team-a", "team-b"]},
+        "rbac": {"aggregate": False},
+        "admissionPolicy": {"enabled": False},
+    }
     objects = chart.objects(values)
-    assert not [body for body in objects if body["kind"].startswith("Cluster")]
+    wide = ("Cluster", "ValidatingAdmission")
+    assert not [body for body in objects if body["kind"].startswith(wide)]
     roles = {
         (b["metadata"]["namespace"], b["metadata"]["name"]) for b in objects if b["kind"] == "Role"
     }
@@ -163,6 +168,26 @@ def test_roles_are_for_the_named_namespaces_and_nothing_is_cluster_wide(chart: C
     assert _router_config(objects).discovery.kubernetes.namespaces == ("team-a", "team-b")
     served = one(objects, "NetworkPolicy", "octavo-router")["spec"]["egress"][2]["to"][0]
     assert served["namespaceSelector"]["matchExpressions"][0]["values"] == ["team-a", "team-b"]
+
+
+def test_the_admission_policy_is_for_the_namespaces_that_are_served(chart: Chart):
+    name = "octavo-octavo-system-modelnames"
+    binding = one(chart.objects({}), "ValidatingAdmissionPolicyBinding", name)
+    assert "matchResources" not in binding["spec"]
+    values = {"operator": {"watchNamespaces": ["team-a", "team-b"]}}
+    binding = one(chart.objects(values), "ValidatingAdmissionPolicyBinding", name)
+    selector = binding["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"]
+    assert selector == [
+        {
+            "key": "kubernetes.io/metadata.name",
+            "operator": "In",
+            "values": ["team-a", "team-b"],
+        }
+    ]
+    account = {"operator": {"serviceAccount": {"name": "other"}}}
+    policy = one(chart.objects(account), "ValidatingAdmissionPolicy", name)
+    (condition,) = policy["spec"]["matchConditions"]
+    assert condition["expression"].endswith('!= "system:serviceaccount:octavo-system:other"')
 
 
 def test_images_are_named_by_registry_tag_and_digest(chart: Chart):

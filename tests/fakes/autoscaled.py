@@ -150,7 +150,7 @@ class AutoscaledPool:
         self._timeline.after(TICK_S, self._decide)
 
     def _look(self) -> None:
-        serving = sum(self._demand.is_routable(pod.endpoint.id) for pod in self._staying())
+        serving = sum(self._demand.holders(pod.endpoint.id).are_all for pod in self._staying())
         signals = self._demand.signals(POOL, serving=serving)
         now, was = self._timeline.now, self._replicas
         decision = decide(self._rules, signals, was, self._memory, now)

@@ -264,6 +264,22 @@ CASES = [
         "canary needs strategy: Canary; set it, or leave canary out",
     ),
     Case("rising weights", canary(5, 50), canary(50, 5), "must have rising weights"),
+    Case("no weight twice", canary(5, 6), canary(5, 5), "must have rising weights"),
+    Case(
+        "one rank in each layer", engine(tensorParallelSize=1), engine(tensorParallelSize=2),
+        "above 1 needs several ranks",
+    ),
+    Case(
+        "one rank of layers", engine(pipelineParallelSize=1), engine(pipelineParallelSize=2),
+        "above 1 needs several ranks",
+    ),
+    Case("one process", engine(executor="uni"), engine(executor="mp"), "use uni"),
+    Case(
+        "no adapters",
+        {"adapters": []},
+        {"adapters": [{"name": "lora", "uri": "hf://org/lora"}]},
+        "cannot be loaded by this version's engine; serve a merged model",
+    ),
     Case("weights differ", canary(5, 50), canary(5, 5), "Duplicate"),
     Case("weights", canary(99), canary(100), "weight"),
     Case(

@@ -20,7 +20,12 @@ TO_ZERO = replace(RULES, scale_to_zero_after_s=300.0)
 
 
 def known(**signals) -> Signals:
-    return Signals(**{"is_known": True, "serving": 2, **signals})
+    return Signals(**{"is_known": True, "is_complete": True, "serving": 2, **signals})
+
+
+def partly_known(**signals) -> Signals:
+    """Some routers answer, others do not: the sums are less than the load."""
+    return known(is_complete=False, **signals)
 
 
 def once(rules: Autoscaling, signals: Signals, current: int) -> Decision:
@@ -54,6 +59,12 @@ class TestOneDecision:
     def test_slow_first_tokens_ask_for_more(self):
         rules = replace(RULES, targets=Targets(ttft_s=1.0))
         assert once(rules, known(ttft_p95_s=1.9), 2).replicas == 4
+
+    def test_partial_knowledge_never_asks_for_fewer(self):
+        decision = once(RULES, partly_known(queued_tokens=0), 2)
+        assert (decision.replicas, decision.reason) == (2, "WithinTarget")
+        assert decision.message == "not every router answers; the number does not fall"
+        assert once(RULES, partly_known(queued_tokens=2900), 2).replicas == 3
 
     def test_bounds_hold_at_once_even_without_signals(self):
         assert once(replace(RULES, min_replicas=3), Signals(), 2).replicas == 3
@@ -105,6 +116,19 @@ class TestWindows:
         decision = decide(RULES, known(queued_tokens=0), 5, memory, 1000.0)
         assert decision.replicas == 5
 
+    def test_the_down_window_begins_anew_after_partial_knowledge(self):
+        memory = Memory(since=0.0)
+        quiet = {"queued_tokens": 0}
+        for now, signals, replicas in (
+            (100.0, partly_known(**quiet), 4),
+            (130.0, partly_known(**quiet), 4),
+            (165.0, known(**quiet), 4),  # a quiet minute, half of it seen by some routers only
+            (191.0, known(**quiet), 2),
+        ):
+            decision = decide(RULES, signals, 4, memory, now)
+            assert decision.replicas == replicas, now
+            memory = decision.memory
+
     def test_memory_is_bounded(self):
         memory, now = Memory(), 0.0
         for _ in range(5000):
@@ -129,6 +153,8 @@ class TestZero:
             known(last_request_age_s=900.0, in_flight=1),
             known(last_request_age_s=900.0, held=1),
             known(last_request_age_s=900.0, queued_tokens=5),
+            known(last_request_age_s=900.0, running=1),  # an engine has work that no router sent
+            partly_known(last_request_age_s=900.0),  # another router may have sent some
             known(last_request_age_s=None),  # never a request: perhaps routers just started
             known(last_request_age_s=900.0, serving=0),  # still waking
             Signals(serving=1, last_request_age_s=900.0),  # nobody asked
@@ -153,7 +179,13 @@ class TestZero:
 
     @pytest.mark.parametrize(
         "between",
-        [known(last_request_age_s=1.0), Signals(serving=2), known(serving=0)],
+        [
+            known(last_request_age_s=1.0),
+            Signals(serving=2),
+            known(serving=0),
+            known(running=1),
+            partly_known(),
+        ],
     )
     def test_routers_that_start_anew_must_see_no_request_for_the_whole_time(self, between):
         memory = Memory()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from octavo_engine.protocol.state import TTFT_BOUNDS_S, RevisionState
-from octavo_operator import canary
+from octavo_operator import canary, kinds
 from octavo_operator.canary import CanaryState, Sample
 from octavo_operator.rollout import Limits
 from octavo_operator.spec.traffic import Analysis, Canary, CanaryStep
@@ -140,10 +142,6 @@ class TestStory:
         self.bench.reconcile()
 
     def weights(self) -> dict[str, int]:
-        import json
-
-        from octavo_operator import kinds
-
         service = self.bench.cluster.one(kinds.SERVICE, "default", "smollm2")
         annotation = kinds.annotations_of(service)["octavo.dev/routing"]
         weights: dict[str, int] = json.loads(annotation).get("weights", {})
@@ -177,6 +175,51 @@ class TestStory:
         restarted.settle()
         assert restarted.engines() == {self.stable: 2}
 
+    def test_the_first_change_is_judged_also_before_the_first_rollout_has_ended(self):
+        bench = OperatorBench()
+        bench.create(replicas=2, rollout=SPEC)
+        bench.reconcile()
+        bench.workloads.sync()
+        bench.workloads.make_ready(bench.pods()[0])  # the other one has no place yet
+        bench.reconcile()
+        bench.workloads.update_all()
+        (first,) = bench.engines()
+        bench.edit(engine={"maxNumSeqs": 7})
+        bench.reconcile()
+        rollout = bench.deployment()["status"]["rollout"]
+        assert rollout["stable"] == first
+        assert rollout["revision"] not in ("", first)
+        assert bench.engines() == {first: 2, rollout["revision"]: 1}
+
+    def test_a_change_is_judged_also_after_the_status_was_lost(self):
+        """As a backup leaves it that restores no status."""
+        bench = OperatorBench()
+        bench.create(replicas=2, rollout=SPEC)
+        bench.settle()
+        (first,) = bench.engines()
+        bench.cluster.merge(kinds.LLM_DEPLOYMENT, "default", "smollm2", {"status": None})
+        bench.edit(engine={"maxNumSeqs": 7})
+        bench.settle()
+        rollout = bench.deployment()["status"]["rollout"]
+        assert rollout["stable"] == first
+        assert bench.engines() == {first: 2, rollout["revision"]: 1}
+
+    @pytest.mark.parametrize("is_rejected", [True, False])
+    def test_a_time_without_replicas_promotes_nobody(self, is_rejected):
+        bench = self.begun()
+        if is_rejected:
+            self.count(**{self.stable: (900, 0), self.trial: (100, 40)})
+        bench.edit(suspend=True)
+        self.settle()
+        assert not any(bench.engines().values())
+        bench.edit(suspend=False)
+        self.settle()
+        expected = {self.stable: 2} if is_rejected else {self.stable: 2, self.trial: 1}
+        assert bench.engines() == expected
+        rollout = bench.deployment()["status"]["rollout"]
+        assert rollout["stable"] == self.stable
+        assert rollout["rejected" if is_rejected else "revision"] == self.trial
+
     def test_after_a_restart_it_goes_on_from_its_step(self):
         bench = self.begun()
         bench.clock.advance(61)
@@ -204,6 +247,4 @@ class TestStory:
 
 
 def canary_pods():
-    from octavo_operator import kinds
-
     return kinds.POD

@@ -105,7 +105,11 @@ def _engine(state: Object, last: Object | None = None) -> Object:
 
 HUB: Object = {"model": {"uri": "hf://org/model"}}
 CLAIM: Object = {**HUB, "cache": {"kind": "PersistentVolumeClaim", "size": "10Gi"}}
-BAD: Object = {"engine": {"executor": "ray"}}
+KEDA: Object = {
+    "autoscaling": {
+        "maxReplicas": 2, "provider": "keda", "prometheusURL": "http://prometheus:9090"
+    }
+}  # fmt: skip
 
 # name of the fault: what is injected, the reason on Ready, words of its message, and the spec
 TABLE: dict[str, tuple[Object, R, str, Object]] = {
@@ -194,7 +198,7 @@ TABLE: dict[str, tuple[Object, R, str, Object]] = {
                     R.PRIORITY_CLASS_MISSING, "priorityClassName", {}),
     "no-runtime": (replica_failure('pod rejected: RuntimeClass "nvidia" not found'),
                    R.RUNTIME_CLASS_MISSING, "runtimeClassName", {}),
-    "unsupported": ({}, R.UNSUPPORTED, "spec.engine.executor", BAD),
+    "unsupported": ({}, R.UNSUPPORTED, "keda needs KEDA in the cluster", KEDA),
 }  # fmt: skip
 
 

@@ -116,13 +116,70 @@ class TestNames:
         body = bench.cluster.one(kinds.LLM_DEPLOYMENT, "default", "late")
         accepted = body["status"]["conditions"][0]
         assert (accepted["status"], accepted["reason"]) == ("False", "ServedNameConflict")
-        assert "smollm2 is served by LLMDeployment smollm2" in accepted["message"]
+        assert "the name smollm2, which LLMDeployment smollm2 had first" in accepted["message"]
         bench.settle()
         assert bench.conditions()["Ready"][0] == "True"
         bench.cluster.remove(kinds.LLM_DEPLOYMENT, *KEY)
         bench.settle(Key("default", "late"))
         body = bench.cluster.one(kinds.LLM_DEPLOYMENT, "default", "late")
         assert {c["type"]: c["status"] for c in body["status"]["conditions"]}["Ready"] == "True"
+
+    def test_a_name_is_owned_across_namespaces(self):
+        """Routers know a model by its name alone: who claims it too gets some of its prompts."""
+        bench = running_operator()
+        key = Key("tenant-b", "copy")
+        late = make_deployment(*reversed(key), model={"uri": "demo://x", "aliases": ["smollm2"]})
+        late["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z"
+        bench.cluster.put(late)
+        assert bench.reconcile(key).again_after_s == 30.0
+        message = accepted_condition(bench, key)[1]
+        assert "LLMDeployment smollm2 of namespace default had first" in message
+        assert bench.cluster.all(kinds.SERVICE, "tenant-b") == []
+        bench.cluster.remove(kinds.LLM_DEPLOYMENT, *KEY)
+        bench.settle(key)
+        assert accepted_condition(bench, key) == ("True", "The spec is valid.")
+
+    def test_an_older_deployment_that_adds_a_name_comes_after_the_one_that_has_it(self):
+        bench = running_operator()
+        key = Key("tenant-b", "old")
+        old = make_deployment(*reversed(key), model={"uri": "demo://x"})
+        old["metadata"]["creationTimestamp"] = "2020-01-01T00:00:00Z"
+        bench.cluster.put(old)
+        bench.settle(key)
+        edit = {"spec": {"model": {"aliases": ["smollm2"]}}}
+        bench.cluster.merge(kinds.LLM_DEPLOYMENT, *key, edit)
+        bench.settle(key)
+        assert (
+            "which LLMDeployment smollm2 of namespace default" in accepted_condition(bench, key)[1]
+        )
+        service = bench.cluster.one(kinds.SERVICE, *key)
+        assert "smollm2" not in kinds.annotations_of(service)["octavo.dev/routing"]
+        bench.settle()
+        assert bench.conditions()["Accepted"][0] == "True"
+        again = OperatorBench(bench.cluster, clock=bench.clock)
+        again.settle()
+        assert again.conditions()["Accepted"][0] == "True"
+
+    def test_a_stranger_among_the_children_does_not_stop_the_rest(self):
+        """A Service that somebody put in the place of ours: pods still become routable, scaling
+        goes on."""
+        bench = running_operator()
+        bench.cluster.remove(kinds.SERVICE, "default", "smollm2")
+        meta = {"namespace": "default", "name": "smollm2"}
+        bench.cluster.put({"apiVersion": "v1", "kind": "Service", "metadata": meta})
+        bench.workloads.kill(bench.pods()[0])
+        bench.workloads.sync()
+        bench.edit(replicas=3)
+        bench.settle()
+        assert bench.num_ready() == 3
+        assert bench.conditions()["Accepted"][:2] == ("False", "NameConflict")
+        assert bench.conditions()["Ready"][0] == "True"
+
+
+def accepted_condition(bench: OperatorBench, key: Key) -> tuple[str, str]:
+    conditions = bench.cluster.one(kinds.LLM_DEPLOYMENT, *key)["status"]["conditions"]
+    (found,) = (c for c in conditions if c["type"] == "Accepted")
+    return found["status"], found["message"]
 
 
 class TestDelete:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from octavo_operator import kinds
 from tests.fakes.operator import OperatorBench, make_state, running_operator, verbs
 
 UNSETTLED = {"engine": {"maxNumSeqs": 7}}
+TO_ZERO = {"maxReplicas": 4, "scaleToZero": {"after": "60s"}}
 
 
 class TestCreate:
@@ -166,3 +168,22 @@ class TestRouters:
         bench.reconcile()
         bench.workloads.update_all()
         assert bench.num_ready() == 0
+
+
+class TestScaleToZero:
+    def test_a_silent_router_or_a_busy_engine_keeps_it_from_zero(self):
+        bench = running_operator(replicas=1, autoscaling=TO_ZERO)
+        bench.demand.expect(["router-0", "router-1"])
+        (pod,) = bench.pods()
+        uid = kinds.uid_of(pod)
+        idle = make_state(ready=(uid,), last_request_age_s=900.0)
+        bench.demand.learn("router-0", idle)
+        bench.reconcile()  # the other one may have a hundred requests there
+        assert sum(bench.engines().values()) == 1
+        engine = replace(idle.endpoints[0], running=1)
+        bench.demand.learn("router-1", replace(idle, replica="router-1", endpoints=[engine]))
+        bench.reconcile()
+        assert sum(bench.engines().values()) == 1
+        bench.demand.learn("router-1", replace(idle, replica="router-1"))
+        bench.settle()
+        assert sum(bench.engines().values()) == 0

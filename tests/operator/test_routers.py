@@ -35,31 +35,31 @@ class TestRoutable:
     def test_all_replicas_must_have_it_as_ready(self):
         demand, _ = make_demand("a", "b")
         demand.learn("a", make_state(ready=("u",)))
-        assert demand.holders("u") == (1, 2)
-        assert not demand.is_routable("u")
+        assert demand.holders("u") == (1, 1, 2, True)
+        assert not demand.holders("u").are_all
         connecting = dataclasses.replace(
             make_state(replica="b"), endpoints=[EndpointState("u", POOL, "", "", "connecting")]
         )
         demand.learn("b", connecting)
-        assert not demand.is_routable("u")
+        assert not demand.holders("u").are_all
         demand.learn("b", make_state(replica="b", ready=("u",)))
-        assert demand.is_routable("u")
+        assert demand.holders("u").are_all
 
     def test_a_replica_that_has_fallen_silent_is_no_witness(self):
         demand, clock = make_demand("a")
         demand.learn("a", make_state(ready=("u",)))
         clock.advance(5.1)
-        assert not demand.is_routable("u")
+        assert not demand.holders("u").are_all
         demand.expect([])
-        assert demand.is_routable("u")
+        assert demand.holders("u").are_all
 
     def test_nobody_is_routable_before_the_routers_were_looked_for(self):
-        assert not Demand(ManualClock()).is_routable("u")
+        assert not Demand(ManualClock()).holders("u").are_all
 
     def test_answers_of_strangers_are_ignored(self):
         demand, _ = make_demand("a")
         assert demand.learn("b", make_state(ready=("u",))) == set()
-        assert demand.holders("u") == (0, 1)
+        assert demand.holders("u") == (0, 0, 1, True)
 
 
 class TestSignals:
@@ -76,9 +76,32 @@ class TestSignals:
             demand.learn(name, dataclasses.replace(state, endpoints=[engine]))
         assert demand.signals(POOL, serving=1) == Signals(
             serving=1, queued_tokens=120, kv_usage=0.5, ttft_p95_s=None, in_flight=7, held=2,
-            last_request_age_s=3.0, is_known=True,
+            last_request_age_s=3.0, running=0, is_known=True, is_complete=True,
         )  # fmt: skip
         assert demand.in_flight(POOL) == {"u": 7}
+
+    def test_one_silent_router_makes_the_sums_partial(self):
+        demand, clock = make_demand("a", "b")
+        demand.learn("a", make_state(last_request_age_s=900.0))
+        assert not demand.signals(POOL, serving=1).is_complete
+        demand.learn("b", make_state(replica="b", in_flight=3))
+        assert demand.signals(POOL, serving=1).is_complete
+        clock.advance(4.0)
+        demand.learn("a", make_state(last_request_age_s=900.0))
+        clock.advance(2.0)
+        partial = demand.signals(POOL, serving=1)
+        assert (partial.is_known, partial.is_complete) == (True, False)
+
+    def test_what_engines_run_counts_once_and_not_after_they_went(self):
+        demand, _ = make_demand("a", "b")
+        for name, running in (("a", 2), ("b", 5)):
+            engines = [
+                EndpointState("u", POOL, "r", "", "ready", running=running, waiting=1),
+                EndpointState("gone", POOL, "r", "", "down", running=7),
+            ]
+            state = dataclasses.replace(make_state(replica=name), endpoints=engines)
+            demand.learn(name, state)
+        assert demand.signals(POOL, serving=1).running == 6
 
     def test_silence_is_not_idleness(self):
         demand, clock = make_demand("a")
@@ -196,7 +219,7 @@ class TestPoller:
         demand, woken = self.poll(cluster, {one: make_state(ready=("u",)), two: b"junk"})
         assert sorted(self.asked) == [one, two]
         assert woken == [POOL]
-        assert demand.holders("u") == (1, 2)
+        assert demand.holders("u") == (1, 1, 2, True)
         assert demand.num_answering == 1
 
     def test_a_router_that_tells_nothing_is_complained_about_once_a_minute(self, caplog):
@@ -239,4 +262,4 @@ class TestPoller:
 
         cluster.before = fail
         demand, _ = self.poll(cluster, {})
-        assert not demand.is_routable("u")
+        assert not demand.holders("u").are_all

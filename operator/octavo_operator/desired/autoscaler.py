@@ -26,20 +26,27 @@ _ONLY_AWAKE = 1_000_000  # a target that is never reached: above zero is all tha
 
 
 def autoscalers(deployment: LLMDeployment, settings: Settings) -> list[dict[str, Any]]:
-    """One at most. Raises SpecInvalid where KEDA is asked for and not installed."""
+    """One at most; none where KEDA is asked for and not installed."""
     scaling = deployment.autoscaling
     # While suspended nobody may scale it up again.
     if scaling is None or scaling.provider == "octavo" or deployment.suspend:
         return []
     if scaling.provider == "hpa":
         return [_pod_autoscaler(deployment, scaling)]
+    return [_scaled_object(deployment, scaling)] if SCALED_OBJECT in settings.capabilities else []
+
+
+def check_autoscaler(deployment: LLMDeployment, settings: Settings) -> None:
+    """Raises SpecInvalid where KEDA is asked for and not installed."""
+    scaling = deployment.autoscaling
+    if scaling is None or scaling.provider != "keda" or deployment.suspend:
+        return
     if SCALED_OBJECT not in settings.capabilities:
         raise SpecInvalid(
             "spec.autoscaling.provider",
             "keda needs KEDA in the cluster; install it, or use provider: octavo",
             reason="Unsupported",
         )
-    return [_scaled_object(deployment, scaling)]
 
 
 def _pod_autoscaler(deployment: LLMDeployment, scaling: Autoscaling) -> dict[str, Any]:

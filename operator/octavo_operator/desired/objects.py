@@ -38,14 +38,12 @@ def desired_objects(
     """Everything that should exist for the spec's own revision.
 
     Without `traffic.replicas` the Deployment has the spec's, or none where an autoscaler decides.
-    Raises SpecInvalid where the cluster lacks a kind that the spec asks for.
     """
     traffic = traffic or Traffic()
     revision = revision_of(deployment, settings)
     replicas = traffic.replicas
     if replicas is None and (deployment.autoscaling is None or deployment.suspend):
         replicas = deployment.wanted_replicas
-    scalers = autoscalers(deployment, settings)  # first: a refusal must come before any write
     objects: list[dict[str, Any]] = []
     if "serviceAccountName" not in deployment.pod_template.get("spec", {}):
         objects.append(service_account(deployment))
@@ -61,4 +59,4 @@ def desired_objects(
     objects.append(disruption_budget(deployment))
     objects += monitors(deployment, settings)
     objects.append(engine_deployment(deployment, settings, revision, replicas=replicas))
-    return objects + scalers
+    return objects + autoscalers(deployment, settings)

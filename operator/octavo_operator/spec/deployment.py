@@ -1,12 +1,13 @@
 """LLMDeployment: the custom resource as typed, fully defaulted, immutable values.
 
 `parse` takes a body from the API server or a file on a laptop: nothing has to be defaulted before.
+`parse_stored` takes what an API server stores, whose schema may be newer than this operator.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import GROUP, KIND, VERSION
@@ -47,14 +48,19 @@ class LLMDeployment:
     adapters: tuple[Adapter, ...] = ()
     pod_template: Mapping[str, Any] = field(default_factory=dict)  # as written, nulls removed
     suspend: bool = False
+    unknown: tuple[str, ...] = ()  # fields that this version does not know, and leaves out
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> LLMDeployment:
         """Raises SpecInvalid and nothing else, whatever `body` is."""
-        deployment = _read(body)
-        check_together(deployment)
-        check_supported(deployment)
-        return deployment
+        return _checked(_read(body, None))
+
+    @classmethod
+    def parse_stored(cls, body: Mapping[str, Any]) -> LLMDeployment:
+        """The same, but unknown fields are no error. The API server prunes those that its schema
+        does not have; what is left belongs to a newer version, during an upgrade or a rollback."""
+        unknown: list[str] = []
+        return replace(_checked(_read(body, unknown)), unknown=tuple(unknown))
 
     @property
     def pool(self) -> str:
@@ -74,8 +80,14 @@ class LLMDeployment:
         return 0 if self.suspend else self.replicas
 
 
-def _read(body: object) -> LLMDeployment:
-    top = Fields(body, "LLMDeployment")
+def _checked(deployment: LLMDeployment) -> LLMDeployment:
+    check_together(deployment)
+    check_supported(deployment)
+    return deployment
+
+
+def _read(body: object, unknown: list[str] | None) -> LLMDeployment:
+    top = Fields(body, "LLMDeployment", unknown)
     for name, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         if (found := top.raw(name)) != expected:
             raise SpecInvalid(
@@ -95,7 +107,7 @@ def _read(body: object) -> LLMDeployment:
     if spec_value is None:
         raise SpecInvalid("spec", "is required, with at least model.uri")
     top.end()
-    spec = Fields(spec_value, "spec")
+    spec = top.inside(spec_value, "spec")
     model = spec.optional("model")
     if model is None:
         raise SpecInvalid("spec.model", "is required, with at least uri")
@@ -113,7 +125,7 @@ def _read(body: object) -> LLMDeployment:
         rollout=read_rollout(spec.section("rollout")),
         autoscaling=None if autoscaling is None else read_autoscaling(autoscaling),
         cache=read_cache(spec.section("cache")),
-        adapters=spec.items("adapters", read_adapter, most=32),
+        adapters=spec.objects("adapters", read_adapter, most=32),
         pod_template=read_pod_template(spec.section("podTemplate")),
         suspend=spec.flag("suspend", default=False),
     )

@@ -113,7 +113,7 @@ def read_engine(fields: Fields) -> Engine:
         startup_timeout_s=fields.maybe_duration("startupTimeout", least_s=10, most_s=86400),
         image=fields.text("image", longest=512, pattern=r"(\S+)?", form="an image without spaces"),
         args=fields.mapping("args", _argument, most=64),
-        env=fields.items("env", _variable, most=64),
+        env=fields.objects("env", _variable, most=64),
     )
     for name in engine.args:
         _check_argument_name(name, f"{fields.at('args')}.{name[:80]}")
@@ -193,8 +193,7 @@ def _check_argument_name(name: str, path: str) -> None:
             raise SpecInvalid(path, f"is set by {RESERVED_ARGS[reserved]}; leave it out here")
 
 
-def _variable(value: object, path: str) -> EnvVar:
-    fields = Fields(value, path)
+def _variable(fields: Fields) -> EnvVar:
     name = fields.required_text(
         "name", longest=128, pattern=r"[A-Za-z_][A-Za-z0-9_]*", form="a variable's name"
     )

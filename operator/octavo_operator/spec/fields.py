@@ -1,4 +1,7 @@
-"""Reads the fields of untrusted YAML one by one: type, bounds, default, and nothing left over."""
+"""Reads the fields of untrusted YAML one by one: type, bounds, default, and nothing left over.
+
+Where the reader was given a list of `unknown` fields, their paths go there instead of being errors.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class Fields:
     A null is an absent field, as it is to the API server.
     """
 
-    def __init__(self, value: object, path: str) -> None:
+    def __init__(self, value: object, path: str, unknown: list[str] | None = None) -> None:
         if not isinstance(value, Mapping):
             raise SpecInvalid(path, f"must be an object; got {show(value)}")
         for key in value:
@@ -35,6 +38,7 @@ class Fields:
         self.path = path
         self._values = {key: item for key, item in value.items() if item is not None}
         self._known: list[str] = []
+        self._unknown = unknown
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -46,9 +50,12 @@ class Fields:
         return SpecInvalid(self.at(name), problem)
 
     def end(self) -> None:
-        """No field may be silently without effect."""
+        """No field may be silently without effect: it is an error, or goes into the list."""
         for name in self._values:
             if name in self._known:
+                continue
+            if self._unknown is not None:
+                self._unknown.append(self.at(name[:80]))
                 continue
             near = difflib.get_close_matches(name, self._known, 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(self._known)}"
@@ -65,12 +72,19 @@ class Fields:
 
     def optional(self, name: str) -> Fields | None:
         value = self.raw(name)
-        return None if value is None else Fields(value, self.at(name))
+        return None if value is None else self.inside(value, self.at(name))
 
     def section(self, name: str) -> Fields:
         """An object whose fields all have defaults: absent and empty are the same."""
         value = self.raw(name)
-        return Fields({} if value is None else value, self.at(name))
+        return self.inside({} if value is None else value, self.at(name))
+
+    def inside(self, value: object, path: str) -> Fields:
+        """An object below this one."""
+        return Fields(value, path, self._unknown)
+
+    def objects(self, name: str, read: Callable[[Fields], T], *, most: int) -> tuple[T, ...]:
+        return self.items(name, lambda item, path: read(self.inside(item, path)), most=most)
 
     def text(
         self, name: str, default: str = "", *, longest: int, pattern: str = "", form: str = ""

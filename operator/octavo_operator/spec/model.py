@@ -117,8 +117,7 @@ def read_model(fields: Fields, *, deployment_name: str) -> Model:
     return model
 
 
-def read_adapter(value: object, path: str) -> Adapter:
-    fields = Fields(value, path)
+def read_adapter(fields: Fields) -> Adapter:
     adapter = Adapter(
         name=fields.required_text("name", longest=128, pattern=SERVED_NAME, form=_NAME_FORM),
         uri=fields.required_text("uri", longest=LONGEST_URI),

@@ -60,7 +60,7 @@ def read_pod_template(fields: Fields) -> Mapping[str, Any]:
         checked = _check(pod, spec.path, "", MAX_DEPTH)
         for part in ("containers", "initContainers"):
             for index, container in enumerate(checked.get(part, ())):
-                own = Fields(container, f"{spec.path}.{part}[{index}]")
+                own = spec.inside(container, f"{spec.path}.{part}[{index}]")
                 for name in CONTAINER_FIELDS:
                     own.raw(name)
                 own.end()

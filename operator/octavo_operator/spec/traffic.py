@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from octavo_operator.errors import SpecInvalid
-from octavo_operator.spec.fields import Fields
+
+if TYPE_CHECKING:
+    from octavo_operator.spec.fields import Fields
 
 Policy = Literal[
     "prefix-load", "least-load", "power-of-two", "round-robin", "consistent-hash", "session"
@@ -100,7 +102,7 @@ def read_rollout(fields: Fields) -> Rollout:
 def _read_canary(fields: Fields) -> Canary:
     analysis = fields.section("analysis")
     canary = Canary(
-        steps=fields.items("steps", _read_step, most=16) or DEFAULT_STEPS,
+        steps=fields.objects("steps", _read_step, most=16) or DEFAULT_STEPS,
         analysis=Analysis(
             max_error_rate=analysis.number("maxErrorRate", 0.02, least=0, most=1),
             max_ttft_p95_ratio=analysis.number("maxTTFTp95Ratio", 1.5, least=1, most=100),
@@ -118,8 +120,7 @@ def _read_canary(fields: Fields) -> Canary:
     return canary
 
 
-def _read_step(value: object, path: str) -> CanaryStep:
-    fields = Fields(value, path)
+def _read_step(fields: Fields) -> CanaryStep:
     weight = fields.maybe_integer("weight", least=1, most=99)
     if weight is None:
         raise fields.fail("weight", "is required: percent of the requests, from 1 to 99")

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import EndpointSpec
+
+
+class Claim(NamedTuple):
+    """Who asks for model names, and since when: the older claim is the smaller one. Names belong to
+    one namespace; pools that have none, from lists and files, may share the names of any."""
+
+    created: str = ""  # RFC 3339, in UTC
+    namespace: str = ""
+
+
+UNCLAIMED = Claim()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +31,7 @@ class PoolRoute:
     weights: Mapping[str, float] = field(default_factory=dict)  # by revision; empty: any
     hold_s: float | None = None  # how long requests may wait for a first engine; None: as usual
     is_scaled_to_zero: bool = False  # no engine is expected: hold, do not refuse
+    claim: Claim = UNCLAIMED  # whose names these are
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from octavo_router.config import RouterConfig
-    from octavo_router.discovery.found import PoolRoute
+    from octavo_router.discovery.found import Claim, PoolRoute
 
 
 def discovered_models(
@@ -18,16 +18,38 @@ def discovered_models(
 ) -> tuple[ModelConfig, ...]:
     """The configured models, then the names that pools claim. A configured name is left alone.
 
-    Pools that claim the same name share it evenly, each by its own revisions' weights.
+    A name belongs to the namespace with the oldest claim. Its pools that claim the same name share
+    it evenly, each by its own revisions' weights.
     """
     taken = {model.name for model in configured}
+    owners = owners_of(routes)
     backends: dict[str, list[BackendConfig]] = {}
     for _, route in sorted(routes.items()):
         for name in dict.fromkeys(route.names):
-            if name not in taken:
+            if name not in taken and route.claim.namespace in ("", owners.get(name, "")):
                 backends.setdefault(name, []).extend(_backends(route))
     found = (ModelConfig(name=name, backends=tuple(each)) for name, each in backends.items())
     return (*configured, *found)
+
+
+def owners_of(routes: Mapping[str, PoolRoute]) -> dict[str, str]:
+    """The namespace of each name that pools claim."""
+    claims: dict[str, list[Claim]] = {}
+    for route in routes.values():
+        for name in route.names if route.claim.namespace else ():
+            claims.setdefault(name, []).append(route.claim)
+    return {name: min(each).namespace for name, each in claims.items()}
+
+
+def foreign_claims(routes: Mapping[str, PoolRoute]) -> list[tuple[str, str, str]]:
+    """Claims that come to nothing: the pool, the name, and the namespace that it belongs to."""
+    owners = owners_of(routes)
+    return [
+        (pool, name, owners[name])
+        for pool, route in sorted(routes.items())
+        for name in route.names
+        if route.claim.namespace not in ("", owners.get(name, ""))
+    ]
 
 
 def discovered_pools(

@@ -4,6 +4,8 @@ A name means, first that applies: what the configuration says of it (an alias, w
 a model that discovered endpoints serve; an adapter that they have, or could load. Weights are kept
 by hashing: a session always falls to the same backend, a request without one to the backend that
 its id hashes to, the same on every router.
+
+A name that engines tell belongs to one namespace: that of the oldest pool whose engines tell it.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from octavo_router.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from octavo_router.config import BackendConfig, ModelConfig
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.endpoints.registry import Registry
 
+YOUNGEST = "~"  # after every date
 MAX_NAMED = 10  # models that a refusal lists
 UNHEARD_RETRY_S = 1.0
 
@@ -70,19 +73,27 @@ class Card:
 class Models:
     """See the module. Cheap for names without weights: one dictionary look-up."""
 
-    __slots__ = ("_adapters", "_config", "_parents", "_plain", "_registry", "_served", "_version")
+    __slots__ = (
+        "_adapters", "_claims", "_config", "_parents", "_plain", "_registry", "_served", "_version",
+    )  # fmt: skip
 
     def __init__(self, registry: Registry, config: Sequence[ModelConfig] = ()) -> None:
         self._registry = registry
         self._config = {model.name: model for model in config}
+        self._claims: Mapping[str, tuple[str, str]] = {}
         self._version = -1
         self._plain: dict[str, Route] = {}
         self._served: dict[str, dict[str, int]] = {}  # by name: endpoints in each pool
         self._adapters: dict[str, dict[str, int]] = {}
         self._parents: dict[str, str] = {}
 
-    def replace(self, config: Sequence[ModelConfig]) -> None:
-        """New settings."""
+    def replace(
+        self,
+        config: Sequence[ModelConfig],
+        claims: Mapping[str, tuple[str, str]] | None = None,
+    ) -> None:
+        """New settings. `claims`: since when each pool asks for its names, and its namespace."""
+        self._claims = claims or {}
         self._config = {model.name: model for model in config}
         self._version = -1
 
@@ -161,6 +172,10 @@ class Models:
                 _count(self._adapters, name, endpoint.pool)
                 base = next((n for n in endpoint.names if n not in endpoint.adapters), "")
                 self._parents.setdefault(name, base)
+        for table in (self._served, self._adapters):
+            for name, found in table.items():
+                if len(found) > 1:
+                    table[name] = self._owned(found)
         for model in self._config.values():
             pools = [backend.pool for backend in model.backends]
             pools = pools or list(self._served.get(self._target(model.name), ()))
@@ -168,6 +183,20 @@ class Models:
                 self._parents.setdefault(name, model.name)
                 for pool in pools:
                     self._adapters.setdefault(name, {}).setdefault(pool, 0)
+
+    def _owned(self, pools: dict[str, int]) -> dict[str, int]:
+        """Those of the namespace that owns the name, and those that are in none."""
+        claims = {pool: self._claim_of(pool) for pool in pools}
+        oldest = min((claim for claim in claims.values() if claim[1]), default=("", ""))
+        return {pool: n for pool, n in pools.items() if claims[pool][1] in ("", oldest[1])}
+
+    def _claim_of(self, pool: str) -> tuple[str, str]:
+        if (claim := self._claims.get(pool)) is not None:
+            return claim
+        # Pods that no Service stands for have claimed nothing yet.
+        labels = (dict(endpoint.spec.labels) for endpoint in self._registry.pool(pool))
+        namespace = next((found["namespace"] for found in labels if "namespace" in found), "")
+        return (YOUNGEST, namespace)
 
     def _target(self, name: str) -> str:
         while (model := self._config.get(name)) is not None and model.alias_of:

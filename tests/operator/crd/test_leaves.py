@@ -248,6 +248,7 @@ def replicas_of_a_day(rules: Autoscaling) -> Iterator[str]:
         is_busy = now <= 120
         signals = Signals(
             is_known=True,
+            is_complete=True,
             serving=replicas,
             queued_tokens=6000 * is_busy,
             kv_usage=0.9 * is_busy,

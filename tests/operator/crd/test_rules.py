@@ -77,7 +77,6 @@ def test_a_name_must_fit_into_a_label(apiserver: ApiServer, shared_namespace: st
 @pytest.mark.cluster
 def test_names_that_clients_use_are_of_one_thing(apiserver: ApiServer, shared_namespace: str):
     adapter = {"adapters": [{"name": "lora", "uri": "hf://org/lora"}]}
-    apiserver.create(body(adapter, namespace=shared_namespace), dry_run=True)
     apiserver.create(body(model(aliases=["b"]), namespace=shared_namespace), dry_run=True)
     for spec, message in (
         (model(aliases=["case"]), "must differ from the served name, which is metadata.name"),

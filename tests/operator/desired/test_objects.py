@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from octavo_engine.protocol.kubernetes import ROUTING_ANNOTATION
-from octavo_operator.desired import Traffic, desired_objects, revision_of
+from octavo_operator.desired import Traffic, check_autoscaler, desired_objects, revision_of
 from octavo_operator.errors import SpecInvalid
 from octavo_operator.settings import (
     OPTIONAL_KINDS,
@@ -339,6 +339,7 @@ def test_nobody_wakes_what_is_suspended():
 
 def test_keda_is_refused_where_it_is_not():
     with pytest.raises(SpecInvalid, match="keda needs KEDA in the cluster") as refused:
-        objects(_keda())
+        check_autoscaler(make_deployment(_keda()), Settings())
     assert refused.value.reason == "Unsupported"
+    assert "ScaledObject" not in objects(_keda())  # it may have gone under a running model
     assert "ScaledObject" in objects(_keda(), Settings(capabilities=frozenset((SCALED_OBJECT,))))

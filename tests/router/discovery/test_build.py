@@ -15,9 +15,14 @@ from octavo_router.config import (
     UpstreamConfig,
 )
 from octavo_router.discovery.build import make_sources
-from octavo_router.discovery.found import PoolRoute
+from octavo_router.discovery.found import Claim, PoolRoute
 from octavo_router.discovery.kubernetes.account import in_cluster
-from octavo_router.discovery.pool_config import discovered_models, discovered_pools
+from octavo_router.discovery.pool_config import (
+    discovered_models,
+    discovered_pools,
+    foreign_claims,
+    owners_of,
+)
 from octavo_router.errors import ConfigInvalid
 from octavo_router.metrics import RouterMetrics
 
@@ -65,6 +70,25 @@ def test_pools_claim_names_by_their_weights_and_share_those_that_several_claim()
     assert discovered_models({"c/zero": ROUTES["c/zero"]}) == (
         ModelConfig(name="z", backends=(BackendConfig(pool="c/zero"),)),
     )
+
+
+def test_a_name_belongs_to_the_namespace_with_the_oldest_claim():
+    """Anybody who may annotate a Service would get a share of another tenant's prompts."""
+    victim = PoolRoute("a/chat", ("chat",), claim=Claim("2026-01-02T00:00:00Z", "a"))
+    sister = PoolRoute("a/chat-2", ("chat",), claim=Claim("2026-03-01T00:00:00Z", "a"))
+    thief = PoolRoute("b/x", ("chat", "own"), claim=Claim("2026-01-03T00:00:00Z", "b"))
+    listed = PoolRoute("file", ("chat",))
+    routes = {route.pool: route for route in (thief, sister, victim, listed)}
+    assert discovered_models(routes) == (
+        ModelConfig(
+            name="chat",
+            backends=tuple(BackendConfig(pool=pool) for pool in ("a/chat", "a/chat-2", "file")),
+        ),
+        ModelConfig(name="own", backends=(BackendConfig(pool="b/x"),)),
+    )
+    assert foreign_claims(routes) == [("b/x", "chat", "a")]
+    del routes["a/chat"]  # now the other's is the oldest
+    assert owners_of(routes)["chat"] == "b"
 
 
 def test_a_policy_that_nobody_knows_is_passed_over():

@@ -22,6 +22,39 @@ def test_a_served_name_means_its_pool():
     assert models.resolve("small") == Route("a")
 
 
+def in_namespace(number, pool, **fields):
+    namespace = pool.partition("/")[0]
+    return make_spec(number, pool=pool, labels=(("namespace", namespace), ("pod", "p")), **fields)
+
+
+def test_a_name_that_engines_of_two_namespaces_tell_belongs_to_the_older_pool():
+    """Whoever has more engines would get the other tenant's prompts."""
+    registry = registry_of(
+        in_namespace(0, "b/thief", names=("chat",)),
+        in_namespace(1, "b/thief", names=("chat",)),
+        in_namespace(2, "a/chat", names=("chat",)),
+    )
+    models = Models(registry)
+    models.replace((), {"a/chat": ("2026-01-01", "a"), "b/thief": ("2026-01-02", "b")})
+    assert models.resolve("chat") == Route("a/chat")
+    assert models.pools_of("chat") == ["a/chat"]
+    models.replace((), {"a/chat": ("2026-01-01", "a")})  # pods without a Service come last
+    assert models.resolve("chat") == Route("a/chat")
+    models.replace((), {"a/chat": ("2026-01-03", "a"), "b/thief": ("2026-01-02", "b")})
+    assert models.resolve("chat") == Route("b/thief")
+
+
+def test_pools_that_are_in_no_namespace_stand_in_for_any():
+    registry = registry_of(
+        in_namespace(0, "a/chat", names=("chat",)),
+        make_spec(1, pool="listed", names=("chat",)),
+        make_spec(2, pool="listed", names=("chat",)),
+    )
+    models = Models(registry)
+    models.replace((), {"a/chat": ("2026-01-01", "a")})
+    assert models.pools_of("chat") == ["a/chat", "listed"]
+
+
 def test_an_alias_is_rewritten_for_the_engine():
     config = [
         ModelConfig(name="gpt-4o", alias_of="chat"),

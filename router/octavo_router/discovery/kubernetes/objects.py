@@ -13,6 +13,7 @@ class Meta(Struct):
     name: str = ""
     namespace: str = ""
     uid: str = ""
+    creation_timestamp: str = ""
     deletion_timestamp: str | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL, ROUTING_ANNOTATION
-from octavo_router.discovery.found import PoolRoute
+from octavo_router.discovery.found import Claim, PoolRoute
 
 if TYPE_CHECKING:
     from octavo_router.discovery.kubernetes.objects import Service
@@ -64,4 +64,5 @@ def pool_route(service: Service, routing: Routing) -> PoolRoute:
         weights=routing.weights,
         hold_s=routing.hold_seconds,
         is_scaled_to_zero=routing.scaled_to_zero,
+        claim=Claim(service.metadata.creation_timestamp, service.metadata.namespace),
     )

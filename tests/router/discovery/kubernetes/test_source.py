@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from octavo_router.discovery.found import Found, PoolRoute
+from octavo_router.discovery.found import Claim, Found, PoolRoute
 from octavo_router.discovery.kubernetes.account import at_url
 from octavo_router.discovery.kubernetes.source import KubernetesSource
 from octavo_router.discovery.kubernetes.watch import WatchSettings
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 FAST = WatchSettings(backoff_min_s=0.002, backoff_max_s=0.02)
+CLAIM = Claim("2026-01-01T00:00:00Z", "default")
 ROUTING = {"names": ["smollm2"], "policy": "prefix-load", "weights": {"r1": 90}, "port": 8001}
 
 
@@ -72,7 +73,9 @@ def test_engines_are_found_by_their_labels_and_pools_by_their_services():
             async with watching(api) as told:
                 await until(lambda: bool(told.history))
                 assert told.history[-1].pools == (
-                    PoolRoute("default/smollm2", ("smollm2",), "prefix-load", {"r1": 90.0}),
+                    PoolRoute(
+                        "default/smollm2", ("smollm2",), "prefix-load", {"r1": 90.0}, claim=CLAIM
+                    ),
                 )
                 assert told.specs == {
                     "uid-a": EndpointSpec(
@@ -126,7 +129,7 @@ def test_a_service_of_engines_that_compute_prompts_belongs_to_another_ones_pool(
                 ("10.0.0.2", "default/vllm", "prefill"),
             }
             assert told.history[-1].pools == (
-                PoolRoute("default/vllm", ("m",), "prefill-decode", {}),
+                PoolRoute("default/vllm", ("m",), "prefill-decode", {}, claim=CLAIM),
             )
 
     run(story())
@@ -338,5 +341,30 @@ def test_the_token_is_read_again_for_each_request(tmp_path):
                 assert told.history == []
                 token.write_text("new\n")
                 await until(lambda: "uid-a" in told.specs)
+
+    run(story())
+
+
+def test_a_namespace_that_may_not_be_read_keeps_no_other_from_being_served():
+    """With a deleted namespace goes its Role: a router that starts then is refused there."""
+
+    async def story() -> None:
+        async with KubeWatch(denied_namespaces={"gone"}) as api:
+            api.put("pods", pod("a"))
+            api.put("pods", pod("b", namespace="gone"))
+            async with watching(api, "default", "gone") as told:
+                await until(lambda: "uid-a" in told.specs)
+                assert "uid-b" not in told.specs
+                api.denied_namespaces.clear()
+                await until(lambda: "uid-b" in told.specs)
+
+    run(story())
+
+
+def test_where_no_namespace_may_be_read_nothing_is_known():
+    async def story() -> None:
+        async with KubeWatch(denied_namespaces={"default"}) as api, watching(api) as told:
+            await until(lambda: told.counts.errors > 2)
+            assert told.history == []
 
     run(story())
