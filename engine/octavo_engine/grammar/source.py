@@ -9,6 +9,7 @@ from llguidance import LLMatcher, regex_to_lark
 
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.grammar.limits import DEFAULT_LIMITS
+from octavo_engine.grammar.references import check_references
 from octavo_engine.grammar.schema import PARAM, bounded, check_schema
 from octavo_engine.grammar.tags import tags_source
 
@@ -35,6 +36,7 @@ def source_of(
             _check_size(spec.text, limits.max_schema_bytes, "the JSON schema")
             schema = parsed(spec.text)
             check_schema(schema, limits)
+            check_references(schema)
             _check_size(spec.whitespace, limits.max_regex_bytes, "whitespace_pattern")
             whitespace = WHITESPACE if spec.any_whitespace else None
             return LLMatcher.grammar_from_json_schema(
