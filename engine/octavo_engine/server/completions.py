@@ -23,7 +23,7 @@ from octavo_engine.server.request_ids import adopt
 from octavo_engine.server.resume import continued, opened
 from octavo_engine.server.schemas import CompletionRequest
 from octavo_engine.server.sse import DONE, Chunks
-from octavo_engine.server.structured import with_grammar
+from octavo_engine.server.structured import note_left_over, note_validity, with_grammar
 from octavo_engine.server.token_lines import TokenLines
 from octavo_engine.server.unsupported import refuse_unsupported
 from octavo_engine.server.usage import Usage
@@ -109,6 +109,7 @@ async def prepare(exchange: Exchange, service: Service, request: CompletionReque
         limits=limits,
     )
     params = await with_grammar(request, params)
+    note_left_over(exchange, params.grammar)
     if request.echo and request.logprobs is not None:
         wishes = (request.logprobs, request.prompt_logprobs or 0)
         wanted = -1 if -1 in wishes else max(wishes)
@@ -158,6 +159,8 @@ async def _whole(exchange: Exchange, service: Service, asked: Asked) -> None:
         for prompt_index in sorted(results)
         for output in results[prompt_index].outputs
     ]
+    texts = [output.text for result in results.values() for output in result.outputs]
+    await note_validity(exchange, asked.request, asked.job.params.grammar, texts)
     await exchange.reply(
         msgspec.json.encode(
             {

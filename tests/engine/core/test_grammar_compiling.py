@@ -14,25 +14,28 @@ from octavo_engine.grammar.compiler import CompilerSettings
 from octavo_engine.grammar.limits import GrammarLimits
 from octavo_engine.grammar.normal import (
     grammar_spec,
-    json_schema_spec,
     regex_spec,
     structural_tag_spec,
 )
+from octavo_engine.state.grammar import GrammarSpec
 from tests.fakes.grammar_rig import CHOICE, CHOICES, Rig
+
+# As no request makes it: what no grammar enforces is found out before.
+NOT = GrammarSpec(kind="json_schema", text='{"not":{}}')
 
 
 def test_what_does_not_compile_is_refused_and_others_are_served() -> None:
     rig = Rig()
     rig.add(None, request_id="plain", max_tokens=20)
     rig.add(regex_spec("(?=look)ahead"), request_id="bad")
-    rig.add(json_schema_spec({"not": {}}), request_id="worse")
+    rig.add(NOT, request_id="worse")
     answers = rig.run()
     assert len(answers["plain"].tokens) == 20
     for name in ("bad", "worse"):
         assert isinstance(answers[name].error, InvalidRequest)
     assert "'not'" in str(answers["worse"].error)
     with pytest.raises(InvalidRequest):
-        rig.add(json_schema_spec({"not": {}}))  # known by now: at once
+        rig.add(NOT)  # known by now: at once
     assert rig.engine.stats().grammar_failures == 2
 
 

@@ -25,6 +25,7 @@ from octavo_engine.server.responses.items import answer_of, listed, new_id
 from octavo_engine.server.responses.request import read_turn
 from octavo_engine.server.responses.store import Stored, owner_of
 from octavo_engine.server.service import Service  # noqa: TC001
+from octavo_engine.server.structured import note_validity
 
 if TYPE_CHECKING:
     from octavo_engine.server.chat_request import Asked
@@ -101,6 +102,7 @@ class _Work:
     ) -> None:  # fmt: skip
         self._service = service
         self._turn = turn
+        self._asked = asked
         self._run = ChatRun(service, asked)
         keeps = service.settings.response_store and request.store is not False
         self._answer = Answer(_response(request, asked, keeps=keeps, place=place_of(exchange)))
@@ -111,7 +113,15 @@ class _Work:
     async def whole(self, exchange: Exchange) -> None:
         self._answer.begin()
         await self._run_through()
-        await exchange.reply(msgspec.json.encode(self._answer.response))
+        response, asked = self._answer.response, self._asked
+        texts = [
+            part.text
+            for item in response.output
+            if isinstance(item, shapes.OutputMessage)
+            for part in item.content
+        ]
+        await note_validity(exchange, asked.request, asked.reading.grammar, texts)
+        await exchange.reply(msgspec.json.encode(response))
 
     async def streamed(self, exchange: Exchange) -> None:
         exchange.last_words = self._last_words
