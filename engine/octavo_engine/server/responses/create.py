@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("octavo.server")
 
+# Fields that every tool of a response has, whether the request had them or not.
+_TOOL = {"type": "function", "description": None, "parameters": None, "strict": None}
 STORE_OFF = "this server keeps no responses (--no-response-store)"
 
 
@@ -212,6 +214,14 @@ def place_of(exchange: Exchange) -> str:
     return place if is_one else ""
 
 
+def _format(given: dict[str, Any] | None) -> dict[str, Any]:
+    if not given:
+        return {"type": "text"}
+    if given.get("type") == "json_schema":
+        return {"description": None, **given, "strict": given.get("strict") is True}
+    return given
+
+
 def _response(
     request: ResponsesRequest, asked: Asked, *, keeps: bool, place: str
 ) -> shapes.Response:
@@ -242,12 +252,14 @@ def _response(
         service_tier="default",
         store=keeps,
         temperature=params.temperature,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
         text=shapes.TextSettings(
-            format=(text and text.format) or {"type": "text"},
-            verbosity=None if text is None else text.verbosity,
+            format=_format(text and text.format),
+            verbosity=(text and text.verbosity) or "medium",
         ),
         tool_choice="auto" if request.tool_choice is None else request.tool_choice,
-        tools=request.tools or [],
+        tools=[{**_TOOL, **tool} for tool in request.tools or []],
         top_logprobs=request.top_logprobs or 0,
         top_p=params.top_p,
         truncation=request.truncation or "disabled",
