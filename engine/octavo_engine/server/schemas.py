@@ -139,8 +139,6 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     top_logprobs: int | None = None
     # not honoured yet
     modalities: Any = None
-    audio: Any = None
-    web_search_options: Any = None
 
     @property
     def conversation(self) -> Conversation:

@@ -116,7 +116,6 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": USER, "tool_choice": "required"}, "tool_choice"),
     (CHAT, {"messages": USER, "response_format": {"type": "yaml"}}, "response_format"),
     (CHAT, {"messages": USER, "modalities": ["audio"]}, "modalities"),
-    (CHAT, {"messages": USER, "audio": {"voice": "x"}}, "audio"),
     (CHAT, {"messages": USER, "chat_template": "{{ x }}"}, "chat_template"),
     (CHAT, {"messages": USER, "chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs.a"),
     (CHAT, {"messages": USER, "chat_template_kwargs": {"messages": "x"}},

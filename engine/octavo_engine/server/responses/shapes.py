@@ -126,6 +126,11 @@ class Response(msgspec.Struct, kw_only=True):
     user: str | None
 
 
+class InputTokens(msgspec.Struct, kw_only=True):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class DeletedResponse(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["response"]
