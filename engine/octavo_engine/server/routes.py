@@ -97,7 +97,8 @@ def served_routes(settings: ServerSettings) -> tuple[Row, ...]:
 # /metrics is public because scrapers of clusters send no key; it holds no prompt and no key.
 ROUTES = (
     Row("GET", "/v1/models", listing.list_models, "key",
-        says="The models served here", answer=answers.ModelList),
+        says="The models served here; in Anthropic's shape for clients that send anthropic-version",
+        query=listing.ModelsQuery, answer=answers.ModelList),
     Row("GET", "/v1/models/{model:path}", listing.get_model, "key",
         says="One model", answer=answers.ModelCard, also=(404,)),
     Row("POST", "/v1/completions", completions, "key", works=True,

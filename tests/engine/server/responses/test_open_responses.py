@@ -73,8 +73,10 @@ RESPONSE = of(
 AT = {"item_id": TEXT, "output_index": WHOLE}
 PART = {**AT, "content_index": WHOLE}
 EVENTS = {
-    **dict.fromkeys(("response.created", "response.in_progress", "response.completed",
-                     "response.incomplete", "response.failed"), {"response": RESPONSE}),
+    **{
+        f"response.{state}": {"response": RESPONSE}
+        for state in ("created", "in_progress", "completed", "incomplete", "failed")
+    },
     "response.output_item.added": {"output_index": WHOLE, "item": ITEM},
     "response.output_item.done": {"output_index": WHOLE, "item": ITEM},
     "response.content_part.added": {**PART, "part": {"anyOf": [OUTPUT_TEXT, REASONING_TEXT]}},
@@ -104,8 +106,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "system prompt": ("Arr.", {"input": [
         {"type": "message", "role": "system", "content": "You are a pirate."}, user("Hello.")]}),
     "tool": (OSLO, {"input": [user("Weather?")], "tools": [WEATHER]}),
-    "bare tool": (OSLO, {"input": "Weather?", "tools": [{"type": "function", "name": "get_weather"}],
-                         "tool_choice": {"type": "function", "name": "get_weather"}}),
+    "bare tool": (OSLO, {
+        "input": "Weather?", "tools": [{"type": "function", "name": "get_weather"}],
+        "tool_choice": {"type": "function", "name": "get_weather"}}),
     "turns": ("Alice.", {"input": [
         user("I am Alice."), {"type": "message", "role": "assistant", "content": "Hello Alice!"},
         user("Who am I?")]}),
