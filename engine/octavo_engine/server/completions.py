@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs, PromptLogprobs
     from octavo_engine.server.exchange import Exchange
     from octavo_engine.server.service import Service
+    from octavo_engine.tokenization.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -116,11 +117,8 @@ async def prepare(exchange: Exchange, service: Service, request: CompletionReque
         params = msgspec.structs.replace(params, prompt_logprobs=wanted)
     texts = [""] * len(ids)
     if request.echo:
-        skip = request.skip_special_tokens is not False
         texts = [
-            prompt
-            if isinstance(prompt, str) and request.truncate_prompt_tokens is None
-            else tokenizer.decode(tokens, skip_special_tokens=skip)
+            _echo(tokenizer, request, prompt, tokens)
             for prompt, tokens in zip(prompts, ids, strict=True)
         ]
     id_ = f"cmpl-{exchange.request_id}"
@@ -136,6 +134,18 @@ async def prepare(exchange: Exchange, service: Service, request: CompletionReque
         texts=texts,
         no_tokens=no_tokens,
         opened=opened(resume),
+    )
+
+
+def _echo(
+    tokenizer: Tokenizer, request: CompletionRequest, prompt: str | list[int], tokens: list[int]
+) -> str:
+    """The prompt as it came; of token ids all that they say, unless the client skips some."""
+    if isinstance(prompt, str) and request.truncate_prompt_tokens is None:
+        return prompt
+    skip = request.skip_special_tokens
+    return tokenizer.decode(
+        tokens, skip_special_tokens=isinstance(prompt, str) if skip is None else skip
     )
 
 
@@ -212,18 +222,24 @@ def _logprobs(
     echo: str, opening: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Of the new tokens, and before them of the prompt's when it is echoed."""
-    # Tokens of the prompt that have no part in the echoed text, such as that of the beginning,
-    # count among the prompt's offsets only.
     as_ids = asked.as_ids
     answer = completion_logprobs(entries, [len(echo) + e.offset for e in entries], as_ids=as_ids)
     if not opening or not asked.request.echo or news.prompt_logprobs is None:
         return answer
     tokenizer, ids = service.engine.tokenizer, news.prompt_token_ids
     prompt = completion_logprobs(
-        news.prompt_logprobs, offsets(tokenizer, ids), as_ids=as_ids,
+        news.prompt_logprobs, _offsets_in(echo, tokenizer, ids), as_ids=as_ids,
         first=tokenizer.token_text(ids[0]) if ids else "",
     )  # fmt: skip
     return {name: [*prompt[name], *answer[name]] for name in prompt}
+
+
+def _offsets_in(echo: str, tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+    """Where each token of the prompt begins in the echoed text. Tokens that have no part in it,
+    such as that of the beginning, stand where the next one does."""
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    before = len(text) - len(echo) if text.endswith(echo) else 0
+    return [min(max(at - before, 0), len(echo)) for at in offsets(tokenizer, ids)]
 
 
 def _forget_tokens(news: RequestOutput) -> None:
@@ -261,7 +277,7 @@ class _Teller:
         self._wants_sum = service.settings.force_include_usage or (
             options is not None and bool(options.include_usage)
         )
-        self._wants_sums = options is not None and bool(options.continuous_usage_stats)
+        self._wants_sums = options is not None and options.wants_sums
         # Chunks without text are sent too where they carry something else.
         self._is_verbose = request.logprobs is not None or self._wants_ids or self._wants_sums
         self._begun = set(asked.opened)  # choices that have had their first chunk

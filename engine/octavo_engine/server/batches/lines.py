@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 URLS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v2/embed", "/score",
-    "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/classify", "/pooling",
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v2/embed",
+    "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/classify", "/pooling",
     "/v1/audio/transcriptions", "/v1/audio/translations",
 )  # fmt: skip
 _SHOWN_CHARS = 100
