@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from octavo_engine.grammar.limits import GrammarLimits
     from octavo_engine.state.grammar import GrammarSpec
 
-# White space between JSON's tokens: a blank or tab, or the end of a line and any indentation. More would
-# be tokens that say nothing, and small models can write them for ever.
+# White space between JSON's tokens: a blank or tab, or the end of a line and any indentation. More
+# would be tokens that say nothing, and small models can write them for ever.
 WHITESPACE = r"([\x20\x09]|\x0D?\x0A(\x20{0,32}|\x09{0,16}))?"
 _SPECIAL_IN_REGEX = frozenset("\\.+*?()|[]{}^$#&-~/")
 

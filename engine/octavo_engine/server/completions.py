@@ -11,7 +11,7 @@ import msgspec
 
 from octavo_engine.core.outputs import RequestOutput
 from octavo_engine.core.pooling import check_task
-from octavo_engine.errors import InvalidRequest
+from octavo_engine.errors import InvalidRequest, RequestError
 from octavo_engine.server import generation, telling
 from octavo_engine.server.exchange import JSON
 from octavo_engine.server.http_errors import not_supported
@@ -23,7 +23,7 @@ from octavo_engine.server.request_ids import adopt
 from octavo_engine.server.resume import continued, opened
 from octavo_engine.server.schemas import CompletionRequest
 from octavo_engine.server.sse import DONE, Chunks
-from octavo_engine.server.structured import note_left_over, note_validity, with_grammar
+from octavo_engine.server.structured import name_field, note_left_over, note_validity, with_grammar
 from octavo_engine.server.token_lines import TokenLines
 from octavo_engine.server.unsupported import refuse_unsupported
 from octavo_engine.server.usage import Usage
@@ -43,11 +43,15 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 async def completions(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(CompletionRequest)
     asked = await prepare(exchange, service, request)
-    async with exchange.while_present():
-        if request.stream:
-            await _stream(exchange, service, asked)
-        else:
-            await _whole(exchange, service, asked)
+    try:
+        async with exchange.while_present():
+            if request.stream:
+                await _stream(exchange, service, asked)
+            else:
+                await _whole(exchange, service, asked)
+    except RequestError as error:
+        name_field(error, request)
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

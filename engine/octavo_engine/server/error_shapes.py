@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from octavo_engine.server.http_errors import error_body
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from octavo_engine.errors import RequestError
 
 MESSAGES_PATH = "/v1/messages"
@@ -64,7 +66,7 @@ def shape_of(scope: dict[str, object] | object) -> ErrorShape:
     return _OPENAI
 
 
-def speaks_anthropic(scope: dict[str, object]) -> bool:
+def speaks_anthropic(scope: Mapping[str, Any]) -> bool:
     """Whether the client says so itself, whatever the path."""
     headers = scope.get("headers")
     return isinstance(headers, list) and any(name == _VERSION for name, _ in headers)

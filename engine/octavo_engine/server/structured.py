@@ -13,6 +13,7 @@ from octavo_engine.protocol.endpoints import SCHEMA_LEFT_OVER_HEADER, SCHEMA_VAL
 from octavo_engine.server.http_errors import not_supported
 
 if TYPE_CHECKING:
+    from octavo_engine.errors import RequestError
     from octavo_engine.server.exchange import Exchange
     from octavo_engine.server.schemas import SamplingFields
     from octavo_engine.state.grammar import GrammarSpec
@@ -76,6 +77,13 @@ def checked(spec: GrammarSpec) -> GrammarSpec:
 def wants_grammar(request: SamplingFields) -> bool:
     """Whether `grammar_of` has anything to do."""
     return any(getattr(request, field, None) is not None for field in _ASKING)
+
+
+def name_field(error: RequestError, request: SamplingFields) -> None:
+    """The field that asked for the grammar: the engine, which compiles it, knows one name only."""
+    if error.param == "response_format" and request.response_format is None:
+        given = request.structured_outputs not in (None, {})
+        error.param = "structured_outputs" if given else "tools"
 
 
 def note_left_over(exchange: Exchange, grammar: GrammarSpec | None) -> None:

@@ -44,7 +44,9 @@ def with_keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     })  # fmt: skip
 
 
-schemas = st.recursive(st.booleans() | st.just({}), with_keywords, max_leaves=4)
+schemas: st.SearchStrategy[Any] = st.recursive(
+    st.booleans() | st.just({}), with_keywords, max_leaves=4
+)
 
 
 @settings(max_examples=400, deadline=None)

@@ -112,8 +112,6 @@ def test_a_pydantic_model_with_decimals_and_sets_is_served(server: Simulated) ->
     # As newer releases of pydantic write it.
     schema["properties"]["amount"]["anyOf"][1]["pattern"] = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
     client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    answer = client.chat.completions.with_raw_response.create(
-        model="sim", messages=[{"role": "user", "content": "hi"}], max_tokens=200,
-        response_format=formatted(schema),  # type: ignore[arg-type]
-    )  # fmt: skip
+    asked: Any = {"messages": USER, "response_format": formatted(schema)}
+    answer = client.chat.completions.with_raw_response.create(model="sim", max_tokens=200, **asked)
     assert answer.headers[NOT_ENFORCED] == "pattern, uniqueItems"

@@ -303,7 +303,7 @@ def _response(
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         text=shapes.TextSettings(
-            format=_format(text and text.format),
+            format=_format(None if text is None else text.format),
             verbosity=(text and text.verbosity) or "medium",
         ),
         tool_choice="auto" if request.tool_choice is None else request.tool_choice,

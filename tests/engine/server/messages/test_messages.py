@@ -291,11 +291,12 @@ def test_tokens_are_counted_without_an_answer():
 
 def test_edits_that_coding_agents_send_by_themselves_change_nothing():
     with saying("Hi.", "Hi.") as (server, client):
-        asked = {"model": "fake", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}]}
+        asked: Any = {"model": "fake", "max_tokens": 9, "messages": HI}
         client.messages.create(**asked)
         plain = prompt_of(server)
         edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
-        for management in ({"edits": edits}, {"edits": []}, {}, None):
+        managements: tuple[Any, ...] = ({"edits": edits}, {"edits": []}, {}, None)
+        for management in managements:
             client.messages.create(**asked, extra_body={"context_management": management})
             assert prompt_of(server) == plain
 
@@ -320,6 +321,6 @@ def test_models_come_in_their_shape_and_in_pages():
     assert [model.id for model in listed] == ["fake", "alias"]
     assert (one.type, one.display_name) == ("model", "alias") and one == listed[1]
     assert ([model.id for model in before.data], before.has_more) == (["fake"], False)
-    assert unknown.value.body["error"]["type"] == "not_found_error"
-    assert unknown.value.body["type"] == "error"
+    body: Any = unknown.value.body
+    assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
     assert [card["object"] for card in ours["data"]] == ["model"] * 2

@@ -72,7 +72,7 @@ RESPONSE = of(
 )  # fmt: skip
 AT = {"item_id": TEXT, "output_index": WHOLE}
 PART = {**AT, "content_index": WHOLE}
-EVENTS = {
+EVENTS: dict[str, dict[str, Any]] = {
     **{
         f"response.{state}": {"response": RESPONSE}
         for state in ("created", "in_progress", "completed", "incomplete", "failed")
