@@ -36,6 +36,7 @@ ALWAYS_SO = frozenset(
         "--enable-offline-docs",
         "--enable-prompt-tokens-details",
         "--enable-request-id-headers",
+        "--enable-server-load-tracking",
         "--enable-ssl-refresh",
     )
 )

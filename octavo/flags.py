@@ -139,7 +139,7 @@ SERVER_FLAGS = (
     Flag("response_store", "keep responses of /v1/responses, in memory, to fetch and go on from"),
     Flag("files_dir", "folder for /v1/files and /v1/batches, which are not there without it"),
     Flag("batch_concurrency", "requests of batches at once"),
-    Flag("vllm_metrics", "emit every metric under vLLM's name too"),
+    Flag("vllm_metrics", "expose every metric under vLLM's name too, which other tools read"),
     Flag("access_log", "which requests get a log line"),
     Flag("log_requests", "log each request as it comes, without its text", "enable-log-requests"),
     Flag("log_outputs", "log each answer once it is done, without its text", "enable-log-outputs"),

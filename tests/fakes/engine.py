@@ -81,6 +81,9 @@ class FakeTokenizer:
     def token_text(self, token: int) -> str:
         return self.decode([token])
 
+    def token_name(self, token: int) -> str:
+        return f"▁{self.decode([token])}"
+
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b""
 

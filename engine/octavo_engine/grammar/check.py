@@ -8,14 +8,12 @@ from llguidance import LLMatcher
 
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.grammar.limits import DEFAULT_LIMITS, GrammarLimits
-from octavo_engine.grammar.panics import is_failure
+from octavo_engine.grammar.panics import explained, is_failure
 from octavo_engine.grammar.schema import PARAM
 from octavo_engine.grammar.source import source_of
 
 if TYPE_CHECKING:
     from octavo_engine.state.grammar import GrammarSpec
-
-_MAX_REASON = 300
 
 
 def check(spec: GrammarSpec, limits: GrammarLimits = DEFAULT_LIMITS) -> None:
@@ -56,8 +54,7 @@ def compiler_source(spec: GrammarSpec, specials: dict[str, int], limits: Grammar
 
 def refusal(reason: str) -> InvalidRequest:
     """A compiler's message as a caller's error."""
-    lines = " ".join(reason.split())
-    return InvalidRequest(f"the grammar cannot be used: {lines[:_MAX_REASON]}", param=PARAM)
+    return InvalidRequest(f"the grammar cannot be used: {explained(reason)}", param=PARAM)
 
 
 def _check_text(text: str, what: str) -> None:

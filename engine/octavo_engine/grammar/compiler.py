@@ -18,7 +18,7 @@ from octavo_engine.errors import GenerationFailed, InvalidRequest, QueueFull, Re
 from octavo_engine.grammar.buckets import SECONDS_BUCKETS
 from octavo_engine.grammar.check import compiler_source, refusal
 from octavo_engine.grammar.limits import DEFAULT_LIMITS, GrammarLimits
-from octavo_engine.grammar.panics import is_failure
+from octavo_engine.grammar.panics import is_dead_end, is_failure
 from octavo_engine.grammar.prelude import BeforeMasks
 from octavo_engine.grammar.priority import yield_to_others
 from octavo_engine.grammar.schema import PARAM
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 _BASE_BYTES = 1 << 20
 _BYTES_PER_CHARACTER = 64
 _MAX_THREADS = 8  # with those that are stuck
+_TRY_OUT_TOKENS = 32
+_TRY_OUT_S = 0.01  # beyond the first token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,9 +215,11 @@ class GrammarCompiler:
             if not is_failure(error):
                 raise
             logger.exception("A grammar could not be compiled")
-            compilation.error = GenerationFailed(
-                f"the grammar could not be compiled: {type(error).__name__}"
-            )
+            if compilation.begun_at is None or isinstance(error, OSError | MemoryError):
+                name = type(error).__name__
+                compilation.error = GenerationFailed(f"the grammar could not be compiled: {name}")
+            else:  # the library gave up on this text; it will on the next engine too
+                compilation.error = refusal("the compiler failed on it")
         compilation.ended_at = self._now()
         compilation.is_done = True
 
@@ -235,11 +239,33 @@ class GrammarCompiler:
             matcher.compute_bitmask()  # so that the first step finds automata begun
         if matcher.is_error():
             raise refusal(matcher.get_error())
+        _try_out(matcher.deep_copy(), vocabulary)
         before = None
         if spec.after:
             opens = tuple(mark.encode() for mark in spec.opens)
             before = BeforeMasks(vocabulary, spec.after.encode(), budget=spec.budget, opens=opens)
         return Compiled(matcher, before, vocabulary)
+
+
+def _try_out(matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+    """A few steps of some answer: what bursts on its first tokens is refused before it runs.
+
+    Raises InvalidRequest. That a way ends nowhere is no reason: another one may not.
+    """
+    deadline = time.perf_counter() + _TRY_OUT_S
+    for _ in range(_TRY_OUT_TOKENS):
+        mask = vocabulary.row()
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        mask &= ~vocabulary.ends
+        place = int((mask != 0).argmax())
+        word = int(mask[place])
+        if matcher.is_error() or not word:
+            break
+        matcher.consume_token(place * 32 + (word & -word).bit_length() - 1)
+        if matcher.is_error() or matcher.is_stopped() or time.perf_counter() > deadline:
+            break
+    if matcher.is_error() and not is_dead_end(matcher.get_error()):
+        raise refusal(matcher.get_error())
 
 
 def _cost(compilation: Compilation) -> int:

@@ -11,11 +11,11 @@ from llguidance import LLParserLimits
 class GrammarLimits:
     """Generous for people, tight for bombs."""
 
-    max_schema_bytes: int = 64 << 10
-    max_schema_depth: int = 16  # of schemas within schemas; references do not count
-    max_schema_nodes: int = 512
-    max_enum: int = 256
-    max_branches: int = 16  # of anyOf, oneOf, allOf
+    max_schema_bytes: int = 1 << 20
+    max_schema_depth: int = 32  # of schemas within schemas; references do not count
+    max_schema_nodes: int = 8192
+    max_enum: int = 8192
+    max_branches: int = 256  # of anyOf, oneOf, allOf
     max_choices: int = 1024
     max_regex_bytes: int = 4 << 10
     max_grammar_bytes: int = 8 << 10

@@ -8,6 +8,8 @@ from typing import Any
 
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.grammar.ebnf import to_lark
+from octavo_engine.grammar.enforceable import enforceable
+from octavo_engine.grammar.limits import DEFAULT_LIMITS
 from octavo_engine.grammar.schema import PARAM, stripped
 from octavo_engine.state.grammar import GrammarSpec
 
@@ -16,21 +18,27 @@ def json_schema_spec(
     schema: dict[str, Any] | bool | str,
     *,
     strict: bool = False,
+    relax: bool = False,
     any_whitespace: bool = True,
     whitespace: str = "",
     after: str | None = None,
 ) -> GrammarSpec:
-    """`strict`: objects that list their properties have no others unless the schema says so."""
+    """`strict`: objects that list their properties have no others unless the schema says so.
+
+    `relax`: keywords that no grammar enforces are left out and named in the spec; otherwise they
+    are refused.
+    """
     if isinstance(schema, str):
         schema = _parsed(schema)
     if not isinstance(schema, dict | bool):
         raise InvalidRequest(
             f"a JSON schema is an object or a boolean; got {type(schema).__name__}", param=PARAM
         )
-    text = _dumped(stripped(schema, close=strict))
+    _check_size(_dumped(schema))
+    found = enforceable(stripped(schema, close=strict), relax=relax)
     return GrammarSpec(
-        kind="json_schema", text=text, any_whitespace=any_whitespace, whitespace=whitespace,
-        after=after,
+        kind="json_schema", text=_dumped(found.schema), any_whitespace=any_whitespace,
+        whitespace=whitespace, after=after, left_over=found.left_over,
     )  # fmt: skip
 
 
@@ -78,6 +86,12 @@ def structural_tag_spec(tag: dict[str, Any] | str, *, after: str | None = None) 
     if not isinstance(tag, dict):
         raise InvalidRequest("a structural tag must be a JSON object", param=PARAM)
     return GrammarSpec(kind="structural_tag", text=_dumped(tag), after=after)
+
+
+def _check_size(text: str) -> None:
+    limit = DEFAULT_LIMITS.max_schema_bytes
+    if len(text) > limit:
+        raise InvalidRequest(f"the JSON schema has more than {limit} bytes", param=PARAM)
 
 
 def _text(value: object, what: str) -> str:

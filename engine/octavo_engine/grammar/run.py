@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from octavo_engine.grammar.panics import is_failure
+from octavo_engine.grammar.panics import explained, is_failure
 from octavo_engine.grammar.prelude import Prelude
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class GrammarRun:
         "error",
         "forced",
         "is_complete",
+        "is_internal",
         "is_ready",
         "is_slow",
         "is_started",
@@ -88,6 +89,7 @@ class GrammarRun:
         self.is_slow = False
         self.is_complete = False  # nothing can follow
         self.error: str | None = None
+        self.is_internal = False  # the error is no consequence of the grammar's text or its size
 
     @property
     def is_busy(self) -> bool:
@@ -152,6 +154,7 @@ class GrammarRun:
 
     def _accept_forced(self, token: int) -> None:
         if token != self._ahead.pop(0):
+            self.is_internal = True
             self._fail("a token was chosen that the mask forbids")
         elif not self._ahead:
             self._settle()
@@ -257,7 +260,7 @@ class GrammarRun:
             self.is_complete = self._before is None and self._matcher.is_stopped()
 
     def _fail(self, reason: str) -> None:
-        self.error = " ".join(reason.split())[:300] or "the grammar does not allow this token"
+        self.error = explained(reason) or "the grammar does not allow this token"
 
 
 def _has(mask: Mask, token: int) -> bool:

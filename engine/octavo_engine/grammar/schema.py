@@ -1,4 +1,4 @@
-"""JSON schemas as far as answers can be held to them: keywords, depth, number; and strictness."""
+"""JSON schemas as the compiler may get them: keywords, depth, number; and strictness."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ if TYPE_CHECKING:
 
 PARAM = "response_format"
 
-# Keywords that assert something we could not hold an answer to. Others that nobody knows are
+# Keywords that assert something which no grammar holds an answer to. Others that nobody knows are
 # annotations, as JSON Schema has it.
 UNSUPPORTED = frozenset(
     {
         "not", "if", "then", "else", "dependentSchemas", "dependentRequired", "dependencies",
         "contains", "minContains", "maxContains", "uniqueItems", "propertyNames",
-        "unevaluatedProperties", "unevaluatedItems", "additionalItems", "nullable",
-        "$dynamicRef", "$recursiveRef", "contentEncoding", "contentMediaType", "contentSchema",
-        "extends", "disallow", "divisibleBy",
+        "unevaluatedProperties", "unevaluatedItems",
     }
 )  # fmt: skip
+# Of old drafts and of schemas that are put together while they are read: refused in any case.
+_UNKNOWN = frozenset({"$dynamicRef", "$recursiveRef", "extends", "disallow", "divisibleBy"})
 # Values with which such a keyword asserts nothing.
 _HARMLESS: dict[str, tuple[object, ...]] = {
     "uniqueItems": (False,),
     "nullable": (False,),
     "unevaluatedProperties": (True,),
     "unevaluatedItems": (True,),
-    "additionalItems": (True,),
     "propertyNames": (True, {}),
+    "dependencies": ({},),
+    "dependentSchemas": ({},),
+    "dependentRequired": ({},),
+    "not": (False,),
 }
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -49,13 +52,13 @@ def check_schema(schema: object, limits: GrammarLimits = DEFAULT_LIMITS) -> None
         node, where, depth = pending.pop()
         num_nodes += 1
         if num_nodes > limits.max_schema_nodes:
-            raise _refusal(f"has more than {limits.max_schema_nodes} parts", "")
+            raise refusal_at(f"has more than {limits.max_schema_nodes} parts", "")
         if depth > limits.max_schema_depth:
-            raise _refusal(f"is nested more than {limits.max_schema_depth} deep", where)
+            raise refusal_at(f"is nested more than {limits.max_schema_depth} deep", where)
         if isinstance(node, bool):
             continue
         if not isinstance(node, dict):
-            raise _refusal(f"has {type(node).__name__} where a schema must be", where)
+            raise refusal_at(f"has {type(node).__name__} where a schema must be", where)
         _check_keywords(node, where, limits)
         pending += [(child, f"{where}/{place}", depth + 1) for place, child in _children(node)]
 
@@ -72,7 +75,7 @@ def bounded(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     kept = dict(schema)
-    _replace(kept, lambda child, **_: bounded(child))
+    replace_children(kept, lambda child, _: bounded(child))
     kinds = kept.get("type")
     kinds = kinds if isinstance(kinds, list) else [kinds]
     if "integer" not in kinds or "number" in kinds:
@@ -96,25 +99,25 @@ def _is_below(low: object, high: object) -> bool:
 
 def _check_keywords(node: dict[Any, Any], where: str, limits: GrammarLimits) -> None:
     for keyword, value in node.items():
-        if keyword in UNSUPPORTED and not _is_harmless(keyword, value):
-            raise _refusal(f"uses the keyword {keyword!r}, which is not supported", where)
+        if keyword in UNSUPPORTED or keyword in _UNKNOWN:
+            raise refusal_at(f"uses the keyword {keyword!r}, which is not supported", where)
         if keyword == _OPTIONS:
-            raise _refusal(f"may not have {_OPTIONS!r}", where)
+            raise refusal_at(f"may not have {_OPTIONS!r}", where)
         if keyword == "enum" and (not isinstance(value, list) or len(value) > limits.max_enum):
-            raise _refusal(f"needs a list of at most {limits.max_enum} values as enum", where)
+            raise refusal_at(f"needs a list of at most {limits.max_enum} values as enum", where)
         if keyword in _LISTS and keyword != "prefixItems":
             if not isinstance(value, list) or not value:
-                raise _refusal(f"needs a list of schemas as {keyword}", where)
+                raise refusal_at(f"needs a list of schemas as {keyword}", where)
             if len(value) > limits.max_branches:
-                raise _refusal(f"has more than {limits.max_branches} branches in {keyword}", where)
+                raise refusal_at(
+                    f"has more than {limits.max_branches} branches in {keyword}", where
+                )
         if keyword in _MAPS and not isinstance(value, dict):
-            raise _refusal(f"needs an object as {keyword}", where)
+            raise refusal_at(f"needs an object as {keyword}", where)
         if keyword == "prefixItems" and not isinstance(value, list):
-            raise _refusal("needs a list of schemas as prefixItems", where)
-        if keyword == "items" and isinstance(value, list):
-            raise _refusal("has a list as items, which is not supported; use prefixItems", where)
+            raise refusal_at("needs a list of schemas as prefixItems", where)
         if keyword == "$ref" and not (isinstance(value, str) and value.startswith("#")):
-            raise _refusal("has a $ref that does not begin with '#'", where)
+            raise refusal_at("has a $ref that does not begin with '#'", where)
 
 
 def _is_harmless(keyword: str, value: object) -> bool:
@@ -137,15 +140,16 @@ def _rebuilt(node: Any, *, close: bool, depth: int) -> Any:
     if not isinstance(node, dict) or depth > DEFAULT_LIMITS.max_schema_depth:
         return node  # `check_schema` will say what is wrong with it
 
-    def child(value: Any, *, close: bool = close) -> Any:
-        return _rebuilt(value, close=close, depth=depth + 1)
+    def child(value: Any, place: str) -> Any:
+        # Closing each part of an allOf would let none have the properties of the others.
+        return _rebuilt(value, close=close and not place.startswith("allOf/"), depth=depth + 1)
 
     kept = {
         key: value
         for key, value in node.items()
         if key != _OPTIONS and not _is_harmless(key, value)
     }
-    _replace(kept, child)
+    replace_children(kept, child)
     is_whole = not any(key in kept for key in ("allOf", "anyOf", "oneOf", "$ref"))
     says_more = "additionalProperties" in kept or "patternProperties" in kept
     if close and is_whole and not says_more and isinstance(kept.get("properties"), dict):
@@ -153,20 +157,19 @@ def _rebuilt(node: Any, *, close: bool, depth: int) -> Any:
     return kept
 
 
-def _replace(kept: dict[str, Any], child: Callable[..., Any]) -> None:
+def replace_children(kept: dict[str, Any], child: Callable[[Any, str], Any]) -> None:
+    """`child` is given a schema directly inside this one and its place."""
     for key in _LISTS:
         if isinstance(kept.get(key), list):
-            # Closing each part of an allOf would let none have the properties of the others.
-            closes = {"close": False} if key == "allOf" else {}
-            kept[key] = [child(value, **closes) for value in kept[key]]
+            kept[key] = [child(value, f"{key}/{at}") for at, value in enumerate(kept[key])]
     for key in _MAPS:
         if isinstance(kept.get(key), dict):
-            kept[key] = {name: child(value) for name, value in kept[key].items()}
+            kept[key] = {name: child(value, f"{key}/{name}") for name, value in kept[key].items()}
     for key in _SINGLE:
         if key in kept:
-            kept[key] = child(kept[key])
+            kept[key] = child(kept[key], key)
 
 
-def _refusal(what: str, where: str) -> InvalidRequest:
+def refusal_at(what: str, where: str) -> InvalidRequest:
     place = f" (at {where:.200})" if where else ""
     return InvalidRequest(f"the JSON schema {what}{place}", param=PARAM)

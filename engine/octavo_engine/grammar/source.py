@@ -9,6 +9,7 @@ from llguidance import LLMatcher, regex_to_lark
 
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.grammar.limits import DEFAULT_LIMITS
+from octavo_engine.grammar.references import check_references
 from octavo_engine.grammar.schema import PARAM, bounded, check_schema
 from octavo_engine.grammar.tags import tags_source
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from octavo_engine.grammar.limits import GrammarLimits
     from octavo_engine.state.grammar import GrammarSpec
 
-# White space between JSON's tokens: enough for any indentation, and it cannot go on for ever.
-WHITESPACE = r"[\x20\x0A\x0D\x09]{0,32}"
+# White space between JSON's tokens: a blank or tab, or the end of a line and any indentation. More
+# would be tokens that say nothing, and small models can write them for ever.
+WHITESPACE = r"([\x20\x09]|\x0D?\x0A(\x20{0,32}|\x09{0,16}))?"
 _SPECIAL_IN_REGEX = frozenset("\\.+*?()|[]{}^$#&-~/")
 
 
@@ -35,6 +37,7 @@ def source_of(
             _check_size(spec.text, limits.max_schema_bytes, "the JSON schema")
             schema = parsed(spec.text)
             check_schema(schema, limits)
+            check_references(schema)
             _check_size(spec.whitespace, limits.max_regex_bytes, "whitespace_pattern")
             whitespace = WHITESPACE if spec.any_whitespace else None
             return LLMatcher.grammar_from_json_schema(

@@ -13,6 +13,8 @@ from llguidance import regex_to_lark
 
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.grammar.ebnf import to_lark
+from octavo_engine.grammar.enforceable import enforceable
+from octavo_engine.grammar.references import check_references
 from octavo_engine.grammar.schema import PARAM, check_schema, stripped
 
 if TYPE_CHECKING:
@@ -163,8 +165,9 @@ class _Builder:
 
         if not isinstance(schema, dict | bool):
             raise _refusal("needs a JSON schema", where)
-        schema = stripped(schema, close=False)
+        schema = enforceable(stripped(schema, close=False), relax=False).schema
         check_schema(schema, self._limits)
+        check_references(schema)
         name = f"g{len(self.grammars)}"
         source = with_options(schema, self._whitespace)
         self.grammars.append({"name": name, "json_schema": source})

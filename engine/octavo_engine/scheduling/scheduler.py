@@ -454,7 +454,10 @@ class Scheduler:
             self._finish(sequence, "error")
             message = f"the answer cannot follow its grammar further: {sequence.grammar.error}"
             return SequenceOutput(
-                request_id=sequence.request_id, finish_reason="error", error=message
+                request_id=sequence.request_id,
+                finish_reason="error",
+                error=message,
+                is_refused=not sequence.grammar.is_internal,  # a grammar is its author's to mend
             )
         self._stats.nan_failures += not is_refused
         self._leave(sequence, "error")

@@ -165,6 +165,7 @@ class Endpoint:
             check_rank(exchange)
         if service.pause.is_on:
             await service.pause.hold(exchange)
+        exchange.time_left_s(service.settings.request_timeout_s)  # of every route, before its work
         service.admit()
         service.enter()
         try:

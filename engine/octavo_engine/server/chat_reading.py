@@ -17,6 +17,7 @@ from octavo_engine.dialects.grammar_of_tools import (
     one_named,
     strict_calls,
 )
+from octavo_engine.dialects.tools import Tool, Tools
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.http_errors import not_supported
 from octavo_engine.server.structured import as_shape, checked, grammar_of, wants_grammar
@@ -156,7 +157,8 @@ def _is_open(reasoning: ReasoningFormat, request: ChatCompletionRequest, prompt:
 
 def _enforce(reading: Reading, request: ChatCompletionRequest, after: str | None) -> Reading:
     answer = grammar_of(request, after=after)
-    enforced = _enforced(reading, answer)
+    tools, left_over = _enforceable(reading.offer)
+    enforced = _enforced(dataclasses.replace(reading, offer=tools), answer)
     if enforced is None:
         return dataclasses.replace(reading, grammar=answer)
     try:
@@ -164,7 +166,31 @@ def _enforce(reading: Reading, request: ChatCompletionRequest, after: str | None
     except InvalidRequest as error:
         error.param = "tools"
         raise
+    if answer is not None and reading.offer.mode == "auto":
+        left_over |= set(answer.left_over)
+    grammar = msgspec.structs.replace(grammar, left_over=tuple(sorted(left_over)))
     return dataclasses.replace(reading, enforced=enforced, grammar=grammar)
+
+
+def _enforceable(offer: Offer) -> tuple[Offer, set[str]]:
+    """The same tools with arguments as a grammar can enforce them, and keywords that it cannot."""
+    from octavo_engine.grammar.enforceable import enforceable
+
+    left_over: set[str] = set()
+    tools: list[Tool] = []
+    for tool in offer.tools.tools if offer.mode != "none" else ():
+        try:
+            found = enforceable(tool.parameters, relax=not tool.strict)
+        except InvalidRequest as error:
+            error.param = "tools"
+            raise
+        # Without strict, a call that is not forced follows no schema.
+        if tool.strict or offer.mode in ("required", "named"):
+            left_over.update(found.left_over)
+        tools.append(dataclasses.replace(tool, parameters=found.schema))
+    changed = Tools(tuple(tools))
+    named = None if offer.named is None else changed.get(offer.named.name)
+    return dataclasses.replace(offer, tools=changed, named=named), left_over
 
 
 def _enforced(reading: Reading, answer: GrammarSpec | None) -> Enforced | None:

@@ -20,6 +20,7 @@ from octavo_engine.server.params import check_logprobs, check_sizes, sampling_pa
 from octavo_engine.server.prompts import truncate
 from octavo_engine.server.request_ids import adopt
 from octavo_engine.server.resume import continued, opened
+from octavo_engine.server.structured import note_left_over
 from octavo_engine.server.unsupported import refuse_unsupported
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ async def prepare(
     keep, side = request.truncate_prompt_tokens, request.truncation_side
     ids = truncate(prompt.ids, keep, info.max_model_len, side)
     reading = await plan(request, offer, service.dialect, prompt.text)
+    note_left_over(exchange, reading.grammar)
     params = sampling_params(
         request,
         max_tokens=_max_tokens(request),

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo_engine.dialects.events import Arguments, CallBegun, Content, Event, Reasoning
+from octavo_engine.errors import RequestError
 from octavo_engine.server import generation
 from octavo_engine.server.reasoning_tokens import ReasoningTokens
+from octavo_engine.server.structured import name_field
 from octavo_engine.server.usage import Usage
 from octavo_engine.tokenization.detokenizer import Detokenizer
 
@@ -109,8 +111,12 @@ class ChatRun:
         async with aclosing(
             generation.run(self._service, self._asked.job, stream=stream, tap=tapped)
         ) as pieces:
-            async for piece in pieces:
-                yield self._told(piece)
+            try:
+                async for piece in pieces:
+                    yield self._told(piece)
+            except RequestError as error:
+                name_field(error, self._asked.request)
+                raise
 
     def call_id(self, choice: int, call: int) -> str:
         """`call_` and 24 letters; nine letters for models that take no other ids."""

@@ -42,7 +42,7 @@ class _Teller:
         self._wants_sum = service.settings.force_include_usage or (
             options is not None and bool(options.include_usage)
         )
-        self._wants_sums = options is not None and bool(options.continuous_usage_stats)
+        self._wants_sums = options is not None and options.wants_sums
         # Chunks without text are sent too where they carry something else.
         self._is_verbose = bool(request.logprobs) or self._wants_ids or self._wants_sums
         self._sums = self.run.usage.copy()  # of what was written, an event after the other
@@ -53,11 +53,11 @@ class _Teller:
     def events(self, piece: ChatNews) -> bytes:
         """Hot path: once per piece of news."""
         frames: list[bytes] = []
+        if self._wants_sums:
+            self._sums.note_prompt(0, piece.output)
         if not self._has_begun:
             self._has_begun = True
             frames += self._opening(piece)
-        if self._wants_sums:
-            self._sums.note_prompt(0, piece.output)
         for news in piece.choices:
             self.lines.note(news.index, news.token_ids)
             if self._is_brief and news.finish_reason is None:
@@ -89,6 +89,8 @@ class _Teller:
                 head["prompt_token_ids"] = piece.output.prompt_token_ids
             if index == 0 and asked.request.return_prompt_text:
                 head["prompt_text"] = asked.prompt
+            if self._wants_sums:
+                head["usage"] = self._sums.as_dict()
             frames.append(self.lines.head(index))
             frames.append(self._chunks.role(index, content=asked.echo, **head))
         return frames

@@ -12,6 +12,7 @@ from octavo_engine.server.chat_run import ChatRun, told_reason
 from octavo_engine.server.exchange import JSON
 from octavo_engine.server.logprobs import chat_logprobs, prompt_logprobs
 from octavo_engine.server.orca import load_headers
+from octavo_engine.server.structured import note_validity
 
 if TYPE_CHECKING:
     from octavo_engine.core.outputs import DecodedLogprobs, RequestOutput
@@ -68,6 +69,8 @@ async def answer_whole(exchange: Exchange, service: Service, asked: Asked) -> No
     choices, result = await collect(run)
     request = asked.request
     scores = result.prompt_logprobs if request.prompt_logprobs is not None else None
+    texts = [choice.content for choice in choices if not choice.calls]
+    await note_validity(exchange, request, asked.reading.grammar, texts)
     await exchange.reply(
         msgspec.json.encode(
             {

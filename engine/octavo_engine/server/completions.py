@@ -11,7 +11,7 @@ import msgspec
 
 from octavo_engine.core.outputs import RequestOutput
 from octavo_engine.core.pooling import check_task
-from octavo_engine.errors import InvalidRequest
+from octavo_engine.errors import InvalidRequest, RequestError
 from octavo_engine.server import generation, telling
 from octavo_engine.server.exchange import JSON
 from octavo_engine.server.http_errors import not_supported
@@ -23,7 +23,7 @@ from octavo_engine.server.request_ids import adopt
 from octavo_engine.server.resume import continued, opened
 from octavo_engine.server.schemas import CompletionRequest
 from octavo_engine.server.sse import DONE, Chunks
-from octavo_engine.server.structured import with_grammar
+from octavo_engine.server.structured import name_field, note_left_over, note_validity, with_grammar
 from octavo_engine.server.token_lines import TokenLines
 from octavo_engine.server.unsupported import refuse_unsupported
 from octavo_engine.server.usage import Usage
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs, PromptLogprobs
     from octavo_engine.server.exchange import Exchange
     from octavo_engine.server.service import Service
+    from octavo_engine.tokenization.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -42,11 +43,15 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 async def completions(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(CompletionRequest)
     asked = await prepare(exchange, service, request)
-    async with exchange.while_present():
-        if request.stream:
-            await _stream(exchange, service, asked)
-        else:
-            await _whole(exchange, service, asked)
+    try:
+        async with exchange.while_present():
+            if request.stream:
+                await _stream(exchange, service, asked)
+            else:
+                await _whole(exchange, service, asked)
+    except RequestError as error:
+        name_field(error, request)
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,17 +114,15 @@ async def prepare(exchange: Exchange, service: Service, request: CompletionReque
         limits=limits,
     )
     params = await with_grammar(request, params)
+    note_left_over(exchange, params.grammar)
     if request.echo and request.logprobs is not None:
         wishes = (request.logprobs, request.prompt_logprobs or 0)
         wanted = -1 if -1 in wishes else max(wishes)
         params = msgspec.structs.replace(params, prompt_logprobs=wanted)
     texts = [""] * len(ids)
     if request.echo:
-        skip = request.skip_special_tokens is not False
         texts = [
-            prompt
-            if isinstance(prompt, str) and request.truncate_prompt_tokens is None
-            else tokenizer.decode(tokens, skip_special_tokens=skip)
+            _echo(tokenizer, request, prompt, tokens)
             for prompt, tokens in zip(prompts, ids, strict=True)
         ]
     id_ = f"cmpl-{exchange.request_id}"
@@ -135,6 +138,18 @@ async def prepare(exchange: Exchange, service: Service, request: CompletionReque
         texts=texts,
         no_tokens=no_tokens,
         opened=opened(resume),
+    )
+
+
+def _echo(
+    tokenizer: Tokenizer, request: CompletionRequest, prompt: str | list[int], tokens: list[int]
+) -> str:
+    """The prompt as it came; of token ids all that they say, unless the client skips some."""
+    if isinstance(prompt, str) and request.truncate_prompt_tokens is None:
+        return prompt
+    skip = request.skip_special_tokens
+    return tokenizer.decode(
+        tokens, skip_special_tokens=isinstance(prompt, str) if skip is None else skip
     )
 
 
@@ -158,6 +173,8 @@ async def _whole(exchange: Exchange, service: Service, asked: Asked) -> None:
         for prompt_index in sorted(results)
         for output in results[prompt_index].outputs
     ]
+    texts = [output.text for result in results.values() for output in result.outputs]
+    await note_validity(exchange, asked.request, asked.job.params.grammar, texts)
     await exchange.reply(
         msgspec.json.encode(
             {
@@ -209,18 +226,24 @@ def _logprobs(
     echo: str, opening: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Of the new tokens, and before them of the prompt's when it is echoed."""
-    # Tokens of the prompt that have no part in the echoed text, such as that of the beginning,
-    # count among the prompt's offsets only.
     as_ids = asked.as_ids
     answer = completion_logprobs(entries, [len(echo) + e.offset for e in entries], as_ids=as_ids)
     if not opening or not asked.request.echo or news.prompt_logprobs is None:
         return answer
     tokenizer, ids = service.engine.tokenizer, news.prompt_token_ids
     prompt = completion_logprobs(
-        news.prompt_logprobs, offsets(tokenizer, ids), as_ids=as_ids,
+        news.prompt_logprobs, _offsets_in(echo, tokenizer, ids), as_ids=as_ids,
         first=tokenizer.token_text(ids[0]) if ids else "",
     )  # fmt: skip
     return {name: [*prompt[name], *answer[name]] for name in prompt}
+
+
+def _offsets_in(echo: str, tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+    """Where each token of the prompt begins in the echoed text. Tokens that have no part in it,
+    such as that of the beginning, stand where the next one does."""
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    before = len(text) - len(echo) if text.endswith(echo) else 0
+    return [min(max(at - before, 0), len(echo)) for at in offsets(tokenizer, ids)]
 
 
 def _forget_tokens(news: RequestOutput) -> None:
@@ -258,7 +281,7 @@ class _Teller:
         self._wants_sum = service.settings.force_include_usage or (
             options is not None and bool(options.include_usage)
         )
-        self._wants_sums = options is not None and bool(options.continuous_usage_stats)
+        self._wants_sums = options is not None and options.wants_sums
         # Chunks without text are sent too where they carry something else.
         self._is_verbose = request.logprobs is not None or self._wants_ids or self._wants_sums
         self._begun = set(asked.opened)  # choices that have had their first chunk

@@ -134,8 +134,8 @@ def _template(tokenizer: Tokenizer, request: Conversation, *, trust_template: bo
         template = _replaced(template, request.chat_template)
     if template is None:
         raise InvalidRequest(
-            "this model has no chat template; use /v1/completions, or start the server with "
-            "--chat-template",
+            "this model has no chat template; send the text itself as prompt or input, or start "
+            "the server with --chat-template",
             param="messages",
         )
     return template

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from octavo_engine.server.http_errors import error_body
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from octavo_engine.errors import RequestError
 
 MESSAGES_PATH = "/v1/messages"
+_VERSION = b"anthropic-version"
 # Where Anthropic has another word for what our own table says.
 _ANTHROPIC_TYPES = {"server_error": "api_error", "not_implemented_error": "api_error"}
 _ANTHROPIC_STATUSES = {413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
@@ -53,12 +56,20 @@ _OPENAI, _ANTHROPIC = OpenAiShape(), AnthropicShape()
 
 
 def shape_of(scope: dict[str, object] | object) -> ErrorShape:
-    """By the path of an ASGI scope: also where no route was found."""
+    """By the headers and the path of an ASGI scope: also where no route was found."""
     assert isinstance(scope, dict)
+    if speaks_anthropic(scope):
+        return _ANTHROPIC
     path = str(scope.get("path", "")).removeprefix(str(scope.get("root_path", "")))
     if path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + "/"):
         return _ANTHROPIC
     return _OPENAI
+
+
+def speaks_anthropic(scope: Mapping[str, Any]) -> bool:
+    """Whether the client says so itself, whatever the path."""
+    headers = scope.get("headers")
+    return isinstance(headers, list) and any(name == _VERSION for name, _ in headers)
 
 
 def anthropic_type(error: RequestError) -> str:

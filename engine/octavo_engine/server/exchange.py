@@ -82,6 +82,7 @@ class Exchange:
         self.request_id = self._request_id()
         self.resume: Resume | None = None  # what came before the body; known once that was read
         self.fields: Any = None  # the body as JSON; known once that was read
+        self.notes: dict[bytes, bytes] = {}  # headers of the answer that say how it was made
         # The last bytes of a stream that fails; None: as its path's errors are shaped.
         self.last_words: Callable[[RequestError], bytes] | None = None
         self._receive = receive
@@ -301,6 +302,7 @@ class Exchange:
         request_id = self.request_id.encode()
         headers.append((REQUEST_ID_HEADER.encode(), request_id))
         headers += [(name, request_id) for name in shape_of(self.scope).also_request_id]
+        headers += self.notes.items()
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _discard_rest(self) -> None:

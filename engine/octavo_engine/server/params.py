@@ -25,6 +25,7 @@ LISTS = (
 # Of a model's generation_config, what may serve as a default.
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MAX_LOGIT_BIAS = 100.0
+_SHOWN_KEYS = 10
 
 
 def sampling_params(
@@ -110,14 +111,16 @@ def _stop(stop: str | list[str]) -> tuple[str, ...]:
 
 
 def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
-    result: dict[int, float] = {}
-    for key, value in bias.items():
-        if not key.isascii() or not key.isdigit() or len(key) > 10:
-            raise InvalidRequest(
-                f"logit_bias: keys are token ids; got {key[:20]!r}", param="logit_bias"
-            )
-        result[int(key)] = max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, value))
-    return result
+    bad = [key for key in bias if not key.isascii() or not key.isdigit() or len(key) > 10]
+    if bad:
+        shown = ", ".join(repr(key[:20]) for key in bad[:_SHOWN_KEYS])
+        more = f" and {len(bad) - _SHOWN_KEYS} more" if len(bad) > _SHOWN_KEYS else ""
+        raise InvalidRequest(
+            f"logit_bias: keys are token ids; got {shown}{more}", param="logit_bias"
+        )
+    return {
+        int(key): max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, value)) for key, value in bias.items()
+    }
 
 
 def _at_most(name: str, value: int, limit: int, unit: str = "") -> None:

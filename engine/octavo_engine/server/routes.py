@@ -48,7 +48,7 @@ from octavo_engine.server.pooling.score import score
 from octavo_engine.server.responses import bodies as response_bodies
 from octavo_engine.server.responses import shapes as response_shapes
 from octavo_engine.server.responses import stored as stored_responses
-from octavo_engine.server.responses.create import create_response
+from octavo_engine.server.responses.create import count_input_tokens, create_response
 from octavo_engine.server.service import Service
 from octavo_engine.server.stream import stream
 from octavo_engine.server.token_generate import (
@@ -97,7 +97,8 @@ def served_routes(settings: ServerSettings) -> tuple[Row, ...]:
 # /metrics is public because scrapers of clusters send no key; it holds no prompt and no key.
 ROUTES = (
     Row("GET", "/v1/models", listing.list_models, "key",
-        says="The models served here", answer=answers.ModelList),
+        says="The models served here; in Anthropic's shape for clients that send anthropic-version",
+        query=listing.ModelsQuery, answer=answers.ModelList),
     Row("GET", "/v1/models/{model:path}", listing.get_model, "key",
         says="One model", answer=answers.ModelCard, also=(404,)),
     Row("POST", "/v1/completions", completions, "key", works=True,
@@ -109,9 +110,12 @@ ROUTES = (
     Row("POST", "/v1/responses", create_response, "key", works=True,
         says="Answer in OpenAI's Responses shape", body=response_bodies.ResponsesRequest,
         answer=response_shapes.Response, events=response_shapes.Event),
+    Row("POST", "/v1/responses/input_tokens", count_input_tokens, "key", works=True,
+        says="How many tokens a prompt has", body=response_bodies.InputTokensRequest,
+        answer=response_shapes.InputTokens),
     Row("GET", "/v1/responses/{response_id}", stored_responses.get_response, "key",
         says="A stored response", query=response_bodies.ResponseQuery,
-        answer=response_shapes.Response, also=(400, 404)),
+        answer=response_shapes.Response, events=response_shapes.Event, also=(400, 404)),
     Row("DELETE", "/v1/responses/{response_id}", stored_responses.delete_response, "key",
         says="Forget a stored response", answer=response_shapes.DeletedResponse, also=(404,)),
     Row("POST", "/v1/responses/{response_id}/cancel", stored_responses.cancel_response, "key",

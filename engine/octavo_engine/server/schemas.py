@@ -19,6 +19,11 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
+    @property
+    def wants_sums(self) -> bool:
+        """Usage with every chunk, unless none is wanted at all."""
+        return bool(self.continuous_usage_stats) and self.include_usage is not False
+
 
 class SamplingFields(msgspec.Struct, kw_only=True):
     """What both endpoints share."""
@@ -139,8 +144,6 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     top_logprobs: int | None = None
     # not honoured yet
     modalities: Any = None
-    audio: Any = None
-    web_search_options: Any = None
 
     @property
     def conversation(self) -> Conversation:

@@ -51,7 +51,7 @@ class ServerSettings:
     response_store: bool = True  # of /v1/responses, in memory; see also limits
     files_dir: str = ""  # of /v1/files and /v1/batches; empty: the routes are not there
     batch_concurrency: int = 32  # requests of batches at once, of all batches together
-    vllm_metrics: bool = False  # also emit every metric under vLLM's name
+    vllm_metrics: bool = True  # every metric also under vLLM's name, which other tools read
     access_log: Literal["errors", "all", "none"] = "errors"
     log_requests: bool = False  # a line for each request that comes in, without its text
     log_outputs: bool = False  # a line for each answer that is done, without its text

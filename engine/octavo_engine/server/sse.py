@@ -44,6 +44,7 @@ class Chunks:
         content: str = "",
         prompt_token_ids: list[int] | None = None,
         prompt_text: str | None = None,
+        usage: dict[str, Any] | None = None,
     ) -> bytes:
         """The first chunk of a choice of a chat."""
         parts = [self._head, b'{"index":', str(index).encode(), self._opening, _encode(content)]
@@ -52,6 +53,8 @@ class Chunks:
             parts += [b',"prompt_token_ids":', _encode(prompt_token_ids)]
         if prompt_text is not None:
             parts += [b',"prompt_text":', _encode(prompt_text)]
+        if usage is not None:
+            parts += [b',"usage":', _encode(usage)]
         return b"".join((*parts, b"}\n\n"))
 
     def text(self, index: int, text: str) -> bytes:

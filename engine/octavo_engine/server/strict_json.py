@@ -1,4 +1,4 @@
-"""JSON from strangers: UTF-8, finite numbers, no key twice, bounded depth, then a typed Struct.
+"""JSON from strangers: Unicode, finite numbers, no key twice, bounded depth, then a typed Struct.
 
 The standard decoder is used for what it can be told (duplicate keys, NaN); msgspec checks types and
 says where they are wrong.
@@ -18,6 +18,8 @@ from octavo_engine.errors import RequestError
 T = TypeVar("T")
 
 _PLACE = re.compile(r" - at `(key in )?\$\.?(.*)`$")
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def decode(body: bytes, type_: type[T], *, max_depth: int) -> T:
@@ -45,6 +47,9 @@ def parse(body: bytes, *, max_depth: int) -> Any:
     # Counting brackets is quick and settles it for nearly every body.
     if body.count(b"[") + body.count(b"{") > max_depth and _is_deeper(value, max_depth):
         raise _bad(f"the body is nested deeper than {max_depth} levels")
+    # UTF-8 cannot spell a lone surrogate and JSON's escapes can: no later step could encode it.
+    if _SURROGATE_ESCAPE.search(body) is not None:
+        _check_unicode(value)
     return value
 
 
@@ -62,15 +67,48 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise RequestError(f"{key} is given twice", param=key, code="invalid_json")
+                name = _encodable(key)
+                raise RequestError(f"{name} is given twice", param=name, code="invalid_json")
             seen.add(key)
     for key, value in pairs:
         if value.__class__ is float and not math.isfinite(value):  # NaN, Infinity, 1e999
-            raise RequestError(f"{key} must be a finite number", param=key, code="invalid_json")
+            name = _encodable(key)
+            raise RequestError(f"{name} must be a finite number", param=name, code="invalid_json")
     return result
 
 
+def _encodable(key: str) -> str:
+    """The key as an error may name it: half of a surrogate pair as its escape."""
+    return key.encode("utf-8", "backslashreplace").decode()
+
+
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def _check_unicode(value: Any) -> None:
+    """Raises RequestError for a text with half of a surrogate pair. The depth is bounded."""
+    pending: list[tuple[Any, str]] = [(value, "")]
+    while pending:
+        item, place = pending.pop()
+        if isinstance(item, str):
+            if _SURROGATE.search(item):
+                raise _half_a_pair(f"{place or 'the body'} has", place or None)
+        elif isinstance(item, dict):
+            for key, child in item.items():
+                if _SURROGATE.search(key):
+                    raise _half_a_pair(f"a key of {place or 'the body'} has", place or None)
+                pending.append((child, f"{place}.{key}" if place else key))
+        elif isinstance(item, list):
+            pending += [(child, f"{place}[{index}]") for index, child in enumerate(item)]
+
+
+def _half_a_pair(subject: str, param: str | None) -> RequestError:
+    return RequestError(
+        f"{subject} half of a surrogate pair (such as \\ud83d alone), which is no character; send "
+        "both halves or neither",
+        param=param,
+        code="invalid_json",
+    )
 
 
 def _is_deeper(value: Any, max_depth: int) -> bool:

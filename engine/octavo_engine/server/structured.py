@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from octavo_engine.errors import InvalidRequest
+from octavo_engine.protocol.endpoints import SCHEMA_LEFT_OVER_HEADER, SCHEMA_VALID_HEADER
 from octavo_engine.server.http_errors import not_supported
 
 if TYPE_CHECKING:
+    from octavo_engine.errors import RequestError
+    from octavo_engine.server.exchange import Exchange
     from octavo_engine.server.schemas import SamplingFields
     from octavo_engine.state.grammar import GrammarSpec
     from octavo_engine.state.sampling_params import SamplingParams
@@ -76,6 +79,45 @@ def wants_grammar(request: SamplingFields) -> bool:
     return any(getattr(request, field, None) is not None for field in _ASKING)
 
 
+def name_field(error: RequestError, request: SamplingFields) -> None:
+    """The field that asked for the grammar: the engine, which compiles it, knows one name only."""
+    if error.param == "response_format" and request.response_format is None:
+        given = request.structured_outputs not in (None, {})
+        error.param = "structured_outputs" if given else "tools"
+
+
+def note_left_over(exchange: Exchange, grammar: GrammarSpec | None) -> None:
+    """Tell the client which keywords of its schema are not enforced, if any."""
+    if grammar is not None and grammar.left_over:
+        exchange.notes[SCHEMA_LEFT_OVER_HEADER.encode()] = ", ".join(grammar.left_over).encode()
+
+
+async def note_validity(
+    exchange: Exchange, request: SamplingFields, grammar: GrammarSpec | None, texts: list[str]
+) -> None:
+    """Tell the client whether all its answers are valid, where the grammar leaves that open."""
+    schema = _schema_of(request)
+    if grammar is None or not grammar.left_over or schema is None:
+        return
+    from octavo_engine.grammar.validation import verdict
+
+    verdicts = await asyncio.to_thread(lambda: [verdict(text, schema) for text in texts])
+    word = b"false" if False in verdicts else b"unknown" if None in verdicts else b"true"
+    exchange.notes[SCHEMA_VALID_HEADER.encode()] = word
+
+
+def _schema_of(request: SamplingFields) -> Any:
+    """The schema of the answer, as the client has it."""
+    match request.response_format, request.structured_outputs:
+        case {"type": "json_schema", "json_schema": {"schema": schema}}, _:
+            return schema
+        case _, {"json": str(text)}:
+            return json.loads(text)
+        case _, {"json": schema}:
+            return schema
+    return None
+
+
 def as_shape(spec: GrammarSpec) -> dict[str, Any]:
     """The same language as a part of a structural tag."""
     if spec.kind == "regex":
@@ -117,7 +159,8 @@ def _of_response_format(value: Any, after: str | None) -> GrammarSpec | None:
             schema = given.get("schema")
             if not isinstance(schema, dict | bool):
                 raise InvalidRequest(f"{field}.schema must be a JSON schema", param=field)
-            return normal.json_schema_spec(schema, strict=given.get("strict") is True, after=after)
+            strict = given.get("strict") is True
+            return normal.json_schema_spec(schema, strict=strict, relax=not strict, after=after)
         case "structural_tag":
             return normal.structural_tag_spec(value, after=after)
         case kind:
@@ -145,8 +188,9 @@ def _of_structured_outputs(value: Any, after: str | None) -> GrammarSpec | None:
     match kinds[0]:
         case "json":
             return normal.json_schema_spec(
-                given, strict=closed, any_whitespace=loose, whitespace=whitespace, after=after
-            )
+                given, strict=closed, relax=True, any_whitespace=loose, whitespace=whitespace,
+                after=after,
+            )  # fmt: skip
         case "json_object":
             return normal.json_object_spec(any_whitespace=loose, whitespace=whitespace, after=after)
         case "regex":

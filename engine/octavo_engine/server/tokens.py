@@ -39,7 +39,7 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
             add_special_tokens=bool(request.add_special_tokens),
         )
         ids = prompt.ids
-    texts = [tokenizer.token_text(token) for token in ids] if request.return_token_strs else None
+    texts = [tokenizer.token_name(token) for token in ids] if request.return_token_strs else None
     await exchange.reply(
         msgspec.json.encode(
             {

@@ -30,8 +30,6 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "prompt_logprob_token_ids": _empty,
     "suffix": _empty,
     "modalities": lambda value: value in (["text"], []),
-    "audio": _empty,
-    "web_search_options": lambda value: False,
 }
 
 

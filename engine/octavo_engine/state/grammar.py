@@ -20,6 +20,8 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     text: str
     any_whitespace: bool = True  # of json_schema: between tokens, within bounds
     whitespace: str = ""  # a regular expression for what may stand there instead
+    # Keywords of the request's own schema that `text` is without: no grammar enforces them.
+    left_over: tuple[str, ...] = ()
     # The grammar begins once this text has been generated, such as "</think>"; None: at once.
     after: str | None = None
     budget: int | None = None  # tokens that there are for that; then `after` is written for it

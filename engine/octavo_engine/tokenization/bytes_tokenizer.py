@@ -109,6 +109,9 @@ class ByteTokenizer:
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
+    def token_name(self, token_id: int) -> str:
+        return self.token_text(token_id)
+
     def token_bytes(self, token_id: int) -> bytes:
         if 0 <= token_id < BOS:
             return bytes((token_id,))

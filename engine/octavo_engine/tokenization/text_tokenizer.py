@@ -152,6 +152,10 @@ class TextTokenizer:
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
+    def token_name(self, token_id: int) -> str:
+        known = 0 <= token_id < self.vocab_size
+        return (self._tokenizer.id_to_token(token_id) or "") if known else ""
+
     def token_bytes(self, token_id: int) -> bytes:
         piece = self._pieces.get(token_id)
         if piece is None:

@@ -96,6 +96,9 @@ class Tokenizer(Protocol):
     def token_text(self, token_id: int) -> str:
         """The token alone; bytes that are no whole character become U+FFFD."""
 
+    def token_name(self, token_id: int) -> str:
+        """The token as the vocabulary spells it, such as "Ġhello"; empty for no token."""
+
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to the text. Empty for ids that stand for nothing."""
 

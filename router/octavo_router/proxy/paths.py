@@ -55,6 +55,7 @@ _ROWS: Final = (
     ProxiedPath("/classify"),
     ProxiedPath("/tokenize"),
     ProxiedPath("/detokenize"),
+    ProxiedPath("/v1/responses/input_tokens"),
     ProxiedPath("/v1/audio/transcriptions", is_json=False),
     ProxiedPath("/v1/audio/translations", is_json=False),
 )

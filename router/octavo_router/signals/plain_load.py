@@ -33,15 +33,11 @@ _QUEUED_TOKENS = ("octavo_num_queued_tokens",)
 _STARTED_AT = ("process_start_time_seconds",)
 
 _FACTS = {
-    name.encode(): fact
-    for fact, names in (
-        ("running", _RUNNING),
-        ("waiting", _WAITING),
-        ("usage", _USAGE),
-        ("queued_tokens", _QUEUED_TOKENS),
-        ("started_at", _STARTED_AT),
-    )
-    for name in names
+    "running": _RUNNING,
+    "waiting": _WAITING,
+    "usage": _USAGE,
+    "queued_tokens": _QUEUED_TOKENS,
+    "started_at": _STARTED_AT,
 }
 _AFTER_NAME = re.compile(rb"(?:\{[^\n]*\})?[ \t]+([^\s]+)")
 
@@ -51,27 +47,32 @@ class PlainLoad:
 
     def __init__(self, page: bytes) -> None:
         values: dict[str, list[float]] = {}
-        for fact, text in _samples(page):
-            values.setdefault(fact, []).append(_number(text))
+        for fact, names in _FACTS.items():
+            # The same fact may be there under several names, as ours is under vLLM's too: one says
+            # it all, and adding them up would count everything twice.
+            samples = next(
+                filter(None, (list(_samples(page, name.encode())) for name in names)), []
+            )
+            if samples:
+                values[fact] = list(map(_number, samples))
         self.load = _load(values)
         started = values.get("started_at", [])
         # A later start than last time is a new process, with an empty cache.
         self.started_at = started[0] if started and math.isfinite(started[0]) else None
 
 
-def _samples(page: bytes) -> Iterator[tuple[str, bytes]]:
-    """Facts and their values as texts.
+def _samples(page: bytes, name: bytes) -> Iterator[bytes]:
+    """The values of one name, as texts.
 
     Looked for name by name: these are a few of a page's thousand lines, and finding bytes is
     several times faster than looking at each line.
     """
-    for name, fact in _FACTS.items():
-        at = page.find(name)
-        while at >= 0:
-            end = at + len(name)
-            if (at == 0 or page[at - 1] == 10) and (sample := _AFTER_NAME.match(page, end)):
-                yield fact, sample[1]
-            at = page.find(name, end)
+    at = page.find(name)
+    while at >= 0:
+        end = at + len(name)
+        if (at == 0 or page[at - 1] == 10) and (sample := _AFTER_NAME.match(page, end)):
+            yield sample[1]
+        at = page.find(name, end)
 
 
 def _load(values: dict[str, list[float]]) -> Load | None:

@@ -9,25 +9,33 @@ from typing import Any
 
 import pytest
 
-from octavo_engine.errors import InvalidRequest, QueueFull
+from octavo_engine.errors import GenerationFailed, InvalidRequest, QueueFull
 from octavo_engine.grammar.compiler import CompilerSettings
 from octavo_engine.grammar.limits import GrammarLimits
-from octavo_engine.grammar.normal import json_schema_spec, regex_spec
+from octavo_engine.grammar.normal import (
+    grammar_spec,
+    regex_spec,
+    structural_tag_spec,
+)
+from octavo_engine.state.grammar import GrammarSpec
 from tests.fakes.grammar_rig import CHOICE, CHOICES, Rig
+
+# As no request makes it: what no grammar enforces is found out before.
+NOT = GrammarSpec(kind="json_schema", text='{"not":{}}')
 
 
 def test_what_does_not_compile_is_refused_and_others_are_served() -> None:
     rig = Rig()
     rig.add(None, request_id="plain", max_tokens=20)
     rig.add(regex_spec("(?=look)ahead"), request_id="bad")
-    rig.add(json_schema_spec({"not": {}}), request_id="worse")
+    rig.add(NOT, request_id="worse")
     answers = rig.run()
     assert len(answers["plain"].tokens) == 20
     for name in ("bad", "worse"):
         assert isinstance(answers[name].error, InvalidRequest)
     assert "'not'" in str(answers["worse"].error)
     with pytest.raises(InvalidRequest):
-        rig.add(json_schema_spec({"not": {}}))  # known by now: at once
+        rig.add(NOT)  # known by now: at once
     assert rig.engine.stats().grammar_failures == 2
 
 
@@ -155,6 +163,50 @@ def test_an_automaton_that_bursts_fails_its_request() -> None:
     assert answers["bomb"].reason in ("error", "refused")
     assert "grammar" in str(answers["bomb"].error)
     assert rig.engine.stats().nan_failures == 0
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        regex_spec("(a?){200}a{200}"),
+        grammar_spec('root ::= "a"{1000000}'),
+        structural_tag_spec({"type": "structural_tag", "format": {
+            "type": "regex", "pattern": "(a?){200}a{200}"}}),
+    ],
+    ids=["regex", "ebnf", "structural_tag"],
+)  # fmt: skip
+def test_an_automaton_that_bursts_at_once_is_refused_when_it_is_compiled(spec: Any) -> None:
+    rig = Rig()
+    rig.add(spec, request_id="bomb")
+    answer = rig.run()["bomb"]
+    assert answer.reason == "refused" and answer.tokens == []
+    assert isinstance(answer.error, InvalidRequest)
+    with pytest.raises(InvalidRequest):
+        rig.add(spec)  # known by now: at once
+
+
+def test_a_compiler_that_panics_on_a_text_refuses_the_text() -> None:
+    rig = Rig()
+    compiler = rig.grammars.compiler
+
+    def panic(*args: Any) -> Any:
+        raise ValueError("not implemented")
+
+    compiler._compiled = panic  # type: ignore[method-assign, assignment]  # the test
+    rig.add(CHOICE, request_id="bad")
+    assert isinstance(rig.run()["bad"].error, InvalidRequest)
+
+
+def test_memory_that_is_not_there_is_no_fault_of_the_text() -> None:
+    rig = Rig()
+    compiler = rig.grammars.compiler
+
+    def fail(*args: Any) -> Any:
+        raise MemoryError
+
+    compiler._compiled = fail  # type: ignore[method-assign, assignment]  # the test
+    rig.add(CHOICE, request_id="unlucky")
+    assert isinstance(rig.run()["unlucky"].error, GenerationFailed)
 
 
 def test_the_cache_keeps_to_its_bytes() -> None:

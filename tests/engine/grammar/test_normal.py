@@ -52,8 +52,10 @@ def test_strict_closes_objects_that_list_their_properties() -> None:
 def test_white_space_is_bounded_or_absent() -> None:
     spec = json_object_spec()
     assert accepts(spec, '{\n  "a" : [ 1,\t2 ]\r\n}')
-    assert accepts(spec, '{"a":' + " " * 32 + "1}")
-    assert not begins(spec, '{"a":' + " " * 33)
+    assert accepts(spec, '{"a": {\r\n\t\t"b" :1}}')
+    assert accepts(spec, '{"a":\n' + " " * 32 + "1}")
+    assert not begins(spec, '{"a":\n' + " " * 33)
+    assert not begins(spec, '{"a":  ') and not begins(spec, '{"a":\n\n')
     assert not begins(spec, " ")
     tight = json_object_spec(any_whitespace=False)
     assert accepts(tight, '{"a":[1,2]}') and not begins(tight, "{ ")

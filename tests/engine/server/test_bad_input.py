@@ -116,7 +116,6 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": USER, "tool_choice": "required"}, "tool_choice"),
     (CHAT, {"messages": USER, "response_format": {"type": "yaml"}}, "response_format"),
     (CHAT, {"messages": USER, "modalities": ["audio"]}, "modalities"),
-    (CHAT, {"messages": USER, "audio": {"voice": "x"}}, "audio"),
     (CHAT, {"messages": USER, "chat_template": "{{ x }}"}, "chat_template"),
     (CHAT, {"messages": USER, "chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs.a"),
     (CHAT, {"messages": USER, "chat_template_kwargs": {"messages": "x"}},
@@ -206,6 +205,36 @@ def test_what_is_not_proper_json_is_a_400(server, body, param, words):
 
     assert (status, error["param"]) == (400, param)
     assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, rb'{"prompt": "a", "model": "\ud800"}', "model"),
+        (COMPLETIONS, rb'{"prompt": "a", "cache_salt": "\uDC00"}', "cache_salt"),
+        (COMPLETIONS, rb'{"prompt": "a", "\ud800": 1}', None),
+        (COMPLETIONS, rb'{"prompt": "a", "\ud800": 1, "\ud800": 1}', "\\ud800"),
+        (COMPLETIONS, rb'{"prompt": "a", "\ud800": 1e999}', "\\ud800"),
+        (COMPLETIONS, rb'{"prompt": "a", "metadata": {"\ud800": 1}}', "metadata"),
+        (COMPLETIONS, rb'{"prompt": "a", "user": "\ud83d\ud83d\ude00"}', "user"),
+        (COMPLETIONS, rb'{"prompt": ["a", "\ud800"]}', "prompt[1]"),
+        (CHAT, rb'{"messages": [{"role": "\ud800", "content": "a"}]}', "messages[0].role"),
+        ("/tokenize", rb'{"prompt": "\ud800"}', "prompt"),
+        ("/invocations", rb'{"prompt": "a", "model": "\ud800"}', "model"),
+        ("/v1/responses", rb'{"input": "a", "model": "\ud800"}', "model"),
+        (COMPLETIONS, rb'"\ud800"', None),
+    ],
+)
+def test_half_a_surrogate_pair_is_a_400_wherever_it_stands(server, path, body, param):
+    status, error = error_of(server.raw(post(path, body)))
+
+    assert (status, error["param"], error["code"]) == (400, param, "invalid_json")
+
+
+def test_a_whole_surrogate_pair_is_a_character(server):
+    body = rb'{"prompt": "\ud83d\ude00 \\ud800", "max_tokens": 1}'
+
+    assert server.raw(post(COMPLETIONS, body)).startswith(b"HTTP/1.1 200")
 
 
 def test_many_brackets_side_by_side_are_not_deep(server):

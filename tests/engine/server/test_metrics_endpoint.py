@@ -50,7 +50,7 @@ def test_counters_equal_the_sums_of_events():
     assert samples["octavo_request_generation_tokens_sum"] == generated
     assert samples["octavo_request_generation_tokens_count"] == 6
     assert samples["octavo_request_params_n_sum"] == 6
-    finished = [value for name, value in samples.items() if "request_success_total" in name]
+    finished = [value for name, value in samples.items() if "octavo_request_success_total" in name]
     assert sum(finished) == 6
     assert samples["octavo_time_to_first_token_seconds_count"] == 3
     assert samples["octavo_e2e_request_latency_seconds_count"] == 6
@@ -68,7 +68,9 @@ def test_failures_are_counted_by_their_reason(error, reason):
         client.post("/v1/completions", json={"prompt": "abc", "n": 2})
         samples = read(client.get("/metrics").text)
 
-    finished = {name: n for name, n in samples.items() if "request_success_total" in name and n}
+    finished = {
+        name: n for name, n in samples.items() if "octavo_request_success_total" in name and n
+    }
     assert finished == {f'octavo_request_success_total{{"finished_reason": "{reason}"}}': 2}
 
 
@@ -92,8 +94,8 @@ def test_every_gap_between_streamed_outputs_is_observed():
     assert samples["octavo_inter_token_latency_seconds_count"] == 8
 
 
-def test_vllm_s_names_come_on_request_with_equal_values():
-    with running(settings=ServerSettings(vllm_metrics=True)) as server, server.client() as client:
+def test_vllm_s_names_come_beside_ours_with_equal_values_unless_switched_off():
+    with running() as server, server.client() as client:
         client.post("/v1/completions", json={"prompt": "abc"})
         samples = read(client.get("/metrics").text)
 
@@ -107,7 +109,7 @@ def test_vllm_s_names_come_on_request_with_equal_values():
 
 
 def read_without_vllm() -> str:
-    with running() as server, server.client() as client:
+    with running(settings=ServerSettings(vllm_metrics=False)) as server, server.client() as client:
         text: str = client.get("/metrics").text
         return text
 

@@ -24,6 +24,21 @@ def read(client: httpx.Client) -> dict[str, float]:
     return samples
 
 
+def test_special_tokens_of_a_chat_are_counted_though_its_text_hides_them():
+    body = {
+        "messages": [{"role": "user", "content": "hi"}], "max_tokens": 200, "ignore_eos": True,
+        "return_token_ids": True, "logit_bias": {"257": 5}, "temperature": 1.0, "seed": 1,
+    }  # fmt: skip
+    with simulating() as server, httpx.Client(base_url=server.url) as client:
+        answer = client.post("/v1/chat/completions", json=body, timeout=30).json()
+        server.check_idle()
+        told = read(client)
+
+    ids = answer["choices"][0]["token_ids"]
+    assert len(ids) == answer["usage"]["completion_tokens"] == 200
+    assert told["octavo_generation_tokens_total"] == told["vllm:generation_tokens_total"] == 200
+
+
 def test_what_is_exposed_is_what_clients_were_told():
     bodies: list[dict[str, Any]] = [
         {"prompt": PROMPT + str(number % 3), "max_tokens": 3 + number, "n": 1 + number % 2,

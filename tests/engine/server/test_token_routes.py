@@ -38,7 +38,7 @@ def refusal(server: RunningServer, path: str, **body: Any) -> tuple[str, str]:
 
 def test_tokens_with_their_texts(server):
     assert ask(server, "/tokenize", prompt="ab", return_token_strs=True) == {
-        "count": 2, "max_model_len": 256, "tokens": [97, 98], "token_strs": ["a", "b"],
+        "count": 2, "max_model_len": 256, "tokens": [97, 98], "token_strs": ["▁a", "▁b"],
     }  # fmt: skip
 
 

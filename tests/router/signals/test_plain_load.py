@@ -7,13 +7,10 @@ import pytest
 
 from octavo_router.signals.plain_load import PlainLoad, _samples
 
-NAMES = {
-    "vllm:num_requests_running": "running",
-    "vllm:num_requests_waiting": "waiting",
-    "sglang:token_usage": "usage",
-    "octavo_num_queued_tokens": "queued_tokens",
-    "process_start_time_seconds": "started_at",
-}
+NAMES = (
+    "vllm:num_requests_running", "vllm:num_requests_waiting", "sglang:token_usage",
+    "octavo_num_queued_tokens", "process_start_time_seconds",
+)  # fmt: skip
 LINE = re.compile(r"([^\s{]+)(?:\{.*\})?[ \t]+(\S+)")
 
 
@@ -23,7 +20,7 @@ def line_by_line(page: str) -> list[tuple[str, str]]:
     for line in page.split("\n"):
         match = LINE.match(line)
         if match and match[1] in NAMES:
-            found.append((NAMES[match[1]], match[2]))
+            found.append((match[1], match[2]))
     return sorted(found)
 
 
@@ -38,8 +35,20 @@ def line(random: Random) -> str:
 def test_a_page_says_what_its_lines_say(seed: int):
     random = Random(seed)
     page = "\n".join(line(random) for _ in range(random.randrange(30)))
-    found = sorted((fact, text.decode()) for fact, text in _samples(page.encode()))
+    found = sorted(
+        (name, text.decode()) for name in NAMES for text in _samples(page.encode(), name.encode())
+    )
     assert found == line_by_line(page)
+
+
+def test_one_fact_under_two_names_counts_once():
+    ranks = "".join(
+        f'{name}{{engine="{rank}"}} {number}\n'
+        for name in ("vllm:num_requests_running", "octavo_num_requests_running")
+        for rank, number in enumerate((3, 4))
+    )
+    load = PlainLoad(ranks.encode()).load
+    assert load is not None and load.running == 7
 
 
 def test_a_name_within_a_line_is_no_sample():

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 URLS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v2/embed", "/score",
-    "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/classify", "/pooling",
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v2/embed",
+    "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/classify", "/pooling",
     "/v1/audio/transcriptions", "/v1/audio/translations",
 )  # fmt: skip
 _SHOWN_CHARS = 100
@@ -156,8 +156,9 @@ def _problem(fields: dict[str, Any]) -> str:
         return f"url must be one of {', '.join(URLS)}; got {_shown(url)}"
     if not isinstance(body, dict):
         return "body must be a JSON object"
-    if body.get("stream"):
-        return "stream is not supported in a batch; leave it out of the body"
+    for name in ("stream", "background"):
+        if body.get(name):
+            return f"{name} is not supported in a batch; leave it out of the body"
     return ""
 
 

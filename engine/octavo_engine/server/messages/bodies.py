@@ -53,6 +53,14 @@ class OutputConfig(msgspec.Struct, kw_only=True):
     format: dict[str, Any] | None = None
 
 
+class ContextEdit(msgspec.Struct, kw_only=True):
+    type: str
+
+
+class ContextManagement(msgspec.Struct, kw_only=True):
+    edits: list[ContextEdit] | None = None
+
+
 class CountTokensRequest(msgspec.Struct, kw_only=True):
     """What a prompt is made of."""
 
@@ -64,10 +72,10 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    context_management: ContextManagement | None = None
     # of other services: refused
     container: Any = None
     mcp_servers: Any = None
-    context_management: Any = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         AnthropicMessage,
         AnthropicTool,
         AnthropicToolChoice,
+        ContextManagement,
         CountTokensRequest,
         Thinking,
     )
@@ -65,9 +66,10 @@ class Turn:
 
 def read_turn(request: CountTokensRequest) -> Turn:
     """Raises RequestError that names the field."""
-    for name in ("container", "mcp_servers", "context_management"):
+    for name in ("container", "mcp_servers"):
         if getattr(request, name) not in (None, [], {}):
             raise not_supported(name)
+    _check_edits(request.context_management)
     reader = _Reader()
     if request.system is not None:
         text = _texts("system", request.system)
@@ -88,6 +90,16 @@ def read_turn(request: CountTokensRequest) -> Turn:
             setattr(chat, name, getattr(request, name))
         chat.stop = request.stop_sequences
     return Turn(chat, reader.places)
+
+
+def _check_edits(management: ContextManagement | None) -> None:
+    """Thoughts of earlier turns are the chat template's to keep or drop, so that an edit about them
+    changes nothing. Others would change what the model reads."""
+    edits = management.edits if management is not None else None
+    for number, edit in enumerate(edits or ()):
+        if not edit.type.startswith("clear_thinking_"):
+            field = f"context_management.edits[{number}].type"
+            raise not_supported(f"{field} {edit.type[:50]!r}", "clear_thinking is", param=field)
 
 
 def _add_tools(chat: ChatCompletionRequest, request: CountTokensRequest) -> None:

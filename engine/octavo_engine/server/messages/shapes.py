@@ -74,6 +74,25 @@ class TokenCount(msgspec.Struct, kw_only=True):
     input_tokens: int
 
 
+# ── models ──
+
+
+class AnthropicModel(msgspec.Struct, kw_only=True, tag_field="type", tag="model"):
+    id: str
+    display_name: str
+    created_at: str  # RFC 3339
+    lifecycle: Literal["active"]
+    max_input_tokens: int | None  # null while the model is loaded
+    max_tokens: int | None
+
+
+class AnthropicModelList(msgspec.Struct, kw_only=True):
+    data: list[AnthropicModel]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 # ── events ──
 
 

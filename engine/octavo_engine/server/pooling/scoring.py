@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from octavo_engine.core import pooling_text
-from octavo_engine.errors import ContextLengthExceeded, InvalidRequest
+from octavo_engine.core.pooling import check_items
+from octavo_engine.errors import ContextLengthExceeded, InvalidRequest, RequestError
 from octavo_engine.server.http_errors import not_supported
 from octavo_engine.server.pooling.items import Cut, check_count, encoded, off_loop
 from octavo_engine.server.pooling.prompts import prompt_of
@@ -17,7 +19,7 @@ from octavo_engine.server.pooling.work import choose, pool
 from octavo_engine.state.pooling import PoolingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -58,9 +60,23 @@ async def score_sides(
     _check(sides, service.settings.limits.max_pooling_items)
     task = choose(service, "score", "embed")
     sides = await _shortened(service, request, sides)
-    if task == "score":
-        return await _by_pairs(exchange, service, asked, request, sides)
-    return await _by_angle(exchange, service, asked, request, sides)
+    by = _by_pairs if task == "score" else _by_angle
+    with _naming(sides.names[1]):  # of what all texts have in common
+        return await by(exchange, service, asked, request, sides)
+
+
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """An error of the input becomes one of the field that its client knows."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param == "input":
+            error.param = field
+            begin = next((b for b in ("the input", "input") if error.message.startswith(b)), "")
+            if begin:
+                error.message = field + error.message[len(begin) :]
+        raise
 
 
 async def _by_pairs(
@@ -100,8 +116,15 @@ async def _by_angle(
     engine = service.engine
     cut = Cut.of(request, engine.info.max_model_len)
     first, second = prompts_of(engine.info, sides.names)
-    texts = [first + text for text in sides.first] + [second + text for text in sides.second]
-    items = await encoded(engine.tokenizer, texts, special=True, cut=cut)
+    items: list[PoolingItem] = []
+    for prompt, texts, name in zip((first, second), (sides.first, sides.second), sides.names,
+                                   strict=True):  # fmt: skip
+        with _naming(name):
+            side = await encoded(
+                engine.tokenizer, [prompt + text for text in texts], special=True, cut=cut
+            )
+            check_items(side, PoolingParams(task="embed"), engine.info)
+        items += side
     rows = np.stack(await pool(exchange, service, asked, items, PoolingParams(task="embed")))
     count = len(sides.first)
     return Scores(cosines(rows[:count], rows[count:]), items)

@@ -184,9 +184,8 @@ class Answer:
         content = _content(part)
         if isinstance(content, shapes.ReasoningText):
             return shapes.ReasoningItem(
-                id=id_, status=status, summary=[], content=[] if is_empty else [content],
-                encrypted_content=None,
-            )  # fmt: skip
+                id=id_, status=status, summary=[], content=[] if is_empty else [content]
+            )
         return shapes.OutputMessage(
             id=id_, status=status, role="assistant", content=[] if is_empty else [content]
         )

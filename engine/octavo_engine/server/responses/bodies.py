@@ -50,6 +50,23 @@ class ResponsesStreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
+class InputTokensRequest(msgspec.Struct, kw_only=True):
+    """What a prompt is made of."""
+
+    input: str | list[InputItem] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextWish | None = None
+    reasoning: ReasoningWish | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    conversation: Any = None  # of other services: refused
+
+
 class ResponsesRequest(msgspec.Struct, kw_only=True):
     input: str | list[InputItem]
     model: str | None = None
@@ -79,8 +96,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     # of other services: refused
     conversation: Any = None
     prompt: Any = None
-    context_management: Any = None
-    moderation: Any = None
     # as a chat request has them
     top_k: int | None = None
     min_p: float | None = None
@@ -106,6 +121,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
 class ResponseQuery(msgspec.Struct, kw_only=True):
     stream: bool | None = None
+    starting_after: int | None = None  # the sequence_number of the last event that was seen
 
 
 class InputItemsQuery(msgspec.Struct, kw_only=True):

@@ -11,20 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from octavo_engine.core.pooling import check_task
 from octavo_engine.errors import InvalidRequest, RequestError
 from octavo_engine.protocol.endpoints import PLACE_DIGITS, PLACE_HEADER
 from octavo_engine.server.chat_request import prepare
 from octavo_engine.server.chat_run import ChatRun
+from octavo_engine.server.conversations import rendered
 from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.http_errors import HttpError, internal_error, not_supported
 from octavo_engine.server.responses import shapes
-from octavo_engine.server.responses.answer import Answer, failure_of, frame
-from octavo_engine.server.responses.bodies import ResponsesRequest
+from octavo_engine.server.responses.answer import Answer, frame
+from octavo_engine.server.responses.bodies import InputTokensRequest, ResponsesRequest
 from octavo_engine.server.responses.fit import fitted
 from octavo_engine.server.responses.items import answer_of, listed, new_id
+from octavo_engine.server.responses.log import EventLog
 from octavo_engine.server.responses.request import read_turn
 from octavo_engine.server.responses.store import Stored, owner_of
 from octavo_engine.server.service import Service  # noqa: TC001
+from octavo_engine.server.structured import note_validity
 
 if TYPE_CHECKING:
     from octavo_engine.server.chat_request import Asked
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("octavo.server")
 
+# Fields that every tool of a response has, whether the request had them or not.
+_TOOL = {"type": "function", "description": None, "parameters": None, "strict": None}
 STORE_OFF = "this server keeps no responses (--no-response-store)"
 
 
@@ -47,7 +53,7 @@ async def create_response(exchange: Exchange, service: Service) -> None:
         asked = await prepare(exchange, service, turn.chat, prefix="resp", kind="responses")
         work = _Work(service, exchange, request, turn, asked, owner)
         if request.background:
-            await work.in_background(exchange)
+            await work.in_background(exchange, streams=bool(request.stream))
             return
         async with exchange.while_present():
             await (work.streamed(exchange) if request.stream else work.whole(exchange))
@@ -66,10 +72,6 @@ def _check_store(request: ResponsesRequest, service: Service) -> None:
         raise not_supported("background", STORE_OFF)
     if request.store is False:
         raise InvalidRequest("background needs store: it is fetched later", param="background")
-    if request.stream:
-        raise not_supported(
-            "stream", "a response in the background is fetched with GET /v1/responses/{id}"
-        )
 
 
 def _before(service: Service, id_: str | None, owner: bytes) -> tuple[Any, ...]:
@@ -92,6 +94,28 @@ def _before(service: Service, id_: str | None, owner: bytes) -> tuple[Any, ...]:
     return tuple(stored.messages)
 
 
+async def count_input_tokens(exchange: Exchange, service: Service) -> None:
+    """Of the prompt that the same fields would make for /v1/responses."""
+    given = await exchange.json(InputTokensRequest)
+    fields = {name: getattr(given, name) for name in InputTokensRequest.__struct_fields__}
+    request = ResponsesRequest(**fields | {"input": given.input if given.input is not None else ""})
+    _check_store(request, service)
+    before = _before(service, request.previous_response_id, owner_of(exchange, service.guard))
+    turn = read_turn(request, before)
+    try:
+        service.check_model(request.model)
+        check_task("generate", service.engine.info)
+        prompt = await rendered(
+            service.engine.tokenizer, turn.chat.conversation, service.settings.limits,
+            trust_template=False,
+        )  # fmt: skip
+    except RequestError as error:
+        turn.rename(error)
+        raise
+    answer = shapes.InputTokens(object="response.input_tokens", input_tokens=len(prompt.ids))
+    await exchange.reply(msgspec.json.encode(answer))
+
+
 class _Work:
     """One response from its request to its end."""
 
@@ -101,6 +125,7 @@ class _Work:
     ) -> None:  # fmt: skip
         self._service = service
         self._turn = turn
+        self._asked = asked
         self._run = ChatRun(service, asked)
         keeps = service.settings.response_store and request.store is not False
         self._answer = Answer(_response(request, asked, keeps=keeps, place=place_of(exchange)))
@@ -111,7 +136,15 @@ class _Work:
     async def whole(self, exchange: Exchange) -> None:
         self._answer.begin()
         await self._run_through()
-        await exchange.reply(msgspec.json.encode(self._answer.response))
+        response, asked = self._answer.response, self._asked
+        texts = [
+            part.text
+            for item in response.output
+            if isinstance(item, shapes.OutputMessage)
+            for part in item.content
+        ]
+        await note_validity(exchange, asked.request, asked.reading.grammar, texts)
+        await exchange.reply(msgspec.json.encode(response))
 
     async def streamed(self, exchange: Exchange) -> None:
         exchange.last_words = self._last_words
@@ -131,8 +164,8 @@ class _Work:
                 elif frames:
                     await exchange.write(frames)
 
-    async def in_background(self, exchange: Exchange) -> None:
-        """The answer is that it is queued."""
+    async def in_background(self, exchange: Exchange, *, streams: bool) -> None:
+        """The answer is that it is queued, or its events as they come."""
         response = self._answer.response
         response.status = "queued"
         if not self._service.responses.put(self._stored):
@@ -142,19 +175,27 @@ class _Work:
                 param="input",
             )
         payload = msgspec.json.encode(response)
+        if streams:
+            self._stored.log = EventLog()
         self._service.enter()  # a server that drains waits for it
         self._stored.task = asyncio.create_task(self._alone(), name=f"octavo-{response.id}")
         self._stored.task.add_done_callback(lambda _: self._service.leave())
-        await exchange.reply(payload)
+        if self._stored.log is None:
+            await exchange.reply(payload)
+            return
+        async with exchange.while_present():  # a client that leaves may come back: it goes on
+            await read_log(exchange, self._stored.log, 0)
 
     async def _alone(self) -> None:
         """Nobody listens: how it ends is in the response."""
         response = self._answer.response
         try:
-            self._answer.begin()
+            self._log(self._answer.begin())
             await self._run_through()
+            self._log([self._answer.last()])
         except asyncio.CancelledError:
             response.status, response.output = "cancelled", []
+            self._log([self._answer.last()])
             self._keep()
         except RequestError as error:
             self._turn.rename(error)
@@ -162,18 +203,25 @@ class _Work:
         except Exception:
             logger.exception("Broke on a request", extra={"response_id": response.id})
             self._fail(internal_error())
+        finally:
+            if self._stored.log is not None:
+                self._stored.log.close()
 
     async def _run_through(self) -> None:
-        async with aclosing(self._run.news(stream=False)) as pieces:
+        """Not for a client: what is logged can be read later."""
+        async with aclosing(self._run.news(stream=self._stored.log is not None)) as pieces:
             async for piece in pieces:
                 for news in piece.choices:
-                    self._answer.read(news)
-        self._answer.end(self._run.usage)
+                    self._log(self._answer.read(news))
+        self._log(self._answer.end(self._run.usage))
         self._keep()
 
+    def _log(self, events: list[Event]) -> None:
+        if self._stored.log is not None:
+            self._stored.log.add(list(map(frame, events)))
+
     def _fail(self, error: RequestError) -> None:
-        self._answer.response.status = "failed"
-        self._answer.response.error = failure_of(error)
+        self._log(self._answer.fail(error))
         self._keep()
 
     def _keep(self) -> None:
@@ -191,6 +239,18 @@ class _Work:
         return _frames(events)
 
 
+async def read_log(exchange: Exchange, log: EventLog, start: int) -> None:
+    """The events from one on, as the answer to a request."""
+    async with aclosing(log.follow(start)) as pieces:
+        async for frames in pieces:
+            if not exchange.started:
+                await exchange.open_stream()
+            await exchange.write(frames)
+    if not exchange.started:
+        await exchange.open_stream()
+    await exchange.close()
+
+
 def _frames(events: list[Event]) -> bytes:
     return b"".join(map(frame, events))
 
@@ -200,6 +260,14 @@ def place_of(exchange: Exchange) -> str:
     place = exchange.header(PLACE_HEADER.encode())
     is_one = len(place) == PLACE_DIGITS and not set(place) - set(hexdigits.lower())
     return place if is_one else ""
+
+
+def _format(given: dict[str, Any] | None) -> dict[str, Any]:
+    if not given:
+        return {"type": "text"}
+    if given.get("type") == "json_schema":
+        return {"description": None, **given, "strict": given.get("strict") is True}
+    return given
 
 
 def _response(
@@ -232,12 +300,14 @@ def _response(
         service_tier="default",
         store=keeps,
         temperature=params.temperature,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
         text=shapes.TextSettings(
-            format=(text and text.format) or {"type": "text"},
-            verbosity=None if text is None else text.verbosity,
+            format=_format(None if text is None else text.format),
+            verbosity=(text and text.verbosity) or "medium",
         ),
         tool_choice="auto" if request.tool_choice is None else request.tool_choice,
-        tools=request.tools or [],
+        tools=[{**_TOOL, **tool} for tool in request.tools or []],
         top_logprobs=request.top_logprobs or 0,
         top_p=params.top_p,
         truncation=request.truncation or "disabled",

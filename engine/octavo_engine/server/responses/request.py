@@ -97,7 +97,7 @@ def wants_logprobs(request: ResponsesRequest) -> bool:
 
 def check(request: ResponsesRequest) -> None:
     """What no chat request has. Raises RequestError."""
-    for name in ("conversation", "prompt", "context_management", "moderation"):
+    for name in ("conversation", "prompt"):
         if getattr(request, name) not in (None, [], {}):
             raise not_supported(name)
     for entry in request.include or ():
@@ -105,9 +105,9 @@ def check(request: ResponsesRequest) -> None:
             raise InvalidRequest(
                 f"include: {entry[:60]!r} is none of {', '.join(INCLUDABLE)}", param="include"
             )
-    if request.max_tool_calls is not None and request.max_tool_calls < 1:
+    if request.max_tool_calls is not None and request.max_tool_calls < 0:
         raise InvalidRequest(
-            f"max_tool_calls must be at least 1; got {request.max_tool_calls}",
+            f"max_tool_calls must be at least 0; got {request.max_tool_calls}",
             param="max_tool_calls",
         )
     if request.stream_options is not None and not request.stream:

@@ -38,7 +38,6 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoni
     status: ItemStatus
     summary: list[dict[str, Any]]
     content: list[ReasoningText]
-    encrypted_content: str | None
 
 
 class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
@@ -87,7 +86,7 @@ class ReasoningSettings(msgspec.Struct, kw_only=True):
 
 class TextSettings(msgspec.Struct, kw_only=True):
     format: dict[str, Any]
-    verbosity: str | None
+    verbosity: str
 
 
 class Response(msgspec.Struct, kw_only=True):
@@ -115,6 +114,8 @@ class Response(msgspec.Struct, kw_only=True):
     service_tier: str
     store: bool
     temperature: float
+    presence_penalty: float
+    frequency_penalty: float
     text: TextSettings
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
@@ -123,6 +124,11 @@ class Response(msgspec.Struct, kw_only=True):
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
     user: str | None
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class DeletedResponse(msgspec.Struct, kw_only=True):

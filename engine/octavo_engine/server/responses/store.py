@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from octavo_engine.server.exchange import Exchange
     from octavo_engine.server.keys import Guard
     from octavo_engine.server.limits import Limits
+    from octavo_engine.server.responses.log import EventLog
     from octavo_engine.server.responses.shapes import Response
     from octavo_engine.server.schemas import Message
 
@@ -32,6 +33,7 @@ class Stored:
     input_items: list[dict[str, Any]]
     messages: Sequence[Message]  # all that was said, the answer included once it is there
     task: asyncio.Task[None] | None = None  # of one that runs in the background
+    log: EventLog | None = None  # of one that does and can be streamed
     num_bytes: int = 0
     expires_at: float = 0.0
 
@@ -61,6 +63,8 @@ class ResponseStore:
         self.drop(stored.response.id)
         parts = (stored.response, stored.input_items, stored.messages)
         stored.num_bytes = sum(len(msgspec.json.encode(part)) for part in parts)
+        if stored.log is not None:
+            stored.num_bytes += stored.log.num_bytes
         if stored.num_bytes > self._limits.max_stored_response_bytes:
             return False
         stored.expires_at = self._now() + self._limits.response_ttl_s

@@ -10,9 +10,10 @@ import msgspec
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.dev import read_query
 from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's signature)
-from octavo_engine.server.http_errors import HttpError, not_supported
+from octavo_engine.server.http_errors import HttpError
 from octavo_engine.server.responses import shapes
 from octavo_engine.server.responses.bodies import InputItemsQuery, ResponseQuery
+from octavo_engine.server.responses.create import read_log
 from octavo_engine.server.responses.store import owner_of
 from octavo_engine.server.service import Service  # noqa: TC001
 
@@ -23,9 +24,25 @@ MAX_LISTED, LISTED = 100, 20
 
 
 async def get_response(exchange: Exchange, service: Service) -> None:
+    """As it is now, or its events from the one behind `starting_after` on."""
     stored = _found(exchange, service)
-    if read_query(exchange, ResponseQuery).stream:
-        raise not_supported("stream", "a stored response is fetched whole")
+    query = read_query(exchange, ResponseQuery)
+    seen = query.starting_after
+    if seen is not None and (seen < 0 or not query.stream):
+        raise InvalidRequest(
+            f"starting_after is the sequence_number of an event, for stream=true; got {seen}",
+            param="starting_after",
+        )
+    if query.stream:
+        if stored.log is None:
+            raise InvalidRequest(
+                "stream: only a response that was made with background: true and stream: true "
+                "has its events kept; fetch it without stream",
+                param="stream",
+            )
+        async with exchange.while_present():
+            await read_log(exchange, stored.log, 0 if seen is None else seen + 1)
+        return
     await exchange.reply(msgspec.json.encode(stored.response))
 
 

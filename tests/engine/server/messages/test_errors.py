@@ -58,6 +58,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -1}, "temperature"),
     ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported"),
     ({"container": "c"}, "container is not supported"),
+    ({"context_management": {"edits": [{"type": "clear_thinking_20251015"},
+                                       {"type": "clear_tool_uses_20250919"}]}},
+     "context_management.edits[1].type"),
+    ({"context_management": {"edits": [{"keep": 1}]}}, "context_management.edits[0].type"),
 ]  # fmt: skip
 
 

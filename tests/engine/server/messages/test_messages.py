@@ -284,3 +284,43 @@ def test_tokens_are_counted_without_an_answer():
         prompt = prompt_of(server)
     assert bare.input_tokens == len("<user>weather?\n<assistant>")
     assert with_system.input_tokens == len(prompt)
+
+
+# ── what Anthropic's clients ask beside messages ──
+
+
+def test_edits_that_coding_agents_send_by_themselves_change_nothing():
+    with saying("Hi.", "Hi.") as (server, client):
+        asked: Any = {"model": "fake", "max_tokens": 9, "messages": HI}
+        client.messages.create(**asked)
+        plain = prompt_of(server)
+        edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
+        managements: tuple[Any, ...] = ({"edits": edits}, {"edits": []}, {}, None)
+        for management in managements:
+            client.messages.create(**asked, extra_body={"context_management": management})
+            assert prompt_of(server) == plain
+
+
+def test_models_come_in_their_shape_and_in_pages():
+    import anthropic
+
+    with (
+        running() as server,
+        anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0) as client,
+    ):
+        listed = list(client.models.list(limit=1))  # page after page
+        one = client.models.retrieve("alias")
+        before = client.models.list(before_id="alias", limit=1)
+        with pytest.raises(anthropic.NotFoundError) as unknown:
+            client.models.retrieve("other")
+        with pytest.raises(anthropic.BadRequestError):
+            client.models.list(after_id="other")
+        with server.client() as plain:
+            ours = plain.get("/v1/models").json()
+
+    assert [model.id for model in listed] == ["fake", "alias"]
+    assert (one.type, one.display_name) == ("model", "alias") and one == listed[1]
+    assert ([model.id for model in before.data], before.has_more) == (["fake"], False)
+    body: Any = unknown.value.body
+    assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
+    assert [card["object"] for card in ours["data"]] == ["model"] * 2

@@ -20,7 +20,8 @@ WHOLE: dict[str, Any] = {
     "parallel_tool_calls": True, "previous_response_id": None, "prompt_cache_key": None,
     "reasoning": {"effort": None, "summary": None}, "safety_identifier": None,
     "service_tier": "default", "store": True, "temperature": 1.0,
-    "text": {"format": {}, "verbosity": None}, "tool_choice": "auto", "tools": [],
+    "presence_penalty": 0.0, "frequency_penalty": 0.0,
+    "text": {"format": {}, "verbosity": "medium"}, "tool_choice": "auto", "tools": [],
     "top_logprobs": 0, "top_p": 1.0, "truncation": "disabled", "usage": None, "user": None,
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -183,6 +184,74 @@ def test_one_that_runs_can_be_ended(how):
     assert running_.status == "in_progress"
     assert "in_progress" in refused.value.message
     assert len(engine.aborted) == 1
+
+
+def test_a_response_in_the_background_is_streamed_and_read_again_from_any_event():
+    with saying("Hello there.") as (server, client):
+        events = list(
+            client.responses.create(model="fake", input="a", background=True, stream=True)
+        )
+        server.wait_until_idle()
+        id_ = events[0].response.id
+        again = list(client.responses.retrieve(id_, stream=True))
+        rest = list(client.responses.retrieve(id_, stream=True, starting_after=3))
+        none = list(client.responses.retrieve(id_, stream=True, starting_after=1000))
+        whole = client.responses.retrieve(id_)
+
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.output_text == whole.output_text == "Hello there."
+    assert (again, rest, none) == (events, events[4:], [])
+
+
+def test_a_client_that_leaves_a_background_stream_can_go_on_reading():
+    engine = FakeEngine(hold_after=2)
+    with running(engine) as server, client_of(server) as client:
+        with client.responses.create(
+            model="fake", input="a", background=True, stream=True
+        ) as stream:
+            first = next(iter(stream))
+            id_ = first.response.id
+            server.wait_for(engine.holding)
+        running_ = client.responses.retrieve(id_)
+        client.responses.cancel(id_)
+        events = list(client.responses.retrieve(id_, stream=True, starting_after=0))
+        server.wait_until_idle()
+
+    assert running_.status == "in_progress" and len(engine.aborted) == 1
+    assert events[0].sequence_number == 1
+    assert events[-1].response.status == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("made", "query", "param"),
+    [
+        ({}, "?stream=true", "stream"),
+        ({"background": True}, "?stream=true", "stream"),
+        ({"background": True, "stream": True}, "?stream=true&starting_after=-1", "starting_after"),
+        ({}, "?starting_after=1", "starting_after"),
+    ],
+)
+def test_events_that_were_not_kept_are_refused(made, query, param):
+    with saying("Hi.") as (server, client):
+        asked = client.responses.create(model="fake", input="a", **made)
+        id_ = next(iter(asked)).response.id if made.get("stream") else asked.id
+        server.wait_until_idle()
+        answer = httpx.get(f"{server.url}/v1/responses/{id_}{query}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_the_tokens_of_an_input_are_those_that_it_is_billed():
+    with saying("Hi.", "Ho.") as (_, client):
+        asked = {"model": "fake", "instructions": "Be brief.", "input": "Say hi."}
+        counted = client.responses.input_tokens.count(**asked)
+        first = client.responses.create(**asked)
+        after = {"model": "fake", "input": "Again.", "previous_response_id": first.id}
+        counted_after = client.responses.input_tokens.count(**after)
+        second = client.responses.create(**after)
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == first.usage.input_tokens
+    assert counted_after.input_tokens == second.usage.input_tokens > first.usage.input_tokens
 
 
 def test_what_was_not_in_the_background_cannot_be_cancelled():
