@@ -110,6 +110,8 @@ CATALOGUE = (
              retry_after="1 s or 5 s"),
     ErrorRow(504, "deadline_exceeded", TIMEOUT,
              "The request was not done within --request-timeout or x-octavo-timeout-ms."),
+    ErrorRow(505, "http_version", INVALID,
+             "The request line ends with another version than HTTP/1.1 or HTTP/1.0."),
 )  # fmt: skip
 
 ROWS = {row.code: row for row in CATALOGUE}
