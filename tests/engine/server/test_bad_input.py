@@ -150,7 +150,7 @@ def test_an_unknown_model_is_a_404(server, path):
 
     assert status == 404
     assert error == {
-        "message": "The model `gpt-9` does not exist.",
+        "message": "The model `gpt-9` does not exist. There are: `fake`, `alias`.",
         "type": "not_found_error",
         "param": "model",
         "code": "model_not_found",
@@ -302,6 +302,12 @@ def test_wrong_paths_and_methods_are_answered_in_the_same_shape(server, method, 
     assert answer.status_code == status
     assert answer.json()["error"]["code"] == code
     assert ("allow" in answer.headers) == (status == 405)
+    words = {
+        "route_not_found": f"Invalid URL ({method} {path})",
+        "model_not_found": "The model `nope` does not exist. There are: `fake`, `alias`.",
+        "method_not_allowed": f"{path} does not take {method}.",
+    }
+    assert answer.json()["error"]["message"] == words[code]
 
 
 HARMLESS = {
