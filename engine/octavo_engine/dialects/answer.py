@@ -4,11 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_engine.dialects.events import Content, Event
+from octavo_engine.dialects.events import Arguments, CallBegun, Content, Event
 
 if TYPE_CHECKING:
     from octavo_engine.dialects.events import Parser
     from octavo_engine.dialects.reasoning import Splitter
+
+
+class OnlyCalls:
+    """A Parser of an answer that a grammar makes of calls alone: what else there seems to be is the
+    beginning of a call that was cut off."""
+
+    def __init__(self, calls: Parser) -> None:
+        self._calls = calls
+
+    def push(self, text: str) -> list[Event]:
+        return _calls_of(self._calls.push(text))
+
+    def finish(self) -> list[Event]:
+        return _calls_of(self._calls.finish())
+
+
+def _calls_of(events: list[Event]) -> list[Event]:
+    return [event for event in events if isinstance(event, CallBegun | Arguments)]
 
 
 class AnswerParser:

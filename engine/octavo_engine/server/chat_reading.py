@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo_engine.dialects.answer import AnswerParser
+from octavo_engine.dialects.answer import AnswerParser, OnlyCalls
 from octavo_engine.dialects.grammar_of_tools import (
     Enforced,
     at_least_one,
@@ -81,7 +81,8 @@ class Reading:
         if not self.reads_calls:
             return None
         if self.enforced is not None:
-            return self.enforced.parser(self.dialect.tools, self.offer.tools)
+            calls = self.enforced.parser(self.dialect.tools, self.offer.tools)
+            return OnlyCalls(calls) if self.offer.mode == "required" else calls
         assert self.dialect.tools is not None
         return self.dialect.tools.syntax.parser(self.offer.tools)
 

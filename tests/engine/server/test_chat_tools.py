@@ -159,6 +159,26 @@ def test_required_and_named_calls_are_enforced(name):
     assert without_ids(at_once) == without_ids(named)
 
 
+@pytest.mark.parametrize("name", ["hermes", "none"])
+def test_a_forced_call_that_is_cut_off_leaves_nothing_in_content(name):
+    plain = '[{"name": "get_weather", "parameters": {"city": "Oslo"}}]'
+    text = OSLO if name == "hermes" else plain
+    for length in range(1, len(text), 6):
+        with saying(text, using=ServerSettings(tool_call_parser=name)) as (_, client):
+            asked = {"tools": TOOLS, "tool_choice": "required", "max_tokens": length}
+            at_once, answer = whole(client, **asked)
+            in_pieces, _ = streamed(client, **asked)
+        assert (at_once["content"], at_once["finish"]) == ("", "length"), text[:length]
+        assert without_ids(in_pieces) == without_ids(at_once)
+        assert answer.choices[0].message.content in (None, "")
+
+
+def test_an_answer_without_calls_has_no_list_of_them():
+    with saying("Hello.") as (_, client):
+        _, answer = whole(client, tools=TOOLS)
+    assert "tool_calls" not in answer.choices[0].message.to_dict()
+
+
 def test_strict_functions_are_enforced_once_a_call_begins():
     strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
     with saying("Hello.") as (server, client):
