@@ -75,7 +75,12 @@ class Reading:
         reasoning = self.reasoning.parser(
             is_open=self.is_open, tools=self.offer.tools if both else None
         )
-        return AnswerParser(reasoning, None if both else self._calls())
+        if both:
+            return AnswerParser(reasoning, None)
+        tools = self.dialect.tools
+        in_own_words = self.enforced is None or self.enforced.reads == "dialect"
+        begins = tools.begins if tools is not None and in_own_words else ()
+        return AnswerParser(reasoning, self._calls(), begins=begins, callable=self.offer.tools)
 
     def _calls(self) -> Parser | None:
         if not self.reads_calls:

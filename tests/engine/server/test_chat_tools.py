@@ -107,6 +107,22 @@ def test_a_prompt_that_ends_in_thought_lets_the_answer_begin_there():
     assert (plain["reasoning"], plain["content"]) == ("", "Hm.\n</think>\n\nYes.")
 
 
+@pytest.mark.parametrize("piece", [1, 5, 1000])
+def test_a_call_inside_reasoning_that_is_never_closed_is_made(piece):
+    thought = "<think>\nWhich city? Oslo.\n"
+    with saying(thought + OSLO, piece=piece) as (_, client):
+        at_once, answer = whole(client, tools=TOOLS)
+        in_pieces, _ = streamed(client, tools=TOOLS)
+    expected = ["get_weather", '{"city": "Oslo"}']
+    assert (at_once["reasoning"], at_once["content"]) == ("Which city? Oslo.", "")
+    assert ([call[1:] for call in at_once["calls"]], at_once["finish"]) == (
+        [expected],
+        "tool_calls",
+    )
+    assert without_ids(in_pieces) == without_ids(at_once)
+    assert answer.usage.completion_tokens_details.reasoning_tokens == len(thought)
+
+
 def test_tool_choice_none_shows_the_tools_but_reads_no_calls():
     with saying(OSLO) as (_, client):
         at_once, _ = whole(client, tools=TOOLS, tool_choice="none")
