@@ -47,6 +47,7 @@ class ToolFormat:
     special: tuple[str, ...] = ()  # marks that are control tokens: they must be shown to the parser
     tags: CallTags | None = None  # None: where calls are enforced, they are written as plain JSON
     short_ids: bool = False  # the template takes ids of nine letters only
+    is_described: bool = False  # in the prompt, since templates do not
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -125,14 +126,20 @@ def _listed(before: str, after: str) -> CallTags:
 _GIGACHAT = "<|message_sep|>\n\nfunction call<|role_sep|>"
 _MISTRAL = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 _HERMES = ("<tool_call>", "</tool_call>")
+_HERMES_TAGS = CallTags(
+    trigger="<tool_call>", begin="<tool_call>\n" + _OBJECT, end="}\n</tool_call>"
+)
+
+GENERIC = "generic"  # where a template shows none of the others
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType({
+    GENERIC: ToolFormat(
+        syntax=JsonCalls(begins=("<tool_call>",), end="</tool_call>", bare=True),
+        special=_HERMES, tags=_HERMES_TAGS, is_described=True,
+    ),
     "hermes": ToolFormat(
         syntax=JsonCalls(begins=("<tool_call>",), end="</tool_call>"),
-        special=_HERMES,
-        tags=CallTags(
-            trigger="<tool_call>", begin="<tool_call>\n" + _OBJECT, end="}\n</tool_call>"
-        ),
+        special=_HERMES, tags=_HERMES_TAGS,
     ),
     "mistral": ToolFormat(
         syntax=MistralCalls(), special=_MISTRAL, short_ids=True,

@@ -99,8 +99,8 @@ async def plan(
     if offer.mode == "auto" and dialect.tools is None:
         raise not_supported(
             "tools",
-            "how this model writes calls cannot be told from its chat template: name it with "
-            '--tool-call-parser, or use tool_choice "required" or a function\'s name',
+            "reading calls is switched off here (--tool-call-parser none); use tool_choice "
+            '"required" or a function\'s name',
         )
     budget = _budget(request, dialect)
     reasoning = dialect.reasoning

@@ -110,6 +110,8 @@ DSML_ODD = (
 NS = "]<]minimax[>["
 
 TWO: dict[str, str] = {
+    "generic": f'<tool_call>\n{{"name": "get_weather", "arguments": {J_OSLO}}}\n</tool_call>\n'
+    f'<tool_call>\n{{"name": "get_time", "arguments": {J_CET}}}\n</tool_call>',
     "hermes": f'<tool_call>\n{{"name": "get_weather", "arguments": {J_OSLO}}}\n</tool_call>\n'
     f'<tool_call>\n{{"name": "get_time", "arguments": {J_CET}}}\n</tool_call>',
     "mistral": f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {J_OSLO}}}, '

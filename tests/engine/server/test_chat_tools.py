@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -323,9 +324,58 @@ def test_what_cannot_be_served_is_refused_by_name(talker, param, asked):
     assert raised.value.param == param
 
 
-def test_tools_need_a_dialect_unless_they_are_enforced():
+def test_tools_of_a_template_without_any_are_described_in_the_prompt():
+    """FakeTemplate writes a line for each message, and knows no tools."""
+    history = [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "content": "Let me look.", "tool_calls": [
+            {"id": "a", "type": "function",
+             "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}},
+            {"id": "b", "type": "function", "function": {"name": "get_time", "arguments": "{}"}},
+        ]},
+        {"role": "tool", "tool_call_id": "a", "content": "rain"},
+        {"role": "tool", "tool_call_id": "b", "content": "noon"},
+        {"role": "user", "content": "And now?"},
+    ]  # fmt: skip
+    with saying(f"Well.\n{OSLO}", using=ServerSettings()) as (server, client):
+        at_once, _ = whole(client, tools=TOOLS)
+        in_pieces, _ = streamed(client, tools=TOOLS)
+        body = {"messages": history, "tools": TOOLS, "return_prompt_text": True}
+        again = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()
+        counted = httpx.post(f"{server.url}/tokenize", json=body).json()
+        plain = httpx.post(
+            f"{server.url}/v1/chat/completions",
+            json={"messages": HI, "return_prompt_text": True},
+        ).json()
+
+    expected = {"content": "Well.", "reasoning": "", "finish": "tool_calls",
+                "calls": [["get_weather", '{"city": "Oslo"}']]}  # fmt: skip
+    assert without_ids(at_once) == without_ids(in_pieces) == expected
+    prompt = again["prompt_text"]
+    assert prompt.startswith("<system>You may call functions")
+    assert all(json.dumps(tool["function"]) in prompt for tool in TOOLS)
+    assert prompt.endswith(
+        "<user>weather?\n"
+        '<assistant>Let me look.\n<tool_call>\n{"name": "get_weather", "arguments": '
+        '{"city": "Oslo"}}\n</tool_call>\n<tool_call>\n{"name": "get_time", "arguments": {}}\n'
+        "</tool_call>\n"
+        "<user><tool_response>\nrain\n</tool_response>\n<tool_response>\nnoon\n</tool_response>\n"
+        "And now?\n<assistant>"
+    )
+    assert counted["count"] == again["usage"]["prompt_tokens"]
+    assert plain["prompt_text"] == "<user>weather?\n<assistant>"
+
+
+def test_bare_json_is_a_call_where_the_model_forgets_the_tags():
+    bare = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
+    with saying(bare, using=ServerSettings()) as (_, client):
+        at_once, _ = whole(client, tools=TOOLS)
+    assert [call[1:] for call in at_once["calls"]] == [["get_weather", '{"city": "Oslo"}']]
+
+
+def test_tools_are_refused_where_reading_them_is_switched_off():
     with (
-        saying("Hello.", using=ServerSettings()) as (_, client),
+        saying("Hello.", using=ServerSettings(tool_call_parser="none")) as (_, client),
         pytest.raises(openai.BadRequestError) as raised,
     ):
         whole(client, tools=TOOLS)
