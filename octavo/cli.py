@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -25,6 +26,12 @@ COMMANDS = {
     "fetch": "bring a model's files into a folder",
     "doctor": "say what this machine offers and what is missing",
 }
+
+_OF_THIS_MACHINE = frozenset((
+    errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EROFS,
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG,
+    errno.ELOOP,
+))  # fmt: skip
 
 EXIT_MODEL = 1  # the model's files cannot be used, or the server is not there
 EXIT_SETTINGS = 2  # as argparse's own
@@ -82,10 +89,21 @@ def _guarded(run: _Run, prog: str, argv: Sequence[str]) -> int:
     except Exception as error:
         from octavo_engine.errors import ConfigError, OctavoError
 
+        if isinstance(error, OSError) and (problem := _of_this_machine(error)):
+            print(f"octavo: {problem}", file=sys.stderr)
+            return EXIT_SETTINGS
         if not isinstance(error, OctavoError):
             raise
         print(f"octavo: {error}", file=sys.stderr)
         return EXIT_SETTINGS if isinstance(error, ConfigError) else EXIT_MODEL
+
+
+def _of_this_machine(error: OSError) -> str:
+    """A file that may not be read, a disk that is full: for people to put right, wherever it is
+    noticed. Empty: it is no such thing."""
+    if error.errno not in _OF_THIS_MACHINE or not error.strerror:
+        return ""
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 if TYPE_CHECKING:

@@ -39,10 +39,13 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        parts = urlsplit(url if "://" in url else "http://" + url)
+        try:
+            parts = urlsplit(url if "://" in url else "http://" + url)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:  # a port above 65535, half an IPv6 address
+            raise _no_url(url) from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ServerError(f"{url} is not the URL of a server; expected http://HOST:PORT")
-        port = parts.port or (443 if parts.scheme == "https" else 80)
+            raise _no_url(url)
         return cls(parts.scheme, parts.hostname, port, parts.path.rstrip("/").removesuffix("/v1"))
 
     @property
@@ -56,20 +59,39 @@ class Reply:
 
     sent_at: float = 0.0
     status: int = 0
+    content_type: str = ""
     body: list[bytes] = field(default_factory=list)  # unless it is a stream of events
-    is_stream: bool = False
+
+    @property
+    def is_stream(self) -> bool:
+        return self.content_type == "text/event-stream"
 
     def json(self) -> Any:
-        return json.loads(b"".join(self.body))
+        """Raises ServerError where the server speaks of something else."""
+        try:
+            return json.loads(b"".join(self.body))
+        except ValueError:
+            raise ServerError(self.error) from None
 
     @property
     def error(self) -> str:
-        """One sentence on a status that is not 200."""
+        """One sentence on an answer that cannot be used; pages for browsers are not shown."""
+        text = b"".join(self.body).decode(errors="replace").strip()
         try:
-            message = str(self.json()["error"]["message"])
+            return f"the server answered {self.status}: {json.loads(text)['error']['message']}"
         except (ValueError, KeyError, TypeError):
-            message = b"".join(self.body)[:200].decode(errors="replace")
-        return f"the server answered {self.status}: {message}"
+            pass
+        if self.content_type == "text/plain" and 0 < len(text) <= 200 and text.isprintable():
+            return f"the server answered {self.status}: {text}"
+        kind = self.content_type if text else "nothing"
+        return (
+            f"the server answered {self.status} with {kind or 'something'}, not with JSON of the "
+            "OpenAI API; check the URL"
+        )
+
+
+def _no_url(url: str) -> ServerError:
+    return ServerError(f"{url} is not the URL of a server; expected http://HOST:PORT")
 
 
 class Connection(asyncio.Protocol):
@@ -167,7 +189,7 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-type":
-            self._reply.is_stream = value.startswith(b"text/event-stream")
+            self._reply.content_type = value.partition(b";")[0].strip().lower().decode("latin-1")
         elif name.lower() == b"connection" and value.lower() == b"close":
             self.is_open = False
 

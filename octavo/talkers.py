@@ -111,16 +111,14 @@ class RemoteTalker:
     ) -> AsyncGenerator[str, None]:
         body = {"messages": messages, **options}
         async with aclosing(self._stream("/v1/chat/completions", body)) as events:
-            async for event in events:
-                for choice in event["choices"]:
-                    yield choice["delta"].get("content") or ""
+            async for choice in events:
+                yield (choice.get("delta") or {}).get("content") or ""
 
     async def complete(self, prompt: str, options: dict[str, Any]) -> AsyncGenerator[str, None]:
         body = {"prompt": prompt, **options}
         async with aclosing(self._stream("/v1/completions", body)) as events:
-            async for event in events:
-                for choice in event["choices"]:
-                    yield choice.get("text") or ""
+            async for choice in events:
+                yield choice.get("text") or ""
 
     async def close(self) -> None:
         """Nothing is kept between answers."""
@@ -138,17 +136,28 @@ class RemoteTalker:
         request.add_done_callback(lambda _: events.put_nowait(DONE))
         try:
             while (data := await events.get()) != DONE:
-                event = json.loads(data)
-                if "error" in event:
-                    raise ServerError(event["error"]["message"])
-                yield event
+                for choice in _choices(data):
+                    yield choice
             reply = await request
-            if reply.status != 200:
+            if reply.status != 200 or not reply.is_stream:
                 raise ServerError(reply.error)
         finally:
             request.cancel()
             connection.close()
             await asyncio.wait((request,))
+
+
+def _choices(data: bytes) -> list[dict[str, Any]]:
+    """Of one event. Raises ServerError for the event of an error, and for what is none of ours."""
+    try:
+        event = json.loads(data)
+        if "error" in event:
+            raise ServerError(str(event["error"]["message"]))
+        return [choice for choice in event["choices"] if isinstance(choice, dict)]
+    except (ValueError, KeyError, TypeError):
+        raise ServerError(
+            f"the server's stream is none of the OpenAI API: {data[:80].decode(errors='replace')!r}"
+        ) from None
 
 
 async def _show_loading(engine: AsyncEngine) -> None:

@@ -70,7 +70,10 @@ def _documents(args: argparse.Namespace) -> tuple[Documents, FileWatch | None]:
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name} goes with a MODEL; a file says it itself")
     if args.file == ["-"]:
-        return read_documents({"stdin": sys.stdin.read()}), None
+        try:
+            return read_documents({"stdin": sys.stdin.buffer.read().decode()}), None
+        except UnicodeDecodeError:
+            raise ConfigError("stdin is not UTF-8 text") from None
     watch = FileWatch(args.file)
     return read_documents(watch.read() or {}), watch
 

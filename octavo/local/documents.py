@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,10 +42,13 @@ def list_files(paths: Sequence[str]) -> list[Path]:
     files: list[Path] = []
     for text in paths:
         path = Path(text).expanduser()
-        if not path.is_dir():
+        if not os.path.isdir(path):  # a Path's own raises where it may not look
             files.append(path)
             continue
-        found = sorted(each for each in path.iterdir() if each.suffix in _SUFFIXES)
+        try:
+            found = sorted(each for each in path.iterdir() if each.suffix in _SUFFIXES)
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror or error}") from None
         if not found:
             raise ConfigError(f"{path} has no file that ends in {', '.join(_SUFFIXES)}")
         files += found

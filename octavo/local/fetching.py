@@ -63,11 +63,7 @@ class Fetching:
         if self._child is None:
             if self._backoff.is_over(now):
                 self._started_at = now
-                self._child = Child(
-                    octavo_command("fetch", *self._arguments),
-                    log=self._log,
-                    environment=self._environment,
-                )
+                self._start()
             return
         code = self._child.code
         if code is None:
@@ -78,7 +74,20 @@ class Fetching:
             self.is_done, self.problem = True, ""
             self._tell(f"fetched {self._arguments[0]}")
             return
-        why = _reason(child.last_lines(1)) or describe_end(code)
+        self._failed(_reason(child.last_lines(1)) or describe_end(code))
+
+    def _start(self) -> None:
+        try:
+            self._child = Child(
+                octavo_command("fetch", *self._arguments),
+                log=self._log,
+                environment=self._environment,
+            )
+        except OSError as error:
+            self._failed(f"could not be started: {error.strerror or error}")
+
+    def _failed(self, why: str) -> None:
+        now = self._clock()
         pause_s = self._backoff.failed(now, ran_s=now - self._started_at)
         self.problem = why
         self._tell(f"{self._arguments[0]} could not be fetched; again in {pause_s:g} s: {why}")

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -73,18 +74,18 @@ class Home:
             for folder in (self.path, self.logs, self.run, self.models):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"{VARIABLE} ({self.path}) cannot be used: {error.strerror}; "
-                f"set {VARIABLE} to a folder that you may write to"
-            ) from None
+            raise _unusable(self, error) from None
 
     def tidy(self) -> None:
-        """Only with the lock held."""
-        for old in self.run.iterdir():
-            old.unlink(missing_ok=True)
-        logs = sorted(self.logs.glob("*.log"), key=lambda path: path.stat().st_mtime)
-        for log in logs[:-_LOGS_KEPT]:
-            log.unlink(missing_ok=True)
+        """Only with the lock held. Raises ConfigError."""
+        try:
+            for old in self.run.iterdir():
+                old.unlink(missing_ok=True)
+            logs = sorted(self.logs.glob("*.log"), key=lambda path: path.stat().st_mtime)
+            for log in logs[:-_LOGS_KEPT]:
+                log.unlink(missing_ok=True)
+        except OSError as error:
+            raise _unusable(self, error) from None
 
     def owner(self) -> Owner | None:
         try:
@@ -94,6 +95,15 @@ class Home:
                 return _read_owner(file)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise _unusable(self, error) from None
+
+
+def _unusable(home: Home, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{VARIABLE} ({home.path}) cannot be used: {error.strerror or error}; "
+        f"set {VARIABLE} to a folder that you may write to, with room on its disk"
+    )
 
 
 class HomeLock:
@@ -105,8 +115,11 @@ class HomeLock:
         self._file: IO[str] | None = None
 
     def __enter__(self) -> HomeLock:
-        """Raises ConfigError that says who has it."""
-        file = self._home.lock_file.open("a+")
+        """Raises ConfigError that says who has it, or why nobody can."""
+        try:
+            file = self._home.lock_file.open("a+")
+        except OSError as error:
+            raise _unusable(self._home, error) from None
         for _ in range(_LOCK_TRIES):
             if _try_lock(file):
                 break
@@ -118,9 +131,14 @@ class HomeLock:
                 f"{owner.text}; edit its file, end it with octavo down, "
                 f"or set {VARIABLE} for a second platform"
             )
-        file.truncate(0)
-        json.dump({"pid": os.getpid(), "url": self._url}, file)
-        file.flush()
+        try:
+            file.truncate(0)
+            json.dump({"pid": os.getpid(), "url": self._url}, file)
+            file.flush()
+        except OSError as error:
+            with suppress(OSError):  # what could not be written is tried once more
+                file.close()
+            raise _unusable(self._home, error) from None
         self._file = file
         return self
 
@@ -135,11 +153,15 @@ class HomeLock:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Readers see the old text or the new one, never half of it."""
+    """Readers see the old text or the new one, never half of it. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(text)
-    temporary.replace(path)
+    try:
+        with open(temporary, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(text)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _try_lock(file: IO[str]) -> bool:

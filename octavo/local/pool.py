@@ -283,7 +283,9 @@ class Pool:
     def _message(self) -> str:
         if self._canary.message:
             return self._canary.message
-        problems = [replica.detail for replica in self.replicas if replica.state == "waiting"]
+        problems = [
+            replica.detail for replica in self.replicas if replica.state in ("waiting", "failed")
+        ]
         return problems[0] if problems else self.waiting_for
 
     def _state_text(self, replica: Replica) -> str:

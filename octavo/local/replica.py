@@ -7,6 +7,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING, Any, Literal
 
+from octavo.cli import EXIT_SETTINGS
 from octavo.http_client import Address, Connection, ServerError
 from octavo.local.backoff import BackOff
 from octavo.local.child import Child, describe_end, octavo_command
@@ -22,12 +23,16 @@ if TYPE_CHECKING:
     from octavo_engine.protocol.loading import LoadProgress
 
 # held: its weights are not there yet. waiting: it ended by itself and is started again soon.
-State = Literal["held", "starting", "loading", "ready", "stalled", "waiting", "leaving", "gone"]
+# failed: its settings cannot work, so that only others will start it.
+State = Literal[
+    "held", "starting", "loading", "ready", "stalled", "waiting", "failed", "leaving", "gone"
+]
 
 PROBE_S = 0.1  # while it starts; then it is looked at as a pod's probes would
 LIVENESS_S = 5.0
 PROBE_TIMEOUT_S = 5.0
 MAX_MISSES = 3
+MAX_SAME_ENDS = 3  # with EXIT_SETTINGS and the same words; a port that was taken has others
 GRACE_S = 15.0  # after the drain, as a pod has
 
 
@@ -51,7 +56,7 @@ class Replica:
         self.progress = 0.0  # of loading
         self.loading: LoadProgress | None = None  # the same in bytes
         self.restarts = 0
-        self.detail = ""  # why it is not well
+        self.detail = ""  # why it is not well, for people
         self.port = 0
         self.log = home.logs / f"{id_}.log"
         self._home = home
@@ -64,6 +69,9 @@ class Replica:
         self._started_at = 0.0
         self._leaves_by = float("inf")
         self._backoff = BackOff()
+        self._killed_for = ""  # why we ended its process ourselves
+        self._last_words = ""
+        self._num_same_ends = 0
 
     @property
     def url(self) -> str:
@@ -87,6 +95,7 @@ class Replica:
         if self.is_leaving or self._child is not None:
             return
         self._started_at = self._clock()
+        self._killed_for = ""
         self.port = _free_port()
         self.progress, self.loading = 0.0, None
         config = self._home.run / f"{self.id}.toml"
@@ -119,8 +128,7 @@ class Replica:
             elif self.state in ("starting", "loading") and now >= (
                 self._started_at + self.launch.startup_s
             ):
-                self.detail = f"was not ready within {self.launch.startup_s:g} s"
-                self._child.kill()
+                self._end(f"was not ready within {self.launch.startup_s:g} s")
             return
         child, self._child = self._child, None
         child.kill()  # what it had started, should any of it be left
@@ -129,7 +137,11 @@ class Replica:
             self.state = "gone"
             self._tell(f"{self.id} has left")
             return
-        self._ended(self.detail or describe_end(code), child.last_lines(3))
+        lines = child.last_lines(3)
+        if code == EXIT_SETTINGS and self._is_same_end(lines):
+            self._failed(lines)
+        else:
+            self._ended(self._killed_for or describe_end(code), lines)
 
     def leave(self) -> None:
         """Finish what is under way, then end."""
@@ -156,6 +168,26 @@ class Replica:
         self._tell(f"{self.id} ended ({why}); starts again in {pause_s:g} s · {self.log}")
         for line in lines:
             self._tell(f"  {line}")
+
+    def _is_same_end(self, lines: list[str]) -> bool:
+        """Whether it has ended so often enough to know that it always will."""
+        words = lines[-1] if lines else ""
+        self._num_same_ends = self._num_same_ends + 1 if words == self._last_words else 1
+        self._last_words = words
+        return bool(words) and self._num_same_ends >= MAX_SAME_ENDS
+
+    def _failed(self, lines: list[str]) -> None:
+        self.state = "failed"
+        self.detail = lines[-1]
+        self._tell(
+            f"{self.id} cannot start, and is not started again until its file changes or octavo up "
+            f"is run anew: {self.detail} · {self.log}"
+        )
+
+    def _end(self, why: str) -> None:
+        self._killed_for = self.detail = why
+        if self._child is not None:
+            self._child.kill()
 
     def _stop_probe(self) -> None:
         if self._probe is not None:
@@ -188,9 +220,8 @@ class Replica:
             is_well = body is not None and body.get("state") in ("ready", "saturated", "draining")
             misses = 0 if is_well else misses + 1
             self.state = "ready" if is_well else "stalled"
-            if misses >= MAX_MISSES and self._child is not None:
-                self.detail = "made no progress"
-                self._child.kill()
+            if misses >= MAX_MISSES:
+                self._end("made no progress")
                 return
 
     async def _ask(self, path: str) -> dict[str, Any] | None:

@@ -91,7 +91,8 @@ class Router:
                 ) from None
 
     def write(self, pools: Sequence[Pool]) -> None:
-        """Tells the router what has changed, if anything has."""
+        """Tells the router what has changed, if anything has. Raises OSError; the next call tries
+        again."""
         config = router_config(
             pools,
             host=self._host,
@@ -112,14 +113,17 @@ class Router:
     def start(self) -> None:
         self._started_at = self._clock()
         self.state, self._misses = "starting", 0
-        self._child = Child(
-            octavo_command(
-                "router", f"--config={self._config_file}",
-                f"--host={self._host}", f"--port={self._port}",
-            ),
-            log=self._log,
-            environment=self._environ,
-        )  # fmt: skip
+        try:
+            self._child = Child(
+                octavo_command(
+                    "router", f"--config={self._config_file}",
+                    f"--host={self._host}", f"--port={self._port}",
+                ),
+                log=self._log,
+                environment=self._environ,
+            )  # fmt: skip
+        except OSError as error:
+            self._ended(f"could not be started: {error.strerror or error}", [])
 
     def look(self) -> None:
         """Notices its end, and starts it again."""
@@ -133,11 +137,14 @@ class Router:
         if (code := self._child.code) is None:
             return
         child, self._child = self._child, None
+        self._ended(describe_end(code), child.last_lines(3))
+
+    def _ended(self, why: str, lines: list[str]) -> None:
+        now = self._clock()
         self.state = "down"
         pause_s = self._backoff.failed(now, ran_s=now - self._started_at)
-        why = describe_end(code)
         self._tell(f"the router ended ({why}); starts again in {pause_s:g} s · {self._log}")
-        for line in child.last_lines(3):
+        for line in lines:
             self._tell(f"  {line}")
 
     async def poll(self) -> None:

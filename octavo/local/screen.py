@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from octavo.local.snapshot import Snapshot
 
 _COLOURS = {
-    "serving": "green", "ready": "cyan", "waiting": "red", "stalled": "red", "leaving": "yellow",
+    "serving": "green", "ready": "cyan", "waiting": "red", "stalled": "red", "failed": "red",
+    "leaving": "yellow",
 }  # fmt: skip
 
 

@@ -69,6 +69,7 @@ class Supervisor:
         self._stop_asked_at = float("-inf")
         self._state_written_at = float("-inf")
         self._state_text = ""
+        self._disk_problem = ""
         self.router = Router(
             host, port,
             home=home, environ=environ, demand=self._demand,
@@ -129,7 +130,8 @@ class Supervisor:
             self._kill()
             for number in (*numbers, signal.SIGCHLD):
                 loop.remove_signal_handler(number)
-            self._home.state_file.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._home.state_file.unlink(missing_ok=True)
 
     async def _work(self, watch: FileWatch | None) -> None:
         files_at = self._clock()
@@ -139,7 +141,7 @@ class Supervisor:
                 self._read(watch)
             self.router.look()
             self._look()
-            self.router.write(self._all())
+            self._save(lambda: self.router.write(self._all()))
             self._show()
             await self._wait(BUSY_S if self._is_busy else min(CALM_S, FILES_S))
 
@@ -247,4 +249,17 @@ class Supervisor:
         text, now = snapshot.to_json(), self._clock()
         if text != self._state_text and now - self._state_written_at >= STATE_S:
             self._state_text, self._state_written_at = text, now
-            write_whole(self._home.state_file, text)
+            self._save(lambda: write_whole(self._home.state_file, text))
+
+    def _save(self, write: Callable[[], None]) -> None:
+        """A disk that is full ends nothing: what runs goes on, and the next look writes again."""
+        try:
+            write()
+        except OSError as error:
+            problem = f"{self._home.path} cannot be written: {error.strerror or error}"
+            self._state_text = ""
+            if problem != self._disk_problem:
+                self._screen.tell(f"{problem}; what runs goes on, changes wait")
+            self._disk_problem = problem
+        else:
+            self._disk_problem = ""

@@ -78,7 +78,7 @@ def _whole(path: str, answer: dict[str, Any]) -> dict[str, Any]:
             known["text"], known["role"] = message["content"] or "", message["role"]
             known["reasoning"] = message["reasoning"] or ""
             known["calls"] = [
-                {"id": call["id"], **call["function"]} for call in message["tool_calls"]
+                {"id": call["id"], **call["function"]} for call in message.get("tool_calls") or []
             ]
             if message["function_call"] is not None:
                 known["calls"] = [{"id": None, **message["function_call"]}]

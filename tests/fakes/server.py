@@ -90,7 +90,10 @@ def post(path: str, body: bytes, *headers: str, content_type: str = "application
 
 @contextmanager
 def running(
-    engine: FakeEngine | None = None, settings: ServerSettings | None = None
+    engine: FakeEngine | None = None,
+    settings: ServerSettings | None = None,
+    *,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> Iterator[RunningServer]:
     engine = engine or FakeEngine()
     settings = settings or ServerSettings()
@@ -116,7 +119,11 @@ def running(
         if app.state.service.batches is not None:
             await app.state.service.batches.stop()
 
-    thread = threading.Thread(target=lambda: asyncio.run(work()), daemon=True)
+    def run() -> None:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(work())
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     assert started.wait(_PATIENCE_S)
     try:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +20,10 @@ from octavo import cli, flags
 from octavo.commands import doctor
 from octavo_engine.config import EngineConfig
 from octavo_engine.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import NoReturn
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:
@@ -59,6 +70,116 @@ def test_help_imports_neither_engine_nor_server():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "a.yaml"), "a.yaml: Permission denied"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+    ],
+)
+def test_what_this_machine_refuses_is_one_sentence(capsys, monkeypatch, error, said):
+    def fail(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(doctor, "main", fail)
+    assert run(capsys, "doctor") == (2, "", f"octavo: {said}\n")
+
+
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
+    def fail(*_: object) -> int:
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+    monkeypatch.setattr(doctor, "main", fail)
+    with pytest.raises(ConnectionResetError):
+        cli.main(["doctor"])
+
+
+def test_folders_and_files_that_may_not_be_read_are_one_sentence(capsys, monkeypatch, tmp_path):
+    """As another user's: root may read all, so it is only said."""
+
+    def refuse(path: Path, *_: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    expected = (2, "", f"octavo: {tmp_path}: Permission denied\n")
+    assert run(capsys, "up", "-f", str(tmp_path)) == expected
+    (tmp_path / "a.yaml").write_text("")
+    monkeypatch.setattr(Path, "open", refuse)
+    expected = (2, "", f"octavo: {tmp_path / 'a.yaml'}: Permission denied\n")
+    assert run(capsys, "up", "-f", str(tmp_path / "a.yaml")) == expected
+
+
+def test_stdin_that_is_no_text_is_one_sentence(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"\xff")))
+    assert run(capsys, "up", "-f", "-") == (2, "", "octavo: stdin is not UTF-8 text\n")
+
+
+# ── other people's servers ──
+
+
+@contextmanager
+def other_server(status: int, content_type: str, body: bytes) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            self.send_header("content-type", content_type)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+PAGE = b"<!DOCTYPE html><html><body><h1>Not here</h1></body></html>"
+
+
+@pytest.mark.parametrize(
+    ("status", "content_type", "body", "said"),
+    [
+        (404, "text/html; charset=utf-8", PAGE, "answered 404 with text/html, not with JSON"),
+        (200, "text/html", PAGE, "answered 200 with text/html, not with JSON"),
+        (502, "text/plain", b"Bad Gateway\n", "answered 502: Bad Gateway"),
+        (503, "text/plain", b"\x1b[2Jx", "answered 503 with text/plain, not with JSON"),
+        (500, "application/json", b"", "answered 500 with nothing, not with JSON"),
+        (200, "text/event-stream", b"data: <p>\n\n", "is none of the OpenAI API: '<p>'"),
+        (200, "text/event-stream", b"data: [1]\n\n", "is none of the OpenAI API: '[1]'"),
+        (400, "application/json", b'{"error": {"message": "No."}}', "answered 400: No."),
+    ],
+)
+def test_a_page_for_browsers_is_not_an_answer(capsys, status, content_type, body, said):
+    with other_server(status, content_type, body) as url:
+        code, out, err = run(capsys, "chat", "m", "--url", url, "-p", "hi")
+    assert (code, out) == (1, "")
+    assert said in err
+    assert err.count("\n") == 1 and "<html>" not in err
+
+
+def test_a_server_without_a_list_of_models_is_one_sentence(capsys):
+    with other_server(200, "text/html", PAGE) as url:
+        code, _, err = run(capsys, "chat", "--url", url, "-p", "hi")
+    assert (code, err.count("\n")) == (1, 1)
+
+
+@pytest.mark.parametrize("url", ["http://x:99999", "http://[::1", "ftp://x", "http://"])
+def test_a_url_that_is_none_is_one_sentence(capsys, url):
+    code, out, err = run(capsys, "chat", "m", "--url", url, "-p", "hi")
+    assert (code, out) == (1, "")
+    assert err == f"octavo: {url} is not the URL of a server; expected http://HOST:PORT\n"
 
 
 # ── the table of flags ──

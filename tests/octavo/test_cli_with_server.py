@@ -74,7 +74,9 @@ def test_a_refusal_of_the_server_is_one_sentence(server):
     done = run("complete", "nope", "--url", server.url, "-p", "hi")
 
     assert done.returncode == 1
-    assert done.stderr == "octavo: the server answered 404: The model `nope` does not exist.\n"
+    assert done.stderr == (
+        "octavo: the server answered 404: The model `nope` does not exist. There are: `sim`.\n"
+    )
 
 
 def test_bench_serve_measures_every_request(server, tmp_path):

@@ -30,6 +30,10 @@ class HeadedCalls:
     call_end: str
     named: Callable[[str], tuple[str, str]] = plain_name
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return tuple(mark for mark in (self.section, self.call) if mark)
+
     def parser(self, tools: Tools) -> HeadedCallsParser:
         return HeadedCallsParser(self)
 
@@ -43,8 +47,7 @@ class HeadedCallsParser(Machine):
 
     def run(self) -> Steps[None]:
         format = self._format
-        markers = tuple(mark for mark in (format.section, format.call) if mark)
-        while marker := (yield from self.content_before(*markers)):
+        while marker := (yield from self.content_before(*format.begins)):
             if marker == format.call:
                 yield from self._call()
             else:

@@ -20,6 +20,8 @@ class JsonCalls:
     end: str = ""  # after it; a model that forgets it is understood
     bare: bool = False  # an answer that begins with `{` or `[` may be calls and nothing else
     separator: str = ""  # between bare objects
+    name_key: str = "name"
+    is_keyed: bool = False  # an object has one key, which is the name, and the arguments under it
 
     def parser(self, tools: Tools) -> JsonCallsParser:
         return JsonCallsParser(self, tools)
@@ -86,6 +88,8 @@ class JsonCallsParser(Machine):
 
     def call(self, *, bare: bool) -> Steps[bool]:
         """One object, from its brace on. False: nothing of it was told, it is no call."""
+        if self._format.is_keyed:
+            return (yield from self._keyed_call())
         name: str | None = None
         early: str | None = None  # arguments that came before the name
         is_begun = has_fields = False
@@ -110,7 +114,7 @@ class JsonCallsParser(Machine):
                 return is_begun
             self._at += 1
             yield from self.skip_space()
-            if key == "name" and name is None:
+            if key == self._format.name_key and name is None:
                 name = yield from self.string()
                 if not name or len(name) > MAX_NAME or (bare and name not in self._tools):
                     return False
@@ -133,6 +137,23 @@ class JsonCallsParser(Machine):
             return False
         self.begin_call(name)
         self.arguments(_decoded(early) if early is not None else "{}")
+        return True
+
+    def _keyed_call(self) -> Steps[bool]:
+        """{NAME: ARGUMENTS}"""
+        self._at += 1
+        yield from self.skip_space()
+        name = yield from self.string()
+        yield from self.skip_space()
+        if not name or len(name) > MAX_NAME or not (yield from self.accept(":")):
+            return False
+        yield from self.skip_space()
+        self.begin_call(name)
+        if not (yield from self.argument_value()):
+            return True
+        yield from self.skip_space()
+        if (yield from self.accept("}")):
+            self.keep()
         return True
 
     def argument_value(self) -> Steps[bool]:

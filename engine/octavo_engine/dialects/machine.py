@@ -214,7 +214,7 @@ class Machine:
     def content_before(self, *markers: str) -> Steps[str]:
         """Tells all up to the first marker, which is consumed but not settled. Empty: the end."""
         while True:
-            marker, at = _earliest(self._text, self._at, markers)
+            marker, at = earliest(self._text, self._at, markers)
             if marker or at == len(self._text) or self._ended:
                 if not marker:
                     at = len(self._text)
@@ -245,7 +245,7 @@ class Machine:
             self._events.append(Content(shown))
 
 
-def _earliest(text: str, at: int, markers: tuple[str, ...]) -> tuple[str, int]:
+def earliest(text: str, at: int, markers: tuple[str, ...]) -> tuple[str, int]:
     """The first marker at or after `at`, and where; else where one may have begun, or the end."""
     found, begin = "", len(text)
     for marker in markers:

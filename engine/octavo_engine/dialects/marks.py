@@ -11,6 +11,8 @@ DEEPSEEK = (
     DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DEEPSEEK_CALL, DEEPSEEK_CALL_END, DEEPSEEK_SEPARATOR,
 )  # fmt: skip
 
+DSML = "｜DSML｜"
+
 KIMI_CALLS = "<|tool_calls_section_begin|>"
 KIMI_CALLS_END = "<|tool_calls_section_end|>"
 KIMI_CALL = "<|tool_call_begin|>"

@@ -18,6 +18,10 @@ BEGIN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 class MistralCalls:
     """Which of the two it is shows in what follows the mark."""
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (BEGIN,)
+
     def parser(self, tools: Tools) -> MistralCallsParser:
         return MistralCallsParser(JsonCalls(begins=(BEGIN,)), tools)
 

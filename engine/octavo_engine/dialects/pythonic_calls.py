@@ -27,6 +27,10 @@ class PythonicCalls:
     begin: str = ""
     end: str = ""
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (self.begin,) if self.begin else ()
+
     def parser(self, tools: Tools) -> PythonicCallsParser:
         return PythonicCallsParser(self)
 

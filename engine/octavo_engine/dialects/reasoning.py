@@ -48,9 +48,9 @@ class Splitter(Parser, Protocol):
     def is_undecided(self) -> bool:
         """Whether the answer's head says too little yet."""
 
-    @property
-    def ends_at(self) -> int | None:
-        """The character at which the answer proper begins, once it is known."""
+    # The character at which the answer proper begins, once it is known. Who reads calls in thoughts
+    # that never end sets it.
+    ends_at: int | None
 
 
 class ReasoningParser:
@@ -60,6 +60,7 @@ class ReasoningParser:
         self._format = format
         self._state = "head"  # then "inside" or "after"
         self._is_open = is_open
+        self._marks = (*format.opens, *format.closes)
         self._held = ""
         self._fresh = True  # nothing of this part but white space yet
         self._num_read = 0
@@ -98,10 +99,10 @@ class ReasoningParser:
                 self._held = stripped[len(mark) :]
                 self._state = "inside"
                 return True
-        if not ended and any(mark.startswith(stripped) for mark in self._format.opens):
+        if not ended and any(mark.startswith(stripped) for mark in self._marks):
             return False
-        if self._is_open:
-            self._state = "inside"
+        if self._is_open or stripped.startswith(self._format.closes):
+            self._state = "inside"  # or thoughts that end before they begin
         else:
             self._state = "after"
             self._fresh = False  # its white space is its own

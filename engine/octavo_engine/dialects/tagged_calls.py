@@ -1,9 +1,10 @@
-"""Calls whose arguments are tagged one by one, as text: Qwen3-Coder and GLM-4.5."""
+"""Calls whose arguments are tagged one by one, as text: Qwen3-Coder, GLM-4.5, MiniMax, …"""
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,9 @@ from octavo_engine.dialects.machine import MAX_NAME, Machine, Steps
 
 if TYPE_CHECKING:
     from octavo_engine.dialects.tools import Tool, Tools
+
+
+_MAX_DEPTH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +28,16 @@ class TaggedCalls:
     name_end: str = ""  # which of them belongs to the name's tag
     key: str
     key_end: str
+    is_typed: bool = False  # between key and value stands string="true" or "false", and a bracket
     value: str = ""  # between key and value
-    value_end: str
+    value_end: str  # KEY in it stands for the key
     call_end: str = ""
+    has_layout: bool = True  # a line break on either side of a value is none of its own
+    inner: str = ""  # before the tags of objects and lists within a value
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return tuple(mark for mark in (self.wrapper, self.call) if mark)
 
     def parser(self, tools: Tools) -> TaggedCallsParser:
         return TaggedCallsParser(self, tools)
@@ -42,8 +53,7 @@ class TaggedCallsParser(Machine):
 
     def run(self) -> Steps[None]:
         format = self._format
-        markers = tuple(mark for mark in (format.wrapper, format.call) if mark)
-        while marker := (yield from self.content_before(*markers)):
+        while marker := (yield from self.content_before(*format.begins)):
             if marker == format.wrapper:
                 yield from self.skip_space()
                 if format.call and not (yield from self.accept(format.call)):
@@ -66,6 +76,8 @@ class TaggedCallsParser(Machine):
         separator = ""
         while True:
             yield from self.skip_space()
+            if format.call_end and (yield from self.starts(format.call_end)):
+                break  # which the mark of a key may begin as well
             if not (yield from self.accept(format.key)):
                 break
             key = yield from self.text_before(format.key_end, limit=MAX_NAME)
@@ -76,12 +88,17 @@ class TaggedCallsParser(Machine):
                     self.keep()
                 return
             self._at += len(format.key_end)
+            key = key.strip()
+            attributes = ""
+            if format.is_typed:
+                attributes = (yield from self.text_before(">", limit=MAX_NAME)) or ""
+                yield from self.accept(">")
             if format.value:
                 yield from self.skip_space()
                 yield from self.accept(format.value)
-            text, is_whole = yield from self._value()
-            self.arguments(separator + json.dumps(key.strip(), ensure_ascii=False) + ": ")
-            self.arguments(as_json(text, tool, key.strip()))
+            text, is_whole = yield from self._value(key)
+            self.arguments(separator + json.dumps(key, ensure_ascii=False) + ": ")
+            self.arguments(self._as_json(text, attributes, tool, key))
             separator = ", "
             if not is_whole:
                 return
@@ -97,26 +114,63 @@ class TaggedCallsParser(Machine):
                 elif has_ended:
                     self.keep()
 
-    def _value(self) -> Steps[tuple[str, bool]]:
+    def _value(self, key: str) -> Steps[tuple[str, bool]]:
         """The text of a value; a model that forgets its end is understood at the next tag."""
         format = self._format
-        ends = [format.value_end, format.key, format.call_end or format.wrapper_end]
+        value_end = format.value_end.replace("KEY", key)
+        ends = [value_end, format.call_end or format.wrapper_end]
+        if not format.inner:  # else tags may stand in it
+            ends.append(format.key)
         begin = self._at - self._mark
         text = yield from self.text_before(*ends)
+        is_whole = text is not None
         if text is None:
-            return _unwrapped(self._text[self._mark + begin :]), False
-        yield from self.accept(format.value_end)
-        return _unwrapped(text), True
+            text = self._text[self._mark + begin :]
+        else:
+            yield from self.accept(value_end)
+        return (_unwrapped(text) if format.has_layout else text), is_whole
+
+    def _as_json(self, text: str, attributes: str, tool: Tool | None, key: str) -> str:
+        if 'string="true"' in attributes:
+            return json.dumps(text, ensure_ascii=False)
+        if self._format.inner and self._format.inner in text:
+            value = _tree(text, self._format.inner, 0)
+            return json.dumps(value, ensure_ascii=False)
+        return as_json(text, tool, key)
 
 
 def as_json(text: str, tool: Tool | None, key: str) -> str:
     """A value as JSON, by the type that the tool's schema gives it. Never evaluates anything."""
-    kind = tool.argument_type(key) if tool is not None else None
-    if kind != "string":
+    kinds = tool.argument_types(key) if tool is not None else frozenset()
+    if kinds != {"string"}:
         value = _literal(text.strip())
-        if value is not None and _is_a(value[0], kind):
+        if value is not None and (
+            any(_is_a(value[0], kind) for kind in kinds)
+            or (not kinds and not isinstance(value[0], str))
+        ):
             return value[1]
     return json.dumps(text, ensure_ascii=False)
+
+
+def _tree(text: str, mark: str, depth: int) -> Any:
+    """An object or a list whose members are tags, each behind the mark."""
+    tag = re.compile(re.escape(mark) + r"<([^<>/\n]{1,256})>")
+    members: list[tuple[str, Any]] = []
+    at = 0
+    while depth < _MAX_DEPTH and (found := tag.search(text, at)):
+        end = f"{mark}</{found[1]}>"
+        place = text.find(end, found.end())
+        inside = text[found.end() : place if place >= 0 else len(text)]
+        members.append((found[1], _tree(inside, mark, depth + 1)))
+        if place < 0:
+            break
+        at = place + len(end)
+    if not members:
+        value = _literal(text.strip())
+        return text if value is None or isinstance(value[0], str) else value[0]
+    if all(name == "item" for name, _ in members):
+        return [value for _, value in members]
+    return dict(members)
 
 
 def _literal(text: str) -> tuple[Any, str] | None:
@@ -139,8 +193,10 @@ def _refuse(constant: str) -> None:
     raise ValueError(constant)
 
 
-def _is_a(value: Any, kind: str | None) -> bool:
+def _is_a(value: Any, kind: str) -> bool:
     match kind:
+        case "null":
+            return value is None
         case "integer":
             return isinstance(value, int) and not isinstance(value, bool)
         case "number":
@@ -152,7 +208,7 @@ def _is_a(value: Any, kind: str | None) -> bool:
         case "array":
             return isinstance(value, list | tuple)
         case _:
-            return not isinstance(value, str)
+            return False
 
 
 def _unwrapped(text: str) -> str:

@@ -14,15 +14,48 @@ class Tool:
     parameters: dict[str, Any]  # a JSON schema; empty: it takes anything
     strict: bool = False  # its arguments must follow the schema, whatever the model would write
 
-    def argument_type(self, name: str) -> str | None:
-        """The JSON type of one argument where the schema says a single one."""
+    def argument_types(self, name: str) -> frozenset[str]:
+        """The JSON types that one argument may have; empty: the schema leaves it open."""
         properties = self.parameters.get("properties")
         schema = properties.get(name) if isinstance(properties, dict) else None
-        kind = schema.get("type") if isinstance(schema, dict) else None
-        if isinstance(kind, list):
-            kinds = [each for each in kind if each != "null"]
-            kind = kinds[0] if len(kinds) == 1 else None
-        return kind if isinstance(kind, str) else None
+        return _types(schema, self.parameters, 0)
+
+
+_MAX_DEPTH = 8
+_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array",
+          dict: "object", type(None): "null"}  # fmt: skip
+
+
+def _types(schema: Any, root: dict[str, Any], depth: int) -> frozenset[str]:
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+        return frozenset()
+    match schema:
+        case {"$ref": str(pointer)}:
+            return _types(_referred(pointer, root), root, depth + 1)
+        case {"type": str(kind)}:
+            return frozenset((kind, "null") if schema.get("nullable") is True else (kind,))
+        case {"type": [*kinds]}:
+            return frozenset(kind for kind in kinds if isinstance(kind, str))
+        case {"const": value}:
+            return frozenset((_TYPES[type(value)],))
+        case {"enum": [*values]}:
+            return frozenset(_TYPES[type(value)] for value in values)
+        case {"anyOf": [*parts]} | {"oneOf": [*parts]}:
+            found = [_types(part, root, depth + 1) for part in parts]
+            return frozenset().union(*found) if all(found) else frozenset()
+        case {"allOf": [*parts]}:
+            found = [types for part in parts if (types := _types(part, root, depth + 1))]
+            return found[0].intersection(*found) if found else frozenset()
+    return frozenset()
+
+
+def _referred(pointer: str, root: dict[str, Any]) -> Any:
+    """What a reference within the schema stands for; None: nothing that is here."""
+    value: Any = root if pointer.startswith("#") else None
+    for name in pointer.removeprefix("#").split("/")[1:]:
+        key = name.replace("~1", "/").replace("~0", "~")
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 @dataclass(frozen=True, slots=True)

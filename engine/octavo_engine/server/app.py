@@ -186,7 +186,7 @@ class _Refusal:
     def _answer(self, error: HTTPException) -> ASGIApp:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             exchange = Exchange(scope, receive, send, self._service.settings.limits)
-            refusal = from_routing(error.status_code)
+            refusal = from_routing(error.status_code, scope["method"], scope["path"])
             for name, value in (error.headers or {}).items():
                 refusal.headers += ((name.lower().encode(), value.encode()),)
             self._service.metrics.count_http("other", error.status_code)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo_engine.dialects.answer import AnswerParser
+from octavo_engine.dialects.answer import AnswerParser, OnlyCalls
 from octavo_engine.dialects.grammar_of_tools import (
     Enforced,
     at_least_one,
@@ -76,13 +76,19 @@ class Reading:
         reasoning = self.reasoning.parser(
             is_open=self.is_open, tools=self.offer.tools if both else None
         )
-        return AnswerParser(reasoning, None if both else self._calls())
+        if both:
+            return AnswerParser(reasoning, None)
+        tools = self.dialect.tools
+        in_own_words = self.enforced is None or self.enforced.reads == "dialect"
+        begins = tools.begins if tools is not None and in_own_words else ()
+        return AnswerParser(reasoning, self._calls(), begins=begins, callable=self.offer.tools)
 
     def _calls(self) -> Parser | None:
         if not self.reads_calls:
             return None
         if self.enforced is not None:
-            return self.enforced.parser(self.dialect.tools, self.offer.tools)
+            calls = self.enforced.parser(self.dialect.tools, self.offer.tools)
+            return OnlyCalls(calls) if self.offer.mode == "required" else calls
         assert self.dialect.tools is not None
         return self.dialect.tools.syntax.parser(self.offer.tools)
 
@@ -94,8 +100,8 @@ async def plan(
     if offer.mode == "auto" and dialect.tools is None:
         raise not_supported(
             "tools",
-            "how this model writes calls cannot be told from its chat template: name it with "
-            '--tool-call-parser, or use tool_choice "required" or a function\'s name',
+            "reading calls is switched off here (--tool-call-parser none); use tool_choice "
+            '"required" or a function\'s name',
         )
     budget = _budget(request, dialect)
     reasoning = dialect.reasoning

@@ -99,6 +99,7 @@ async def prepare(
         conversation,
         settings.limits,
         trust_template=settings.trust_request_chat_template,
+        describes_tools=service.dialect.describes_tools,
         # The template has written the special tokens already.
         add_special_tokens=bool(request.add_special_tokens),
     )
@@ -164,6 +165,7 @@ def _next_turn(
             request.continued(answer),
             service.settings.limits,
             trust_template=service.settings.trust_request_chat_template,
+            describes_tools=service.dialect.describes_tools,
         )
 
     return render_next

@@ -100,22 +100,23 @@ def _choice(asked: Asked, choice: WholeChoice) -> dict[str, Any]:
     if not content and (choice.calls or choice.reasoning):
         content = None
     calls = [{"name": call.name, "arguments": call.arguments} for call in choice.calls.values()]
+    message: dict[str, Any] = {
+        "role": asked.role,
+        "content": content,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": calls[0] if calls and asked.has_functions else None,
+        "reasoning": choice.reasoning or None,
+    }
+    if calls and not asked.has_functions:  # an empty list is no list to some clients
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": function}
+            for call, function in zip(choice.calls.values(), calls, strict=True)
+        ]
     return {
         "index": choice.index,
-        "message": {
-            "role": asked.role,
-            "content": content,
-            "refusal": None,
-            "annotations": None,
-            "audio": None,
-            "function_call": calls[0] if calls and asked.has_functions else None,
-            "tool_calls": [
-                {"id": call.id, "type": "function", "function": function}
-                for call, function in zip(choice.calls.values(), calls, strict=True)
-                if not asked.has_functions
-            ],
-            "reasoning": choice.reasoning or None,
-        },
+        "message": message,
         "logprobs": logprobs,
         "finish_reason": told_reason(asked, choice.finish_reason),
         "stop_reason": choice.stop_reason,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from octavo_engine.errors import InvalidRequest, ModelError
 from octavo_engine.server.chat_tools import read_tools
+from octavo_engine.server.described_tools import described, takes_system
 from octavo_engine.server.http_errors import not_supported
 from octavo_engine.server.prompts import INLINE_CHARS
 from octavo_engine.tokenization.chat_template import ChatTemplate
@@ -40,19 +41,25 @@ class Rendered(NamedTuple):
 
 
 async def render(
-    tokenizer: Tokenizer, request: Conversation, limits: Limits, *, trust_template: bool
-) -> str:
-    """The conversation as the model's chat template writes it. Raises InvalidRequest."""
+    tokenizer: Tokenizer, request: Conversation, limits: Limits, *, trust_template: bool,
+    describes_tools: bool = False,
+) -> str:  # fmt: skip
+    """The conversation as the model's chat template writes it; with `describes_tools` tools are no
+    matter of the template's. Raises InvalidRequest."""
     template, options = _prepared(tokenizer, request, limits, trust_template=trust_template)
+    if describes_tools and request.chat_template is None:  # a request's own is as it wants it
+        _describe_tools(template, options)
     return await _timely(options["messages"], lambda: template.render(**options))
 
 
 async def rendered(
     tokenizer: Tokenizer, request: Conversation, limits: Limits, *, trust_template: bool,
-    add_special_tokens: bool = False,
+    add_special_tokens: bool = False, describes_tools: bool = False,
 ) -> Rendered:  # fmt: skip
     """As `render`, with the tokens: only the template's own control tokens become control ids."""
     template, options = _prepared(tokenizer, request, limits, trust_template=trust_template)
+    if describes_tools and request.chat_template is None:  # a request's own is as it wants it
+        _describe_tools(template, options)
 
     def work() -> Rendered:
         return Rendered(
@@ -120,6 +127,15 @@ def _prepared(
     if request.documents is not None:
         options["documents"] = _documents(template, request.documents)
     return template, options
+
+
+def _describe_tools(template: Template, options: dict[str, Any]) -> None:
+    """Where there are none, neither called nor to be called, nothing changes."""
+    messages, tools = options["messages"], options["tools"]
+    if tools or any("tool_calls" in each or each["role"] == "tool" for each in messages):
+        system = takes_system(template)
+        options["messages"] = described(messages, tools, takes_system=system)
+        options["tools"] = None
 
 
 def _template(tokenizer: Tokenizer, request: Conversation, *, trust_template: bool) -> Template:

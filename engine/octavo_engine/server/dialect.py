@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from octavo_engine.dialects.detect import Detected, detect
 from octavo_engine.dialects.formats import (
+    GENERIC,
     REASONING_ALIASES,
     REASONING_FORMATS,
     TOOL_ALIASES,
@@ -45,6 +46,11 @@ class Dialect:
     tool_ids: tuple[int, ...] = ()  # control tokens that the parser of calls must see
     reasoning_ids: tuple[int, ...] = ()
 
+    @property
+    def describes_tools(self) -> bool:
+        """Whether the prompt must say how tools are called: the template does not."""
+        return self.tools is not None and self.tools.is_described
+
 
 def choose(settings: ServerSettings, tokenizer: Tokenizer, formats: Formats) -> Dialect:
     """Settled once the model is loaded; `formats` were known, and checked, when it began to."""
@@ -52,7 +58,8 @@ def choose(settings: ServerSettings, tokenizer: Tokenizer, formats: Formats) -> 
     found = Detected(None, None)
     if isinstance(template, ChatTemplate):
         found = detect("\n".join(template.sources.values()))
-    tools = _pick(settings.tool_call_parser, found.tools, formats.tools)
+    name = found.tools or (GENERIC if template is not None else None)
+    tools = _pick(settings.tool_call_parser, name, formats.tools)
     reasoning = _pick(settings.reasoning_parser, found.reasoning, formats.reasoning)
     return Dialect(
         tools=tools,

@@ -42,14 +42,14 @@ _SSE_HEADERS: tuple[Header, ...] = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # proxies that buffer would hold tokens back
 )
+_SSE_COMMENT = b":\n\n"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
-# How much of a refused body is read and thrown away, so that its sender comes to read the answer.
-_DISCARD_BYTES = 64 * 2**20
-_DISCARD_S = 2.0
 
 
 class Line(Protocol):
     """The connection under one exchange, past ASGI's messages; where the server offers it."""
+
+    ignorable: bytes  # what a client ignores between two pieces of its answer; empty: nothing
 
     @property
     def has_come(self) -> bool:
@@ -269,12 +269,11 @@ class Exchange:
         payload = shape.body(error, self.request_id)
         headers = [JSON, (b"content-length", str(len(payload)).encode()), *error_headers(error)]
         await self._begin(error.status, headers)
-        unread = error.status == 413
-        await self._send({"type": "http.response.body", "body": payload, "more_body": unread})
-        if unread:
-            await self._discard_rest()
+        await self._send({"type": "http.response.body", "body": payload})
 
     async def open_stream(self, headers: Iterable[Header] = _SSE_HEADERS) -> None:
+        if self.line is not None and headers is _SSE_HEADERS:
+            self.line.ignorable = _SSE_COMMENT
         await self._begin(200, list(headers))
 
     async def write(self, payload: bytes) -> None:
@@ -304,19 +303,6 @@ class Exchange:
         headers += [(name, request_id) for name in shape_of(self.scope).also_request_id]
         headers += self.notes.items()
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-    async def _discard_rest(self) -> None:
-        """Closing now would reset the connection under a client that still sends."""
-        left = _DISCARD_BYTES
-        try:
-            async with asyncio.timeout(_DISCARD_S):
-                while left > 0 and self._more_body:
-                    message = await self._receive()
-                    left -= len(message.get("body", b""))
-                    self._more_body = message.get("more_body", False)
-        except TimeoutError:
-            pass  # it had its chance
-        await self._send({"type": "http.response.body", "body": b""})
 
     # ── the client's presence ──
 

@@ -113,6 +113,8 @@ CATALOGUE = (
              retry_after="1 s or 5 s"),
     ErrorRow(504, "deadline_exceeded", TIMEOUT,
              "The request was not done within --request-timeout or x-octavo-timeout-ms."),
+    ErrorRow(505, "http_version", INVALID,
+             "The request line ends with another version than HTTP/1.1 or HTTP/1.0."),
 )  # fmt: skip
 
 ROWS = {row.code: row for row in CATALOGUE}
@@ -164,9 +166,15 @@ def internal_error() -> HttpError:
     return HttpError(500, OUR_FAULT, code="internal_error")
 
 
-def from_routing(status: int) -> HttpError:
-    """What the router of paths itself refuses."""
-    message = "This path does not exist here." if status == 404 else HTTPStatus(status).phrase + "."
+def from_routing(status: int, method: str, path: str) -> HttpError:
+    """What the table of paths itself refuses, in the words that routers have for it too."""
+    match status:
+        case 404:
+            message = f"Invalid URL ({method} {path[:200]})"
+        case 405:
+            message = f"{path[:200]} does not take {method}."
+        case _:
+            message = HTTPStatus(status).phrase + "."
     return HttpError(status, message, code=_ROUTING.get(status, "invalid_request"))
 
 

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_MAX_NAMED = 10  # models that a refusal lists
+
 
 class ServedEngine(Protocol):
     """What the API server asks of an engine; AsyncEngine is one."""
@@ -227,8 +229,14 @@ class Service:
         if name is None:
             return self.names[0]
         if name not in self.names:
-            shown = name if len(name) <= 200 else name[:200] + "…"
-            raise ModelUnknown(f"The model `{shown}` does not exist.", param="model")
+            raise ModelUnknown(
+                f"The model `{name[:200]}` does not exist. There are: "
+                + ", ".join(f"`{known}`" for known in self.names[:_MAX_NAMED])
+                + (
+                    f" and {len(self.names) - _MAX_NAMED} more." if self.names[_MAX_NAMED:] else "."
+                ),
+                param="model",
+            )
         return name
 
     @property

@@ -37,6 +37,7 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
             settings.limits,
             trust_template=settings.trust_request_chat_template,
             add_special_tokens=bool(request.add_special_tokens),
+            describes_tools=service.dialect.describes_tools,
         )
         ids = prompt.ids
     texts = [tokenizer.token_name(token) for token in ids] if request.return_token_strs else None

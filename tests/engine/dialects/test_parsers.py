@@ -95,7 +95,23 @@ GLM_OSLO = (
 )
 GLM_CET = "<tool_call>get_time\n<arg_key>zone</arg_key>\n<arg_value>CET</arg_value>\n</tool_call>"
 
+DSML_CALLS = (
+    '<|DSML|invoke name="get_weather">\n<|DSML|parameter name="city" string="true">Oslo'
+    '</|DSML|parameter>\n<|DSML|parameter name="days" string="false">3</|DSML|parameter>\n'
+    '</|DSML|invoke>\n<|DSML|invoke name="get_time">\n'
+    '<|DSML|parameter name="zone" string="true">CET</|DSML|parameter>\n</|DSML|invoke>\n'
+).replace("|DSML|", marks.DSML)
+DSML_ODD = (
+    '<|DSML|function_calls>\n<|DSML|invoke name="f">\n'
+    '<|DSML|parameter name="a" string="true">5</|DSML|parameter>\n'
+    '<|DSML|parameter name="b" string="false">{"c": [1]}</|DSML|parameter>\n'
+    "</|DSML|invoke>\n</|DSML|function_calls>"
+).replace("|DSML|", marks.DSML)
+NS = "]<]minimax[>["
+
 TWO: dict[str, str] = {
+    "generic": f'<tool_call>\n{{"name": "get_weather", "arguments": {J_OSLO}}}\n</tool_call>\n'
+    f'<tool_call>\n{{"name": "get_time", "arguments": {J_CET}}}\n</tool_call>',
     "hermes": f'<tool_call>\n{{"name": "get_weather", "arguments": {J_OSLO}}}\n</tool_call>\n'
     f'<tool_call>\n{{"name": "get_time", "arguments": {J_CET}}}\n</tool_call>',
     "mistral": f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {J_OSLO}}}, '
@@ -127,13 +143,50 @@ TWO: dict[str, str] = {
     "<|action_end|>",
     "phi4_mini_json": f'functools[{{"name": "get_weather", "arguments": {J_OSLO}}}, '
     f'{{"name": "get_time", "arguments": {J_CET}}}]',
+    "seed_oss": QWEN_OSLO.replace(">\n3\n<", ">3<").replace(">\nOslo\n<", ">Oslo<").replace(
+        "tool_call>", "seed:tool_call>") + "\n"
+    + QWEN_CET.replace(">\nCET\n<", ">CET<").replace("tool_call>", "seed:tool_call>"),
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Oslo'
+    '</parameter>\n<parameter name="days">3</parameter>\n</invoke>\n<invoke name="get_time">\n'
+    '<parameter name="zone">CET</parameter>\n</invoke>\n</minimax:tool_call>',
+    "minimax_m3": f'{NS}<tool_call>\n{NS}<invoke name="get_weather">{NS}<city>Oslo{NS}</city>'
+    f'{NS}<days>3{NS}</days>{NS}</invoke>\n{NS}<invoke name="get_time">{NS}<zone>CET{NS}</zone>'
+    f"{NS}</invoke>\n{NS}</tool_call>",
+    "deepseek_v32": f"<{marks.DSML}function_calls>\n{DSML_CALLS}</{marks.DSML}function_calls>",
+    "deepseek_v4": f"<{marks.DSML}tool_calls>\n{DSML_CALLS}</{marks.DSML}tool_calls>",
+    "minicpm5": '<function name="get_weather"><param name="city">Oslo</param><param name="days">3'
+    '</param></function>\n<function name="get_time"><param name="zone">CET</param></function>',
+    "gemma4": '<|tool_call>call:get_weather{city:<|"|>Oslo<|"|>,days:3}<tool_call|>'
+    '<|tool_call>call:get_time{zone:<|"|>CET<|"|>}<tool_call|>',
+    "lfm2": '<|tool_call_start|>[get_weather(city="Oslo", days=3), get_time(zone="CET")]'
+    "<|tool_call_end|>",
+    "cohere": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", '
+    f'"parameters": {J_OSLO}}},\n    {{"tool_call_id": "1", "tool_name": "get_time", '
+    f'"parameters": {J_CET}}}\n]<|END_ACTION|>',
+    "command_r": f'Action:\n```json\n[\n    {{"tool_name": "get_weather", "parameters": {J_OSLO}}},'
+    f'\n    {{"tool_name": "get_time", "parameters": {J_CET}}}\n]\n```',
+    "apertus": f'<|tools_prefix|>[{{"get_weather": {J_OSLO}}}, {{"get_time": {J_CET}}}]'
+    "<|tools_suffix|>",
+    "nemotron": f'<TOOLCALL>[{{"name": "get_weather", "arguments": {J_OSLO}}}, '
+    f'{{"name": "get_time", "arguments": {J_CET}}}]</TOOLCALL>',
+    "gigachat3": "<|message_sep|>\n\nfunction call<|role_sep|>\n"
+    f'{{"name": "get_weather", "arguments": {J_OSLO}}}<|message_sep|>\n\nfunction call<|role_sep|>'
+    f'\n{{"name": "get_time", "arguments": {J_CET}}}',
+    "gigachat31": f'<|function_call|>{{"name": "get_weather", "arguments": {J_OSLO}}}'
+    f'<|function_call|>{{"name": "get_time", "arguments": {J_CET}}}',
+    "functionary_v31": f"<function=get_weather>{J_OSLO}</function>"
+    f"<function=get_time>{J_CET}</function>",
+    "functionary_v32": f"get_weather\n{J_OSLO}>>>get_time\n{J_CET}",
+    "solar": f"<|tool_call:begin|>a<|tool_call:name|>get_weather<|tool_call:args|>{J_OSLO}"
+    f"<|tool_call:end|><|tool_call:begin|>b<|tool_call:name|>get_time<|tool_call:args|>{J_CET}"
+    "<|tool_call:end|>",
     "openai": (
         f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
         f"{json.dumps(OSLO)}<|call|><|start|>assistant<|channel|>commentary to=functions.get_time"
         f"<|message|>{json.dumps(CET)}<|call|>"
     ),
 }  # fmt: skip
-AT_THE_HEAD = ("pythonic", "xlam")  # no mark: calls stand alone
+AT_THE_HEAD = ("pythonic", "xlam", "functionary_v32")  # no mark: calls stand alone
 
 
 def test_every_format_has_its_example():
@@ -248,9 +301,88 @@ ODD: list[tuple[str, str, list[Event]]] = [
      [CallBegun(0, "f"), Arguments(0, '{"x": true, "y": {"a": 1}')]),
     ("qwen3_coder", "<function=get_weather><parameter=city>\nline 1\n\nline 3\n</parameter>",
      [CallBegun(0, "get_weather"), Arguments(0, '{"city": "line 1\\n\\nline 3"')]),
+    ("seed_oss", "<seed:tool_call>\n<function=get_weather>\n<parameter=city>a\n</parameter>\n"
+     "</function>\n</seed:tool_call>",
+     [CallBegun(0, "get_weather"), Arguments(0, '{"city": "a\\n"}')]),
+    ("minimax_m2", '<minimax:tool_call>\n<invoke name="f">\n</invoke>\n</minimax:tool_call>',
+     [CallBegun(0, "f"), Arguments(0, "{}")]),
+    ("minimax_m3", f'{NS}<tool_call>\n{NS}<invoke name="f">{NS}<o>{NS}<a>1{NS}</a>{NS}<l>'
+     f"{NS}<item>x{NS}</item>{NS}<item>true{NS}</item>{NS}</l>{NS}</o>{NS}</invoke>\n"
+     f"{NS}</tool_call>",
+     [CallBegun(0, "f"), Arguments(0, '{"o": {"a": 1, "l": ["x", true]}}')]),
+    ("minimax_m3", f'{NS}<tool_call>\n{NS}<invoke name="f">{NS}</invoke>\n{NS}</tool_call>',
+     [CallBegun(0, "f"), Arguments(0, "{}")]),
+    ("gemma4", "<|tool_call>call:f{}<tool_call|>", [CallBegun(0, "f"), Arguments(0, "{}")]),
+    ("gemma4", '<|tool_call>call:f{a:-7,b:1.5e10,c:false,d:null,e:[],g:{},h:[<|"|>x "y"<|"|>,'
+     '{i:<|"|>{}<|"|>}]}<tool_call|>',
+     [CallBegun(0, "f"), Arguments(0, '{"a": -7, "b": 1.5e10, "c": false, "d": null, "e": [], '
+      '"g": {}, "h": ["x \\"y\\"", {"i": "{}"}]}')]),
+    ("gemma4", '<|tool_call>call:f{a:<|"|>Os', [CallBegun(0, "f"), Arguments(0, '{"a": "Os')]),
+    ("gemma4", "<|tool_call>no", [Content("<|tool_call>no")]),
+    ("deepseek_v32", DSML_ODD, [CallBegun(0, "f"), Arguments(0, '{"a": "5", "b": {"c": [1]}}')]),
+    ("functionary_v32", "all\nHello.", [Content("Hello.")]),
+    ("functionary_v32", 'all\nLook.>>>get_time\n{"zone": "CET"}',
+     [Content("Look."), CallBegun(0, "get_time"), Arguments(0, '{"zone": "CET"}')]),
+    ("functionary_v32", "Hello.", [Content("Hello.")]),
+    ("apertus", '<|tools_prefix|>[{"f": {"a": 1}}]<|tools_suffix|> ok',
+     [CallBegun(0, "f"), Arguments(0, '{"a": 1}'), Content("ok")]),
+    ("lfm2", "Use [link](url).", [Content("Use [link](url).")]),
+    ("lfm2", "<|tool_call_start|>[a.b(c={'d': True, 'e': None})]<|tool_call_end|>",
+     [CallBegun(0, "a.b"), Arguments(0, '{"c": {"d": true, "e": null}}')]),
+    ("cohere", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f"}]<|END_ACTION|>',
+     [CallBegun(0, "f"), Arguments(0, "{}")]),
     ("qwen3_coder", "<tool_call>\n<function=f>\n</function>\n</tool_call>",
      [CallBegun(0, "f"), Arguments(0, "{}")]),
 ]  # fmt: skip
+
+
+NULLABLE = Tool(
+    name="f",
+    parameters={
+        "$defs": {"Text": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+        "properties": {
+            "list": {"type": ["string", "null"]},
+            "any": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "one": {"oneOf": [{"type": "null"}, {"enum": ["a", "b"]}]},
+            "old": {"type": "string", "nullable": True},
+            "ref": {"$ref": "#/$defs/Text"},
+            "number": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "text": {"type": "string"},
+            "const": {"const": "42"},
+            "open": {},
+            "lost": {"$ref": "#/nowhere"},
+        },
+    },
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "seed_oss", "minimax_m2", "minimax_m3"])
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("list", "null", None), ("any", "null", None), ("one", "null", None),
+        ("old", "null", None), ("ref", "null", None), ("number", "null", None),
+        ("list", "5", "5"), ("any", "5", "5"), ("one", "a", "a"), ("ref", "[1]", "[1]"),
+        ("number", "5", 5), ("number", "five", "five"), ("text", "null", "null"),
+        ("const", "42", "42"), ("open", "null", None), ("open", "5", 5), ("lost", "5", 5),
+        ("any", "nullable", "nullable"),
+    ],
+)  # fmt: skip
+def test_null_is_a_string_only_where_nothing_else_is_allowed(name, key, text, value):
+    call = {
+        "qwen3_coder": f"<tool_call>\n<function=f>\n<parameter={key}>\n{text}\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "glm45": f"<tool_call>f\n<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n"
+        "</tool_call>",
+        "seed_oss": f"<seed:tool_call>\n<function=f>\n<parameter={key}>{text}</parameter>\n"
+        "</function>\n</seed:tool_call>",
+        "minimax_m2": f'<minimax:tool_call>\n<invoke name="f">\n<parameter name="{key}">{text}'
+        "</parameter>\n</invoke>\n</minimax:tool_call>",
+        "minimax_m3": f'{NS}<tool_call>\n{NS}<invoke name="f">{NS}<{key}>{text}{NS}</{key}>'
+        f"{NS}</invoke>\n{NS}</tool_call>",
+    }[name]
+    parser = TOOL_FORMATS[name].syntax.parser(Tools((NULLABLE,)))
+    assert calls_of(parse(parser, [call])) == [("f", {key: value})]
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), ODD, ids=lambda value: str(value)[:50])
@@ -312,6 +444,84 @@ def test_calls_inside_reasoning_are_thoughts():
     ]  # fmt: skip
 
 
+def reading(name: str, *, is_open: bool) -> AnswerParser:
+    """As a server puts it together."""
+    format = TOOL_FORMATS[name]
+    split = ReasoningParser(THINK, is_open=is_open)
+    return AnswerParser(split, format.syntax.parser(TOOLS), begins=format.begins, callable=TOOLS)
+
+
+UNCLOSED = (
+    "hermes",
+    "qwen3_coder",
+    "glm45",
+    "kimi_k2",
+    "deepseek_v3",
+    "deepseek_v31",
+    "minimax_m2",
+)
+
+
+@pytest.mark.parametrize("name", UNCLOSED)
+@pytest.mark.parametrize("opens", ["", "<think>\n"])
+@pytest.mark.parametrize("thought", ["", "I need both.\n\n"])
+def test_calls_end_reasoning_that_is_never_closed(name, opens, thought):
+    text = opens + thought + TWO[name]
+    for cut in range(0, len(text), 3):
+        parser = reading(name, is_open=not opens)
+        events = parse(parser, [text[:cut], text[cut:]])
+        assert calls_of(events) == [("get_weather", OSLO), ("get_time", CET)]
+        thoughts = [event for event in events if isinstance(event, Reasoning)]
+        assert thoughts == ([Reasoning("I need both.")] if thought else [])
+        assert parser.reasoning is not None
+        assert parser.reasoning.ends_at is not None
+        assert text[parser.reasoning.ends_at :].strip() == TWO[name]
+
+
+def test_a_call_that_was_thought_of_is_none_once_reasoning_ends():
+    text = f"Maybe {TWO['hermes']}, hm.</think>No."
+    expected = [Reasoning(f"Maybe {TWO['hermes']}, hm."), Content("No.")]
+    for cut in range(len(text)):
+        assert parse(reading("hermes", is_open=True), [text[:cut], text[cut:]]) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["I could use <tool_call>", "It would be <tool_call>{}", "Say <tool_ca",
+     'As <tool_call>{"name": "nobody", "arguments": {}}</tool_call>'],
+)  # fmt: skip
+def test_thoughts_that_are_cut_off_stay_thoughts(text):
+    for cut in range(len(text)):
+        events = parse(reading("hermes", is_open=True), [text[:cut], text[cut:]])
+        assert events == [Reasoning(text)]
+
+
+def test_thoughts_that_end_before_they_begin_are_none():
+    format = REASONING_FORMATS["minimax_m3"]
+    text = "</mm:think>Hello."
+    for cut in range(len(text)):
+        parser = AnswerParser(ReasoningParser(format, is_open=False), None)
+        assert parse(parser, [text[:cut], text[cut:]]) == [Content("Hello.")]
+
+
+MARKED = {
+    "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "minimax_m3": ("<mm:think>", "</mm:think>"),
+    "gemma4": ("<|channel>thought\n", "<channel|>"),
+    "apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_other_marks_of_reasoning(name):
+    begin, end = MARKED[name]
+    text = f"{begin}Hm.{end}Yes."
+    for cut in range(len(text)):
+        parser = AnswerParser(ReasoningParser(REASONING_FORMATS[name], is_open=False), None)
+        assert parse(parser, [text[:cut], text[cut:]]) == [Reasoning("Hm."), Content("Yes.")]
+
+
 # ── any text, cut anywhere ──
 
 PIECES = st.sampled_from(
@@ -337,7 +547,9 @@ def test_no_text_breaks_a_parser_and_no_cut_changes_what_it_reads(name, text, se
 
     def read(pieces: list[str]) -> tuple[list[Event], list[Event]]:
         split = ReasoningParser(format, is_open=seed % 2 == 0)
-        parser = AnswerParser(split, TOOL_FORMATS[name].syntax.parser(TOOLS))
+        tools = TOOL_FORMATS[name]
+        begins = tools.begins if seed % 5 else ()
+        parser = AnswerParser(split, tools.syntax.parser(TOOLS), begins=begins, callable=TOOLS)
         told: list[Event] = []
         for piece in pieces:
             told += parser.push(piece)

@@ -84,7 +84,7 @@ def test_a_whole_chat(server):
             "index": 0,
             "message": {
                 "role": "assistant", "content": "pnu", "refusal": None, "annotations": None,
-                "audio": None, "function_call": None, "tool_calls": [], "reasoning": None,
+                "audio": None, "function_call": None, "reasoning": None,
             },
             "logprobs": None, "finish_reason": "length", "stop_reason": None, "token_ids": None,
         }

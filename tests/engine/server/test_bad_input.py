@@ -149,7 +149,7 @@ def test_an_unknown_model_is_a_404(server, path):
 
     assert status == 404
     assert error == {
-        "message": "The model `gpt-9` does not exist.",
+        "message": "The model `gpt-9` does not exist. There are: `fake`, `alias`.",
         "type": "not_found_error",
         "param": "model",
         "code": "model_not_found",
@@ -269,9 +269,7 @@ def test_a_body_that_is_too_large_is_refused_by_its_length_alone(server):
     # The body is never sent: the answer comes by the header.
     head = post(COMPLETIONS, b"").replace(b"content-length: 0", b"content-length: 10485760")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("octavo_engine.server.exchange._DISCARD_S", 0.05)
-        status, error = error_of(server.raw(head))
+    status, error = error_of(server.raw(head))
 
     assert (status, error["code"]) == (413, "body_too_large")
     assert "1048576" in error["message"]
@@ -333,6 +331,12 @@ def test_wrong_paths_and_methods_are_answered_in_the_same_shape(server, method, 
     assert answer.status_code == status
     assert answer.json()["error"]["code"] == code
     assert ("allow" in answer.headers) == (status == 405)
+    words = {
+        "route_not_found": f"Invalid URL ({method} {path})",
+        "model_not_found": "The model `nope` does not exist. There are: `fake`, `alias`.",
+        "method_not_allowed": f"{path} does not take {method}.",
+    }
+    assert answer.json()["error"]["message"] == words[code]
 
 
 HARMLESS = {

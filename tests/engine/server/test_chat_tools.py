@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -107,6 +108,22 @@ def test_a_prompt_that_ends_in_thought_lets_the_answer_begin_there():
     assert (plain["reasoning"], plain["content"]) == ("", "Hm.\n</think>\n\nYes.")
 
 
+@pytest.mark.parametrize("piece", [1, 5, 1000])
+def test_a_call_inside_reasoning_that_is_never_closed_is_made(piece):
+    thought = "<think>\nWhich city? Oslo.\n"
+    with saying(thought + OSLO, piece=piece) as (_, client):
+        at_once, answer = whole(client, tools=TOOLS)
+        in_pieces, _ = streamed(client, tools=TOOLS)
+    expected = ["get_weather", '{"city": "Oslo"}']
+    assert (at_once["reasoning"], at_once["content"]) == ("Which city? Oslo.", "")
+    assert ([call[1:] for call in at_once["calls"]], at_once["finish"]) == (
+        [expected],
+        "tool_calls",
+    )
+    assert without_ids(in_pieces) == without_ids(at_once)
+    assert answer.usage.completion_tokens_details.reasoning_tokens == len(thought)
+
+
 def test_tool_choice_none_shows_the_tools_but_reads_no_calls():
     with saying(OSLO) as (_, client):
         at_once, _ = whole(client, tools=TOOLS, tool_choice="none")
@@ -157,6 +174,26 @@ def test_required_and_named_calls_are_enforced(name):
     assert (required["calls"][0][1:], required["finish"]) == (call, "tool_calls")
     assert (named["calls"][0][1:], named["finish"]) == (call, "stop")
     assert without_ids(at_once) == without_ids(named)
+
+
+@pytest.mark.parametrize("name", ["hermes", "none"])
+def test_a_forced_call_that_is_cut_off_leaves_nothing_in_content(name):
+    plain = '[{"name": "get_weather", "parameters": {"city": "Oslo"}}]'
+    text = OSLO if name == "hermes" else plain
+    for length in range(1, len(text), 6):
+        with saying(text, using=ServerSettings(tool_call_parser=name)) as (_, client):
+            asked = {"tools": TOOLS, "tool_choice": "required", "max_tokens": length}
+            at_once, answer = whole(client, **asked)
+            in_pieces, _ = streamed(client, **asked)
+        assert (at_once["content"], at_once["finish"]) == ("", "length"), text[:length]
+        assert without_ids(in_pieces) == without_ids(at_once)
+        assert answer.choices[0].message.content in (None, "")
+
+
+def test_an_answer_without_calls_has_no_list_of_them():
+    with saying("Hello.") as (_, client):
+        _, answer = whole(client, tools=TOOLS)
+    assert "tool_calls" not in answer.choices[0].message.to_dict()
 
 
 def test_strict_functions_are_enforced_once_a_call_begins():
@@ -287,9 +324,58 @@ def test_what_cannot_be_served_is_refused_by_name(talker, param, asked):
     assert raised.value.param == param
 
 
-def test_tools_need_a_dialect_unless_they_are_enforced():
+def test_tools_of_a_template_without_any_are_described_in_the_prompt():
+    """FakeTemplate writes a line for each message, and knows no tools."""
+    history = [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "content": "Let me look.", "tool_calls": [
+            {"id": "a", "type": "function",
+             "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}},
+            {"id": "b", "type": "function", "function": {"name": "get_time", "arguments": "{}"}},
+        ]},
+        {"role": "tool", "tool_call_id": "a", "content": "rain"},
+        {"role": "tool", "tool_call_id": "b", "content": "noon"},
+        {"role": "user", "content": "And now?"},
+    ]  # fmt: skip
+    with saying(f"Well.\n{OSLO}", using=ServerSettings()) as (server, client):
+        at_once, _ = whole(client, tools=TOOLS)
+        in_pieces, _ = streamed(client, tools=TOOLS)
+        body = {"messages": history, "tools": TOOLS, "return_prompt_text": True}
+        again = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()
+        counted = httpx.post(f"{server.url}/tokenize", json=body).json()
+        plain = httpx.post(
+            f"{server.url}/v1/chat/completions",
+            json={"messages": HI, "return_prompt_text": True},
+        ).json()
+
+    expected = {"content": "Well.", "reasoning": "", "finish": "tool_calls",
+                "calls": [["get_weather", '{"city": "Oslo"}']]}  # fmt: skip
+    assert without_ids(at_once) == without_ids(in_pieces) == expected
+    prompt = again["prompt_text"]
+    assert prompt.startswith("<system>You may call functions")
+    assert all(json.dumps(tool["function"]) in prompt for tool in TOOLS)
+    assert prompt.endswith(
+        "<user>weather?\n"
+        '<assistant>Let me look.\n<tool_call>\n{"name": "get_weather", "arguments": '
+        '{"city": "Oslo"}}\n</tool_call>\n<tool_call>\n{"name": "get_time", "arguments": {}}\n'
+        "</tool_call>\n"
+        "<user><tool_response>\nrain\n</tool_response>\n<tool_response>\nnoon\n</tool_response>\n"
+        "And now?\n<assistant>"
+    )
+    assert counted["count"] == again["usage"]["prompt_tokens"]
+    assert plain["prompt_text"] == "<user>weather?\n<assistant>"
+
+
+def test_bare_json_is_a_call_where_the_model_forgets_the_tags():
+    bare = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
+    with saying(bare, using=ServerSettings()) as (_, client):
+        at_once, _ = whole(client, tools=TOOLS)
+    assert [call[1:] for call in at_once["calls"]] == [["get_weather", '{"city": "Oslo"}']]
+
+
+def test_tools_are_refused_where_reading_them_is_switched_off():
     with (
-        saying("Hello.", using=ServerSettings()) as (_, client),
+        saying("Hello.", using=ServerSettings(tool_call_parser="none")) as (_, client),
         pytest.raises(openai.BadRequestError) as raised,
     ):
         whole(client, tools=TOOLS)

@@ -33,7 +33,7 @@ WEATHER: dict[str, Any] = {
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
-@pytest.fixture(scope="module", params=["hermes", "none"])
+@pytest.fixture(scope="module", params=["hermes", "none", "auto"])
 def url(request) -> Iterator[str]:
     flags = ("--tool-call-parser", request.param, "--sim-time-scale", "0.05")
     with serving("m", "--served-model-name", "sim", *flags) as server:

@@ -187,6 +187,7 @@ MEET: dict[str, Callable[[], Met]] = {
     "engine_stalled": in_state("stalled"),
     "engine_dead": in_state("dead"),
     "deadline_exceeded": failing(DeadlineExceeded("the deadline passed")),
+    "http_version": sent(b"GET /health HTTP/2.0\r\nhost: x\r\n\r\n"),
 }  # fmt: skip
 
 
@@ -211,7 +212,8 @@ def test_a_row_says_what_clients_see(row):
     else:
         assert "retry-after" not in headers
     assert headers["content-type"] == "application/json"
-    if row.code not in ("invalid_http", "url_too_long", "headers_too_large"):  # no request yet
+    if row.code not in ("invalid_http", "http_version", "url_too_long", "headers_too_large"):
+        # of these no request is known yet
         assert headers["x-request-id"]
 
 

@@ -24,7 +24,7 @@ def test_functions_are_called_and_told_as_they_were_asked_for():
     told = [delta for delta in deltas if delta is not None]
 
     assert choice.message.function_call.model_dump() == CALL
-    assert choice.message.tool_calls == [] and choice.message.content is None
+    assert choice.message.tool_calls is None and choice.message.content is None
     assert choice.finish_reason == chunks[-1].choices[0].finish_reason == "function_call"
     assert told[0].name == "get_weather" and not any(delta.name for delta in told[1:])
     assert "".join(delta.arguments or "" for delta in told) == CALL["arguments"]

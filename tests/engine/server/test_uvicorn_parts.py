@@ -16,12 +16,14 @@ from octavo_engine.server.run import HttpServer
 from tests.fakes.server import running
 
 # What each object must have while a request is answered.
-PROTOCOL = ("url", "headers", "parser", "pipeline", "scope", "cycle", "transport", "loop", "flow")
+PROTOCOL = ("url", "headers", "parser", "scheme", "scope", "cycle", "transport", "loop", "flow",
+            "_unset_keepalive_if_required")  # fmt: skip
 CYCLE = ("chunked_encoding", "flow", "disconnected", "response_started", "response_complete",
-         "transport", "keep_alive", "more_body")  # fmt: skip
+         "transport", "keep_alive", "more_body", "message_event", "scope")  # fmt: skip
 # Ours in the place of theirs: what they call on themselves, by these names.
-REPLACED = ("connection_made", "connection_lost", "data_received", "on_headers_complete",
-            "on_message_complete", "send_400_response")  # fmt: skip
+REPLACED = ("connection_made", "connection_lost", "data_received", "eof_received",
+            "on_headers_complete", "on_message_complete", "on_response_complete",
+            "send_400_response")  # fmt: skip
 HINT = f"uvicorn {uvicorn.__version__} has changed; look at engine/octavo_engine/server/"
 
 
@@ -66,6 +68,8 @@ def test_an_answer_has_what_we_read_of_it(met):
     assert missing == [], HINT + "http.py"
     assert hasattr(met["cycle"].flow, "write_paused"), HINT + "http.py"
     assert met["cycle"].chunked_encoding is True, HINT + "http.py"
+    assert met["cycle"].transport is met["protocol"].transport  # its request had come
+    assert not met["protocol"]._unanswered, "on_response_complete was not called: " + HINT
 
 
 def test_chunks_past_uvicorn_read_as_its_own(met):
@@ -82,7 +86,9 @@ def test_what_we_replace_is_what_uvicorn_calls():
         assert callable(getattr(httptools_impl.HttpToolsProtocol, name, None)), (
             f"{name}: {HINT}http.py"
         )
-    assert all(status in httptools_impl.STATUS_LINE for status in (400, 414, 431)), HINT + "http.py"
+    assert all(status in httptools_impl.STATUS_LINE for status in (400, 414, 431, 505)), (
+        HINT + "http.py"
+    )
     for name in ("capture_signals", "main_loop"):
         assert callable(getattr(Server, name, None)), f"{name}: {HINT}run.py"
         assert getattr(HttpServer, name) is not getattr(Server, name)

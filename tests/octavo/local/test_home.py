@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -54,4 +55,30 @@ def test_files_are_private_and_never_half_written(tmp_path):
     write_whole(tmp_path / "a", "two")
     assert (tmp_path / "a").read_text() == "two"
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("what", ["open", "write"])
+def test_a_home_that_has_no_room_or_may_not_be_written_says_so(tmp_path, what):
+    home = home_at(tmp_path)
+    if what == "write":
+        home.lock_file.symlink_to("/dev/full")
+    else:
+        home.lock_file.mkdir()
+    with (
+        pytest.raises(ConfigError, match=r"OCTAVO_HOME .* cannot be used: .*; set OCTAVO_HOME"),
+        HomeLock(home, "http://here"),
+    ):
+        pass
+
+
+def test_what_could_not_be_written_leaves_nothing_behind(tmp_path, monkeypatch):
+    write_whole(tmp_path / "a", "one")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.replace", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(tmp_path / "a", "two")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

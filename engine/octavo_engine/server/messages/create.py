@@ -59,7 +59,7 @@ async def count_tokens(exchange: Exchange, service: Service) -> None:
             turn.chat.tools = None
         prompt = await rendered(
             service.engine.tokenizer, turn.chat.conversation, service.settings.limits,
-            trust_template=False,
+            trust_template=False, describes_tools=service.dialect.describes_tools,
         )  # fmt: skip
     except RequestError as error:
         turn.rename(error)

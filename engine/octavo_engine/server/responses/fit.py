@@ -29,8 +29,9 @@ async def fitted(service: Service, turn: Turn, max_output_tokens: int | None) ->
     async def fits(start: int) -> bool:
         conversation = msgspec.structs.replace(turn.chat.conversation, messages=kept(start))
         prompt = await rendered(
-            service.engine.tokenizer, conversation, service.settings.limits, trust_template=False
-        )
+            service.engine.tokenizer, conversation, service.settings.limits,
+            trust_template=False, describes_tools=service.dialect.describes_tools,
+        )  # fmt: skip
         return len(prompt.ids) <= room
 
     if await fits(num_system):
