@@ -108,6 +108,16 @@ bool Lane::is_closing(PyObject* transport) const {
     return is_closing_.call(nb::handle(transport)).ptr() == Py_True;
 }
 
+// UpstreamConnection._has_unsent: native sockets are all that is asked here.
+bool Lane::has_unsent([[maybe_unused]] PyObject* transport) const {
+#ifdef OCTAVO_HAS_EPOLL
+    if (Py_TYPE(transport) == reinterpret_cast<PyTypeObject*>(transport_type_.ptr())) {
+        return nb::inst_ptr<Transport>(transport)->num_unsent() != 0;
+    }
+#endif
+    return false;
+}
+
 // metrics.finish of a record that has its end.
 void Lane::count(PyObject* record) const {
     PyObject* over = shapes_.metrics.over.get(metrics_.ptr());

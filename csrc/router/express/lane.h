@@ -77,6 +77,7 @@ class Lane final : public Taker {
     nb::object tenant_of(PyObject* head, PyObject* facts) const;
     void write(PyObject* transport, nb::handle data, PyObject* method) const;
     bool is_closing(PyObject* transport) const;
+    bool has_unsent(PyObject* transport) const;
     void count(PyObject* record) const;
     void send(nb::handle connection, nb::handle flight, nb::handle data) const;
     bool is_flight(nb::handle object) const {
