@@ -350,6 +350,10 @@ class KeyConfig:
         0, "Waiting requests of keys with lower numbers go first.", low=-100, high=100
     )
     models: tuple[str, ...] = setting((), "Models it may use; default: all.")
+    trusted: bool = setting(
+        False, "Its requests may name hosts, KV blocks and ranks of engines (kv_transfer_params, "
+        "bootstrap_*, x-data-parallel-rank), and see how they were placed (x-octavo-explain).",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,6 +366,11 @@ class FlowConfig:
     keys_file: str = setting(
         "", "YAML file with a list `keys`, read again when it changes.", flag="keys-file"
     )
+    cache_scope: str = setting(
+        "shared", "Who may be answered from whose prompts' KV cache: everybody, or each tenant "
+        "from its own alone (by a salt in its requests); costs the sharing between tenants.",
+        choices=("shared", "tenant"), flag="cache-scope",
+    )  # fmt: skip
     fairness_header: str = setting(
         "x-llm-d-inference-fairness-id",
         "Names the tenant where no keys are asked; only its share depends on it.",

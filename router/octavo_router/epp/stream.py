@@ -207,7 +207,7 @@ class Stream:
         picker, record, head, tenant = self._picker, self._record, self._head, self._tenant
         if head is None or tenant is None:
             raise Refused(400, "bad_request", "The gateway sent a body without headers.")
-        asked = picker.asker.ask(head, body, self._subset)
+        asked = picker.asker.ask(head, body, self._subset, tenant.limits)
         request = asked.request
         request.tenant = tenant.name
         record.model, record.is_known_model = request.model, asked.is_known

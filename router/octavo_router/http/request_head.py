@@ -9,6 +9,7 @@ by their bytes, and cost one look-up.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo_router.errors import Refused
@@ -71,6 +72,12 @@ class RequestHead:
         self.expects_continue = False
         self.request_id = ""  # the client's, where it is safe to repeat
         self.facts: Any = None  # whatever the service made of it
+
+    def with_lines(self, lines: bytes) -> RequestHead:
+        """The same, with more for an upstream: lines with their CRLF."""
+        head = copy(self)
+        head.forward += lines
+        return head
 
 
 class HeadParser:
@@ -200,7 +207,7 @@ def _settle(
             head.authorization += line + b"\r\n"
             head.credentials = head.credentials or value.decode("latin-1")
         elif name == b"x-request-id":
-            if 0 < len(value) <= 128 and not value.translate(None, _ID_BYTES):
+            if _is_safe_id(value):
                 head.request_id = value.decode()
         elif name == b"transfer-encoding":
             if value != b"chunked":
@@ -219,6 +226,11 @@ def _settle(
         raise _bad("the body has two lengths")
     if b"host" not in seen and not head.is_http10:
         raise _bad("the host is missing")
+
+
+def _is_safe_id(value: bytes) -> bool:
+    """Some connectors of vLLM read addresses of engines out of ids: `___prefill_addr_HOST:PORT`."""
+    return 0 < len(value) <= 128 and not value.translate(None, _ID_BYTES) and b"___" not in value
 
 
 def _connection(head: RequestHead, value: bytes, forward: list[bytes]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from octavo_engine.protocol.endpoints import EXPLAIN_HEADER, TIMEOUT_HEADER
 from octavo_router.errors import Refused
+from octavo_router.http.fields import TRUSTED
 from octavo_router.http.request_head import IDEMPOTENCY_KEY
 from octavo_router.proxy.paths import PROXIED, ProxiedPath, is_one_engines, kept_path
 
@@ -48,7 +49,8 @@ class HeadFacts:
     kept_id: str = ""  # of the answer that a path is about
     timeout_s: float = 0.0  # that the client gives the whole request; 0: any
     idempotency_key: str = ""
-    runs_once: bool = False  # there is such a key
+    trusted_lines: bytes = b""  # for an engine, each with its CRLF, if the key is trusted
+    is_plain: bool = False  # the express lane knows all that the head asks for
 
 
 class FactReader:
@@ -86,7 +88,9 @@ class FactReader:
             elif name == _TIMEOUT:
                 facts.timeout_s = _seconds(value)
             elif name == IDEMPOTENCY_KEY and path.is_json and self._keeps_answers:
-                facts.idempotency_key, facts.runs_once = _key(value), True
+                facts.idempotency_key = _key(value)
+            elif name in TRUSTED:
+                facts.trusted_lines += b"%b: %b\r\n" % (name, value)
             elif name == b"traceparent":
                 facts.traceparent = value[:128].decode("latin-1")
             elif name == b"cookie" and self._session_cookie:
@@ -97,6 +101,7 @@ class FactReader:
             if session := sessions.get(name):
                 facts.session = session[:256].decode("latin-1")
                 break
+        facts.is_plain = not (facts.explain or facts.idempotency_key or facts.timeout_s)
         return facts
 
     def _own(self, head: RequestHead) -> HeadFacts:

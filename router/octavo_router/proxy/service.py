@@ -25,6 +25,7 @@ from octavo_router.proxy.kept import Kept
 from octavo_router.proxy.mirror import Mirrors
 from octavo_router.proxy.own import OwnAnswer
 from octavo_router.proxy.paired import PairedExchange
+from octavo_router.proxy.privileged import for_engines
 from octavo_router.proxy.recording import Recorder, replay
 from octavo_router.proxy.resume import StreamMemory
 from octavo_router.residency.api import ScanError
@@ -153,6 +154,9 @@ class Proxy:
                     self._learn_adapters()
                 if scan is None:
                     scan = self._scan(body, path.kind, self._adapters)
+                body = for_engines(asked, scan, tenant.limits, path)
+                if body is not asked:
+                    scan = self._scan(body, path.kind, self._adapters)
             except ScanError as error:
                 raise Refused(400, "invalid_json", error.message) from None
             request.model = record.model = scan.model
@@ -196,6 +200,8 @@ class Proxy:
         if key:
             run = self._idempotency.begin(tenant.name, path.path, key, asked)
             connection = Recorder(connection, self._idempotency, run, record).as_connection()
+        if facts.trusted_lines and tenant.limits.is_trusted:
+            head = head.with_lines(facts.trusted_lines)
         is_paired = path.hands_over and self.dispatcher.pairs(request.pool)
         kind = PairedExchange if is_paired else Exchange
         exchange = kind(self, connection, head, body, path, request, account)
