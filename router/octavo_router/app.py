@@ -22,6 +22,7 @@ from octavo_router.discovery.discovery import Discovery
 from octavo_router.discovery.pool_config import discovered_models, discovered_pools
 from octavo_router.endpoints.registry import Registry
 from octavo_router.errors import ConfigInvalid
+from octavo_router.flow.admin import AdminAccess
 from octavo_router.flow.budget import RetryBudget, Throttle
 from octavo_router.flow.gate import Gate
 from octavo_router.flow.keys_file import KeysFile
@@ -34,7 +35,7 @@ from octavo_router.logs import change_level
 from octavo_router.loop_watch import LoopWatch
 from octavo_router.metrics import RouterMetrics
 from octavo_router.observer import MetricsObserver
-from octavo_router.own_routes import OwnRoutes
+from octavo_router.own_routes import OwnRoutes, is_for_admins
 from octavo_router.proxy.canary import Canaries
 from octavo_router.proxy.seams import Parts
 from octavo_router.proxy.service import Proxy
@@ -127,27 +128,33 @@ class App:
             ssl_context=tls, engine_key=engine_key, passes_keys=not table.is_required,
         )  # fmt: skip
         self.registry.subscribe(self.upstreams.changed)
-        self.own = OwnRoutes(self.models, self.metrics, started_at=time.time())
-        self.routes = self.own.table()
-        self.routes["GET", STATE_PATH] = self._state = StateReporter(
+        self.admin = AdminAccess(config.server.admin_key, is_trusted=self.gate.tenants.is_trusted)
+        self.own = OwnRoutes(self.models, self.metrics, self.admin, started_at=time.time())
+        self.admin_routes = self.own.table()
+        self.admin_routes["GET", STATE_PATH] = self._state = StateReporter(
             self.registry, self.gate.demand, self.metrics,
             replica=config.server.replica or socket.gethostname(),
-            authenticate=self.gate.authenticate,
+            admin=self.admin,
             token=config.server.state_token,
+            is_open=config.server.open_state,
             known_pools=lambda: self._pool_routes,
         )  # fmt: skip
         if config.server.debug_endpoints:
             from octavo_router.debug import Debug
             from octavo_router.debug_request import RequestReader
 
-            self.routes |= Debug(
+            self.admin_routes |= Debug(
                 self.dispatcher,
                 index,
                 config=lambda: self.config,
                 understand=RequestReader(hot_path.scan, self.models, self.registry),
-                asks_for_keys=lambda: self.gate.tenants.table.is_required,
+                admin=self.admin,
                 now=clock,
             ).routes()
+        self.routes = self.admin_routes.copy()
+        if config.server.admin_port:
+            for key in [key for key in self.routes if is_for_admins(key[1])]:
+                del self.routes[key]
         self._console: Live | None = None
         if config.server.console:
             self._console, pages = make_console(
@@ -175,6 +182,7 @@ class App:
                 hot_path=hot_path,
                 metrics=self.metrics,
                 access_log=self.access_log,
+                admin=self.admin,
                 routes=self.routes,
                 tracing=self._tracing,
             )
@@ -246,6 +254,7 @@ class App:
             metrics=self.metrics,
             access_log=self.access_log,
             is_ready=lambda: not self.own.not_ready,
+            admin=self.admin,
         )
         try:
             self.picker = await self._stack.enter_async_context(make_server(parts))
@@ -300,7 +309,9 @@ class App:
         self.proxy.reconfigure(config)
         self._canaries.config = config
         self.upstreams.reconfigure(config.timeouts, passes_keys=not table.is_required)
-        self._state.replace_token(config.server.state_token)
+        server = config.server
+        self.admin.replace_key(server.admin_key)
+        self._state.change_access(token=server.state_token, is_open=server.open_state)
         self.access_log.change(cast("Mode", config.server.access_log))
         self.on_applied(config)
         self.metrics.process.config_reloads.add("ok")

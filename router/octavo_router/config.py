@@ -72,9 +72,25 @@ class ServerConfig:
         "errors", "Which requests get a line in the log.", flag="access-log",
         choices=("all", "errors", "none"),
     )  # fmt: skip
+    admin_key: str = setting(
+        "", "Key that opens /debug, /metrics, /octavo/v1/state and x-octavo-explain; default: "
+        "programs on this machine may, and /metrics is open.",
+        flag="admin-key", is_secret=True,
+    )  # fmt: skip
+    admin_host: str = setting(
+        "127.0.0.1", "Address of the administrators' listener.", flag="admin-host"
+    )
+    admin_port: int = setting(
+        0, "Port of a listener for administrators: /debug and /metrics are there and nowhere else; "
+        "0: none.", flag="admin-port", low=0, high=65535,
+    )  # fmt: skip
     state_token: str = setting(
-        "", "Token that opens /octavo/v1/state; default: an API key, where keys are asked for.",
+        "", "Token that opens /octavo/v1/state to the operator, beside the admin key.",
         flag="state-token", is_secret=True,
+    )  # fmt: skip
+    open_state: bool = setting(
+        False, "Tell /octavo/v1/state to everybody, where neither a state_token nor an admin_key "
+        "is set: for networks that only the operator and clients reach.",
     )  # fmt: skip
     replica: str = setting(
         "", "Name of this replica towards the operator; default: the host name.", flag="replica"

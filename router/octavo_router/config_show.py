@@ -27,6 +27,8 @@ RESTART_ONLY = (
     "server.tls_cert",
     "server.tls_key",
     "server.tls_client_ca",
+    "server.admin_host",
+    "server.admin_port",
     "server.log_format",
     "server.replica",
     "server.console",

@@ -93,6 +93,11 @@ class Refused(RouterError):
         return _ANTHROPIC_STATUSES.get(self.status) or _ANTHROPIC_TYPES.get(self.type, self.type)
 
 
+def no_route(method: str, path: str) -> Refused:
+    """As engines say it, and nearly as OpenAI does."""
+    return Refused(404, "route_not_found", f"Invalid URL ({method} {path[:200]})")
+
+
 def is_anthropic(path: str) -> bool:
     return path == _MESSAGES or path.startswith(_MESSAGES + "/")
 

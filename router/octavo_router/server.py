@@ -21,6 +21,7 @@ from octavo_router.http.client_connection import ClientConnection
 from octavo_router.http.shared import Shared
 from octavo_router.http.sockets import affordable_connections, open_listener
 from octavo_router.http.tls import FileWatch, load_certificate, server_context
+from octavo_router.proxy.admin import AdminService
 
 if TYPE_CHECKING:
     import socket
@@ -41,9 +42,17 @@ _CERTIFICATE_LOOK_S = 10.0
 class Server:
     """Listens for an `App`. Use `run`, or `start` and `stop` where the loop is somebody else's."""
 
-    def __init__(self, app: App, *, listener: socket.socket | None = None) -> None:
+    def __init__(
+        self,
+        app: App,
+        *,
+        listener: socket.socket | None = None,
+        admin_listener: socket.socket | None = None,
+    ) -> None:
         self._app = app
         self._listener = listener
+        self._admin_listener = admin_listener
+        self._admin_server: Listening | TlsListener | None = None
         self._loop = asyncio.get_running_loop()
         self._server: Listening | TlsListener | None = None
         self._tls: ssl.SSLContext | None = None
@@ -55,6 +64,9 @@ class Server:
             app.proxy, limits, app.config.timeouts, app.deadlines, self._loop,
             max_connections=affordable_connections(limits.max_connections),
         )  # fmt: skip
+        self.admin_shared = Shared(
+            AdminService(app.admin_routes), limits, app.config.timeouts, app.deadlines, self._loop
+        )
         app.on_applied = self._reconfigure
         app.on_keys = self._end_revoked
         app.awaited_bytes = self._awaited_bytes
@@ -72,16 +84,34 @@ class Server:
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
+    @property
+    def admin_port(self) -> int:
+        assert self._admin_server is not None
+        port: int = self._admin_server.sockets[0].getsockname()[1]
+        return port
+
     async def start(self) -> None:
         config = self._app.config.server
-        listener = self._listener or open_listener(config.host, config.port)
         if config.tls_cert:
             self._tls = server_context(config.tls_cert, config.tls_key, config.tls_client_ca)
             self._tasks.append(self._loop.create_task(self._renew_certificate(config)))
-            self._server = TlsListener(listener, self._tls, self._new_connection, self.shared)
-            self._server.start()
-        else:
-            self._server = await self._app.network.listen(self._new_connection, listener)
+        listener = self._listener or open_listener(config.host, config.port)
+        self._server = await self._listen(listener, self.shared)
+        if config.admin_port or self._admin_listener:
+            admin = self._admin_listener or open_listener(
+                config.admin_host, config.admin_port, field="server.admin_port"
+            )
+            self._admin_server = await self._listen(admin, self.admin_shared)
+
+    async def _listen(self, listener: socket.socket, shared: Shared) -> Listening | TlsListener:
+        def make_protocol() -> ClientConnection:
+            return ClientConnection(shared)
+
+        if self._tls is None:
+            return await self._app.network.listen(make_protocol, listener)
+        server = TlsListener(listener, self._tls, make_protocol, shared)
+        server.start()
+        return server
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Until SIGTERM or SIGINT, and through the drain."""
@@ -119,17 +149,15 @@ class Server:
             exchange.shut_down(error)
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        for server in (self._server, self._admin_server):
+            if server is not None:
+                server.close()
         for task in self._tasks:
             task.cancel()
         self._close_idle()
         await self._until(lambda: not self.shared.connections, time.monotonic() + 1.0)
-        for connection in list(self.shared.connections):
+        for connection in (*self.shared.connections, *self.admin_shared.connections):
             connection.abort()
-
-    def _new_connection(self) -> ClientConnection:
-        return ClientConnection(self.shared)
 
     def _interrupted(self) -> None:
         """Ctrl-C. The second one does not wait."""
@@ -151,11 +179,9 @@ class Server:
         logger.info("Read the configuration again", extra={"changed": changed})
 
     def _reconfigure(self, config: RouterConfig) -> None:
-        self.shared.reconfigure(
-            config.limits,
-            config.timeouts,
-            max_connections=affordable_connections(config.limits.max_connections),
-        )
+        num_affordable = affordable_connections(config.limits.max_connections)
+        for shared in (self.shared, self.admin_shared):
+            shared.reconfigure(config.limits, config.timeouts, max_connections=num_affordable)
 
     async def _renew_certificate(self, config: ServerConfig) -> None:
         watch = FileWatch((config.tls_cert, config.tls_key))

@@ -74,7 +74,7 @@ class Wire:
         return self.is_cut
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return ("192.0.2.1", 4000) if name == "peername" else default
+        return ("127.0.0.1", 4000) if name == "peername" else default
 
     def get_write_buffer_size(self) -> int:
         return 0

@@ -130,6 +130,8 @@ class Stream:
         record.traceparent = head.traceparent
         self._tenant = picker.gate.authenticate(head.authorization, head.tenant_hint)
         record.tenant = self._tenant.name
+        # Who is behind the gateway cannot be seen: this machine's programs have no privilege here.
+        head.explain = head.explain and picker.may_explain(head)
         self._subset = read_subset(message.metadata)
         if (head.content_length or 0) > picker.max_body_bytes:
             raise self._too_large()

@@ -13,7 +13,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo_router.errors import Refused
-from octavo_router.http.fields import CONTROLS, TOKEN, is_internal, list_items
+from octavo_router.http.fields import ADMIN_KEY_HEADER, CONTROLS, TOKEN, is_internal, list_items
 
 if TYPE_CHECKING:
     from octavo_router.config import LimitsConfig
@@ -33,7 +33,9 @@ _HOP_BY_HOP: Final = frozenset(
         b"trailer",
     )
 )  # fmt: skip
-_SECRET: Final = frozenset((b"authorization", b"cookie", b"x-api-key", b"api-key"))  # not kept
+_SECRET: Final = frozenset(  # not kept
+    (b"authorization", b"cookie", b"x-api-key", b"api-key", ADMIN_KEY_HEADER.encode())
+)
 _HOST_BYTES: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.:-[]"
 _ID_BYTES: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.:-"
 IDEMPOTENCY_KEY: Final = b"idempotency-key"

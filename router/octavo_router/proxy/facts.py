@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from octavo_engine.protocol.endpoints import EXPLAIN_HEADER, TIMEOUT_HEADER
-from octavo_router.errors import Refused
+from octavo_router.errors import Refused, no_route
 from octavo_router.http.fields import TRUSTED
 from octavo_router.http.request_head import IDEMPOTENCY_KEY
 from octavo_router.proxy.paths import PROXIED, ProxiedPath, is_one_engines, kept_path
@@ -31,6 +31,9 @@ PUBLIC: Final = frozenset(
         "/octavo/v1/state", "/console/console.css", "/console/console.js", "/console/draw.js",
     )
 )  # fmt: skip
+
+
+ADMIN: Final = "/debug/"  # flow.admin asks there, for other keys
 
 
 @dataclass(slots=True)
@@ -105,30 +108,40 @@ class FactReader:
         return facts
 
     def _own(self, head: RequestHead) -> HeadFacts:
-        method = "GET" if head.method == "HEAD" else head.method
-        handler, route = self._find(method, head.path)
-        if handler is None:
-            if any(self._find(other, head.path)[0] for other in ("GET", "POST")):
-                message = f"{head.path} does not take {head.method}."
-                raise Refused(405, "method_not_allowed", message)
-            if is_one_engines(head.path):
-                raise Refused(501, "not_implemented", _ONE_ENGINES)
-            raise Refused(404, "not_found", "There is no such route.")
-        return HeadFacts(self, handler=handler, route=route, needs_key=head.path not in PUBLIC)
+        if is_one_engines(head.path):
+            raise Refused(501, "not_implemented", _ONE_ENGINES)
+        handler, route = own_route(self._routes, head)
+        is_public = head.path in PUBLIC or head.path.startswith(ADMIN)
+        return HeadFacts(self, handler=handler, route=route, needs_key=not is_public)
 
-    def _find(self, method: str, path: str) -> tuple[Handler | None, str]:
-        """By the whole path, else by the longest registered one that ends in `/*`."""
-        handler = self._routes.get((method, path))
+
+Routes = dict[tuple[str, str], "Handler"]
+
+
+def own_route(routes: Routes, head: RequestHead) -> tuple[Handler, str]:
+    """The handler, and the route that a label may name. Raises Refused."""
+    method = "GET" if head.method == "HEAD" else head.method
+    handler, route = _find(routes, method, head.path)
+    if handler is not None:
+        return handler, route
+    if any(_find(routes, other, head.path)[0] for other in ("GET", "POST")):
+        raise Refused(405, "method_not_allowed", f"{head.path} does not take {head.method}.")
+    raise no_route(head.method, head.path)
+
+
+def _find(routes: Routes, method: str, path: str) -> tuple[Handler | None, str]:
+    """By the whole path, else by the longest registered one that ends in `/*`."""
+    handler = routes.get((method, path))
+    if handler is not None:
+        return handler, path
+    at = path.rfind("/")
+    while at >= 0:
+        route = path[:at] + "/*"
+        handler = routes.get((method, route))
         if handler is not None:
-            return handler, path
-        at = path.rfind("/")
-        while at >= 0:
-            route = path[:at] + "/*"
-            handler = self._routes.get((method, route))
-            if handler is not None:
-                return handler, route
-            at = path.rfind("/", 0, at)
-        return None, ""
+            return handler, route
+        at = path.rfind("/", 0, at)
+    return None, ""
 
 
 def _seconds(value: bytes) -> float:

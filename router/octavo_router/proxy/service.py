@@ -12,6 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
+from octavo_engine.protocol.endpoints import EXPLAIN_HEADER
 from octavo_router.errors import Refused
 from octavo_router.flow.budget import Losses
 from octavo_router.flow.idempotency import IdempotencyKeys
@@ -56,10 +57,10 @@ class Proxy:
     """Implements what a `ClientConnection` calls its service. One for each process."""
 
     __slots__ = (
-        "_access_log", "_adapters", "_facts", "_gate", "_hot_path", "_id_prefix", "_idempotency",
-        "_kept", "_losses", "_max_event_bytes", "_metrics", "_models", "_num_ids", "_registry",
-        "_routes", "_scan", "_tracing", "_version", "budget", "dispatcher", "exchanges",
-        "find_usage", "lane", "loop", "mirrors", "retry", "timeouts", "upstreams",
+        "_access_log", "_adapters", "_admin", "_facts", "_gate", "_hot_path", "_id_prefix",
+        "_idempotency", "_kept", "_losses", "_max_event_bytes", "_metrics", "_models", "_num_ids",
+        "_registry", "_routes", "_scan", "_tracing", "_version", "budget", "dispatcher",
+        "exchanges", "find_usage", "lane", "loop", "mirrors", "retry", "timeouts", "upstreams",
     )  # fmt: skip
 
     def __init__(self, parts: Parts) -> None:
@@ -73,6 +74,7 @@ class Proxy:
         self._losses = Losses(time.monotonic)
         self._kept = Kept(parts.registry)
         self._idempotency = IdempotencyKeys(parts.config.flow, time.monotonic)
+        self._admin = parts.admin
         self._gate = parts.gate
         self._models = parts.models
         self._hot_path = parts.hot_path
@@ -141,7 +143,9 @@ class Proxy:
         request = RouteRequest()
         request.request_id = request_id
         request.tenant = tenant.name
-        request.explain = facts.explain
+        if facts.explain:
+            self._check_explain(connection, head)
+            request.explain = True
         wants_usage = False
         key = facts.idempotency_key
         if key and (kept := self._idempotency.find(tenant.name, path.path, key, body)) is not None:
@@ -228,6 +232,14 @@ class Proxy:
         record.request_id = request_id  # as the client was told
         record.status, record.code, record.outcome = error.status, error.code, "refused"
         self._report(record, connection)
+
+    def _check_explain(self, connection: ClientConnection, head: RequestHead) -> None:
+        """What the router knows of an engine's cache is what others have asked it. Raises Refused.
+
+        Refused rather than passed over: who asks for it would wonder.
+        """
+        if not self._admin.allows_fields(connection.client, head.fields):
+            raise self._admin.refusal(EXPLAIN_HEADER)
 
     # -- for exchanges
 
