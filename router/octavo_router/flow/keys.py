@@ -29,6 +29,7 @@ class Limits:
     priority: int = 0
     models: frozenset[str] = frozenset()
     is_trusted: bool = False
+    owner: str = ""  # of what engines keep for it; "": everybody's
     cache_salt: str = ""  # that its prompts' KV cache is kept under; "": everybody's
 
 
@@ -64,14 +65,15 @@ def make_table(
             entry.priority,
             frozenset(entry.models),
             entry.trusted,
-            _salt_of(tenant) if salts_caches else "",
+            digest_of("owner", tenant),
+            digest_of("tenant", tenant) if salts_caches else "",
         )
     return KeyTable(limits, is_required or bool(limits))
 
 
-def _salt_of(tenant: str) -> str:
+def digest_of(purpose: str, tenant: str) -> str:
     """The same at every router, and no other tenant's."""
-    return sha256(b"octavo tenant\0" + tenant.encode()).hexdigest()[:32]
+    return sha256(f"octavo {purpose}\0{tenant}".encode()).hexdigest()[:32]
 
 
 def _digest(entry: KeyConfig, environment: Mapping[str, str], where: str) -> bytes:

@@ -12,7 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
-from octavo_engine.protocol.endpoints import EXPLAIN_HEADER
+from octavo_engine.protocol.endpoints import EXPLAIN_HEADER, OWNER_HEADER
 from octavo_router.errors import Refused
 from octavo_router.flow.budget import Losses
 from octavo_router.flow.idempotency import IdempotencyKeys
@@ -204,6 +204,8 @@ class Proxy:
         if key:
             run = self._idempotency.begin(tenant.name, path.path, key, asked)
             connection = Recorder(connection, self._idempotency, run, record).as_connection()
+        if tenant.limits.owner and (path.keeps or path.is_kept):
+            head = head.with_lines(f"{OWNER_HEADER}: {tenant.limits.owner}\r\n".encode())
         if facts.trusted_lines and tenant.limits.is_trusted:
             head = head.with_lines(facts.trusted_lines)
         is_paired = path.hands_over and self.dispatcher.pairs(request.pool)

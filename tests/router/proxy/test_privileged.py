@@ -176,3 +176,37 @@ def test_the_same_tenant_has_the_same_salt_at_every_router():
     assert one == other
     assert len(set(one.values())) == len(KEYS)
     assert json.dumps(one).isascii()
+
+
+@on_loop
+async def test_what_an_engine_keeps_belongs_to_the_tenant_that_asked_for_it():
+    async with (
+        ScriptedUpstream() as upstream,
+        routing_to(upstream.port, table=table()) as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        owners = {}
+        for key in ("key-a", "key-b"):
+            forged = bearer(key) + "x-octavo-owner: somebody\r\n"
+            asked = {"model": "m", "input": "x"}
+            await client.ask(asked, "/v1/responses", more=forged)
+            [owner] = [
+                value for name, value in upstream.requests[-1].headers if name == "x-octavo-owner"
+            ]
+            owners[key] = owner
+            await client.ask(chat(), more=forged)
+            assert upstream.requests[-1].header("x-octavo-owner") is None
+        assert len({*owners.values(), "somebody"}) == 3
+
+
+@pytest.mark.parametrize("id_", ["..%2f..%2fmetrics", "resp_a%00", "a.b", "x" * 129, "resp_a;b"])
+@on_loop
+async def test_only_an_id_leads_to_an_engine(id_: str):
+    async with (
+        ScriptedUpstream() as upstream,
+        routing_to(upstream.port) as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        answer = await client.get(f"/v1/responses/{id_}")
+        assert (answer.status, answer.code) == (404, "response_not_found")
+        assert upstream.requests == []
