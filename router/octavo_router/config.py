@@ -72,6 +72,25 @@ class ServerConfig:
         "errors", "Which requests get a line in the log.", flag="access-log",
         choices=("all", "errors", "none"),
     )  # fmt: skip
+    allowed_hosts: tuple[str, ...] = setting(
+        (), "Names that a Host may have, beside addresses and localhost; *: any; default: any, but "
+        "none where it listens on this machine alone, so that no page's name leads here.",
+        flag="allowed-hosts",
+    )  # fmt: skip
+    allowed_origins: tuple[str, ...] = setting(
+        (), "Origins whose pages in browsers may call it (CORS): https://app.example, or *; "
+        "default: none.", flag="allowed-origins",
+    )  # fmt: skip
+    allowed_methods: tuple[str, ...] = setting(
+        ("GET", "POST", "DELETE"), "Methods for those pages, or *.", flag="allowed-methods"
+    )
+    allowed_headers: tuple[str, ...] = setting(
+        ("*",), "Request headers for them, or *.", flag="allowed-headers"
+    )
+    allow_credentials: bool = setting(
+        False, "Let them send cookies; wants origins by name. Keys in headers need it not.",
+        flag="allow-credentials",
+    )  # fmt: skip
     admin_key: str = setting(
         "", "Key that opens /debug, /metrics, /octavo/v1/state and x-octavo-explain; default: "
         "programs on this machine may, and /metrics is open.",
@@ -117,6 +136,10 @@ class LimitsConfig:
     max_body_bytes: int = setting(
         8 * 2**20, "Request body.", unit="bytes", low=1024, flag="max-body-bytes"
     )
+    max_upload_bytes: int = setting(
+        26 * 2**20, "Request body of a path that takes files: audio.", unit="bytes", low=1024,
+        flag="max-upload-bytes",
+    )  # fmt: skip
     max_body_chunks: int = setting(4096, "Chunks of a chunked body.", low=1)
     max_pipelined_bytes: int = setting(
         64 * 2**10, "Sent ahead while an answer is under way.", unit="bytes", low=0
@@ -131,7 +154,8 @@ class LimitsConfig:
     )  # fmt: skip
     max_memory_bytes: int = setting(
         0, "Memory of the process at which requests are refused, from 85 % on those that would "
-        "have to wait; default: the container's limit.", unit="bytes", low=0,
+        "have to wait; default: the container's limit, else half of the machine's memory divided "
+        "by server.workers.", unit="bytes", low=0,
     )  # fmt: skip
     write_buffer_bytes: int = setting(
         64 * 2**10, "Unsent bytes of an answer before its source is paused.", unit="bytes", low=1024

@@ -27,6 +27,7 @@ RESTART_ONLY = (
     "server.tls_cert",
     "server.tls_key",
     "server.tls_client_ca",
+    "server.allow",
     "server.admin_host",
     "server.admin_port",
     "server.log_format",

@@ -63,6 +63,7 @@ class Refused(RouterError):
         self.retry_after_s = retry_after_s
         self.close = close  # the connection cannot be used any more
         self.path = ""  # where it is known of a head that cannot be taken
+        self.answer_lines = b""  # the same
 
     def body(self, path: str = "", request_id: str = "") -> bytes:
         """As clients of this path read it: OpenAI's object or Anthropic's."""

@@ -18,10 +18,14 @@ from octavo_router.errors import ConfigInvalid, Refused
 from octavo_router.flow.handshakes import TlsListener
 from octavo_router.gauges import make_connection_gauges
 from octavo_router.http.client_connection import ClientConnection
+from octavo_router.http.cors import Cors
+from octavo_router.http.request_head import HeadRules
 from octavo_router.http.shared import Shared
 from octavo_router.http.sockets import affordable_connections, open_listener
+from octavo_router.http.this_machine import is_loopback, names_this_machine
 from octavo_router.http.tls import FileWatch, load_certificate, server_context
 from octavo_router.proxy.admin import AdminService
+from octavo_router.proxy.paths import UPLOADS
 
 if TYPE_CHECKING:
     import socket
@@ -58,15 +62,17 @@ class Server:
         self._tls: ssl.SSLContext | None = None
         self._stopping = asyncio.Event()
         self._is_interrupted = False  # by somebody at a terminal, who wants it to end
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         limits = app.config.limits
         self.shared = Shared(
             app.proxy, limits, app.config.timeouts, app.deadlines, self._loop,
             max_connections=affordable_connections(limits.max_connections),
+            rules=_rules(app.config.server, app.config.server.host),
         )  # fmt: skip
         self.admin_shared = Shared(
-            AdminService(app.admin_routes), limits, app.config.timeouts, app.deadlines, self._loop
-        )
+            AdminService(app.admin_routes), limits, app.config.timeouts, app.deadlines, self._loop,
+            rules=_rules(app.config.server, app.config.server.admin_host),
+        )  # fmt: skip
         app.on_applied = self._reconfigure
         app.on_keys = self._end_revoked
         app.awaited_bytes = self._awaited_bytes
@@ -94,7 +100,7 @@ class Server:
         config = self._app.config.server
         if config.tls_cert:
             self._tls = server_context(config.tls_cert, config.tls_key, config.tls_client_ca)
-            self._tasks.append(self._loop.create_task(self._renew_certificate(config)))
+            self._tasks.add(self._loop.create_task(self._renew_certificate(config)))
         listener = self._listener or open_listener(config.host, config.port)
         self._server = await self._listen(listener, self.shared)
         if config.admin_port or self._admin_listener:
@@ -168,7 +174,9 @@ class Server:
         self._stopping.set()
 
     def _reload(self) -> None:
-        self._tasks.append(self._loop.create_task(self._reload_now()))
+        task = self._loop.create_task(self._reload_now())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _reload_now(self) -> None:
         try:
@@ -230,3 +238,20 @@ class Server:
     async def _until(self, is_true: Callable[[], bool], deadline: float) -> None:
         while not is_true() and time.monotonic() < deadline:  # noqa: ASYNC110  # at its end only
             await asyncio.sleep(min(_LOOK_S, max(0.0, deadline - time.monotonic())))
+
+
+def _rules(config: ServerConfig, host: str) -> HeadRules:
+    """Of a listener on this host."""
+    allowed = frozenset(name.lower() for name in config.allowed_hosts)
+    is_here = names_this_machine(host) and (host == "localhost" or is_loopback(host))
+
+    def allows_host(named: str) -> bool:
+        name = named.rpartition(":")[0] if named.rpartition(":")[2].isdigit() else named
+        return names_this_machine(named) or name.lower() in allowed
+
+    cors = Cors(config) if config.allowed_origins else None
+    return HeadRules(
+        allows_host=allows_host if (allowed or is_here) and "*" not in allowed else None,
+        answer_lines=cors.answer_lines if cors is not None else None,
+        uploads=UPLOADS,
+    )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from octavo_engine.protocol.endpoints import EXPLAIN_HEADER, TIMEOUT_HEADER
 from octavo_router.errors import Refused, no_route
+from octavo_router.http.cors import Cors, is_preflight
 from octavo_router.http.fields import TRUSTED
 from octavo_router.http.request_head import IDEMPOTENCY_KEY
 from octavo_router.proxy.paths import PROXIED, ProxiedPath, is_one_engines, kept_path
@@ -64,10 +65,14 @@ class FactReader:
         self._tenant_header = config.flow.fairness_header.lower().encode()
         self._session_headers = [name.lower().encode() for name in config.routing.session_headers]
         self._session_cookie = config.routing.session_cookie.encode()
+        self._cors = Cors(config.server) if config.server.allowed_origins else None
         self._keeps_answers = config.flow.idempotency_s > 0.0
 
     def read(self, head: RequestHead) -> HeadFacts:
         """Raises Refused: no such route, a method or a body that it does not take."""
+        if self._cors is not None and is_preflight(head.method, head.fields):
+            handler = self._cors.preflight
+            return HeadFacts(self, handler=handler, needs_key=False, route="preflight")
         path, kept_id = PROXIED.get(head.path), ""
         if path is None:
             path, kept_id = kept_path(head.path)
@@ -104,7 +109,9 @@ class FactReader:
             if session := sessions.get(name):
                 facts.session = session[:256].decode("latin-1")
                 break
-        facts.is_plain = not (facts.explain or facts.idempotency_key or facts.timeout_s)
+        facts.is_plain = not (
+            facts.explain or facts.idempotency_key or facts.timeout_s or head.answer_lines
+        )
         return facts
 
     def _own(self, head: RequestHead) -> HeadFacts:

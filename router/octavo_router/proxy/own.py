@@ -101,6 +101,7 @@ class OwnAnswer:
                 request_id=self._request_id,
                 content_type=reply.content_type,
                 fields=reply.headers,
+                lines=head.answer_lines,
                 keep_alive=keep_alive,
                 is_http10=head.is_http10,
                 is_head=head.method == "HEAD",
@@ -120,6 +121,7 @@ class OwnAnswer:
                 request_id=self._request_id,
                 content_type=reply.content_type,
                 fields=reply.headers,
+                lines=self._head.answer_lines,
                 is_chunked=is_chunked,
                 keep_alive=keep_alive,
             )

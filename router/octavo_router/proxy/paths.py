@@ -75,6 +75,7 @@ _KEPT: Final = (
 _ONE_ENGINES: Final = re.compile(r"/v1/(files|batches)(/|$)")
 
 PROXIED: Final[Mapping[str, ProxiedPath]] = MappingProxyType({row.path: row for row in _ROWS})
+UPLOADS: Final = frozenset(row.path for row in _ROWS if not row.is_json)
 _BY_ENDING: Final = {row.path.partition("{id}")[2]: row for row in _KEPT}
 _RESPONSES: Final = "/v1/responses/"
 
