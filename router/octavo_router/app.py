@@ -30,7 +30,7 @@ from octavo_router.flow.memory import Level, MemoryWatch
 from octavo_router.gauges import make_gauges, make_shadow_gauges
 from octavo_router.http.deadlines import Deadlines
 from octavo_router.http.network import Network
-from octavo_router.http.tls import client_context
+from octavo_router.http.tls import EngineTls
 from octavo_router.logs import change_level
 from octavo_router.loop_watch import LoopWatch
 from octavo_router.metrics import RouterMetrics
@@ -50,7 +50,6 @@ from octavo_router.state import StateReporter
 from octavo_router.tracing import make_tracing
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable, Mapping
     from types import TracebackType
     from typing import Self
@@ -120,12 +119,12 @@ class App:
         self.metrics.add_source(make_gauges(self.registry, index, self.gate.demand, now=clock))
         self.metrics.add_source(make_shadow_gauges(lambda: self.dispatcher.shadows))
         self.deadlines = Deadlines(loop)
-        tls = self._engine_tls()
+        self._tls = self._engine_tls()
         engine_key = config.discovery.engine_key
         self.network = Network(loop, hot_path.make_poller)
         self.upstreams = Upstreams(
             config.timeouts, self.deadlines, loop, network=self.network,
-            ssl_context=tls, engine_key=engine_key, passes_keys=not table.is_required,
+            tls=self._tls, engine_key=engine_key, passes_keys=not table.is_required,
         )  # fmt: skip
         self.registry.subscribe(self.upstreams.changed)
         self.admin = AdminAccess(config.server.admin_key, is_trusted=self.gate.tenants.is_trusted)
@@ -187,14 +186,18 @@ class App:
                 tracing=self._tracing,
             )
         )
-        self._memory = MemoryWatch(config.limits.max_memory_bytes, self._memory_changed)
+        self._memory = MemoryWatch(
+            config.limits.max_memory_bytes,
+            self._memory_changed,
+            num_processes=config.server.workers,
+        )
         if self.proxy.lane is not None:
             self.network.show_first(self.proxy.lane)
         self._canaries = Canaries(self.dispatcher, self.upstreams, config)
         self._signals = Signals(
             self.registry, index, self.metrics,
             SignalSettings(
-                api_key=engine_key, tls=tls, poll_s=config.discovery.poll_interval_s
+                api_key=engine_key, tls=self._tls, poll_s=config.discovery.poll_interval_s
             ),
             deadlines=self.deadlines, rng=self._rng,
         )  # fmt: skip
@@ -322,14 +325,15 @@ class App:
         if were_asked_for:
             self.on_keys()
 
-    def _engine_tls(self) -> ssl.SSLContext | None:
+    def _engine_tls(self) -> EngineTls:
         discovery = self.config.discovery
-        is_needed = discovery.tls_ca or discovery.tls_cert or any(
+        tls = EngineTls(discovery.tls_ca, discovery.tls_cert, discovery.tls_key)
+        is_needed = discovery.tls_ca or discovery.tls_cert or discovery.file or any(
             upstream.url.startswith("https:") for upstream in discovery.upstreams
         )  # fmt: skip
-        if not (is_needed or discovery.file):
-            return None  # reading the system's authorities takes longer than all else here
-        return client_context(discovery.tls_ca, discovery.tls_cert, discovery.tls_key)
+        if is_needed:  # else it waits: to read the system's authorities takes longer than all else
+            _ = tls.context
+        return tls
 
     # -- what the owners of pools want
 
@@ -378,6 +382,9 @@ class App:
             await asyncio.sleep(_TICK_S)
             for endpoint in self.dispatcher.tick():
                 self._canaries.start(endpoint)
+            if self._tls.look():
+                logger.info("Took the new certificates towards engines")
+                self.upstreams.renew_tls()
             try:
                 table = self._keys_file.refresh()
             except ConfigInvalid as error:

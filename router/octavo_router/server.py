@@ -23,7 +23,7 @@ from octavo_router.http.request_head import HeadRules
 from octavo_router.http.shared import Shared
 from octavo_router.http.sockets import affordable_connections, open_listener
 from octavo_router.http.this_machine import is_loopback, names_this_machine
-from octavo_router.http.tls import FileWatch, load_certificate, server_context
+from octavo_router.http.tls import FileWatch, server_context
 from octavo_router.proxy.admin import AdminService
 from octavo_router.proxy.paths import UPLOADS
 
@@ -192,21 +192,18 @@ class Server:
             shared.reconfigure(config.limits, config.timeouts, max_connections=num_affordable)
 
     async def _renew_certificate(self, config: ServerConfig) -> None:
-        watch = FileWatch((config.tls_cert, config.tls_key))
+        watch = FileWatch((config.tls_cert, config.tls_key, config.tls_client_ca))
         while True:
             await asyncio.sleep(_CERTIFICATE_LOOK_S)
-            if watch.has_changed():
-                self.renew_certificate()
+            watch.take(lambda: self.renew_certificate(config))
 
-    def renew_certificate(self) -> None:
-        config = self._app.config.server
-        assert self._tls is not None
-        try:
-            load_certificate(self._tls, config.tls_cert, config.tls_key)
-        except ConfigInvalid as error:  # half written, most likely: the next look finds it whole
-            logger.warning("Kept the old certificate: %s", error)
-        else:
-            logger.info("Took the new certificate")
+    def renew_certificate(self, config: ServerConfig) -> None:
+        """For connections from now on. Raises ConfigInvalid, and then nothing has changed."""
+        context = server_context(config.tls_cert, config.tls_key, config.tls_client_ca)
+        for server in (self._server, self._admin_server):
+            if isinstance(server, TlsListener):
+                server.context = context
+        logger.info("Took the new certificate")
 
     def _end_revoked(self) -> None:
         """Who could not come in with its key any more is not answered to the end either."""

@@ -222,7 +222,7 @@ server:
         async with RawClient(reader, writer) as client:
             assert (await client.ask(chat())).status == 200
             assert (await client.ask(chat(stream=True))).body.endswith(b"data: [DONE]\n\n")
-        server.renew_certificate()
+        server.renew_certificate(app.config.server)
 
         nobody = ssl.create_default_context(cafile=f"{certificates}/ca.pem")
         with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
