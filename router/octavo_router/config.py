@@ -222,7 +222,17 @@ class KubernetesConfig:
 class UpstreamConfig:
     """One engine, or one name that stands for several."""
 
-    url: str = setting("", "http(s)://host:port")
+    url: str = setting(
+        "", "http(s)://host:port, and a path if its API is below one: https://host/openai/v1"
+    )
+    key: str = setting(
+        "", "API key that it asks for, and that is shown to nobody else; default: engine_key.",
+        is_secret=True,
+    )  # fmt: skip
+    key_env: str = setting("", "Environment variable that holds it.")
+    is_foreign: bool = setting(
+        False, "Somebody else's: neither engine_key nor a client's key is sent there."
+    )
     pool: str = setting("default", "Pool it belongs to.")
     names: tuple[str, ...] = setting((), "Models it serves; default: ask it.")
     revision: str = setting("", "Label for canaries.")
@@ -248,7 +258,8 @@ class DiscoveryConfig:
     )
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
     engine_key: str = setting(
-        "", "API key that the router shows engines to follow or poll them.", flag="engine-key",
+        "", "API key that the router shows each engine that has none of its own in `upstreams`.",
+        flag="engine-key",
         is_secret=True,
     )  # fmt: skip
     tls_ca: str = setting(

@@ -274,6 +274,7 @@ nb::object Lane::request_bytes(const Flight& flight) const {
     const bool hides = shapes_.lines.hides_authorization.is_true(lines);
     return join({
         bytes_view(shapes_.head.verb.get(head)),
+        bytes_view(shapes_.lines.prefix.get(lines)),
         bytes_view(shapes_.head.target.get(head)),
         bytes_view(shapes_.lines.host.get(lines)),
         bytes_view(shapes_.head.forward.get(head)),

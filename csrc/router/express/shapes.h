@@ -225,6 +225,7 @@ struct LinesShape : Shape {
     Slot extra{type, "extra"};
     Slot hides_authorization{type, "hides_authorization"};
     Slot host{type, "host"};
+    Slot prefix{type, "prefix"};
     Slot served_by{type, "served_by"};
 };
 

@@ -83,7 +83,7 @@ class Upstreams:
         self._timeouts = timeouts
         self._passes_keys = passes_keys  # false once clients show keys of ours
         for upstream in self._by_id.values():
-            upstream.lines.hides_authorization = bool(self._engine_key) or not passes_keys
+            upstream.lines.hides_authorization = upstream.lines.is_keyed or not passes_keys
             upstream.pool.idle_s = timeouts.upstream_idle_s
             upstream.pool.connect_timeout_s = timeouts.connect_s
 

@@ -29,8 +29,9 @@ class SignalSettings:
     models_s: float = 10.0  # between looks at what a plain server serves
     num_failed_polls: int = 3  # after which a plain server is down
 
-    def headers(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+    def headers(self, spec: EndpointSpec) -> dict[str, str]:
+        key = spec.key or ("" if spec.is_foreign else self.api_key)
+        return {"authorization": f"Bearer {key}"} if key else {}
 
     def target(self, spec: EndpointSpec) -> Target:
         address = spec.address

@@ -47,7 +47,7 @@ async def test_a_client_cannot_choose_hosts_blocks_or_ranks(key: str):
     ):
         for name, value in PRIVILEGED.items():
             for _ in range(2):  # the second time the head is known
-                body = chat(temperature=0.70, **{name: value})
+                body = chat(temperature=0.70) | {name: value}
                 answer = await client.ask(body, more=bearer(key) + "X-Data-Parallel-Rank: 1\r\n")
                 assert answer.status == 200
                 received = upstream.requests[-1]
@@ -99,8 +99,8 @@ async def test_a_trusted_key_may():
     ):
         more = bearer("key-ours") + "X-Data-Parallel-Rank: 1\r\n"
         for _ in range(2):
-            assert (await client.ask(chat(**PRIVILEGED), more=more)).status == 200
-            assert upstream.requests[-1].json == chat(**PRIVILEGED)
+            assert (await client.ask(chat() | PRIVILEGED, more=more)).status == 200
+            assert upstream.requests[-1].json == chat() | PRIVILEGED
             assert upstream.requests[-1].header("x-data-parallel-rank") == "1"
 
 
