@@ -165,7 +165,8 @@ void bind_scan(nb::module_& module) {
         .def_prop_ro("session", [](const Scan& scan) { return str_of(scan.session); })
         .def_ro("prompt_bytes", &Scan::prompt_bytes)
         .def_ro("num_prompt_ids", &Scan::num_prompt_ids)
-        .def_prop_ro("keys", [](const Scan& scan) { return bytes_of(scan.keys); });
+        .def_prop_ro("keys", [](const Scan& scan) { return bytes_of(scan.keys); })
+        .def_ro("is_privileged", &Scan::is_privileged);
     module.def("scan", &scan_body, nb::arg(), nb::arg(), nb::arg() = nb::none());
 }
 

@@ -1,5 +1,6 @@
 #include "router/scan.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <optional>
@@ -57,6 +58,12 @@ constexpr std::array<std::string_view, kNumFields - kModel> kFieldNames = {"mode
                                                                            "previous_response_id",
                                                                            "truncation"};
 
+// Octavo's residency/api.py says what these are.
+constexpr std::array<std::string_view, 7> kPrivileged = {
+    "kv_transfer_params",     "ec_transfer_params", "data_parallel_rank", "routed_dp_rank",
+    "disagg_prefill_dp_rank", "sampling_params",    "vllm_xargs"};
+constexpr std::string_view kPrivilegedPrefix = "bootstrap_";
+
 using Fields = std::array<Raw, kNumFields>;
 
 // What is kept from one body to the next.
@@ -86,6 +93,11 @@ size_t field_of(std::string_view key) {
         }
     }
     return kNumFields;
+}
+
+bool is_privileged(std::string_view key) {
+    return key.starts_with(kPrivilegedPrefix) ||
+           std::find(kPrivileged.begin(), kPrivileged.end(), key) != kPrivileged.end();
 }
 
 std::string text_of(const Raw& value) {
@@ -177,7 +189,7 @@ std::optional<Form> read_prompt(const Raw& prompt, Workspace& space, Scan& scan)
 
 // The top level: where each field lies. A conversation is read on the way.
 void read_fields(std::string_view body, BodyKind kind, Workspace& space, Fields& fields,
-                 Conversation& conversation) {
+                 Conversation& conversation, Scan& scan) {
     Reader reader(body, space.keys);
     reader.skip_blank();
     if (reader.is_at_end()) {
@@ -199,6 +211,8 @@ void read_fields(std::string_view body, BodyKind kind, Workspace& space, Fields&
         const Raw value = reader.value(1);
         if (field != kNumFields) {
             fields[field] = value;
+        } else if (is_privileged(key)) {
+            scan.is_privileged = true;
         }
     });
     reader.skip_blank();
@@ -253,9 +267,9 @@ Scan scan(std::string_view body, BodyKind kind, const AdapterOf& adapter_of) {
     space.clear();
     Fields fields;
     Conversation conversation(space.keys);
-    read_fields(body, kind, space, fields, conversation);
-
     Scan scan;
+    read_fields(body, kind, space, fields, conversation, scan);
+
     scan.model = text_of(fields[kModel]);
     if (fields[kModel].is_string()) {
         scan.model_start = static_cast<size_t>(fields[kModel].begin - body.data());

@@ -27,6 +27,7 @@ struct Scan {
     size_t num_prompt_ids = 0;
     bool stream = false;
     bool include_usage = false;
+    bool is_privileged = false;
 };
 
 // Tells an adapter's name from a model's name: "" for none.

@@ -49,7 +49,7 @@ _FLAGS: tuple[tuple[str, str, str], ...] = (
     ("router-url", "", "base URL that clients use; default: the routers' Service"),
     ("router-scheme", "http", "http or https: how routers are asked who is routable"),
     ("router-tls-ca", "", "PEM file with the authority of routers' certificates; needs https"),
-    ("router-token", "", "routers' state token or one of their API keys; better by environment"),
+    ("router-token", "", "routers' state token, or a trusted key of theirs; best by environment"),
     ("readiness-gate", "true", "pods wait until all routers have them; false without routers"),
     ("network-policy", "true", "engines accept traffic from routers and monitoring only"),
     ("monitoring-namespace", "monitoring", "namespace whose pods may scrape engines"),

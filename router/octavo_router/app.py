@@ -22,6 +22,7 @@ from octavo_router.discovery.discovery import Discovery
 from octavo_router.discovery.pool_config import discovered_models, discovered_pools, foreign_claims
 from octavo_router.endpoints.registry import Registry
 from octavo_router.errors import ConfigInvalid
+from octavo_router.flow.admin import AdminAccess
 from octavo_router.flow.budget import RetryBudget, Throttle
 from octavo_router.flow.gate import Gate
 from octavo_router.flow.keys_file import KeysFile
@@ -29,12 +30,12 @@ from octavo_router.flow.memory import Level, MemoryWatch
 from octavo_router.gauges import make_gauges, make_shadow_gauges
 from octavo_router.http.deadlines import Deadlines
 from octavo_router.http.network import Network
-from octavo_router.http.tls import client_context
+from octavo_router.http.tls import EngineTls
 from octavo_router.logs import change_level
 from octavo_router.loop_watch import LoopWatch
 from octavo_router.metrics import RouterMetrics
 from octavo_router.observer import MetricsObserver
-from octavo_router.own_routes import OwnRoutes
+from octavo_router.own_routes import OwnRoutes, is_for_admins
 from octavo_router.proxy.canary import Canaries
 from octavo_router.proxy.seams import Parts
 from octavo_router.proxy.service import Proxy
@@ -49,7 +50,6 @@ from octavo_router.state import StateReporter
 from octavo_router.tracing import make_tracing
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable, Mapping
     from types import TracebackType
     from typing import Self
@@ -119,35 +119,41 @@ class App:
         self.metrics.add_source(make_gauges(self.registry, index, self.gate.demand, now=clock))
         self.metrics.add_source(make_shadow_gauges(lambda: self.dispatcher.shadows))
         self.deadlines = Deadlines(loop)
-        tls = self._engine_tls()
+        self._tls = self._engine_tls()
         engine_key = config.discovery.engine_key
         self.network = Network(loop, hot_path.make_poller)
         self.upstreams = Upstreams(
             config.timeouts, self.deadlines, loop, network=self.network,
-            ssl_context=tls, engine_key=engine_key, passes_keys=not table.is_required,
+            tls=self._tls, engine_key=engine_key, passes_keys=not table.is_required,
         )  # fmt: skip
         self.registry.subscribe(self.upstreams.changed)
-        self.own = OwnRoutes(self.models, self.metrics, started_at=time.time())
-        self.routes = self.own.table()
-        self.routes["GET", STATE_PATH] = self._state = StateReporter(
+        self.admin = AdminAccess(config.server.admin_key, is_trusted=self.gate.tenants.is_trusted)
+        self.own = OwnRoutes(self.models, self.metrics, self.admin, started_at=time.time())
+        self.admin_routes = self.own.table()
+        self.admin_routes["GET", STATE_PATH] = self._state = StateReporter(
             self.registry, self.gate.demand, self.metrics,
             replica=config.server.replica or socket.gethostname(),
-            authenticate=self.gate.authenticate,
+            admin=self.admin,
             token=config.server.state_token,
+            is_open=config.server.open_state,
             known_pools=lambda: self._pool_routes,
         )  # fmt: skip
         if config.server.debug_endpoints:
             from octavo_router.debug import Debug
             from octavo_router.debug_request import RequestReader
 
-            self.routes |= Debug(
+            self.admin_routes |= Debug(
                 self.dispatcher,
                 index,
                 config=lambda: self.config,
                 understand=RequestReader(hot_path.scan, self.models, self.registry),
-                asks_for_keys=lambda: self.gate.tenants.table.is_required,
+                admin=self.admin,
                 now=clock,
             ).routes()
+        self.routes = self.admin_routes.copy()
+        if config.server.admin_port:
+            for key in [key for key in self.routes if is_for_admins(key[1])]:
+                del self.routes[key]
         self._console: Live | None = None
         if config.server.console:
             self._console, pages = make_console(
@@ -175,18 +181,23 @@ class App:
                 hot_path=hot_path,
                 metrics=self.metrics,
                 access_log=self.access_log,
+                admin=self.admin,
                 routes=self.routes,
                 tracing=self._tracing,
             )
         )
-        self._memory = MemoryWatch(config.limits.max_memory_bytes, self._memory_changed)
+        self._memory = MemoryWatch(
+            config.limits.max_memory_bytes,
+            self._memory_changed,
+            num_processes=config.server.workers,
+        )
         if self.proxy.lane is not None:
             self.network.show_first(self.proxy.lane)
         self._canaries = Canaries(self.dispatcher, self.upstreams, config)
         self._signals = Signals(
             self.registry, index, self.metrics,
             SignalSettings(
-                api_key=engine_key, tls=tls, poll_s=config.discovery.poll_interval_s
+                api_key=engine_key, tls=self._tls, poll_s=config.discovery.poll_interval_s
             ),
             deadlines=self.deadlines, rng=self._rng,
         )  # fmt: skip
@@ -246,6 +257,7 @@ class App:
             metrics=self.metrics,
             access_log=self.access_log,
             is_ready=lambda: not self.own.not_ready,
+            admin=self.admin,
         )
         try:
             self.picker = await self._stack.enter_async_context(make_server(parts))
@@ -300,7 +312,9 @@ class App:
         self.proxy.reconfigure(config)
         self._canaries.config = config
         self.upstreams.reconfigure(config.timeouts, passes_keys=not table.is_required)
-        self._state.replace_token(config.server.state_token)
+        server = config.server
+        self.admin.replace_key(server.admin_key)
+        self._state.change_access(token=server.state_token, is_open=server.open_state)
         self.access_log.change(cast("Mode", config.server.access_log))
         self.on_applied(config)
         self.metrics.process.config_reloads.add("ok")
@@ -311,14 +325,15 @@ class App:
         if were_asked_for:
             self.on_keys()
 
-    def _engine_tls(self) -> ssl.SSLContext | None:
+    def _engine_tls(self) -> EngineTls:
         discovery = self.config.discovery
-        is_needed = discovery.tls_ca or discovery.tls_cert or any(
+        tls = EngineTls(discovery.tls_ca, discovery.tls_cert, discovery.tls_key)
+        is_needed = discovery.tls_ca or discovery.tls_cert or discovery.file or any(
             upstream.url.startswith("https:") for upstream in discovery.upstreams
         )  # fmt: skip
-        if not (is_needed or discovery.file):
-            return None  # reading the system's authorities takes longer than all else here
-        return client_context(discovery.tls_ca, discovery.tls_cert, discovery.tls_key)
+        if is_needed:  # else it waits: to read the system's authorities takes longer than all else
+            _ = tls.context
+        return tls
 
     # -- what the owners of pools want
 
@@ -375,6 +390,9 @@ class App:
             await asyncio.sleep(_TICK_S)
             for endpoint in self.dispatcher.tick():
                 self._canaries.start(endpoint)
+            if self._tls.look():
+                logger.info("Took the new certificates towards engines")
+                self.upstreams.renew_tls()
             try:
                 table = self._keys_file.refresh()
             except ConfigInvalid as error:

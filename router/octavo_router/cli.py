@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import socket
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,18 +68,24 @@ def run(load: Loader, *, on_ready: Callable[[str], None] = lambda url: None) -> 
     server = config.server
     if server.workers == 1:
         listener = open_listener(server.host, server.port)
-        return _run_process(config, load, listener, lambda: on_ready(_url(config, listener)))
-    with _reserve(server.host, server.port) as reserved:
+        return _run_process(config, load, [listener], lambda: on_ready(_url(config, listener)))
+    with ExitStack() as stack:
         from octavo_router.workers import Supervisor
 
-        host, port = reserved.getsockname()[:2]
-        on_ready(_url(config, reserved))
+        ports = [(server.host, server.port, "server.port")]
+        if server.admin_port:
+            ports.append((server.admin_host, server.admin_port, "server.admin_port"))
+        reserved = [stack.enter_context(_reserve(*port)) for port in ports]
+        on_ready(_url(config, reserved[0]))
         known = LastGood(load, config)
 
         def run_worker(number: int, is_ready: Callable[[], None]) -> int:
-            reserved.close()
-            listener = open_listener(host, port, is_shared=True)
-            return known.use(lambda config: _run_process(config, load, listener, is_ready))
+            listeners = []
+            for sock in reserved:
+                host, port = sock.getsockname()[:2]
+                sock.close()
+                listeners.append(open_listener(host, port, is_shared=True))
+            return known.use(lambda config: _run_process(config, load, listeners, is_ready))
 
         return Supervisor(server.workers, run_worker, on_reload=known.reload).run()
 
@@ -119,15 +126,21 @@ class LastGood:
 
 
 def _run_process(
-    config: RouterConfig, load: Loader, listener: socket.socket, on_ready: Callable[[], None]
+    config: RouterConfig,
+    load: Loader,
+    listeners: Sequence[socket.socket],
+    on_ready: Callable[[], None],
 ) -> int:
+    """`listeners`: the clients', and the administrators' where workers share that."""
     from octavo_router.app import App
     from octavo_router.server import Server
 
     async def work() -> None:
         async with App(config, load=load) as app:
             _spare_collector()
-            await Server(app, listener=listener).run(on_ready)
+            listener, *more = listeners
+            server = Server(app, listener=listener, admin_listener=more[0] if more else None)
+            await server.run(on_ready)
 
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(work())
@@ -150,7 +163,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _reserve(host: str, port: int) -> socket.socket:
+def _reserve(host: str, port: int, field: str) -> socket.socket:
     """Finds out whether the port can be had, and which one 0 is. It does not listen itself."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -161,7 +174,7 @@ def _reserve(host: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         raise ConfigInvalid(
-            "server.port", f"cannot listen on {host}:{port}: {error.strerror}; choose another"
+            field, f"cannot listen on {host}:{port}: {error.strerror}; choose another"
         ) from None
     return sock
 

@@ -72,9 +72,44 @@ class ServerConfig:
         "errors", "Which requests get a line in the log.", flag="access-log",
         choices=("all", "errors", "none"),
     )  # fmt: skip
+    allowed_hosts: tuple[str, ...] = setting(
+        (), "Names that a Host may have, beside addresses and localhost; *: any; default: any, but "
+        "none where it listens on this machine alone, so that no page's name leads here.",
+        flag="allowed-hosts",
+    )  # fmt: skip
+    allowed_origins: tuple[str, ...] = setting(
+        (), "Origins whose pages in browsers may call it (CORS): https://app.example, or *; "
+        "default: none.", flag="allowed-origins",
+    )  # fmt: skip
+    allowed_methods: tuple[str, ...] = setting(
+        ("GET", "POST", "DELETE"), "Methods for those pages, or *.", flag="allowed-methods"
+    )
+    allowed_headers: tuple[str, ...] = setting(
+        ("*",), "Request headers for them, or *.", flag="allowed-headers"
+    )
+    allow_credentials: bool = setting(
+        False, "Let them send cookies; wants origins by name. Keys in headers need it not.",
+        flag="allow-credentials",
+    )  # fmt: skip
+    admin_key: str = setting(
+        "", "Key that opens /debug, /metrics, /octavo/v1/state and x-octavo-explain; default: "
+        "programs on this machine may, and /metrics is open.",
+        flag="admin-key", is_secret=True,
+    )  # fmt: skip
+    admin_host: str = setting(
+        "127.0.0.1", "Address of the administrators' listener.", flag="admin-host"
+    )
+    admin_port: int = setting(
+        0, "Port of a listener for administrators: /debug and /metrics are there and nowhere else; "
+        "0: none.", flag="admin-port", low=0, high=65535,
+    )  # fmt: skip
     state_token: str = setting(
-        "", "Token that opens /octavo/v1/state; default: an API key, where keys are asked for.",
+        "", "Token that opens /octavo/v1/state to the operator, beside the admin key.",
         flag="state-token", is_secret=True,
+    )  # fmt: skip
+    open_state: bool = setting(
+        False, "Tell /octavo/v1/state to everybody, where neither a state_token nor an admin_key "
+        "is set: for networks that only the operator and clients reach.",
     )  # fmt: skip
     replica: str = setting(
         "", "Name of this replica towards the operator; default: the host name.", flag="replica"
@@ -101,6 +136,10 @@ class LimitsConfig:
     max_body_bytes: int = setting(
         8 * 2**20, "Request body.", unit="bytes", low=1024, flag="max-body-bytes"
     )
+    max_upload_bytes: int = setting(
+        26 * 2**20, "Request body of a path that takes files: audio.", unit="bytes", low=1024,
+        flag="max-upload-bytes",
+    )  # fmt: skip
     max_body_chunks: int = setting(4096, "Chunks of a chunked body.", low=1)
     max_pipelined_bytes: int = setting(
         64 * 2**10, "Sent ahead while an answer is under way.", unit="bytes", low=0
@@ -115,7 +154,8 @@ class LimitsConfig:
     )  # fmt: skip
     max_memory_bytes: int = setting(
         0, "Memory of the process at which requests are refused, from 85 % on those that would "
-        "have to wait; default: the container's limit.", unit="bytes", low=0,
+        "have to wait; default: the container's limit, else half of the machine's memory divided "
+        "by server.workers.", unit="bytes", low=0,
     )  # fmt: skip
     write_buffer_bytes: int = setting(
         64 * 2**10, "Unsent bytes of an answer before its source is paused.", unit="bytes", low=1024
@@ -184,7 +224,17 @@ class KubernetesConfig:
 class UpstreamConfig:
     """One engine, or one name that stands for several."""
 
-    url: str = setting("", "http(s)://host:port")
+    url: str = setting(
+        "", "http(s)://host:port, and a path if its API is below one: https://host/openai/v1"
+    )
+    key: str = setting(
+        "", "API key that it asks for, and that is shown to nobody else; default: engine_key.",
+        is_secret=True,
+    )  # fmt: skip
+    key_env: str = setting("", "Environment variable that holds it.")
+    is_foreign: bool = setting(
+        False, "Somebody else's: neither engine_key nor a client's key is sent there."
+    )
     pool: str = setting("default", "Pool it belongs to.")
     names: tuple[str, ...] = setting((), "Models it serves; default: ask it.")
     revision: str = setting("", "Label for canaries.")
@@ -210,7 +260,8 @@ class DiscoveryConfig:
     )
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
     engine_key: str = setting(
-        "", "API key that the router shows engines to follow or poll them.", flag="engine-key",
+        "", "API key that the router shows each engine that has none of its own in `upstreams`.",
+        flag="engine-key",
         is_secret=True,
     )  # fmt: skip
     tls_ca: str = setting(
@@ -352,6 +403,10 @@ class KeyConfig:
         0, "Waiting requests of keys with lower numbers go first.", low=-100, high=100
     )
     models: tuple[str, ...] = setting((), "Models it may use; default: all.")
+    trusted: bool = setting(
+        False, "Its requests may name hosts, KV blocks and ranks of engines (kv_transfer_params, "
+        "bootstrap_*, x-data-parallel-rank), and see how they were placed (x-octavo-explain).",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,6 +419,11 @@ class FlowConfig:
     keys_file: str = setting(
         "", "YAML file with a list `keys`, read again when it changes.", flag="keys-file"
     )
+    cache_scope: str = setting(
+        "shared", "Who may be answered from whose prompts' KV cache: everybody, or each tenant "
+        "from its own alone (by a salt in its requests); costs the sharing between tenants.",
+        choices=("shared", "tenant"), flag="cache-scope",
+    )  # fmt: skip
     fairness_header: str = setting(
         "x-llm-d-inference-fairness-id",
         "Names the tenant where no keys are asked; only its share depends on it.",

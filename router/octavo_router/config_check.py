@@ -159,6 +159,12 @@ def _check_server(config: RouterConfig) -> None:
     if bool(epp.tls_cert) != bool(epp.tls_key):
         missing = "tls_key" if epp.tls_cert else "tls_cert"
         raise ConfigInvalid(f"epp.{missing}", "certificate and key belong together; give both")
+    if server.allow_credentials and ("*" in server.allowed_origins or not server.allowed_origins):
+        raise ConfigInvalid("server.allow_credentials", "name the origins in allowed_origins")
+    if server.admin_port and server.admin_port == server.port:
+        raise ConfigInvalid("server.admin_port", f"{server.port} is the server's own port")
+    if server.admin_port and config.epp.enabled and server.admin_port == config.epp.port:
+        raise ConfigInvalid("server.admin_port", f"{server.admin_port} is the endpoint picker's")
     if config.epp.enabled and config.epp.port == server.port != 0:
         raise ConfigInvalid("epp.port", f"{server.port} is the server's own port")
 

@@ -1,17 +1,15 @@
 """Looks inside for whoever runs the router: decisions, index, endpoints, settings. Shows no text.
 
-Off unless `server.debug_endpoints` is set. Then an API key is needed like anywhere else, and where
-no keys are asked for, only this machine may look.
+Off unless `server.debug_endpoints` is set. Then flow.admin says who may look.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo_router import config_show
-from octavo_router.errors import Refused
+from octavo_router.errors import Refused, no_route
 from octavo_router.http.messages import Inbound, Reply
 from octavo_router.routing.decision import describe
 from octavo_router.routing.filters import narrow
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
 
     from octavo_router.config import RouterConfig
     from octavo_router.endpoints.endpoint import Endpoint
+    from octavo_router.flow.admin import AdminAccess
     from octavo_router.http.messages import Handler
     from octavo_router.residency.api import ResidencyIndex
     from octavo_router.routing.dispatcher import Dispatcher
@@ -45,7 +44,7 @@ class Debug:
         *,
         config: Callable[[], RouterConfig],
         understand: Understand,
-        asks_for_keys: Callable[[], bool],
+        admin: AdminAccess,
         problems: Callable[[], Mapping[str, str]] = dict,
         now: Callable[[], float],
     ) -> None:
@@ -53,7 +52,7 @@ class Debug:
         self._index = index
         self._config = config
         self._understand = understand
-        self._asks_for_keys = asks_for_keys
+        self._admin = admin
         self._problems = problems  # of discovery and the configuration's files, by source
         self._now = now
 
@@ -72,13 +71,8 @@ class Debug:
     def _guarded(self, handler: Callable[[Inbound], Any]) -> Handler:
         def guarded(request: Inbound) -> Reply:
             if not self._config().server.debug_endpoints:
-                raise Refused(404, "not_found", "There is no such route.")
-            if not self._asks_for_keys() and not _is_this_machine(request.client):
-                raise Refused(
-                    403,
-                    "forbidden",
-                    "Where no API keys are asked for, /debug answers this machine only.",
-                )
+                raise no_route(request.method, request.path)
+            self._admin.check(request)
             return Reply.json(handler(request))
 
         return guarded
@@ -194,15 +188,3 @@ class Debug:
         at = policy.pick(asked, endpoints, matched)
         scores = policy.explain(asked, endpoints, matched)
         return shown | describe(asked, policy.name, policy.reason, endpoints, matched, scores, at)
-
-
-def _is_this_machine(client: str) -> bool:
-    """`client` is the peer's address, maybe with a port; never what a header claims."""
-    host = client.rsplit(":", 1)[0] if client.count(":") == 1 else client
-    host = host.strip("[]").split("]")[0]
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback

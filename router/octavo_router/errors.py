@@ -63,6 +63,7 @@ class Refused(RouterError):
         self.retry_after_s = retry_after_s
         self.close = close  # the connection cannot be used any more
         self.path = ""  # where it is known of a head that cannot be taken
+        self.answer_lines = b""  # the same
 
     def body(self, path: str = "", request_id: str = "") -> bytes:
         """As clients of this path read it: OpenAI's object or Anthropic's."""
@@ -91,6 +92,11 @@ class Refused(RouterError):
 
     def _anthropic_type(self) -> str:
         return _ANTHROPIC_STATUSES.get(self.status) or _ANTHROPIC_TYPES.get(self.type, self.type)
+
+
+def no_route(method: str, path: str) -> Refused:
+    """As engines say it, and nearly as OpenAI does."""
+    return Refused(404, "route_not_found", f"Invalid URL ({method} {path[:200]})")
 
 
 def is_anthropic(path: str) -> bool:

@@ -9,6 +9,7 @@ from octavo_router.errors import Refused
 from octavo_router.http.messages import Inbound, Reply
 
 if TYPE_CHECKING:
+    from octavo_router.flow.admin import AdminAccess
     from octavo_router.http.messages import Handler
     from octavo_router.metrics import RouterMetrics
     from octavo_router.routing.models import Models
@@ -16,10 +17,18 @@ if TYPE_CHECKING:
 _MODELS = "/v1/models/"
 
 
+def is_for_admins(path: str) -> bool:
+    """Not on the usual listener, where administrators have one. The state has its own token."""
+    return path == "/metrics" or path.startswith("/debug/")
+
+
 class OwnRoutes:
     """Reads what it shows; changes nothing but `is_ready`."""
 
-    def __init__(self, models: Models, metrics: RouterMetrics, *, started_at: float) -> None:
+    def __init__(
+        self, models: Models, metrics: RouterMetrics, admin: AdminAccess, *, started_at: float
+    ) -> None:
+        self._admin = admin
         self._models = models
         self._metrics = metrics
         self._created = int(started_at)
@@ -51,6 +60,7 @@ class OwnRoutes:
         return Reply.json({"status": "ready"})
 
     def metrics(self, request: Inbound) -> Reply:
+        self._admin.check_scrape(request)
         body, content_type = self._metrics.render(request.headers.get("accept") or "")
         return Reply(body=body, content_type=content_type)
 

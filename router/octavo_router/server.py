@@ -18,9 +18,14 @@ from octavo_router.errors import ConfigInvalid, Refused
 from octavo_router.flow.handshakes import TlsListener
 from octavo_router.gauges import make_connection_gauges
 from octavo_router.http.client_connection import ClientConnection
+from octavo_router.http.cors import Cors
+from octavo_router.http.request_head import HeadRules
 from octavo_router.http.shared import Shared
 from octavo_router.http.sockets import affordable_connections, open_listener
-from octavo_router.http.tls import FileWatch, load_certificate, server_context
+from octavo_router.http.this_machine import is_loopback, names_this_machine
+from octavo_router.http.tls import FileWatch, server_context
+from octavo_router.proxy.admin import AdminService
+from octavo_router.proxy.paths import UPLOADS
 
 if TYPE_CHECKING:
     import socket
@@ -41,19 +46,32 @@ _CERTIFICATE_LOOK_S = 10.0
 class Server:
     """Listens for an `App`. Use `run`, or `start` and `stop` where the loop is somebody else's."""
 
-    def __init__(self, app: App, *, listener: socket.socket | None = None) -> None:
+    def __init__(
+        self,
+        app: App,
+        *,
+        listener: socket.socket | None = None,
+        admin_listener: socket.socket | None = None,
+    ) -> None:
         self._app = app
         self._listener = listener
+        self._admin_listener = admin_listener
+        self._admin_server: Listening | TlsListener | None = None
         self._loop = asyncio.get_running_loop()
         self._server: Listening | TlsListener | None = None
         self._tls: ssl.SSLContext | None = None
         self._stopping = asyncio.Event()
         self._is_interrupted = False  # by somebody at a terminal, who wants it to end
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         limits = app.config.limits
         self.shared = Shared(
             app.proxy, limits, app.config.timeouts, app.deadlines, self._loop,
             max_connections=affordable_connections(limits.max_connections),
+            rules=_rules(app.config.server, app.config.server.host),
+        )  # fmt: skip
+        self.admin_shared = Shared(
+            AdminService(app.admin_routes), limits, app.config.timeouts, app.deadlines, self._loop,
+            rules=_rules(app.config.server, app.config.server.admin_host),
         )  # fmt: skip
         app.on_applied = self._reconfigure
         app.on_keys = self._end_revoked
@@ -72,16 +90,34 @@ class Server:
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
+    @property
+    def admin_port(self) -> int:
+        assert self._admin_server is not None
+        port: int = self._admin_server.sockets[0].getsockname()[1]
+        return port
+
     async def start(self) -> None:
         config = self._app.config.server
-        listener = self._listener or open_listener(config.host, config.port)
         if config.tls_cert:
             self._tls = server_context(config.tls_cert, config.tls_key, config.tls_client_ca)
-            self._tasks.append(self._loop.create_task(self._renew_certificate(config)))
-            self._server = TlsListener(listener, self._tls, self._new_connection, self.shared)
-            self._server.start()
-        else:
-            self._server = await self._app.network.listen(self._new_connection, listener)
+            self._tasks.add(self._loop.create_task(self._renew_certificate(config)))
+        listener = self._listener or open_listener(config.host, config.port)
+        self._server = await self._listen(listener, self.shared)
+        if config.admin_port or self._admin_listener:
+            admin = self._admin_listener or open_listener(
+                config.admin_host, config.admin_port, field="server.admin_port"
+            )
+            self._admin_server = await self._listen(admin, self.admin_shared)
+
+    async def _listen(self, listener: socket.socket, shared: Shared) -> Listening | TlsListener:
+        def make_protocol() -> ClientConnection:
+            return ClientConnection(shared)
+
+        if self._tls is None:
+            return await self._app.network.listen(make_protocol, listener)
+        server = TlsListener(listener, self._tls, make_protocol, shared)
+        server.start()
+        return server
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Until SIGTERM or SIGINT, and through the drain."""
@@ -119,17 +155,15 @@ class Server:
             exchange.shut_down(error)
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        for server in (self._server, self._admin_server):
+            if server is not None:
+                server.close()
         for task in self._tasks:
             task.cancel()
         self._close_idle()
         await self._until(lambda: not self.shared.connections, time.monotonic() + 1.0)
-        for connection in list(self.shared.connections):
+        for connection in (*self.shared.connections, *self.admin_shared.connections):
             connection.abort()
-
-    def _new_connection(self) -> ClientConnection:
-        return ClientConnection(self.shared)
 
     def _interrupted(self) -> None:
         """Ctrl-C. The second one does not wait."""
@@ -140,7 +174,9 @@ class Server:
         self._stopping.set()
 
     def _reload(self) -> None:
-        self._tasks.append(self._loop.create_task(self._reload_now()))
+        task = self._loop.create_task(self._reload_now())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _reload_now(self) -> None:
         try:
@@ -151,28 +187,23 @@ class Server:
         logger.info("Read the configuration again", extra={"changed": changed})
 
     def _reconfigure(self, config: RouterConfig) -> None:
-        self.shared.reconfigure(
-            config.limits,
-            config.timeouts,
-            max_connections=affordable_connections(config.limits.max_connections),
-        )
+        num_affordable = affordable_connections(config.limits.max_connections)
+        for shared in (self.shared, self.admin_shared):
+            shared.reconfigure(config.limits, config.timeouts, max_connections=num_affordable)
 
     async def _renew_certificate(self, config: ServerConfig) -> None:
-        watch = FileWatch((config.tls_cert, config.tls_key))
+        watch = FileWatch((config.tls_cert, config.tls_key, config.tls_client_ca))
         while True:
             await asyncio.sleep(_CERTIFICATE_LOOK_S)
-            if watch.has_changed():
-                self.renew_certificate()
+            watch.take(lambda: self.renew_certificate(config))
 
-    def renew_certificate(self) -> None:
-        config = self._app.config.server
-        assert self._tls is not None
-        try:
-            load_certificate(self._tls, config.tls_cert, config.tls_key)
-        except ConfigInvalid as error:  # half written, most likely: the next look finds it whole
-            logger.warning("Kept the old certificate: %s", error)
-        else:
-            logger.info("Took the new certificate")
+    def renew_certificate(self, config: ServerConfig) -> None:
+        """For connections from now on. Raises ConfigInvalid, and then nothing has changed."""
+        context = server_context(config.tls_cert, config.tls_key, config.tls_client_ca)
+        for server in (self._server, self._admin_server):
+            if isinstance(server, TlsListener):
+                server.context = context
+        logger.info("Took the new certificate")
 
     def _end_revoked(self) -> None:
         """Who could not come in with its key any more is not answered to the end either."""
@@ -204,3 +235,20 @@ class Server:
     async def _until(self, is_true: Callable[[], bool], deadline: float) -> None:
         while not is_true() and time.monotonic() < deadline:  # noqa: ASYNC110  # at its end only
             await asyncio.sleep(min(_LOOK_S, max(0.0, deadline - time.monotonic())))
+
+
+def _rules(config: ServerConfig, host: str) -> HeadRules:
+    """Of a listener on this host."""
+    allowed = frozenset(name.lower() for name in config.allowed_hosts)
+    is_here = names_this_machine(host) and (host == "localhost" or is_loopback(host))
+
+    def allows_host(named: str) -> bool:
+        name = named.rpartition(":")[0] if named.rpartition(":")[2].isdigit() else named
+        return names_this_machine(named) or name.lower() in allowed
+
+    cors = Cors(config) if config.allowed_origins else None
+    return HeadRules(
+        allows_host=allows_host if (allowed or is_here) and "*" not in allowed else None,
+        answer_lines=cors.answer_lines if cors is not None else None,
+        uploads=UPLOADS,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,14 +17,9 @@ if TYPE_CHECKING:
 
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.endpoints.registry import Registry
+    from octavo_router.flow.admin import AdminAccess
     from octavo_router.gauges import Demand
     from octavo_router.metrics import PoolCounts, RevisionCounts, RouterMetrics
-
-
-class Guard(Protocol):
-    """flow.gate's: raises Refused 401 for a missing, wrong or revoked key."""
-
-    def __call__(self, authorization: str, /) -> object: ...
 
 
 class StateReporter:
@@ -37,8 +32,9 @@ class StateReporter:
         metrics: RouterMetrics,
         *,
         replica: str,
-        authenticate: Guard,
+        admin: AdminAccess,
         token: str = "",
+        is_open: bool = False,
         known_pools: Callable[[], Iterable[str]] = lambda: (),
         epoch: str = "",
     ) -> None:
@@ -46,14 +42,15 @@ class StateReporter:
         self._demand = demand
         self._metrics = metrics
         self._replica = replica
-        self._authenticate = authenticate
-        self._token = token.strip().encode()  # a Secret made of a file ends with its newline
+        self._admin = admin
+        self.change_access(token=token, is_open=is_open)
         self._known_pools = known_pools  # also those that have no endpoint now
         self._epoch = epoch or secrets.token_hex(8)
 
-    def replace_token(self, token: str) -> None:
-        """From now on only this one opens it."""
-        self._token = token.strip().encode()
+    def change_access(self, *, token: str, is_open: bool) -> None:
+        """From now on only this token opens it; where there is none, `is_open` may."""
+        self._token = token.strip().encode()  # a Secret made of a file ends with its newline
+        self._is_open = is_open
 
     def __call__(self, request: Inbound) -> Reply:
         self._check(request)
@@ -70,14 +67,17 @@ class StateReporter:
         )
 
     def _check(self, request: Inbound) -> None:
-        """The token opens it. Without one a user's key does, where keys are asked for at all."""
-        authorization = request.headers.get("authorization") or ""
-        if not self._token:
-            self._authenticate(authorization)
+        """The token opens it, or a key for all there is to see; without a token, more may."""
+        _, _, shown = (request.headers.get("authorization") or "").partition(" ")
+        if self._token and hmac.compare_digest(shown.encode("latin-1"), self._token):
             return
-        _, _, shown = authorization.partition(" ")
-        if not hmac.compare_digest(shown.encode("latin-1"), self._token):
+        admin = self._admin
+        if admin.is_known(request):
+            return
+        if self._token:
             raise Refused(401, "invalid_api_key", "The router's state needs its own token.")
+        if not admin.allows(request) and (admin.has_key or not self._is_open):
+            raise admin.refusal(request.path)
 
     def _pool(self, name: str) -> PoolState:
         waiting = self._demand(name)

@@ -151,6 +151,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
             },
             "holdSeconds": 300, "drainSeconds": 30, "logLevel": "debug", "accessLog": "all",
             "extraArgs": ["--debug-endpoints"],
+            "adminKey": {"existingSecret": "admin-key", "secretKey": "k"},
             "engineKey": {"existingSecret": "engine-key", "secretKey": "k"},
         }
     },

@@ -288,6 +288,7 @@ REFUSED: dict[str, Object] = {
     "must stay 8080": {"router": {"config": {"server": {"port": 9000}}}},
     "set router.replicas": {"router": {"config": {"server": {"workers": 2}}}},
     "router.stateToken.existingSecret": {"router": {"config": {"server": {"state_token": "x"}}}},
+    "router.adminKey.existingSecret": {"router": {"config": {"server": {"admin_key": "x"}}}},
     "router.engineKey.existingSecret": {"router": {"config": {"discovery": {"engine_key": "x"}}}},
 }
 
@@ -357,6 +358,7 @@ def values_full_of(text: str) -> Object:
                 "config": {"health": {"canary_prompt": text}}, "priorityClassName": text,
                 "apiKeys": {"existingSecret": text, "secretKey": text},
                 "stateToken": {"existingSecret": text, "secretKey": text},
+                "adminKey": {"existingSecret": text, "secretKey": text},
                 "engineKey": {"existingSecret": text, "secretKey": text},
                 "tls": {"existingSecret": text, "caKey": text}, "epp": {"tlsSecret": text},
                 "service": {"type": "LoadBalancer", "loadBalancerClass": text,

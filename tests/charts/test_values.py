@@ -74,6 +74,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "router.allowUnauthenticated": {"ingress": {"enabled": True}},
     "router.apiKeys.secretKey": KEYS,
     "router.tls.caKey": TLS,
+    "router.adminKey.secretKey": nested("router.adminKey.existingSecret", "a"),
     "router.engineKey.secretKey": nested("router.engineKey.existingSecret", "a"),
     "router.service.nodePort": _BALANCED,
     "router.service.loadBalancerClass": _BALANCED,

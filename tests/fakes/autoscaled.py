@@ -23,6 +23,7 @@ from octavo_operator.autoscale import Memory, decide
 from octavo_operator.reconcile import TICK_S
 from octavo_operator.routers import Demand
 from octavo_router.endpoints.endpoint import Address, Endpoint, EndpointSpec
+from octavo_router.flow.admin import AdminAccess
 from octavo_router.flow.gate import Demand as Waiting
 from octavo_router.metrics import RequestRecord, RouterMetrics
 from octavo_router.observer import MetricsObserver
@@ -106,7 +107,7 @@ class AutoscaledPool:
         self._router.dispatcher.observer = MetricsObserver(self._metrics)
         self._page = StateReporter(
             self._router.registry, self._waiting, self._metrics,
-            replica=ROUTER, authenticate=lambda _: None, known_pools=lambda: [POOL],
+            replica=ROUTER, admin=AdminAccess(), known_pools=lambda: [POOL],
         )  # fmt: skip
         self._demand = Demand(timeline.clock)
         self._demand.expect([ROUTER])

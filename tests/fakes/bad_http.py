@@ -64,8 +64,11 @@ BAD_REQUESTS = {
     "a host with a path": b"GET /health HTTP/1.1\r\nHost: x/y\r\n\r\n",
     "a host with a user": b"GET /health HTTP/1.1\r\nHost: a@x\r\n\r\n",
     "a host with a space": b"GET /health HTTP/1.1\r\nHost: x y\r\n\r\n",
-    "an absolute target": b"GET http://x/health HTTP/1.1\r\n" + HOST + b"\r\n",
-    "another authority": b"GET http://evil/health HTTP/1.1\r\n" + HOST + b"\r\n",
+    "an absolute target with a user": b"GET http://a@x/health HTTP/1.1\r\n" + HOST + b"\r\n",
+    "an absolute target without a host": b"GET http:///health HTTP/1.1\r\n" + HOST + b"\r\n",
+    "an absolute target of another kind": b"GET ftp://x/health HTTP/1.1\r\n" + HOST + b"\r\n",
+    "an absolute target and no host": b"GET http://x/health HTTP/1.1\r\n\r\n",
+    "a star": b"GET * HTTP/1.1\r\n" + HOST + b"\r\n",
     "an authority as target": b"GET x:80 HTTP/1.1\r\n" + HOST + b"\r\n",
     "no target": b"GET HTTP/1.1\r\n" + HOST + b"\r\n",
     "a space in the target": b"GET /hea lth HTTP/1.1\r\n" + HOST + b"\r\n",
@@ -73,10 +76,6 @@ BAD_REQUESTS = {
     "bytes above ASCII in the target": b"GET /h\xe9 HTTP/1.1\r\n" + HOST + b"\r\n",
     "a fragment": b"GET /health#x HTTP/1.1\r\n" + HOST + b"\r\n",
     # other protocols on this one
-    "an upgrade": GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
-    "an upgrade to h2c": GET
-    + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n",
-    "an upgrade without connection": GET + b"Upgrade: websocket\r\n\r\n",
     "connection names the length": POST + HOST + b"Connection: content-length\r\n\r\n",
     "connection names the host": GET + b"Connection: host\r\n\r\n",
     "not HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
@@ -85,8 +84,25 @@ BAD_REQUESTS = {
     "a method that is none": b"G(T /health HTTP/1.1\r\n" + HOST + b"\r\n",
 }
 
+# Unusual, and clear: what HTTP asks servers to take.
+GOOD_CHUNKS = {
+    "an extension": b"2;x=y\r\n{}\r\n0;last\r\n\r\n",
+    "a quoted extension": b'2 ; x="a;b"\r\n{}\r\n0\r\n\r\n',
+    "a trailer": b"2\r\n{}\r\n0\r\nX-Trailer: 1\r\n\r\n",
+    "a trailer that looks like framing": b"2\r\n{}\r\n0\r\ncontent-length: 5\r\n\r\n",
+}
+UPGRADES = {
+    "websocket": b"Connection: Upgrade\r\nUpgrade: websocket\r\n",
+    "h2c": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n",
+    "without connection": b"Upgrade: h2c\r\n",
+}
+
 BAD_CHUNKS = {
-    "an extension": b"2;x=y\r\n{}\r\n0\r\n\r\n",
+    "an extension with a line in it": b"2;x=\ny\r\n{}\r\n0\r\n\r\n",
+    "an extension with a carriage return": b"2;x=\ry\r\n{}\r\n0\r\n\r\n",
+    "an extension with a NUL": b"2;x=\0\r\n{}\r\n0\r\n\r\n",
+    "an extension without end": b"2;" + b"x" * 300 + b"\r\n{}\r\n0\r\n\r\n",
+    "an extension to no size": b";x=y\r\n{}\r\n0\r\n\r\n",
     "0x": b"0x2\r\n{}\r\n0\r\n\r\n",
     "a sign": b"+2\r\n{}\r\n0\r\n\r\n",
     "a minus": b"-2\r\n{}\r\n0\r\n\r\n",
@@ -101,6 +117,10 @@ BAD_CHUNKS = {
     "data longer than its size": b"1\r\n{}\r\n0\r\n\r\n",
     "data without its line end": b"2\r\n{}0\r\n\r\n",
     "a bare line feed behind data": b"2\r\n{}\n0\r\n\r\n",
-    "a trailer": b"2\r\n{}\r\n0\r\nx-trailer: 1\r\n\r\n",
-    "a trailer that smuggles": b"2\r\n{}\r\n0\r\ncontent-length: 5\r\n\r\n",
+    "a trailer with a bare line feed": b"2\r\n{}\r\n0\r\nx-trailer: 1\n\r\n",
+    "a trailer without a colon": b"2\r\n{}\r\n0\r\nGET / HTTP/1.1\r\n\r\n",
+    "a trailer with a blank name": b"2\r\n{}\r\n0\r\nx : 1\r\n\r\n",
+    "a trailer with a carriage return": b"2\r\n{}\r\n0\r\nx: 1\r2\r\n\r\n",
+    "a trailer with a NUL": b"2\r\n{}\r\n0\r\nx: \0\r\n\r\n",
+    "trailers without end": b"2\r\n{}\r\n0\r\n" + b"x: y\r\n" * 4000,
 }

@@ -21,6 +21,7 @@ from octavo_router.epp.picker import PickerParts
 from octavo_router.epp.server import PROCESS, EppServer
 from octavo_router.epp.structs import read_struct
 from octavo_router.epp.wire import blob, blobs, fields, number_field
+from octavo_router.flow.admin import AdminAccess
 from octavo_router.flow.gate import Gate
 from octavo_router.flow.keys import KeyTable
 from octavo_router.metrics import RouterMetrics
@@ -378,6 +379,7 @@ async def picking(
     metrics, records = RouterMetrics(), Records()
     epp_server = EppServer(
         PickerParts(
+            admin=AdminAccess(is_trusted=gate.tenants.is_trusted),
             settings=lambda: config,
             registry=registry,
             dispatcher=dispatcher,

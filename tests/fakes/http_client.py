@@ -79,7 +79,7 @@ class RawClient:
         return await self.answer()
 
     async def get(self, path: str, method: str = "GET", more: str = "") -> Answer:
-        await self.send(f"{method} {path} HTTP/1.1\r\nhost: x\r\n{more}\r\n".encode())
+        await self.send(f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n{more}\r\n".encode())
         return await self.answer(is_head=method == "HEAD")
 
     async def head(self) -> Answer:
@@ -142,5 +142,5 @@ def chat(text: str = "hi", **more: Any) -> dict[str, Any]:
 
 def post_bytes(body: Any, path: str = "/v1/chat/completions", more: str = "") -> bytes:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{more}"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{more}"
     return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data

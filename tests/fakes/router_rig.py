@@ -20,9 +20,11 @@ from octavo_router.flow.keys import KeyTable
 from octavo_router.http.client_connection import ClientConnection
 from octavo_router.http.deadlines import Deadlines
 from octavo_router.http.network import Network
+from octavo_router.http.request_head import HeadRules
 from octavo_router.http.shared import Shared
 from octavo_router.http.sockets import open_listener
 from octavo_router.metrics import RouterMetrics
+from octavo_router.proxy.paths import UPLOADS
 from octavo_router.proxy.seams import Parts
 from octavo_router.proxy.service import Proxy
 from octavo_router.proxy.upstreams import Upstreams
@@ -237,7 +239,8 @@ async def routing_to(
     )
     if proxy.lane is not None:
         network.show_first(proxy.lane)
-    shared = Shared(proxy, config.limits, config.timeouts, deadlines, loop)
+    rules = HeadRules(uploads=UPLOADS)
+    shared = Shared(proxy, config.limits, config.timeouts, deadlines, loop, rules=rules)
     listener = open_listener("127.0.0.1", 0)
     server = await network.listen(lambda: ClientConnection(shared), listener)
     port = server.sockets[0].getsockname()[1]

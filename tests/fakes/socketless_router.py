@@ -77,7 +77,10 @@ class Wire:
         return 0
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return ("192.0.2.1", 4000) if name == "peername" else default
+        return ("127.0.0.1", 4000) if name == "peername" else default
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self._high = high or self._high

@@ -12,6 +12,7 @@ from octavo_engine.protocol.state import State
 from octavo_operator import kinds
 from octavo_operator.names import ENGINE_CONTAINER
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
+from octavo_router.flow.admin import AdminAccess
 from octavo_router.flow.gate import Demand
 from octavo_router.state import StateReporter
 from tests.fakes.engine import FakeEngine
@@ -41,7 +42,7 @@ def told_by(router: Listening) -> bytes:
     """The state page as it goes over the wire."""
     reporter = StateReporter(
         router.registry, lambda pool: Demand(0, 0, 0), router.metrics,
-        replica="router-0", authenticate=lambda _: None, epoch="e1", known_pools=list,
+        replica="router-0", admin=AdminAccess(), epoch="e1", known_pools=list,
     )  # fmt: skip
     return msgspec.json.encode(reporter.state())
 

@@ -12,7 +12,8 @@ from octavo_router.config import FlowConfig, KeyConfig, RouterConfig, ServerConf
 from octavo_router.debug import Debug
 from octavo_router.debug_request import RequestReader
 from octavo_router.errors import Refused
-from octavo_router.http.messages import Inbound, Reply
+from octavo_router.flow.admin import AdminAccess
+from octavo_router.http.messages import Headers, Inbound, Reply
 from octavo_router.residency.index import ResidencyIndex
 from octavo_router.residency.scan import scan
 from octavo_router.routing.models import Models
@@ -30,7 +31,7 @@ BODY = json.dumps(
 class Rig:
     """A world with a real index, and debug over it."""
 
-    def __init__(self, config: RouterConfig = ENABLED, *, asks_for_keys: bool = False) -> None:
+    def __init__(self, config: RouterConfig = ENABLED, *, admin: AdminAccess | None = None) -> None:
         self.world = World(2)
         self.index = ResidencyIndex()
         for endpoint in self.world.endpoints:
@@ -45,17 +46,27 @@ class Rig:
             self.index,
             config=lambda: config,
             understand=self.reader,
-            asks_for_keys=lambda: asks_for_keys,
+            admin=admin or AdminAccess(),
             problems=lambda: {"file": "is no YAML"},
             now=self.world.clock,
         )
         self.routes = debug.routes()
 
     def ask(
-        self, path: str, body: bytes = b"", *, query: str = "", client: str = "127.0.0.1"
+        self,
+        path: str,
+        body: bytes = b"",
+        *,
+        query: str = "",
+        client: str = "127.0.0.1",
+        fields: tuple[tuple[bytes, bytes], ...] = (),
+        is_admin: bool = False,
     ) -> Any:
         handler = self.routes["POST" if body else "GET", path]
-        reply = handler(Inbound("GET", path, query, body=body, client=client))
+        headers = Headers(fields)
+        reply = handler(
+            Inbound("GET", path, query, headers, body=body, client=client, is_admin=is_admin)
+        )
         assert isinstance(reply, Reply)
         assert isinstance(reply.body, bytes)
         return json.loads(reply.body)
@@ -81,8 +92,65 @@ def test_and_nobody_else(client):
     assert refused.value.status == 403
 
 
-def test_where_keys_are_asked_for_their_owners_may_look_from_anywhere():
-    assert "memory_bytes" in Rig(asks_for_keys=True).ask("/debug/index", client="10.0.0.1")
+@pytest.mark.parametrize(
+    "field",
+    [
+        (b"x-forwarded-for", b"10.0.0.1"),
+        (b"forwarded", b"for=10.0.0.1"),
+        (b"via", b"1.1 proxy"),
+        (b"x-envoy-attempt-count", b"1"),
+        (b"origin", b"http://localhost:8080"),
+        (b"host", b"evil.example:8080"),
+    ],
+    ids=lambda field: field[0].decode(),
+)
+def test_nor_whom_a_proxy_or_a_page_on_this_machine_speaks_for(field):
+    with pytest.raises(Refused):
+        Rig().ask("/debug/index", fields=(field,))
+
+
+@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "[::1]:80", "a.LOCALHOST."])
+def test_names_of_this_machine_are_no_pages(host):
+    assert "memory_bytes" in Rig().ask("/debug/index", fields=((b"host", host.encode()),))
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        (b"authorization", b"Bearer admin"),
+        (b"authorization", b"Bearer trusted"),
+        (b"x-octavo-admin-key", b"admin"),
+    ],
+    ids=["bearer", "a trusted key", "header"],
+)
+def test_a_key_for_it_opens_it_from_anywhere(shown):
+    admin = AdminAccess("admin\n", is_trusted=lambda shown: shown == "Bearer trusted")
+    rig = Rig(admin=admin)
+    assert "memory_bytes" in rig.ask("/debug/index", client="10.0.0.1", fields=(shown,))
+
+
+@pytest.mark.parametrize(
+    ("client", "shown"),
+    [
+        ("127.0.0.1", b""),
+        ("10.0.0.1", b"Bearer user"),
+        ("127.0.0.1", b"Bearer admi"),
+        ("127.0.0.1", b"Bearer "),
+        ("127.0.0.1", b"Bearer admin\xe9"),
+    ],
+)
+def test_and_nothing_else_does(client, shown):
+    with pytest.raises(Refused) as refused:
+        Rig(admin=AdminAccess("admin")).ask(
+            "/debug/index", client=client, fields=((b"authorization", shown),)
+        )
+    assert (refused.value.status, refused.value.code) == (403, "admin_key_required")
+
+
+def test_a_listener_of_its_own_needs_no_key_unless_there_is_one():
+    assert "memory_bytes" in Rig().ask("/debug/index", client="10.0.0.1", is_admin=True)
+    with pytest.raises(Refused):
+        Rig(admin=AdminAccess("admin")).ask("/debug/index", is_admin=True)
 
 
 def test_settings_without_their_secrets():

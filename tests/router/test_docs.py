@@ -132,8 +132,12 @@ def test_the_example_of_a_configuration_loads():
 
 def test_the_example_of_keys_loads():
     keys = parse_part(example("# keys.yaml"), "keys", KeyConfig)
-    table = make_table(keys, {"TEAM_A_KEY": "a"})
-    assert {limits.tenant for limits in table.limits.values()} == {"team-a", "team-b"}
+    table = make_table(keys, {"TEAM_A_KEY": "a", "PIPELINE_KEY": "p"})
+    assert {limits.tenant for limits in table.limits.values()} == {
+        "team-a",
+        "team-b",
+        "pipeline",
+    }
 
 
 def test_the_rights_are_those_that_the_page_names():

@@ -55,6 +55,8 @@ IN_FORCE: dict[str, Callable[[App, Server], Any]] = {
     ).lower(),
     "server.access_log": lambda app, server: app.access_log._mode,
     "server.state_token": lambda app, server: app._state._token.decode(),
+    "server.open_state": lambda app, server: app._state._is_open,
+    "server.admin_key": lambda app, server: app.admin._key.decode(),
     "limits.max_connections": lambda app, server: server.shared.max_connections,
     "limits.max_event_bytes": lambda app, server: app.proxy._max_event_bytes,
     "discovery.upstreams": lambda app, server: tuple(

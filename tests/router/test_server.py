@@ -222,7 +222,7 @@ server:
         async with RawClient(reader, writer) as client:
             assert (await client.ask(chat())).status == 200
             assert (await client.ask(chat(stream=True))).body.endswith(b"data: [DONE]\n\n")
-        server.renew_certificate()
+        server.renew_certificate(app.config.server)
 
         nobody = ssl.create_default_context(cafile=f"{certificates}/ca.pem")
         with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
@@ -230,3 +230,39 @@ server:
                 "127.0.0.1", server.port, ssl=nobody, server_hostname="localhost"
             )
             await reader.readexactly(1)
+
+
+@on_loop
+async def test_a_pages_name_does_not_lead_to_a_router_on_this_machine():
+    async with (
+        ScriptedUpstream(plain_server) as upstream,
+        running(configuration(upstream.port, allowed_hosts="proxy.example")) as (app, server),
+    ):
+        await until_ready(app)
+        hosts = {
+            "evil.example": 403, f"evil.example:{server.port}": 403, "localhost.evil.example": 403,
+            "localhost": 200, "127.0.0.1:1": 200, "[::1]": 200, "proxy.example:80": 200,
+        }  # fmt: skip
+        for host, status in hosts.items():
+            async with await RawClient.open(server.port) as client:
+                await client.send(f"GET /v1/models HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
+                assert (await client.answer()).status == status
+        async with await RawClient.open(server.port) as client:
+            line = b"GET http://evil.example/v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
+            await client.send(line)
+            assert (await client.answer()).code == "host_not_allowed"
+
+
+@on_loop
+async def test_a_reload_leaves_nothing_behind():
+    async with (
+        ScriptedUpstream(plain_server) as upstream,
+        running(configuration(upstream.port)) as (app, server),
+    ):
+        await until_ready(app)
+        before = len(server._tasks)
+        for _ in range(5):
+            server._reload()
+        await asyncio.sleep(0)
+        while len(server._tasks) > before:  # noqa: ASYNC110  # facts have no events
+            await asyncio.sleep(0.001)

@@ -9,6 +9,7 @@ import pytest
 
 from octavo_engine.protocol.state import TTFT_BOUNDS_S, State
 from octavo_router.errors import Refused
+from octavo_router.flow.admin import AdminAccess
 from octavo_router.flow.gate import Demand
 from octavo_router.http.messages import Headers, Inbound
 from octavo_router.metrics import RequestRecord, RouterMetrics
@@ -19,7 +20,7 @@ from tests.fakes.endpoints import World
 def reporter(world: World, metrics: RouterMetrics, **more) -> StateReporter:
     demands = {"pool": Demand(0, 2, 64), "asleep": Demand(3, 0, 30)}
     known: dict[str, Any] = {
-        "authenticate": lambda _: None,
+        "admin": AdminAccess(),
         "epoch": "e1",
         "known_pools": lambda: ["asleep"],
     }
@@ -32,9 +33,9 @@ def reporter(world: World, metrics: RouterMetrics, **more) -> StateReporter:
     )
 
 
-def ask(report: StateReporter, authorization: str = "") -> State:
-    raw = [(b"Authorization", authorization.encode())] if authorization else []
-    reply = report(Inbound("GET", "/octavo/v1/state", headers=Headers(raw)))
+def ask(report: StateReporter, authorization: str = "", client: str = "127.0.0.1") -> State:
+    raw = [(b"authorization", authorization.encode())] if authorization else []
+    reply = report(Inbound("GET", "/octavo/v1/state", headers=Headers(raw), client=client))
     assert isinstance(reply.body, bytes)
     return msgspec.json.decode(reply.body, type=State)
 
@@ -81,21 +82,28 @@ def test_a_pool_that_nobody_asked_for_has_no_last_request():
     assert [(pool.pool, pool.last_request_age_s) for pool in state.pools] == [("new", None)]
 
 
-def test_without_a_token_a_users_key_opens_it():
-    def authenticate(authorization: str) -> None:
-        if authorization != "Bearer user":
-            raise Refused(401, "invalid_api_key", "no")
+def test_without_a_token_only_this_machine_is_told():
+    report = reporter(World(0), RouterMetrics())
+    ask(report)
+    with pytest.raises(Refused) as refused:
+        ask(report, "Bearer user", client="10.0.0.1")
+    assert (refused.value.status, refused.value.code) == (403, "admin_key_required")
 
-    report = reporter(World(0), RouterMetrics(), authenticate=authenticate)
-    ask(report, "Bearer user")
-    with pytest.raises(Refused):
-        ask(report)
+
+def test_unless_it_is_open_by_its_settings():
+    report = reporter(World(0), RouterMetrics(), is_open=True)
+    ask(report, client="10.0.0.1")
+    report = reporter(World(0), RouterMetrics(), is_open=True, admin=AdminAccess("admin"))
+    ask(report, "Bearer admin", client="10.0.0.1")
+    for client in ("10.0.0.1", "127.0.0.1"):
+        with pytest.raises(Refused):
+            ask(report, client=client)
 
 
 @pytest.mark.parametrize("shown", ["", "Bearer user", "Bearer secre", "secret", "Bearer s\u00e9"])
 def test_with_a_token_only_the_token_does(shown):
-    report = reporter(World(0), RouterMetrics(), token="secret")
-    ask(report, "Bearer secret")
+    report = reporter(World(0), RouterMetrics(), token="secret", is_open=True)
+    ask(report, "Bearer secret", client="10.0.0.1")
     with pytest.raises(Refused) as refused:
         ask(report, shown)
     assert refused.value.status == 401

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo_router.errors import ConfigInvalid
-from tests.fakes.http_client import RawClient, chat
+from tests.fakes.hasty import LONG, hasty
+from tests.fakes.http_client import RawClient, chat, post_bytes
 from tests.fakes.router_rig import on_loop
 from tests.fakes.upstream import CHAT, ScriptedUpstream
 from tests.router.test_server import configuration, plain_server, running, until_ready
@@ -101,6 +102,28 @@ async def test_an_engine_that_comes_later_is_not_spoken_to_in_clear(certificates
             app.registry.report(endpoint, "ready")
             assert (await client.ask(chat())).status == 503  # its authority is nobody we know
             assert engine.requests == []
+
+
+@on_loop
+async def test_what_waits_behind_the_encryption_spoils_a_connection_too(certificates: Path):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+    async with hasty("length", context) as engine:
+        url = f"https://127.0.0.1:{engine.port}"
+        text = (
+            f"discovery: {{upstreams: [{{url: '{url}', names: [m]}}], "
+            f"tls_ca: {certificates}/ca.pem}}"
+        )
+        async with (
+            running(configuration(text=text)) as (app, server),
+            await RawClient.open(server.port) as client,
+        ):
+            await app._discovery.synced()
+            [endpoint] = app.registry.endpoints.values()
+            app.registry.report(endpoint, "ready")
+            await client.send(post_bytes(chat("x" * LONG)))
+            assert (await client.answer()).json == CHAT
+            assert app.upstreams.of(endpoint).pool.num_open == 0
 
 
 def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path):

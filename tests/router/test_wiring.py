@@ -12,7 +12,7 @@ from octavo_router.discovery.found import PoolRoute
 from octavo_router.errors import ConfigInvalid
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import on_loop
-from tests.fakes.upstream import Peer, Received, ScriptedUpstream, event
+from tests.fakes.upstream import Peer, Received, ScriptedUpstream, closed_port, event
 from tests.router.test_server import configuration, plain_server, running, until_ready
 
 if TYPE_CHECKING:
@@ -94,6 +94,74 @@ async def test_debug_shows_decisions_only_where_it_is_switched_on():
         assert [one["endpoint"] for one in answer.json["decisions"]] == [
             f"http://127.0.0.1:{upstream.port}"
         ]
+
+
+@on_loop
+async def test_administrators_have_a_listener_of_their_own_where_it_is_asked_for():
+    port = closed_port()
+    text = f"server: {{debug_endpoints: true, admin_port: {port}}}\nrouting: {{sample_every: 1}}"
+    async with (
+        ScriptedUpstream(plain_server) as upstream,
+        running(configuration(upstream.port, text=text)) as (app, server),
+        await RawClient.open(server.port) as client,
+        await RawClient.open(server.admin_port) as admin,
+    ):
+        await until_ready(app)
+        assert server.admin_port == port
+        for path in ("/metrics", "/debug/decisions"):
+            assert (await client.get(path)).code == "route_not_found"
+            assert (await admin.get(path)).status == 200
+        for path in ("/health", "/ready", "/octavo/v1/state", "/version"):
+            assert (await admin.get(path)).status == 200
+        assert (await admin.ask(chat())).code == "route_not_found"
+        async with await RawClient.open(server.admin_port) as page:
+            answer = await page.get("/metrics", more="origin: https://evil.example\r\n")
+            assert answer.status == 403
+        assert (await client.ask(chat())).status == 200
+
+
+@on_loop
+async def test_an_admin_key_closes_what_looks_inside():
+    text = "server: {debug_endpoints: true, admin_key: secret}\nrouting: {sample_every: 1}"
+    async with (
+        ScriptedUpstream(plain_server) as upstream,
+        running(configuration(upstream.port, text=text)) as (app, server),
+        await RawClient.open(server.port) as client,
+    ):
+        await until_ready(app)
+        shown = "x-octavo-admin-key: secret\r\n"
+        for path in ("/metrics", "/debug/decisions", "/octavo/v1/state"):
+            assert (await client.get(path)).code == "admin_key_required"
+            assert (await client.get(path, more=shown)).status == 200
+            assert (await client.get(path, more="authorization: Bearer secret\r\n")).status == 200
+        explain = "x-octavo-explain: 1\r\n"
+        refused = await client.ask(chat(), more=explain)
+        assert (refused.status, refused.code) == (403, "admin_key_required")
+        told = await client.ask(chat(), more=explain + shown)
+        assert told.header("x-octavo-explain")
+        assert upstream.requests[-1].header("x-octavo-admin-key") is None
+        assert (await client.ask(chat())).header("x-octavo-explain") is None
+
+
+@on_loop
+async def test_a_tenants_key_does_not_tell_what_others_have_asked():
+    text = """
+flow:
+  keys: [{tenant: a, key: a}, {tenant: ours, key: ours, trusted: true}]
+server: {debug_endpoints: true, admin_key: secret}
+"""
+    async with (
+        ScriptedUpstream(plain_server) as upstream,
+        running(configuration(upstream.port, text=text)) as (app, server),
+        await RawClient.open(server.port) as client,
+    ):
+        await until_ready(app)
+        for key, status in (("a", 403), ("ours", 200)):
+            shown = f"authorization: Bearer {key}\r\n"
+            for path in ("/metrics", "/debug/decisions", "/octavo/v1/state"):
+                assert (await client.get(path, more=shown)).status == status
+            explained = await client.ask(chat(), more=shown + "x-octavo-explain: 1\r\n")
+            assert explained.status == status
 
 
 @on_loop

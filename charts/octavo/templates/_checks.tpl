@@ -42,6 +42,7 @@
 {{- fail "router.config.server.workers above 1 would hide all but one worker's state from the operator: set router.replicas" -}}
 {{- end -}}
 {{- if $server.state_token }}{{ fail "router.config.server.state_token would lie in a ConfigMap: set router.stateToken.existingSecret" }}{{ end -}}
+{{- if $server.admin_key }}{{ fail "router.config.server.admin_key would lie in a ConfigMap: set router.adminKey.existingSecret" }}{{ end -}}
 {{- $discovery := default dict $router.config.discovery -}}
 {{- if and (kindIs "map" $discovery) $discovery.engine_key -}}
 {{- fail "router.config.discovery.engine_key would lie in a ConfigMap: set router.engineKey.existingSecret" -}}

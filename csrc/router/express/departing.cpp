@@ -35,7 +35,7 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
     const auto long_way = [&] { return nb::cast(std::move(scan)); };
     const nb::object model = text_of(scan.model);
     PyObject* route = route_of(model);
-    if (route == nullptr || !is_open(facts.tenant)) {
+    if (route == nullptr || scan.is_privileged || !is_open(facts.tenant)) {
         return long_way();
     }
     PyObject* pool = shapes_.route.pool.get(route);
@@ -176,9 +176,7 @@ bool Lane::read_facts(PyObject* connection, PyObject* head, Facts& facts) const 
     return shapes_.path.fits(facts.path) && shapes_.tenant.fits(facts.tenant) &&
            shapes_.path.is_json.is_true(facts.path) && !shapes_.path.keeps.is_true(facts.path) &&
            !shapes_.path.is_kept.is_true(facts.path) &&
-           !shapes_.facts.explain.is_true(facts.facts) &&
-           !shapes_.facts.runs_once.is_true(facts.facts) &&
-           shapes_.facts.timeout_s.as_double(facts.facts) == 0.0 &&
+           shapes_.facts.is_plain.is_true(facts.facts) &&
            is_current(shapes_.proxy.version.get(proxy_.ptr())) &&
            PyDict_GET_SIZE(shapes_.proxy.adapters.get(proxy_.ptr())) == 0;
 }
@@ -279,6 +277,7 @@ nb::object Lane::request_bytes(const Flight& flight) const {
     const bool hides = shapes_.lines.hides_authorization.is_true(lines);
     return join({
         bytes_view(shapes_.head.verb.get(head)),
+        bytes_view(shapes_.lines.prefix.get(lines)),
         bytes_view(shapes_.head.target.get(head)),
         bytes_view(shapes_.lines.host.get(lines)),
         bytes_view(shapes_.head.forward.get(head)),

@@ -137,13 +137,11 @@ struct RequestHeadShape : Shape {
 
 struct FactsShape : Shape {
     FactsShape() : Shape("octavo_router.proxy.facts", "HeadFacts") {}
-    Slot explain{type, "explain"};
+    Slot is_plain{type, "is_plain"};
     Slot needs_key{type, "needs_key"};
     Slot path{type, "path"};
     Slot reader{type, "reader"};
-    Slot runs_once{type, "runs_once"};
     Slot tenant_hint{type, "tenant_hint"};
-    Slot timeout_s{type, "timeout_s"};
     Slot traceparent{type, "traceparent"};
 };
 
@@ -227,6 +225,7 @@ struct LinesShape : Shape {
     Slot extra{type, "extra"};
     Slot hides_authorization{type, "hides_authorization"};
     Slot host{type, "host"};
+    Slot prefix{type, "prefix"};
     Slot served_by{type, "served_by"};
 };
 

@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -66,6 +67,10 @@ void Transport::guard(const Call& call) {
         }
         poller_->complain("A connection's protocol broke", error.value(), protocol_);
         lose(error.value());
+    } catch (const std::exception& error) {  // of native code on the way to it
+        const nb::object problem = nb::borrow(PyExc_RuntimeError)(error.what());
+        poller_->complain("A connection's protocol broke", problem, protocol_);
+        lose(problem);
     }
 }
 

@@ -27,4 +27,7 @@ RESUME_HEADER = "x-octavo-resume"  # "1": the body is a resume frame: protocol.r
 POD_UID_HEADER = "x-octavo-pod-uid"  # whom the router means; another pod answers 421
 PLACE_HEADER = "x-octavo-place"  # how ids of what the engine keeps begin, to be found again
 PLACE_DIGITS = 8  # hexadecimal
-INTERNAL_HEADERS = frozenset({STREAM_HEADER, RESUME_HEADER, POD_UID_HEADER, PLACE_HEADER})
+OWNER_HEADER = "x-octavo-owner"  # whose it is what the engine keeps, among the router's tenants
+INTERNAL_HEADERS = frozenset(
+    {STREAM_HEADER, RESUME_HEADER, POD_UID_HEADER, PLACE_HEADER, OWNER_HEADER}
+)

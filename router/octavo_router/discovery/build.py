@@ -38,6 +38,7 @@ def make_sources(
             resolver,
             counts=metrics.discovery(STATIC),
             interval_s=config.dns_interval_s,
+            environment=environment,
         )
     ]
     if config.file:
@@ -48,6 +49,7 @@ def make_sources(
                 resolver,
                 counts=metrics.discovery("file"),
                 interval_s=config.dns_interval_s,
+                environment=environment,
             )
         )
     if config.kubernetes.enabled:

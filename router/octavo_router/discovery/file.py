@@ -17,7 +17,7 @@ from octavo_router.discovery.upstreams import Upstreams
 from octavo_router.errors import ConfigInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from octavo_router.config import UpstreamConfig
     from octavo_router.discovery.found import Publish
@@ -46,6 +46,7 @@ class UpstreamsFile:
         counts: DiscoveryCounts,
         interval_s: float = 5.0,
         look_s: float = 1.0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = "file"
         self.problem = ""  # why the file as it is now is not used
@@ -55,7 +56,9 @@ class UpstreamsFile:
         self._look_s = look_s
         self._seen: Signature | None = None
         self._has_read = False
-        self._upstreams = Upstreams("file", (), resolver, counts=counts, interval_s=interval_s)
+        self._upstreams = Upstreams(
+            "file", (), resolver, counts=counts, interval_s=interval_s, environment=environment
+        )
 
     async def run(self, publish: Publish) -> None:
         await self._look()

@@ -12,13 +12,13 @@ import logging
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
-from octavo_router.discovery.addresses import SRV_PREFIX, address_of, is_ip
+from octavo_router.discovery.addresses import SRV_PREFIX, address_of, is_ip, key_of
 from octavo_router.discovery.found import Found
 from octavo_router.endpoints.endpoint import Address, EndpointSpec, Kind, Role
 from octavo_router.errors import ConfigInvalid, Unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Protocol
 
     from octavo_router.config import UpstreamConfig
@@ -42,6 +42,7 @@ _ROLES: dict[str, Role] = {"both": "both", "prefill": "prefill", "decode": "deco
 class _Upstream(NamedTuple):
     config: UpstreamConfig
     address: Address
+    key: str
 
     @property
     def needs_lookup(self) -> bool:
@@ -59,14 +60,16 @@ class Upstreams:
         *,
         counts: DiscoveryCounts,
         interval_s: float = 5.0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
+        self._environment = environment or {}
         self._resolver = resolver
         self._counts = counts
         self._interval_s = interval_s
         self._answers: dict[Address, list[Address]] = {}  # the last good one of each name
         self._changed = asyncio.Event()
-        self._upstreams = _parse(upstreams)
+        self._upstreams = _parse(upstreams, self._environment)
 
     @property
     def has_names(self) -> bool:
@@ -75,7 +78,7 @@ class Upstreams:
 
     def replace(self, upstreams: Sequence[UpstreamConfig]) -> None:
         """Raises ConfigInvalid, and then nothing has changed."""
-        self._upstreams = _parse(upstreams)
+        self._upstreams = _parse(upstreams, self._environment)
         self._changed.set()
 
     async def run(self, publish: Publish) -> None:
@@ -97,44 +100,45 @@ class Upstreams:
 
     async def _look_up(self, upstream: _Upstream) -> None:
         address = upstream.address
-        host, port, _ = address
+        host, port, _, prefix = address
         try:
             if host.startswith(SRV_PREFIX):
-                found = [Address(*pair) for pair in await self._resolver.services(host)]
+                pairs = await self._resolver.services(host)
             else:
-                found = [Address(ip, port) for ip in await self._resolver.addresses(host)]
+                pairs = [(ip, port) for ip in await self._resolver.addresses(host)]
         except Unreachable as error:
             self._counts.errors += 1
             if address not in self._answers:
                 logger.warning("Found no address", extra={"host": host, "reason": str(error)})
             return
         self._counts.heard_at = asyncio.get_running_loop().time()
-        self._answers[address] = found
+        self._answers[address] = [Address(*pair, prefix=prefix) for pair in pairs]
 
     def _specs(self, upstreams: Sequence[_Upstream]) -> list[EndpointSpec]:
         specs: dict[str, EndpointSpec] = {}
         for upstream in upstreams:
-            config, address = upstream
+            config, address, key = upstream
             found = self._answers.get(address, []) if upstream.needs_lookup else [address]
             if config.is_dns or address.host.startswith(SRV_PREFIX):
                 for each in sorted(found):
-                    specs.setdefault(each.url, _spec(config, each, each.url))
+                    specs.setdefault(each.url, _spec(config, each, each.url, key))
             elif found:
-                specs.setdefault(address.url, _spec(config, found[0], address.url))
+                specs.setdefault(address.url, _spec(config, found[0], address.url, key))
         return list(specs.values())
 
 
-def _parse(upstreams: Sequence[UpstreamConfig]) -> list[_Upstream]:
+def _parse(upstreams: Sequence[UpstreamConfig], environment: Mapping[str, str]) -> list[_Upstream]:
     parsed: dict[Address, _Upstream] = {}
-    for config in upstreams:
+    for number, config in enumerate(upstreams):
         address = address_of(config)
         if address in parsed:
             raise ConfigInvalid("discovery.upstreams", f"{address.url} is given twice")
-        parsed[address] = _Upstream(config, address)
+        key = key_of(config, environment, field=f"discovery.upstreams[{number}]")
+        parsed[address] = _Upstream(config, address, key)
     return list(parsed.values())
 
 
-def _spec(config: UpstreamConfig, address: Address, id_: str) -> EndpointSpec:
+def _spec(config: UpstreamConfig, address: Address, id_: str, key: str) -> EndpointSpec:
     return EndpointSpec(
         id=id_,
         address=address,
@@ -143,6 +147,8 @@ def _spec(config: UpstreamConfig, address: Address, id_: str) -> EndpointSpec:
         revision=config.revision,
         kind=_KINDS[config.kind],
         role=_ROLES[config.role],
+        key=key,
+        is_foreign=config.is_foreign,
         labels=tuple(label for label in _kv_labels(config) if label[1]),
     )
 

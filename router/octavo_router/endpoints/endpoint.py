@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from octavo_engine.protocol.stream import Load
@@ -24,6 +24,7 @@ class Address(NamedTuple):
     host: str
     port: int
     tls: bool = False
+    prefix: str = ""  # of its paths: "/openai" where chats are at /openai/v1/chat/completions
 
     @property
     def authority(self) -> str:
@@ -31,7 +32,7 @@ class Address(NamedTuple):
 
     @property
     def url(self) -> str:
-        return f"{'https' if self.tls else 'http'}://{self.authority}"
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.prefix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class EndpointSpec:
     pod_uid: str = ""  # checked by the engine where given
     labels: tuple[tuple[str, str], ...] = ()
     is_terminating: bool = False  # finish what is in flight, send nothing new
+    key: str = field(default="", repr=False)  # that it asks for; "": the router's for all
+    is_foreign: bool = False  # no key is sent there but its own
     is_ready: bool = True  # as its platform says; False: keep what is known, send nothing
 
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 from octavo_router.epp.hints import within
 from octavo_router.errors import Refused
+from octavo_router.proxy.privileged import for_engines
 from octavo_router.residency.api import OTHER, ScanError
 from octavo_router.routing.request import RouteRequest
 
 if TYPE_CHECKING:
     from octavo_router.endpoints.registry import Registry
     from octavo_router.epp.head import Head
+    from octavo_router.flow.keys import Limits
     from octavo_router.residency.api import ScanFunction
     from octavo_router.routing.models import Models, Route
 
@@ -45,7 +47,7 @@ class Asker:
         self._adapters: dict[str, str] = {}
         self._version = -1  # of the registry, when they were learnt
 
-    def ask(self, head: Head, body: bytes, subset: tuple[str, ...] | None) -> Asked:
+    def ask(self, head: Head, body: bytes, subset: tuple[str, ...] | None, limits: Limits) -> Asked:
         """Raises Refused."""
         request = RouteRequest()
         request.request_id = head.request_id
@@ -58,6 +60,9 @@ class Asker:
             self._learn_adapters()
         try:
             scan = self._scan(body, kind, self._adapters)
+            sent, body = body, for_engines(body, scan, limits, head.known_path)
+            if body is not sent:
+                scan = self._scan(body, kind, self._adapters)
         except ScanError as error:
             raise Refused(400, "invalid_json", error.message) from None
         request.model = scan.model or head.model
@@ -77,7 +82,7 @@ class Asker:
             name = json.dumps(route.upstream_model).encode()
             body = b"".join((body[: scan.model_start], name, body[scan.model_end :]))
             return Asked(request, body, is_rewritten=True, is_known=route.is_known)
-        return Asked(request, body, is_known=route.is_known)
+        return Asked(request, body, is_rewritten=body is not sent, is_known=route.is_known)
 
     def _ask_by_head(
         self, request: RouteRequest, head: Head, body: bytes, subset: tuple[str, ...] | None

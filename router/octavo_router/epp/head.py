@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from octavo_engine.protocol.endpoints import EXPLAIN_HEADER, REQUEST_ID_HEADER
-from octavo_router.errors import Refused
-from octavo_router.http.fields import is_internal
+from octavo_router.errors import no_route
+from octavo_router.http.fields import ADMIN_KEY_HEADER, is_internal
 from octavo_router.proxy.paths import PROXIED, ProxiedPath
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ DESTINATION: Final = "x-gateway-destination-endpoint"
 PREFILLER: Final = b"x-prefiller-host-port"
 
 _EXPLAIN: Final = EXPLAIN_HEADER.encode()
+_ADMIN_KEY: Final = ADMIN_KEY_HEADER.encode()
 _REQUEST_ID: Final = REQUEST_ID_HEADER.encode()
 _MODEL: Final = b"x-gateway-model-name"
 _SET_BY_GATEWAY: Final = (b"forwarded", b"x-real-ip")  # it is the hop that may say them
@@ -44,6 +45,7 @@ class Head:
     is_named_here: bool = False  # the gateway gave it no id
     model: str = ""  # named by a header, for requests whose body names none
     explain: bool = False
+    admin_key: bytes = b""
     traceparent: str = ""
     unwanted: list[bytes] = field(default_factory=list)  # a client sent them, nobody believes them
 
@@ -88,6 +90,8 @@ class HeadReader:
                 head.traceparent = value[:128].decode("latin-1")
             elif name == _MODEL:
                 head.model = value[:_MAX_TEXT].decode("utf-8", "replace")
+            elif name == _ADMIN_KEY:
+                head.admin_key = value
             elif name == _EXPLAIN:
                 head.explain = value not in (b"", b"0", b"false")
             elif name == b"cookie" and self._session_cookie:
@@ -106,7 +110,7 @@ class HeadReader:
         if head.known_path is not None and not head.known_path.is_json:
             head.is_json = False
         if _is_private(head.path):
-            raise Refused(404, "not_found", "There is no such route.")
+            raise no_route(head.method, head.path)
         return head
 
 

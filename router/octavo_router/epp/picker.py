@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from octavo_router.epp.asking import Asker
 from octavo_router.epp.head import HeadReader
 from octavo_router.epp.hints import within
 from octavo_router.epp.messages import NONE
+from octavo_router.flow.admin import AdminAccess
+from octavo_router.http.fields import ADMIN_KEY_HEADER
 from octavo_router.proxy.handover import prompt_question
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class PickerParts:
     metrics: Metrics
     access_log: AccessLog | None
     is_ready: Callable[[], bool]  # its endpoints are known, and it is not ending
+    admin: AdminAccess = field(default_factory=AdminAccess)
 
 
 class Picker:
@@ -61,6 +64,7 @@ class Picker:
         self.gate = parts.gate
         self.is_ready = parts.is_ready
         self.asker = Asker(parts.registry, parts.models, parts.scan)
+        self._admin = parts.admin
         self._registry = parts.registry
         self._settings = parts.settings
         self._metrics = parts.metrics
@@ -88,6 +92,14 @@ class Picker:
         if self._heads.config is not config:  # it was reloaded
             self._heads = HeadReader(config)
         return self._heads.read(pairs)
+
+    def may_explain(self, head: Head) -> bool:
+        """By its keys alone: who is behind the gateway cannot be seen."""
+        shown = (
+            (b"authorization", head.authorization.encode("latin-1")),
+            (ADMIN_KEY_HEADER.encode(), head.admin_key),
+        )
+        return self._admin.allows_fields("", shown)
 
     def place_prompt(
         self, head: Head, asked: Asked, lease: Lease, subset: tuple[str, ...] | None

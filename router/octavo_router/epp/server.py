@@ -17,7 +17,7 @@ from octavo_router.epp.picker import Picker
 from octavo_router.epp.stream import Stream
 from octavo_router.epp.wire import WireError
 from octavo_router.errors import ConfigInvalid
-from octavo_router.http.tls import FileWatch
+from octavo_router.http.tls import FileWatch, server_context
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -131,13 +131,9 @@ def _credentials(epp: EppConfig) -> Any:
     first = _certificate(epp)
 
     def fetch() -> Any:  # called for each connection, on a thread of gRPC's
-        if not watch.has_changed():
-            return None
-        try:
-            return _certificate(epp)
-        except ConfigInvalid as error:  # half written, most likely
-            logger.warning("Kept the old certificate: %s", error)
-            return None
+        found: list[Any] = []
+        watch.take(lambda: found.append(_certificate(epp)))
+        return found[0] if found else None
 
     return grpc.dynamic_ssl_server_credentials(
         first, fetch, require_client_authentication=bool(epp.tls_client_ca)
@@ -145,6 +141,7 @@ def _credentials(epp: EppConfig) -> Any:
 
 
 def _certificate(epp: EppConfig) -> Any:
+    server_context(epp.tls_cert, epp.tls_key, epp.tls_client_ca)  # whether they fit together
     key, cert = _pem(epp.tls_key, "epp.tls_key"), _pem(epp.tls_cert, "epp.tls_cert")
     authority = _pem(epp.tls_client_ca, "epp.tls_client_ca") if epp.tls_client_ca else None
     return grpc.ssl_server_certificate_configuration([(key, cert)], authority)

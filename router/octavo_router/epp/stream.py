@@ -130,6 +130,8 @@ class Stream:
         record.traceparent = head.traceparent
         self._tenant = picker.gate.authenticate(head.authorization, head.tenant_hint)
         record.tenant = self._tenant.name
+        # Who is behind the gateway cannot be seen: this machine's programs have no privilege here.
+        head.explain = head.explain and picker.may_explain(head)
         self._subset = read_subset(message.metadata)
         if (head.content_length or 0) > picker.max_body_bytes:
             raise self._too_large()
@@ -207,7 +209,7 @@ class Stream:
         picker, record, head, tenant = self._picker, self._record, self._head, self._tenant
         if head is None or tenant is None:
             raise Refused(400, "bad_request", "The gateway sent a body without headers.")
-        asked = picker.asker.ask(head, body, self._subset)
+        asked = picker.asker.ask(head, body, self._subset, tenant.limits)
         request = asked.request
         request.tenant = tenant.name
         record.model, record.is_known_model = request.model, asked.is_known

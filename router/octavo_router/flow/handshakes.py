@@ -38,7 +38,7 @@ class TlsListener:
     ) -> None:
         self.sockets = (listener,)
         self._listener = listener
-        self._context = context
+        self.context = context  # of connections from now on
         self._make_protocol = make_protocol
         self._shared = shared
         self._loop = shared.loop
@@ -99,7 +99,7 @@ class TlsListener:
         limit_s = self._shared.timeouts.header_s
         try:
             await self._loop.connect_accepted_socket(
-                self._make_protocol, sock, ssl=self._context, ssl_handshake_timeout=limit_s
+                self._make_protocol, sock, ssl=self.context, ssl_handshake_timeout=limit_s
             )
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
             logger.debug("No handshake: %s", error)

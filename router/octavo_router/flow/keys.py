@@ -28,6 +28,9 @@ class Limits:
     weight: float = 1.0
     priority: int = 0
     models: frozenset[str] = frozenset()
+    is_trusted: bool = False
+    owner: str = ""  # of what engines keep for it; "": everybody's
+    cache_salt: str = ""  # that its prompts' KV cache is kept under; "": everybody's
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,11 @@ class KeyTable:
 
 
 def make_table(
-    keys: Iterable[KeyConfig], environment: Mapping[str, str], *, is_required: bool = False
+    keys: Iterable[KeyConfig],
+    environment: Mapping[str, str],
+    *,
+    is_required: bool = False,
+    salts_caches: bool = False,
 ) -> KeyTable:
     """The table for these settings; raises ConfigInvalid by the entry's place."""
     limits: dict[bytes, Limits] = {}
@@ -48,16 +55,25 @@ def make_table(
         digest = _digest(entry, environment, where)
         if digest in limits:
             raise ConfigInvalid(where, "the same key is there twice")
+        tenant = entry.tenant or f"key-{digest.hex()[:8]}"
         limits[digest] = Limits(
-            entry.tenant or f"key-{digest.hex()[:8]}",
+            tenant,
             entry.requests_per_s,
             entry.tokens_per_min,
             entry.max_in_flight,
             entry.weight,
             entry.priority,
             frozenset(entry.models),
+            entry.trusted,
+            digest_of("owner", tenant),
+            digest_of("tenant", tenant) if salts_caches else "",
         )
     return KeyTable(limits, is_required or bool(limits))
+
+
+def digest_of(purpose: str, tenant: str) -> str:
+    """The same at every router, and no other tenant's."""
+    return sha256(f"octavo {purpose}\0{tenant}".encode()).hexdigest()[:32]
 
 
 def _digest(entry: KeyConfig, environment: Mapping[str, str], where: str) -> bytes:

@@ -33,7 +33,7 @@ class KeysFile:
         self._seen = self._state()
         keys = self._config.keys
         if not self._config.keys_file:
-            return make_table(keys, self._environment)
+            return self._table(keys)
         try:
             data = Path(self._config.keys_file).read_bytes()
         except OSError as error:
@@ -47,7 +47,7 @@ class KeysFile:
         except UnicodeDecodeError as error:
             raise ConfigInvalid("flow.keys_file", f"byte {error.start} is not UTF-8") from error
         found: tuple[KeyConfig, ...] = parse_part(text, "keys", KeyConfig)
-        return make_table((*keys, *found), self._environment, is_required=True)
+        return self._table((*keys, *found), is_required=True)
 
     def refresh(self) -> KeyTable | None:
         """A new table if the file changed; raises ConfigInvalid once for each bad content."""
@@ -56,8 +56,16 @@ class KeysFile:
             return None
         if state is None:
             self._seen = None
-            return make_table(self._config.keys, self._environment, is_required=True)
+            return self._table(self._config.keys, is_required=True)
         return self.load()
+
+    def _table(self, keys: tuple[KeyConfig, ...], *, is_required: bool = False) -> KeyTable:
+        return make_table(
+            keys,
+            self._environment,
+            is_required=is_required,
+            salts_caches=self._config.cache_scope == "tenant",
+        )
 
     def _state(self) -> object:
         """Differs when the file does; None: there is none."""

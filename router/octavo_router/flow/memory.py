@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -46,17 +47,21 @@ def level_of(share: float, before: Level) -> Level:
 
 
 def read_memory(
-    limit_bytes: int, root: Path = Path("/"), *, is_container: bool | None = None
+    limit_bytes: int,
+    root: Path = Path("/"),
+    *,
+    is_container: bool | None = None,
+    num_processes: int = 1,
 ) -> Memory | None:
-    """This process's memory under `limit_bytes`; where that is 0 its container's. None: no limit.
+    """This process's memory under `limit_bytes`; where that is 0 its container's, else its share of
+    half the machine's: others live there too. None: nothing is known.
 
     A container counts where nobody else lives in it: we are its first process, or a worker of that.
     """
     if limit_bytes:
-        resident = int((root / "proc/self/statm").read_text().split()[1])
-        return Memory(resident * os.sysconf("SC_PAGESIZE"), limit_bytes)
+        return Memory(_resident(root), limit_bytes)
     if not (1 in (os.getpid(), os.getppid()) if is_container is None else is_container):
-        return None
+        return _of_machine(root, num_processes)
     groups = root / "sys/fs/cgroup"
     for folder, limit_name, used_name in (
         (groups, "memory.max", "memory.current"),
@@ -68,7 +73,22 @@ def read_memory(
         if used >= (_TIGHT - _BACK) * limit:  # only then: it is not cheap to read
             used -= _cached_files(folder / "memory.stat")
         return Memory(max(used, 0), limit)
-    return None
+    return _of_machine(root, num_processes)
+
+
+def _of_machine(root: Path, num_processes: int) -> Memory | None:
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        used = _resident(root)
+    except OSError:  # no Linux
+        return None
+    total = next((int(line.split()[1]) for line in lines if line.startswith("MemTotal:")), 0)
+    return Memory(used, total * 1024 // 2 // num_processes) if total else None
+
+
+def _resident(root: Path) -> int:
+    pages = int((root / "proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE")
 
 
 class MemoryWatch:
@@ -79,13 +99,14 @@ class MemoryWatch:
         limit_bytes: int,
         on_level: Callable[[Level], None],
         *,
-        read: Callable[[int], Memory | None] = read_memory,
+        num_processes: int = 1,
+        read: Callable[[int], Memory | None] | None = None,
         give_back: Callable[[], None] | None = None,
     ) -> None:
         self.limit_bytes = limit_bytes  # may be replaced at any time
         self.level = Level.OK
         self._on_level = on_level
-        self._read = read
+        self._read = read or partial(read_memory, num_processes=num_processes)
         self._give_back = give_back or _give_back
 
     def look(self, awaited_bytes: int = 0) -> None:

@@ -46,9 +46,10 @@ class Tenant:
             rate = limits.tokens_per_min
             self.tokens = Bucket(rate / 60.0, rate, now) if rate else None
         self.limits = limits
-        # Nothing is asked of its requests: they need only be counted.
+        # Nothing is asked of its requests, and nothing done to them: they need only be counted.
         is_rated = self.requests is not None or self.tokens is not None
-        self.is_free = not (limits.models or limits.max_in_flight or is_rated)
+        is_special = limits.is_trusted or bool(limits.cache_salt)
+        self.is_free = not (limits.models or limits.max_in_flight or is_rated or is_special)
 
     def enter(self, request: RouteRequest, tokens: float, now: float) -> None:
         """Count a request in, or refuse it: its own limits are exceeded. All or nothing."""
@@ -137,6 +138,13 @@ class Tenants:
         if tenant is not None and compare_digest(tenant.digest, digest):
             return tenant
         raise Refused(401, "invalid_api_key", "The API key is not valid.")
+
+    def is_trusted(self, authorization: str) -> bool:
+        """A key of ours that may do more than ask. Where no keys are asked for, nobody's is."""
+        try:
+            return self.authenticate(authorization).limits.is_trusted
+        except Refused:
+            return False
 
     def _nameless(self, hint: str) -> Tenant:
         name = hint[:128]

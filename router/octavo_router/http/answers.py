@@ -46,6 +46,7 @@ def refusal(
         error.body(path, request_id),
         request_id=request_id,
         fields=error.fields(path, request_id),
+        lines=head.answer_lines if head is not None else error.answer_lines,
         keep_alive=keep_alive and not error.close,
         is_http10=head is not None and head.is_http10,
         is_head=head is not None and head.method == "HEAD",
@@ -59,13 +60,15 @@ def whole(
     request_id: str,
     content_type: str = "application/json",
     fields: Sequence[tuple[str, str]] = (),
+    lines: bytes = b"",
     keep_alive: bool,
     is_http10: bool = False,
     is_head: bool = False,
 ) -> bytes:
-    """An answer with all of its body."""
+    """An answer with all of its body. `lines`: of the head's, each with its CRLF."""
     parts = [status_line(status), REQUEST_ID, request_id.encode(), b"\r\n"]
     parts += [_line(name, value) for name, value in fields]
+    parts.append(lines)
     if status not in (204, 304):
         parts.append(
             b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type.encode(), len(body))
@@ -86,12 +89,14 @@ def streamed_head(
     request_id: str,
     content_type: str,
     fields: Sequence[tuple[str, str]] = (),
+    lines: bytes = b"",
     is_chunked: bool,
     keep_alive: bool,
 ) -> bytes:
     """The head of an answer whose body comes piece by piece; not chunked means: until the close."""
     parts = [status_line(status), REQUEST_ID, request_id.encode(), b"\r\n"]
     parts += [_line(name, value) for name, value in fields]
+    parts.append(lines)
     parts.append(b"content-type: %b\r\n" % content_type.encode())
     if is_chunked:
         parts.append(CHUNKED)

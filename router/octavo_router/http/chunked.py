@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from octavo_router.http.fields import CONTROLS, TOKEN
+
 LAST_CHUNK: Final = b"0\r\n\r\n"
 
 _HEX: Final = b"0123456789abcdefABCDEF"
@@ -17,9 +19,10 @@ class ChunkError(ValueError):
 
 
 class ChunkDecoder:
-    """Takes bytes as they come, gives the data in them. Trailers are read and dropped.
+    """Takes bytes as they come, gives the data in them. Extensions and trailers are dropped.
 
-    A strict one refuses chunk extensions and trailers: nobody uses them but to smuggle.
+    A strict one refuses them where two readers could see different ends in them: for that there
+    must be nothing in a line that some take for its end, and no blank that some skip.
     """
 
     __slots__ = ("_is_strict", "_left", "_line", "_trailer_bytes", "is_done", "num_chunks", "rest")
@@ -91,16 +94,23 @@ class ChunkDecoder:
     def _size(self, line: bytes) -> int:
         if not line.endswith(b"\r"):
             raise ChunkError("the size of a chunk does not end in CRLF")
-        digits = line[:-1]
-        if not self._is_strict:
-            digits = digits.partition(b";")[0].rstrip(b" \t")
+        digits, semicolon, extension = line[:-1].partition(b";")
+        if semicolon or not self._is_strict:
+            digits = digits.rstrip(b" \t")
+        if self._is_strict and len(extension.translate(None, CONTROLS)) != len(extension):
+            raise ChunkError("a chunk extension has control characters")
         if not digits or len(digits) > _MAX_SIZE_DIGITS or digits.translate(None, _HEX):
             raise ChunkError("the size of a chunk is not a hexadecimal number")
         return int(digits, 16)
 
     def _trailer(self, line: bytes) -> None:
         if self._is_strict:
-            raise ChunkError("trailers are not accepted")
+            name, colon, _ = line.partition(b":")
+            is_field = colon and name and not name.translate(None, TOKEN)
+            if not is_field or len(line[:-2].translate(None, CONTROLS)) + 2 != len(line):
+                raise ChunkError("a trailer is malformed")
+            if not line.endswith(b"\r\n"):
+                raise ChunkError("a trailer does not end in CRLF")
         self._trailer_bytes += len(line)
         if self._trailer_bytes > _MAX_TRAILER_BYTES:
             raise ChunkError("the trailers are too large")

@@ -403,8 +403,8 @@ class ClientConnection(asyncio.Protocol):
                 ) from None
             self._body += pieces
             self._body_left += sum(map(len, pieces))  # counts up: there is no length to count from
-            if self._body_left > limits.max_body_bytes:
-                raise too_large(limits.max_body_bytes)
+            if self._body_left > head.max_body_bytes:
+                raise too_large(head.max_body_bytes)
             if decoder.num_chunks > limits.max_body_chunks:
                 raise Refused(
                     400, "too_many_chunks", "The body comes in too many chunks.", close=True

@@ -10,10 +10,13 @@ TOKEN: Final = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijkl
 # Never in a head; a tab may stand in a value, CR and LF are looked at by themselves.
 CONTROLS: Final = bytes(code for code in (*range(32), 127) if code != 9)
 
+ADMIN_KEY_HEADER: Final = "x-octavo-admin-key"
+# What a trusted key may say to an engine: the router itself goes by none of it.
+TRUSTED: Final = frozenset((b"x-data-parallel-rank",))
 # What only a trusted hop may say. From a client it would choose endpoints, tenants or addresses.
 _INTERNAL: Final = frozenset(
     (
-        *(name.encode() for name in INTERNAL_HEADERS),
+        *(name.encode() for name in INTERNAL_HEADERS), *TRUSTED,
         b"forwarded", b"x-real-ip", b"x-request-priority", b"x-tenant", b"x-served-by",
         b"x-smg-target-worker", b"x-worker-instance-id", b"x-llm-d-model-name-rewrite",
         b"x-inference-pod", b"x-inference-namespace", b"x-inference-port",

@@ -43,6 +43,7 @@ class Inbound:
     headers: Headers = Headers()  # noqa: RUF009  # an empty one is never changed
     body: bytes = b""
     client: str = ""  # address of the peer; not what a header claims
+    is_admin: bool = False  # it came by the listener that is for administrators
 
     def parameter(self, name: str) -> str | None:
         """The first value of a query parameter."""

@@ -9,12 +9,15 @@ by their bytes, and cost one look-up.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from copy import copy
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from octavo_router.errors import Refused
-from octavo_router.http.fields import CONTROLS, TOKEN, is_internal, list_items
+from octavo_router.http.fields import ADMIN_KEY_HEADER, CONTROLS, TOKEN, is_internal, list_items
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from octavo_router.config import LimitsConfig
 
 # what a header line is to us
@@ -22,17 +25,21 @@ FORWARD, DROP, SPECIAL = 0, 1, 2
 
 _SPECIAL: Final = frozenset(
     (
-        b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade",
-        b"http2-settings", b"content-encoding", b"x-request-id", b"authorization", b"x-api-key",
+        b"host", b"content-length", b"transfer-encoding", b"connection", b"expect",
+        b"content-encoding", b"x-request-id", b"authorization", b"x-api-key",
     )
 )  # fmt: skip
+# Of this hop alone. An offer to speak another protocol is passed over, as HTTP allows.
 _HOP_BY_HOP: Final = frozenset(
     (
         b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"te",
-        b"trailer",
+        b"trailer", b"upgrade", b"http2-settings",
+        b"origin", b"access-control-request-method", b"access-control-request-headers",
     )
 )  # fmt: skip
-_SECRET: Final = frozenset((b"authorization", b"cookie", b"x-api-key", b"api-key"))  # not kept
+_SECRET: Final = frozenset(  # not kept
+    (b"authorization", b"cookie", b"x-api-key", b"api-key", ADMIN_KEY_HEADER.encode())
+)
 _HOST_BYTES: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.:-[]"
 _ID_BYTES: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.:-"
 IDEMPOTENCY_KEY: Final = b"idempotency-key"
@@ -49,15 +56,16 @@ class RequestHead:
     """One parsed head. Never changed, so that a connection may use it again for the same bytes."""
 
     __slots__ = (
-        "authorization", "content_length", "credentials", "expects_continue", "facts", "fields",
-        "forward", "is_chunked", "is_http10", "keep_alive", "method", "path", "query",
-        "request_id", "target", "verb",
+        "answer_lines", "authorization", "content_length", "credentials", "expects_continue",
+        "facts", "fields", "forward", "host", "is_chunked", "is_http10", "keep_alive",
+        "max_body_bytes", "method", "path", "query", "request_id", "target", "verb",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.method = ""
         self.verb = b""  # the method, as sent, and a blank
-        self.target = b""  # as sent
+        self.target = b""  # as sent, without what is before the path
+        self.host = ""  # whom it is for, with the port; of the target, where that says it
         self.path = ""
         self.query = ""
         self.is_http10 = False
@@ -66,18 +74,27 @@ class RequestHead:
         self.forward = b""  # the lines for an upstream, each with its CRLF
         self.authorization = b""  # its lines for an upstream, each with its CRLF
         self.credentials = ""  # as authorization or x-api-key says
+        self.answer_lines = b""  # that every answer to it has, each with its CRLF
         self.content_length = 0
+        self.max_body_bytes = 0
         self.is_chunked = False
         self.expects_continue = False
         self.request_id = ""  # the client's, where it is safe to repeat
         self.facts: Any = None  # whatever the service made of it
 
+    def with_lines(self, lines: bytes) -> RequestHead:
+        """The same, with more for an upstream: lines with their CRLF."""
+        head = copy(self)
+        head.forward += lines
+        return head
+
 
 class HeadParser:
     """Parses heads, and remembers those and the lines that it saw."""
 
-    def __init__(self, limits: LimitsConfig) -> None:
+    def __init__(self, limits: LimitsConfig, rules: HeadRules | None = None) -> None:
         self._limits = limits
+        self._rules = rules or HeadRules()
         self._known: dict[bytes, Field] = {}
         self._heads: dict[bytes, RequestHead] = {}  # whole ones, without secrets
 
@@ -108,6 +125,7 @@ class HeadParser:
             self._fields(head, lines)
         except Refused as error:
             error.path = head.path  # whose clients want errors in words of their own
+            error.answer_lines = head.answer_lines
             raise
         return head
 
@@ -122,11 +140,22 @@ class HeadParser:
                 forward.append(line)
             elif kind == SPECIAL:
                 special.append((name, value, line))
+        rules = self._rules
+        if rules.answer_lines is not None:
+            head.answer_lines = rules.answer_lines(fields)
         _settle(head, special, forward)
         forward.append(b"")
         head.forward = b"\r\n".join(forward)
-        if head.content_length > self._limits.max_body_bytes:
-            raise too_large(self._limits.max_body_bytes)
+        if rules.allows_host is not None and not rules.allows_host(head.host):
+            raise _refused(
+                403, "host_not_allowed",
+                "The Host is not one of this router's: name it in server.allowed_hosts.",
+            )  # fmt: skip
+        limits = self._limits
+        is_upload = head.path in rules.uploads
+        head.max_body_bytes = limits.max_upload_bytes if is_upload else limits.max_body_bytes
+        if head.content_length > head.max_body_bytes:
+            raise too_large(head.max_body_bytes)
 
     def _request_line(self, head: RequestHead, line: bytes) -> None:
         method, _, rest = line.partition(b" ")
@@ -146,8 +175,8 @@ class HeadParser:
         head.verb = method + b" "
         if head.method in ("CONNECT", "TRACE"):
             raise _refused(405, "method_not_allowed", f"{head.method} is not allowed here")
-        if not target.startswith(b"/") and target != b"*":
-            raise _bad("the target must be a path")
+        if not target.startswith(b"/") and not (target == b"*" and method == b"OPTIONS"):
+            target = _path_of(head, target)
         if b" " in target or b"\t" in target or b"#" in target or not target.isascii():
             raise _bad("the target has characters that must be percent-encoded")
         head.target = target
@@ -175,6 +204,30 @@ class HeadParser:
         return field
 
 
+class HeadRules(NamedTuple):
+    """What a listener asks of heads beyond HTTP."""
+
+    allows_host: Callable[[str], bool] | None = None
+    answer_lines: Callable[[Sequence[tuple[bytes, bytes]]], bytes] | None = None
+    uploads: frozenset[str] = frozenset()  # paths whose bodies are files, and may be larger
+
+
+def _path_of(head: RequestHead, target: bytes) -> bytes:
+    """Of a target with scheme and host, as clients send it that take us for their proxy.
+
+    That host counts, and the Host field does not.
+    """
+    scheme, _, rest = target.partition(b"://")
+    if scheme.lower() not in (b"http", b"https"):
+        raise _bad("the target must be a path")
+    end = min((at for at in (rest.find(b"/"), rest.find(b"?")) if at >= 0), default=len(rest))
+    authority, path = rest[:end], rest[end:]
+    if not authority or authority.translate(None, _HOST_BYTES):
+        raise _bad("the target's host is malformed")
+    head.host = authority.decode()
+    return path if path.startswith(b"/") else b"/" + path
+
+
 def _is_shared(head: RequestHead) -> bool:
     """Others may send the very same, and it holds no secret."""
     return not any(name in _SECRET or name in _UNIQUE for name, _ in head.fields)
@@ -192,6 +245,7 @@ def _settle(
         if name == b"host":
             if value.translate(None, _HOST_BYTES):
                 raise _bad("the host is malformed")
+            head.host = head.host or value.decode()
         elif name == b"content-length":
             head.content_length = _length(value)
         elif name == b"connection":
@@ -200,7 +254,7 @@ def _settle(
             head.authorization += line + b"\r\n"
             head.credentials = head.credentials or value.decode("latin-1")
         elif name == b"x-request-id":
-            if 0 < len(value) <= 128 and not value.translate(None, _ID_BYTES):
+            if _is_safe_id(value):
                 head.request_id = value.decode()
         elif name == b"transfer-encoding":
             if value != b"chunked":
@@ -210,15 +264,17 @@ def _settle(
             if value.lower() != b"100-continue":
                 raise _refused(417, "expectation_failed", "only 100-continue can be expected")
             head.expects_continue = not head.is_http10
-        elif name == b"content-encoding":
-            if value.lower() != b"identity":
-                raise _refused(415, "content_encoding", "compressed bodies are not accepted")
-        else:
-            raise _bad(f"{name.decode()} is not supported here")
+        elif value.lower() != b"identity":
+            raise _refused(415, "content_encoding", "compressed bodies are not accepted")
     if head.is_chunked and (b"content-length" in seen or head.is_http10):
         raise _bad("the body has two lengths")
     if b"host" not in seen and not head.is_http10:
         raise _bad("the host is missing")
+
+
+def _is_safe_id(value: bytes) -> bool:
+    """Some connectors of vLLM read addresses of engines out of ids: `___prefill_addr_HOST:PORT`."""
+    return 0 < len(value) <= 128 and not value.translate(None, _ID_BYTES) and b"___" not in value
 
 
 def _connection(head: RequestHead, value: bytes, forward: list[bytes]) -> None:
@@ -227,7 +283,7 @@ def _connection(head: RequestHead, value: bytes, forward: list[bytes]) -> None:
             head.keep_alive = False
         elif item == b"keep-alive":
             head.keep_alive = head.keep_alive or head.is_http10
-        elif item == b"upgrade" or item in _SPECIAL:
+        elif item in _SPECIAL:
             raise _bad(f"connection: {item.decode('latin-1')} is not supported here")
         else:  # names a field that is meant for this hop alone
             prefix = item + b":"

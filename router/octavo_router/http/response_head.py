@@ -107,7 +107,7 @@ class AnswerParser:
         name, value = name.lower(), value.strip(b" \t")
         if name in _FRAMING:
             kind = FRAMING
-        elif name in _DROPPED or name.startswith(b"x-octavo-"):
+        elif name in _DROPPED or name.startswith((b"x-octavo-", b"access-control-")):
             kind = DROP
         else:
             kind = FORWARD

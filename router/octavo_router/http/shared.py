@@ -13,14 +13,15 @@ if TYPE_CHECKING:
     from octavo_router.config import LimitsConfig, TimeoutsConfig
     from octavo_router.http.client_connection import ClientConnection, Service
     from octavo_router.http.deadlines import Deadlines
+    from octavo_router.http.request_head import HeadRules
 
 
 class Shared:
     """What the connections of one process have in common."""
 
     __slots__ = (
-        "connections", "deadlines", "is_closing", "limits", "loop", "max_connections", "on_body",
-        "parser", "service", "timeouts",
+        "_rules", "connections", "deadlines", "is_closing", "limits", "loop", "max_connections",
+        "on_body", "parser", "service", "timeouts",
     )  # fmt: skip
 
     def __init__(
@@ -32,14 +33,16 @@ class Shared:
         loop: asyncio.AbstractEventLoop,
         *,
         max_connections: int | None = None,
+        rules: HeadRules | None = None,
     ) -> None:
+        self._rules = rules
         self.max_connections = max_connections or limits.max_connections
         self.service = service
         self.limits = limits
         self.timeouts = timeouts
         self.deadlines = deadlines
         self.loop = loop
-        self.parser = HeadParser(limits)
+        self.parser = HeadParser(limits, self._rules)
         self.connections: set[ClientConnection] = set()
         # A body begins that did not come with its head: of so many bytes, as far as is known.
         self.on_body: Callable[[int], None] = lambda num_bytes: None
@@ -52,6 +55,6 @@ class Shared:
         self.max_connections = max_connections
         self.limits = limits
         self.timeouts = timeouts
-        self.parser = HeadParser(limits)
+        self.parser = HeadParser(limits, self._rules)
         for connection in self.connections:
             connection.forget_head()

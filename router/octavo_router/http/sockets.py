@@ -9,10 +9,16 @@ from typing import Final
 from octavo_router.errors import ConfigInvalid
 
 BACKLOG: Final = 4096
+_OTHERS: Final = {
+    "server": "others with --host, --port",
+    "server.admin_port": "others with --admin-host, --admin-port",
+}
 FD_RESERVE: Final = 256  # for the log, discovery, streams of load, files
 
 
-def open_listener(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+def open_listener(
+    host: str, port: int, *, is_shared: bool = False, field: str = "server"
+) -> socket.socket:
     """`is_shared`: several processes listen there, and the kernel deals connections out."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -26,7 +32,7 @@ def open_listener(host: str, port: int, *, is_shared: bool = False) -> socket.so
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigInvalid(
-            "server", f"cannot listen on {host}:{port}: {reason}; choose others with --host, --port"
+            field, f"cannot listen on {host}:{port}: {reason}; choose {_OTHERS[field]}"
         ) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 from typing import TYPE_CHECKING
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING
 from octavo_router.errors import ConfigInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+logger = logging.getLogger("octavo.router")
 
 
 def server_context(cert: str, key: str, client_ca: str = "") -> ssl.SSLContext:
@@ -17,7 +20,7 @@ def server_context(cert: str, key: str, client_ca: str = "") -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    load_certificate(context, cert, key)
+    _load_certificate(context, cert, key)
     if client_ca:
         context.verify_mode = ssl.CERT_REQUIRED
         _load_authorities(context, client_ca, "server.tls_client_ca")
@@ -34,12 +37,13 @@ def client_context(ca: str = "", cert: str = "", key: str = "") -> ssl.SSLContex
     else:
         context.load_default_certs()
     if cert:
-        load_certificate(context, cert, key)
+        _load_certificate(context, cert, key)
     return context
 
 
-def load_certificate(context: ssl.SSLContext, cert: str, key: str) -> None:
-    """Also replaces the one that a context has: connections made from now on show the new one."""
+# NOTE: only into a context that nobody uses yet. OpenSSL takes the certificate before it sees that
+# the key is another's, so one that fails here leaves the context unfit for any handshake.
+def _load_certificate(context: ssl.SSLContext, cert: str, key: str) -> None:
     try:
         context.load_cert_chain(cert, key or None)
     except (OSError, ssl.SSLError) as error:
@@ -55,17 +59,54 @@ def _load_authorities(context: ssl.SSLContext, path: str, field: str) -> None:
         raise ConfigInvalid(field, f"cannot load {path}: {reason}") from None
 
 
+class EngineTls:
+    """The context for engines: made when it is wanted first, and anew when its files are."""
+
+    def __init__(self, ca: str = "", cert: str = "", key: str = "") -> None:
+        self._files = (ca, cert, key)
+        self._watch = FileWatch(self._files)
+        self._context: ssl.SSLContext | None = None
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """For connections from now on. Raises ConfigInvalid the first time."""
+        if self._context is None:
+            self._make()
+        assert self._context is not None
+        return self._context
+
+    def look(self) -> bool:
+        """Whether there is a new one."""
+        return self._context is not None and self._watch.take(self._make)
+
+    def _make(self) -> None:
+        self._context = client_context(*self._files)
+
+
 class FileWatch:
-    """Whether any of some files was written anew since it was asked last."""
+    """Files that others replace, and whether what is there now was taken."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._paths = [path for path in paths if path]
-        self._seen = self._look()
+        self._taken = self._refused = self._look()
 
-    def has_changed(self) -> bool:
+    def take(self, load: Callable[[], None]) -> bool:
+        """Calls `load` where any was written anew, and again at each look for as long as it raises
+        ConfigInvalid: half of the files may be there, or what is wrong may be put right elsewhere.
+        Whether it took them.
+        """
         seen = self._look()
-        changed, self._seen = seen != self._seen, seen
-        return changed
+        if seen == self._taken:
+            return False
+        try:
+            load()
+        except ConfigInvalid as error:
+            if seen != self._refused:  # once for each state of the files
+                logger.warning("Kept the old certificate: %s", error)
+            self._refused = seen
+            return False
+        self._taken = self._refused = seen
+        return True
 
     def _look(self) -> list[tuple[int, int]]:
         return [_stamp(path) for path in self._paths]

@@ -6,7 +6,10 @@ IDLE --send--> HEAD --> LENGTH | CHUNKED | UNTIL_CLOSE --> IDLE          or LOST
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
+import sys
+import termios
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
@@ -60,7 +63,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     __slots__ = (
         "_buffer", "_decoder", "_head", "_is_spoilt", "_left", "_num_interim",
-        "_parser", "_pool", "_state", "_transport", "idle_since", "user",
+        "_parser", "_pool", "_state", "_tls_fd", "_transport", "idle_since", "user",
     )  # fmt: skip
 
     def __init__(self, pool: UpstreamPool, parser: AnswerParser) -> None:
@@ -73,6 +76,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._decoder: ChunkDecoder | None = None
         self._is_spoilt = False  # it cannot be used again
         self._num_interim = 0
+        self._tls_fd = -1  # of its socket, where the transport encrypts
         self.user: User | None = None
         self.idle_since = 0.0
 
@@ -110,6 +114,8 @@ class UpstreamConnection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None:
             _tune(sock)
+            if transport.get_extra_info("sslcontext") is not None:
+                self._tls_fd = sock.fileno()
 
     def data_received(self, data: bytes) -> None:
         state = self._state
@@ -171,9 +177,8 @@ class UpstreamConnection(asyncio.Protocol):
                 self._take_head(rest)
             return
         user = cast("User", self.user)
-        # Mostly all comes at once, and after the whole request has left.
-        unsent = self._transport.get_write_buffer_size()
-        if head.content_length == len(rest) and head.keep_alive and not unsent:
+        is_whole = head.content_length == len(rest) and head.keep_alive
+        if is_whole and not self._has_unsent():  # mostly all comes at once
             self.user = None
             self._state = IDLE
             self._pool.give_back(self)
@@ -234,12 +239,22 @@ class UpstreamConnection(asyncio.Protocol):
         """
         user, self.user = cast("User", self.user), None
         self._head = self._decoder = None
-        if self._is_spoilt or self._transport.get_write_buffer_size():
+        if self._is_spoilt or self._has_unsent():
             self._drop()
         else:
             self._state = IDLE
             self._pool.give_back(self)
         user.on_end()
+
+    def _has_unsent(self) -> bool:
+        """It was answered before it had all of the request.
+
+        Who answers early may not read the rest, or may take it for a request: what comes next on
+        this connection would be an answer to that.
+        """
+        if self._transport.get_write_buffer_size():
+            return True
+        return self._tls_fd >= 0 and _num_unacknowledged(self._tls_fd) > 0
 
     def _garbage(self, problem: str) -> None:
         user, self.user = self.user, None
@@ -253,6 +268,19 @@ class UpstreamConnection(asyncio.Protocol):
         self._buffer = b""
         self._pool.on_closed(self)
         self._transport.abort()
+
+
+def _num_unacknowledged(fd: int) -> int:
+    """Bytes that the kernel still has to send, or to hear of.
+
+    A transport that encrypts does not count what waits behind the encryption. That can only be
+    where the kernel has as much as it takes.
+    """
+    try:
+        queued = fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4))
+    except OSError:  # not known of sockets on this platform
+        return 0
+    return int.from_bytes(queued, sys.byteorder)
 
 
 def _tune(sock: socket.socket) -> None:

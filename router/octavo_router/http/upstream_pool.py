@@ -87,6 +87,10 @@ class UpstreamPool:
     def num_connecting(self) -> int:
         return len(self._connecting)
 
+    def replace_tls(self, context: ssl.SSLContext) -> None:
+        """For connections from now on."""
+        self._ssl = context
+
     def take(self, now: float = 0.0) -> UpstreamConnection | None:
         """An idle connection, if there is one that is young enough. `now`: if it is known."""
         idle = self._idle

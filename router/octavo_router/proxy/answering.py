@@ -27,14 +27,16 @@ class ClientAnswer:
     """Writes to one client. Whatever is written, `keeps_alive` says what `finish` must be told."""
 
     __slots__ = (
-        "_connection", "_is_chunked", "explanation", "has_begun", "is_event_stream", "keeps_alive",
-        "num_bytes", "request_id", "status",
+        "_connection", "_is_chunked", "_lines", "explanation", "has_begun", "is_event_stream",
+        "keeps_alive", "num_bytes", "request_id", "status",
     )  # fmt: skip
 
     def __init__(self, connection: ClientConnection, request_id: bytes) -> None:
         self._connection = connection
         self.request_id = request_id
         self._is_chunked = False
+        head = connection.head
+        self._lines = head.answer_lines if head is not None else b""
         self.explanation = b""  # a header line
         self.has_begun = False  # the client has a status
         self.is_event_stream = False
@@ -51,7 +53,7 @@ class ClientAnswer:
         if head.status not in (204, 304):
             framing = b"content-length: %d\r\n%b" % (len(body), framing)
         connection.write(
-            heads.answer_head(head, lines, self.request_id, framing, self.explanation, body)
+            heads.answer_head(head, lines, self.request_id, framing, self._own_lines(), body)
         )
         self.num_bytes = len(body)
 
@@ -63,7 +65,7 @@ class ClientAnswer:
         framing = self._settle_stream(head.content_length if not head.is_event_stream else None)
         self._begun(head.status)
         self._connection.write(
-            heads.answer_head(head, lines, self.request_id, framing, self.explanation)
+            heads.answer_head(head, lines, self.request_id, framing, self._own_lines())
         )
 
     def begin_events(self) -> None:
@@ -78,6 +80,7 @@ class ClientAnswer:
                     answers.REQUEST_ID,
                     self.request_id,
                     b"\r\n",
+                    self._lines,
                     answers.EVENT_STREAM,
                     framing,
                     b"\r\n",
@@ -125,6 +128,9 @@ class ClientAnswer:
         if not (self.has_begun and self.is_event_stream):
             return b""
         return chunk(COMMENT) if self._is_chunked else COMMENT
+
+    def _own_lines(self) -> bytes:
+        return self._lines + self.explanation
 
     def _begun(self, status: int) -> None:
         self.status = status

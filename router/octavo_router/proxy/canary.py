@@ -60,7 +60,9 @@ class Canaries:
         asking = Asking(
             b"".join(
                 (
-                    b"POST /v1/completions",
+                    b"POST ",
+                    upstream.lines.prefix,
+                    b"/v1/completions",
                     upstream.lines.host,
                     upstream.lines.extra,
                     b"content-type: application/json\r\n",

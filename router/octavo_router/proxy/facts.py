@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from octavo_engine.protocol.endpoints import EXPLAIN_HEADER, TIMEOUT_HEADER
-from octavo_router.errors import Refused
+from octavo_router.errors import Refused, no_route
+from octavo_router.http.cors import Cors, is_preflight
+from octavo_router.http.fields import TRUSTED
 from octavo_router.http.request_head import IDEMPOTENCY_KEY
 from octavo_router.proxy.paths import PROXIED, ProxiedPath, is_one_engines, kept_path
 
@@ -32,6 +34,9 @@ PUBLIC: Final = frozenset(
 )  # fmt: skip
 
 
+ADMIN: Final = "/debug/"  # flow.admin asks there, for other keys
+
+
 @dataclass(slots=True)
 class HeadFacts:
     """Of a request that may go on: to an engine, or to a handler."""
@@ -48,7 +53,8 @@ class HeadFacts:
     kept_id: str = ""  # of the answer that a path is about
     timeout_s: float = 0.0  # that the client gives the whole request; 0: any
     idempotency_key: str = ""
-    runs_once: bool = False  # there is such a key
+    trusted_lines: bytes = b""  # for an engine, each with its CRLF, if the key is trusted
+    is_plain: bool = False  # the express lane knows all that the head asks for
 
 
 class FactReader:
@@ -59,10 +65,14 @@ class FactReader:
         self._tenant_header = config.flow.fairness_header.lower().encode()
         self._session_headers = [name.lower().encode() for name in config.routing.session_headers]
         self._session_cookie = config.routing.session_cookie.encode()
+        self._cors = Cors(config.server) if config.server.allowed_origins else None
         self._keeps_answers = config.flow.idempotency_s > 0.0
 
     def read(self, head: RequestHead) -> HeadFacts:
         """Raises Refused: no such route, a method or a body that it does not take."""
+        if self._cors is not None and is_preflight(head.method, head.fields):
+            handler = self._cors.preflight
+            return HeadFacts(self, handler=handler, needs_key=False, route="preflight")
         path, kept_id = PROXIED.get(head.path), ""
         if path is None:
             path, kept_id = kept_path(head.path)
@@ -86,7 +96,9 @@ class FactReader:
             elif name == _TIMEOUT:
                 facts.timeout_s = _seconds(value)
             elif name == IDEMPOTENCY_KEY and path.is_json and self._keeps_answers:
-                facts.idempotency_key, facts.runs_once = _key(value), True
+                facts.idempotency_key = _key(value)
+            elif name in TRUSTED:
+                facts.trusted_lines += b"%b: %b\r\n" % (name, value)
             elif name == b"traceparent":
                 facts.traceparent = value[:128].decode("latin-1")
             elif name == b"cookie" and self._session_cookie:
@@ -97,33 +109,46 @@ class FactReader:
             if session := sessions.get(name):
                 facts.session = session[:256].decode("latin-1")
                 break
+        facts.is_plain = not (
+            facts.explain or facts.idempotency_key or facts.timeout_s or head.answer_lines
+        )
         return facts
 
     def _own(self, head: RequestHead) -> HeadFacts:
-        method = "GET" if head.method == "HEAD" else head.method
-        handler, route = self._find(method, head.path)
-        if handler is None:
-            if any(self._find(other, head.path)[0] for other in ("GET", "POST")):
-                message = f"{head.path} does not take {head.method}."
-                raise Refused(405, "method_not_allowed", message)
-            if is_one_engines(head.path):
-                raise Refused(501, "not_implemented", _ONE_ENGINES)
-            raise Refused(404, "not_found", "There is no such route.")
-        return HeadFacts(self, handler=handler, route=route, needs_key=head.path not in PUBLIC)
+        if is_one_engines(head.path):
+            raise Refused(501, "not_implemented", _ONE_ENGINES)
+        handler, route = own_route(self._routes, head)
+        is_public = head.path in PUBLIC or head.path.startswith(ADMIN)
+        return HeadFacts(self, handler=handler, route=route, needs_key=not is_public)
 
-    def _find(self, method: str, path: str) -> tuple[Handler | None, str]:
-        """By the whole path, else by the longest registered one that ends in `/*`."""
-        handler = self._routes.get((method, path))
+
+Routes = dict[tuple[str, str], "Handler"]
+
+
+def own_route(routes: Routes, head: RequestHead) -> tuple[Handler, str]:
+    """The handler, and the route that a label may name. Raises Refused."""
+    method = "GET" if head.method == "HEAD" else head.method
+    handler, route = _find(routes, method, head.path)
+    if handler is not None:
+        return handler, route
+    if any(_find(routes, other, head.path)[0] for other in ("GET", "POST")):
+        raise Refused(405, "method_not_allowed", f"{head.path} does not take {head.method}.")
+    raise no_route(head.method, head.path)
+
+
+def _find(routes: Routes, method: str, path: str) -> tuple[Handler | None, str]:
+    """By the whole path, else by the longest registered one that ends in `/*`."""
+    handler = routes.get((method, path))
+    if handler is not None:
+        return handler, path
+    at = path.rfind("/")
+    while at >= 0:
+        route = path[:at] + "/*"
+        handler = routes.get((method, route))
         if handler is not None:
-            return handler, path
-        at = path.rfind("/")
-        while at >= 0:
-            route = path[:at] + "/*"
-            handler = self._routes.get((method, route))
-            if handler is not None:
-                return handler, route
-            at = path.rfind("/", 0, at)
-        return None, ""
+            return handler, route
+        at = path.rfind("/", 0, at)
+    return None, ""
 
 
 def _seconds(value: bytes) -> float:

@@ -33,20 +33,26 @@ _JOIN = b"".join
 class EndpointLines:
     """What a head holds because of the endpoint. Made once for each."""
 
-    __slots__ = ("authority", "extra", "hides_authorization", "host", "place", "served_by")
+    __slots__ = (
+        "authority", "extra", "hides_authorization", "host", "is_keyed", "place", "prefix",
+        "served_by",
+    )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, *, engine_key: str, passes_keys: bool) -> None:
         spec = endpoint.spec
+        key = spec.key or ("" if spec.is_foreign else engine_key)
+        self.prefix = spec.address.prefix.encode()
         self.authority = spec.address.authority
         self.host = b" HTTP/1.1\r\nhost: " + self.authority.encode() + b"\r\n"
         extra = ""
         if spec.pod_uid:
             extra += f"{POD_UID_HEADER}: {spec.pod_uid}\r\n"
-        if engine_key:
-            extra += f"authorization: Bearer {engine_key}\r\n"
+        if key:
+            extra += f"authorization: Bearer {key}\r\n"
         self.extra = extra.encode()
         self.place = f"{PLACE_HEADER}: {place_of(spec.id)}\r\n".encode()
-        self.hides_authorization = bool(engine_key) or not passes_keys
+        self.is_keyed = bool(key) or spec.is_foreign  # what clients show is not for it
+        self.hides_authorization = self.is_keyed or not passes_keys
         self.served_by = f"\r\n{SERVED_BY_HEADER}: {self.authority}\r\n".encode()
 
 
@@ -63,6 +69,7 @@ def request_bytes(
     return _JOIN(
         (
             head.verb,
+            lines.prefix,
             head.target,
             lines.host,
             forward,

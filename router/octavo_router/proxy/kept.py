@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from octavo_router.endpoints.registry import Registry
 
 _ID: Final = re.compile(rf"resp_([0-9a-f]{{{PLACE_DIGITS}}})[0-9a-f]{{32,64}}")
+_SAFE: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 # Within a string of JSON the closing quote would be escaped, so this can only be a key.
 _PREVIOUS: Final = re.compile(rb'"previous_response_id"\s*:\s*"([\w-]{1,128})"')
 
@@ -40,7 +41,8 @@ class Kept:
         found = self._find(id_)
         if found is None:
             endpoints = self._registry.endpoints
-            if len(endpoints) == 1:  # it may have made the id without us
+            # What is no id would be another path there.
+            if len(endpoints) == 1 and _SAFE.fullmatch(id_):  # it may have made the id without us
                 return next(iter(endpoints.values()))
             raise Refused(
                 404, "response_not_found", f"Response with id '{id_[:128]}' not found.",

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("octavo.router")
 
 
-def inbound(connection: ClientConnection, head: RequestHead, body: bytes) -> Inbound:
+def inbound(
+    connection: ClientConnection, head: RequestHead, body: bytes, *, is_admin: bool = False
+) -> Inbound:
     return Inbound(
         method=head.method,
         path=head.path,
@@ -30,15 +32,26 @@ def inbound(connection: ClientConnection, head: RequestHead, body: bytes) -> Inb
         headers=Headers(head.fields),
         body=body,
         client=connection.client,
+        is_admin=is_admin,
     )
 
 
 class OwnAnswer:
     """Runs one handler. Those that return at once cost no task."""
 
-    __slots__ = ("_connection", "_flushed", "_head", "_is_begun", "_request_id", "_task")
+    __slots__ = (
+        "_connection", "_flushed", "_head", "_is_admin", "_is_begun", "_request_id", "_task",
+    )  # fmt: skip
 
-    def __init__(self, connection: ClientConnection, head: RequestHead, request_id: str) -> None:
+    def __init__(
+        self,
+        connection: ClientConnection,
+        head: RequestHead,
+        request_id: str,
+        *,
+        is_admin: bool = False,
+    ) -> None:
+        self._is_admin = is_admin
         self._connection = connection
         self._head = head
         self._request_id = request_id
@@ -49,7 +62,8 @@ class OwnAnswer:
     def start(self, handler: Handler, body: bytes) -> None:
         """Raises Refused."""
         self._connection.owner = self
-        reply = handler(inbound(self._connection, self._head, body))
+        connection, head = self._connection, self._head
+        reply = handler(inbound(connection, head, body, is_admin=self._is_admin))
         if isinstance(reply, Reply) and isinstance(reply.body, bytes):
             self._write_whole(reply, reply.body)
             return
@@ -87,6 +101,7 @@ class OwnAnswer:
                 request_id=self._request_id,
                 content_type=reply.content_type,
                 fields=reply.headers,
+                lines=head.answer_lines,
                 keep_alive=keep_alive,
                 is_http10=head.is_http10,
                 is_head=head.method == "HEAD",
@@ -106,6 +121,7 @@ class OwnAnswer:
                 request_id=self._request_id,
                 content_type=reply.content_type,
                 fields=reply.headers,
+                lines=self._head.answer_lines,
                 is_chunked=is_chunked,
                 keep_alive=keep_alive,
             )

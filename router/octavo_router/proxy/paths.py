@@ -30,19 +30,25 @@ class ProxiedPath:
     resumes: bool = False  # our engines tell the tokens of its streams, and can go on with them
     hands_over: bool = False  # vLLM's engines can share its work: prompt here, answer there
     keeps: bool = False  # its engine may keep the answer, or go on from one that it keeps
+    salts: bool = False  # its engine may answer from the KV cache of other prompts
     is_kept: bool = False  # about such an answer, named by its id: there is no model, and no body
 
 
 _ROWS: Final = (
-    ProxiedPath("/v1/chat/completions", kind=CHAT, generates=True, resumes=True, hands_over=True),
-    ProxiedPath("/v1/completions", kind=COMPLETION, generates=True, resumes=True, hands_over=True),
-    ProxiedPath("/v1/chat/completions/batch", generates=True),
+    ProxiedPath(
+        "/v1/chat/completions", kind=CHAT, generates=True, salts=True, resumes=True, hands_over=True
+    ),
+    ProxiedPath(
+        "/v1/completions", kind=COMPLETION, generates=True, salts=True, resumes=True,
+        hands_over=True,
+    ),
+    ProxiedPath("/v1/chat/completions/batch", generates=True, salts=True),
     ProxiedPath("/v1/chat/completions/render"),
     ProxiedPath("/v1/completions/render"),
-    ProxiedPath("/inference/v1/generate", generates=True),
-    ProxiedPath("/generative_scoring"),
-    ProxiedPath("/v1/responses", kind=RESPONSES, generates=True, keeps=True),
-    ProxiedPath("/v1/messages", kind=MESSAGES, generates=True),
+    ProxiedPath("/inference/v1/generate", generates=True, salts=True),
+    ProxiedPath("/generative_scoring", salts=True),
+    ProxiedPath("/v1/responses", kind=RESPONSES, generates=True, salts=True, keeps=True),
+    ProxiedPath("/v1/messages", kind=MESSAGES, generates=True, salts=True),
     ProxiedPath("/v1/messages/count_tokens"),
     ProxiedPath("/v1/embeddings"),
     ProxiedPath("/v1/rerank"),
@@ -58,7 +64,7 @@ _ROWS: Final = (
     ProxiedPath("/v1/responses/input_tokens"),
     ProxiedPath("/v1/audio/transcriptions", is_json=False),
     ProxiedPath("/v1/audio/translations", is_json=False),
-)
+)  # fmt: skip
 
 _KEPT: Final = (
     ProxiedPath("/v1/responses/{id}", ("GET", "DELETE"), is_json=False, is_kept=True),
@@ -70,6 +76,7 @@ _KEPT: Final = (
 _ONE_ENGINES: Final = re.compile(r"/v1/(files|batches)(/|$)")
 
 PROXIED: Final[Mapping[str, ProxiedPath]] = MappingProxyType({row.path: row for row in _ROWS})
+UPLOADS: Final = frozenset(row.path for row in _ROWS if not row.is_json)
 _BY_ENDING: Final = {row.path.partition("{id}")[2]: row for row in _KEPT}
 _RESPONSES: Final = "/v1/responses/"
 

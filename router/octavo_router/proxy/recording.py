@@ -152,6 +152,7 @@ def replay(connection: ClientConnection, answer: Kept, request_id: str) -> None:
             request_id=request_id,
             content_type=answer.content_type,
             fields=[REPLAYED],
+            lines=head.answer_lines if head is not None else b"",
             keep_alive=keep_alive,
             is_http10=head is not None and head.is_http10,
         )

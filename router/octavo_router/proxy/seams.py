@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from octavo_router.flow.admin import AdminAccess
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Collection
@@ -81,5 +83,6 @@ class Parts:
     hot_path: HotPath
     metrics: Metrics
     access_log: AccessLog | None
+    admin: AdminAccess = field(default_factory=AdminAccess)
     tracing: Tracing | None = None
     routes: dict[tuple[str, str], Handler] = field(default_factory=dict)

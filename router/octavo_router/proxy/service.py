@@ -12,6 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
+from octavo_engine.protocol.endpoints import EXPLAIN_HEADER, OWNER_HEADER
 from octavo_router.errors import Refused
 from octavo_router.flow.budget import Losses
 from octavo_router.flow.idempotency import IdempotencyKeys
@@ -25,6 +26,7 @@ from octavo_router.proxy.kept import Kept
 from octavo_router.proxy.mirror import Mirrors
 from octavo_router.proxy.own import OwnAnswer
 from octavo_router.proxy.paired import PairedExchange
+from octavo_router.proxy.privileged import for_engines
 from octavo_router.proxy.recording import Recorder, replay
 from octavo_router.proxy.resume import StreamMemory
 from octavo_router.residency.api import ScanError
@@ -55,10 +57,10 @@ class Proxy:
     """Implements what a `ClientConnection` calls its service. One for each process."""
 
     __slots__ = (
-        "_access_log", "_adapters", "_facts", "_gate", "_hot_path", "_id_prefix", "_idempotency",
-        "_kept", "_losses", "_max_event_bytes", "_metrics", "_models", "_num_ids", "_registry",
-        "_routes", "_scan", "_tracing", "_version", "budget", "dispatcher", "exchanges",
-        "find_usage", "lane", "loop", "mirrors", "retry", "timeouts", "upstreams",
+        "_access_log", "_adapters", "_admin", "_facts", "_gate", "_hot_path", "_id_prefix",
+        "_idempotency", "_kept", "_losses", "_max_event_bytes", "_metrics", "_models", "_num_ids",
+        "_registry", "_routes", "_scan", "_tracing", "_version", "budget", "dispatcher",
+        "exchanges", "find_usage", "lane", "loop", "mirrors", "retry", "timeouts", "upstreams",
     )  # fmt: skip
 
     def __init__(self, parts: Parts) -> None:
@@ -72,6 +74,7 @@ class Proxy:
         self._losses = Losses(time.monotonic)
         self._kept = Kept(parts.registry)
         self._idempotency = IdempotencyKeys(parts.config.flow, time.monotonic)
+        self._admin = parts.admin
         self._gate = parts.gate
         self._models = parts.models
         self._hot_path = parts.hot_path
@@ -140,7 +143,9 @@ class Proxy:
         request = RouteRequest()
         request.request_id = request_id
         request.tenant = tenant.name
-        request.explain = facts.explain
+        if facts.explain:
+            self._check_explain(connection, head)
+            request.explain = True
         wants_usage = False
         key = facts.idempotency_key
         if key and (kept := self._idempotency.find(tenant.name, path.path, key, body)) is not None:
@@ -152,6 +157,9 @@ class Proxy:
                 if self._version != self._registry.version:
                     self._learn_adapters()
                 if scan is None:
+                    scan = self._scan(body, path.kind, self._adapters)
+                body = for_engines(asked, scan, tenant.limits, path)
+                if body is not asked:
                     scan = self._scan(body, path.kind, self._adapters)
             except ScanError as error:
                 raise Refused(400, "invalid_json", error.message) from None
@@ -196,6 +204,10 @@ class Proxy:
         if key:
             run = self._idempotency.begin(tenant.name, path.path, key, asked)
             connection = Recorder(connection, self._idempotency, run, record).as_connection()
+        if tenant.limits.owner and (path.keeps or path.is_kept):
+            head = head.with_lines(f"{OWNER_HEADER}: {tenant.limits.owner}\r\n".encode())
+        if facts.trusted_lines and tenant.limits.is_trusted:
+            head = head.with_lines(facts.trusted_lines)
         is_paired = path.hands_over and self.dispatcher.pairs(request.pool)
         kind = PairedExchange if is_paired else Exchange
         exchange = kind(self, connection, head, body, path, request, account)
@@ -222,6 +234,14 @@ class Proxy:
         record.request_id = request_id  # as the client was told
         record.status, record.code, record.outcome = error.status, error.code, "refused"
         self._report(record, connection)
+
+    def _check_explain(self, connection: ClientConnection, head: RequestHead) -> None:
+        """What the router knows of an engine's cache is what others have asked it. Raises Refused.
+
+        Refused rather than passed over: who asks for it would wonder.
+        """
+        if not self._admin.allows_fields(connection.client, head.fields):
+            raise self._admin.refusal(EXPLAIN_HEADER)
 
     # -- for exchanges
 

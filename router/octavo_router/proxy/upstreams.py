@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_router.http.tls import client_context
+from octavo_router.http.tls import EngineTls
 from octavo_router.http.upstream_pool import UpstreamPool
 from octavo_router.proxy.heads import EndpointLines
 
 if TYPE_CHECKING:
     import asyncio
-    import ssl
 
     from octavo_router.config import TimeoutsConfig
     from octavo_router.endpoints.endpoint import Address, Endpoint
@@ -42,7 +41,7 @@ class Upstreams:
         loop: asyncio.AbstractEventLoop,
         *,
         network: Network | None = None,
-        ssl_context: ssl.SSLContext | None = None,
+        tls: EngineTls | None = None,
         engine_key: str = "",
         passes_keys: bool = True,
     ) -> None:
@@ -52,7 +51,7 @@ class Upstreams:
         self._deadlines = deadlines
         self._loop = loop
         self._network = network
-        self._ssl = ssl_context
+        self._tls = tls or EngineTls()
         self._by_id: dict[str, Upstream] = {}
 
     def __len__(self) -> int:
@@ -84,9 +83,15 @@ class Upstreams:
         self._timeouts = timeouts
         self._passes_keys = passes_keys  # false once clients show keys of ours
         for upstream in self._by_id.values():
-            upstream.lines.hides_authorization = bool(self._engine_key) or not passes_keys
+            upstream.lines.hides_authorization = upstream.lines.is_keyed or not passes_keys
             upstream.pool.idle_s = timeouts.upstream_idle_s
             upstream.pool.connect_timeout_s = timeouts.connect_s
+
+    def renew_tls(self) -> None:
+        """There is a new context; connections from now on use it."""
+        for upstream in self._by_id.values():
+            if upstream.address.tls:
+                upstream.pool.replace_tls(self._tls.context)
 
     def close(self) -> None:
         for id_ in tuple(self._by_id):
@@ -102,7 +107,7 @@ class Upstreams:
             deadlines=self._deadlines,
             loop=self._loop,
             network=self._network,
-            ssl_context=self._tls() if address.tls else None,
+            ssl_context=self._tls.context if address.tls else None,
             idle_s=self._timeouts.upstream_idle_s,
             connect_timeout_s=self._timeouts.connect_s,
         )
@@ -110,12 +115,6 @@ class Upstreams:
         upstream = Upstream(address, pool, lines)
         self._by_id[spec.id] = upstream
         return upstream
-
-    def _tls(self) -> ssl.SSLContext:
-        """The first https engine may come long after the start: nothing is said to it in clear."""
-        if self._ssl is None:
-            self._ssl = client_context("", "", "")
-        return self._ssl
 
     def _forget(self, id_: str) -> None:
         upstream = self._by_id.pop(id_, None)

@@ -18,6 +18,16 @@ OTHER: Final = 2  # only what all bodies share; no keys
 MESSAGES: Final = 3
 RESPONSES: Final = 4
 
+# Fields of a body by which a client would choose hosts, blocks of a KV cache or ranks. Or that may
+# hold such fields: see proxy.privileged.
+PRIVILEGED: Final = frozenset(
+    (
+        "kv_transfer_params", "ec_transfer_params", "data_parallel_rank", "routed_dp_rank",
+        "disagg_prefill_dp_rank", "sampling_params", "vllm_xargs",
+    )
+)  # fmt: skip
+PRIVILEGED_PREFIX: Final = "bootstrap_"  # SGLang's
+
 MAX_DEPTH = 32  # objects and lists inside one another
 MAX_NUMBER_BYTES = 4300  # what Python, and so an engine, converts
 MAX_BODY_BYTES = 2**31 - 1
@@ -68,6 +78,8 @@ class Scan(Protocol):
     def num_prompt_ids(self) -> int: ...  # exact number of prompt tokens given as ids
     @property
     def keys(self) -> bytes: ...  # route_keys.lookup_keys, packed
+    @property
+    def is_privileged(self) -> bool: ...  # it has fields of PRIVILEGED
 
 
 class ScanFunction(Protocol):

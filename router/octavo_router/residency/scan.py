@@ -16,6 +16,8 @@ from octavo_router.residency.api import (
     MAX_DEPTH,
     MAX_NUMBER_BYTES,
     MESSAGES,
+    PRIVILEGED,
+    PRIVILEGED_PREFIX,
     RESPONSES,
     ScanError,
 )
@@ -51,6 +53,7 @@ class Scan:
     prompt_bytes: int = 0
     num_prompt_ids: int = 0
     keys: bytes = b""
+    is_privileged: bool = False
 
 
 def scan(body: bytes, kind: int, adapters: dict[str, str] | None = None, /) -> Scan:
@@ -90,6 +93,9 @@ def scan(body: bytes, kind: int, adapters: dict[str, str] | None = None, /) -> S
         prompt_bytes=prompt_bytes,
         num_prompt_ids=num_prompt_ids,
         keys=keys,
+        is_privileged=any(
+            name in PRIVILEGED or name.startswith(PRIVILEGED_PREFIX) for name in fields
+        ),
     )
 
 

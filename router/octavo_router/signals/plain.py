@@ -128,15 +128,16 @@ class PlainFollower:
 
     async def _get(self, path: str) -> Response:
         """Raises `Unreachable` for whatever a server that can work would not say."""
-        target = self._settings.target(self._endpoint.spec)
+        spec = self._endpoint.spec
+        target = self._settings.target(spec)
         connection = self._connection
         if connection is None or not connection.is_open or connection.target != target:
             self._drop_connection()
             connection = await Connection.open(target, timeout_s=self._settings.connect_s)
             self._connection = connection
         response = await connection.get(
-            path,
-            headers=self._settings.headers(),
+            spec.address.prefix + path,
+            headers=self._settings.headers(spec),
             timeout_s=self._settings.answer_s,
             max_body_bytes=MAX_PAGE_BYTES,
         )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.stream import SILENCE_S
 from octavo_router.http.fetch import Target
+from octavo_router.http.tls import EngineTls
 
 if TYPE_CHECKING:
-    import ssl
-
     from octavo_router.endpoints.endpoint import EndpointSpec
 
 
@@ -19,7 +18,7 @@ class SignalSettings:
     """Times in seconds."""
 
     api_key: str = ""  # sent to engines as a bearer token; empty: none
-    tls: ssl.SSLContext | None = None  # for https endpoints; None: made when the first is met
+    tls: EngineTls = field(default_factory=EngineTls)  # for https endpoints
     connect_s: float = 1.0
     answer_s: float = 5.0
     silence_s: float = SILENCE_S
@@ -30,12 +29,13 @@ class SignalSettings:
     models_s: float = 10.0  # between looks at what a plain server serves
     num_failed_polls: int = 3  # after which a plain server is down
 
-    def headers(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+    def headers(self, spec: EndpointSpec) -> dict[str, str]:
+        key = spec.key or ("" if spec.is_foreign else self.api_key)
+        return {"authorization": f"Bearer {key}"} if key else {}
 
     def target(self, spec: EndpointSpec) -> Target:
         address = spec.address
-        return Target(address.host, address.port, self.tls if address.tls else None)
+        return Target(address.host, address.port, self.tls.context if address.tls else None)
 
 
 def backoff_s(num_failures: int, settings: SignalSettings, chance: float) -> float:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import random
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from octavo_router.signals.subscription import Subscription
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from octavo_router.endpoints.endpoint import Endpoint, EndpointSpec, State
+    from octavo_router.endpoints.endpoint import Endpoint, State
     from octavo_router.endpoints.registry import Change, Registry
     from octavo_router.http.deadlines import Deadlines
     from octavo_router.metrics import RouterMetrics
@@ -116,7 +115,7 @@ class Signals:
             index=self._index,
             states=self._registry,
             counts=self._metrics.signals,
-            settings=self._settings_for(endpoint.spec),
+            settings=self._settings,
             now=self._now,
             rng=self._rng,
             deadlines=self._deadlines,
@@ -132,13 +131,6 @@ class Signals:
         if subscription is not None:
             subscription.stop()
             self._tasks.pop(endpoint).cancel()
-
-    def _settings_for(self, spec: EndpointSpec) -> SignalSettings:
-        if spec.address.tls and self._settings.tls is None:
-            import ssl  # only those pay for reading all authorities who need them
-
-            self._settings = replace(self._settings, tls=ssl.create_default_context())
-        return self._settings
 
 
 async def _keep_running(subscription: Subscription) -> None:

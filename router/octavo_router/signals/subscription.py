@@ -180,10 +180,10 @@ class Subscription:
         follower.begin()
         self._connection = connection
         response = await connection.stream(
-            STREAM_PATH,
+            self.endpoint.spec.address.prefix + STREAM_PATH,
             take,
             content_type=CONTENT_TYPE,
-            headers=self._settings.headers(),
+            headers=self._settings.headers(self.endpoint.spec),
             timeout_s=self._settings.answer_s,
         )
         self._counts.connects.add("ok" if response.is_stream else str(response.status))

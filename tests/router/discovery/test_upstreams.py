@@ -100,7 +100,8 @@ def test_addresses_need_no_look_up():
         ("ftp://a", "must begin with http"),
         ("http://", "names no host"),
         ("http://a:99999", "is no URL"),
-        ("http://a/engine", "must end after host and port"),
+        ("http://a/engine/../x", "must end after host and port"),
+        ("http://a/%2e%2e/v1", "must end after host and port"),
         ("http://user:secret@a", "cannot carry a password"),
     ],
 )

@@ -350,7 +350,7 @@ async def test_a_get_keeps_to_the_subset_and_finds_nobody_where_nobody_is():
 async def test_paths_between_router_and_engine_are_nobodys(path):
     async with picking(1) as rig, rig.open() as gateway:
         message = headers_message(2, {":method": "POST", ":path": path}, is_end=True)
-        assert error_of(await gateway.ask(message)) == (404, "not_found")
+        assert error_of(await gateway.ask(message)) == (404, "route_not_found")
 
 
 @on_loop
@@ -457,14 +457,23 @@ async def test_an_observer_is_told_nothing():
 
 
 @on_loop
-async def test_who_asks_is_told_why():
-    async with picking(2) as rig, rig.open() as gateway:
-        await gateway.post(chat(), headers={"x-octavo-explain": "1"})
+async def test_who_asks_with_a_trusted_key_is_told_why():
+    table = make_table(
+        [KeyConfig(tenant="a", key="a"), KeyConfig(tenant="ours", key="k", trusted=True)], {}
+    )
+    async with picking(2, table=table) as rig, rig.open() as gateway:
+        asked = {"x-octavo-explain": "1", "authorization": "Bearer a"}
+        await gateway.post(chat(), headers=asked | {"authorization": "Bearer k"})
         await gateway.body()
         head, _ = await gateway.response([b"{}"])
         facts = json.loads(head.set_headers["x-octavo-explain"])
         assert facts["policy"] == "prefix-load"
         assert head.set_headers["x-served-by"] == "10.0.0.1:8000"
+        async with rig.open() as other:
+            await other.post(chat(), headers=asked)
+            await other.body()
+            head, _ = await other.response([b"{}"])
+            assert "x-octavo-explain" not in head.set_headers
 
 
 @on_loop

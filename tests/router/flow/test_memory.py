@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -127,3 +128,13 @@ def test_nobody_may_wait_while_it_is_tight_and_nobody_comes_in_while_it_is_full(
         world.gate.authenticate("", "")
     world.gate.change_memory(OK)
     assert isinstance(world.admit(), Ticket)
+
+
+def test_outside_of_a_container_half_of_the_machine_is_shared_by_the_workers(tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/statm").write_text("9999 1000 1 1 0 1 0\n")
+    (tmp_path / "proc/meminfo").write_text("MemTotal:       8000000 kB\nMemFree: 1 kB\n")
+    page = os.sysconf("SC_PAGESIZE")
+    found = read_memory(0, tmp_path, is_container=False, num_processes=4)
+    assert found == (1000 * page, 8_000_000 * 1024 // 8)
+    assert read_memory(77, tmp_path, is_container=False) == (1000 * page, 77)

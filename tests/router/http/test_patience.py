@@ -120,7 +120,7 @@ async def test_own_routes_answer_whole_streamed_and_without_a_body():
         assert answer.json == ["b c", "1"]
         assert (await client.get("/tree/a/b")).status == 200
         assert (await client.get("/tree")).status == 404
-        assert (await client.get("/nope")).code == "not_found"
+        assert (await client.get("/nope")).code == "route_not_found"
         assert (await client.get("/health", "DELETE")).status == 405
         assert (await client.get("/v1/chat/completions")).status == 405
 

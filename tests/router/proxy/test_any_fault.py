@@ -98,9 +98,9 @@ class Engines:
                     await peer.send(piece)
                     await asyncio.sleep(0)
             return
-        await peer.send(
-            data[: random.choice((0, random.randrange(300), random.randrange(len(data))))]
-        )
+        cut = random.choice((0, random.randrange(300), random.randrange(len(data))))
+        # Who has said all and reads no more would hold up whoever is sent there next.
+        await peer.send(data[: min(cut, len(data) - 1)])
         if how == "close":
             peer.close()
         elif how == "reset":

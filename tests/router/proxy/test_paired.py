@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from octavo_router.config import KeyConfig
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
+from octavo_router.flow.keys import KeyTable, make_table
 from octavo_router.proxy.paired import PairedExchange
 from octavo_router.routing.policies import Policies
 from octavo_router.routing.prefill_decode import PrefillDecode
@@ -39,9 +41,11 @@ async def counts(peer: Peer, request: Received) -> None:
 
 
 @asynccontextmanager
-async def paired(*answering: ScriptedUpstream, prompts: tuple[int, ...]) -> AsyncIterator[Rig]:
+async def paired(
+    *answering: ScriptedUpstream, prompts: tuple[int, ...], table: KeyTable | None = None
+) -> AsyncIterator[Rig]:
     """Engines that answer, and ports of those that compute prompts."""
-    async with routing_to(*(one.port for one in answering)) as rig:
+    async with routing_to(*(one.port for one in answering), table=table) as rig:
         rig.registry.replace(
             "prefill",
             [
@@ -135,13 +139,15 @@ async def test_a_short_prompt_and_one_that_is_known_there_stay_where_they_are_an
 @on_loop
 async def test_what_one_engine_must_do_alone_it_does_alone(more: dict[str, Any]):
     body = {"model": "m", "prompt": LONG, "max_tokens": 9, **more}
+    table = make_table([KeyConfig(tenant="ours", key="k", trusted=True)], {})
     async with (
         ScriptedUpstream() as decode,
         ScriptedUpstream(keeps_the_cache) as prefill,
-        paired(decode, prompts=(prefill.port,)) as rig,
+        paired(decode, prompts=(prefill.port,), table=table) as rig,
         await RawClient.open(rig.port) as client,
     ):
-        assert (await client.ask(body, "/v1/completions")).status == 200
+        answer = await client.ask(body, "/v1/completions", "authorization: Bearer k\r\n")
+        assert answer.status == 200
         assert not prefill.requests
         assert [one.json for one in decode.requests] == [body]
 

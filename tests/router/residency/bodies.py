@@ -17,6 +17,7 @@ from octavo_router.residency.api import (
     COMPLETION,
     MESSAGES,
     OTHER,
+    PRIVILEGED,
     RESPONSES,
     Scan,
     ScanError,
@@ -48,7 +49,7 @@ TOP_LEVEL = [
     "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "priority",
     "user", "cache_salt", "session_id", "session_params", "prompt_cache_key", "tool_choice",
     "temperature", "x", "system", "instructions", "input", "thinking", "output_config", "reasoning",
-    "max_output_tokens",
+    "max_output_tokens", *sorted(PRIVILEGED), "bootstrap_host", "bootstrap",
 ]  # fmt: skip
 FRAGMENTS = [
     b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"null", b"true", b"NaN", b"-Infinity", b"-",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from octavo_engine.protocol.endpoints import OWNER_HEADER
 from octavo_engine.server.keys import given_key
 
 if TYPE_CHECKING:
@@ -97,8 +98,15 @@ class ResponseStore:
 
 
 def owner_of(exchange: Exchange, guard: Guard) -> bytes:
-    """Of a request, by its key: a digest. Where no key is asked for, all are one."""
-    if not guard.keys.is_required:
+    """Of a request, by its key and the tenant that a router tells: a digest.
+
+    Behind a router all requests have the router's key. Where there is neither, all are one.
+    """
+    tenant = exchange.header(OWNER_HEADER.encode())
+    key = ""
+    if guard.keys.is_required:
+        key = given_key(exchange.header(b"authorization"), exchange.header(b"x-api-key"))
+    elif not tenant:
         return b""
-    key = given_key(exchange.header(b"authorization"), exchange.header(b"x-api-key"))
-    return hashlib.blake2b(key.encode(), digest_size=16).digest()
+    whole = f"{key}\0{tenant}" if tenant else key
+    return hashlib.blake2b(whole.encode(), digest_size=16).digest()

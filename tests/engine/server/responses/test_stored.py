@@ -139,6 +139,22 @@ def test_nobody_reads_what_was_asked_with_another_key():
             assert nobody.get(f"/v1/responses/{answer.id}").status_code == 401
 
 
+@pytest.mark.parametrize("keys", [(), ("router",)], ids=["no keys", "the router's key"])
+def test_nobody_reads_what_another_tenant_of_a_router_asked(keys: tuple[str, ...]):
+    key = {"authorization": "Bearer router"}
+    with (
+        running(settings=ServerSettings(api_keys=keys)) as server,
+        server.client(headers=key | {"x-octavo-owner": "a"}) as one,
+    ):
+        asked = {"model": "fake", "input": "a"}
+        path = f"/v1/responses/{one.post('/v1/responses', json=asked).json()['id']}"
+        for other in ({"x-octavo-owner": "b"}, {}):
+            with server.client(headers=key | other) as another:
+                assert another.get(path).status_code == 404
+                assert another.delete(path).status_code == 404
+        assert one.get(path).status_code == 200
+
+
 # ── in the background ──
 
 
