@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cerrno>
+#include <exception>
 #include <stdexcept>
 #include <utility>
 
@@ -182,10 +183,18 @@ void Poller::serve(Watched& watched, uint32_t events) {
 }
 
 void Poller::flush_written() {
+    std::exception_ptr problem;
     for (size_t i = 0; i < written_.size(); ++i) {  // a flush may let a protocol write more
-        written_[i]->flush();
+        try {
+            written_[i]->flush();
+        } catch (...) {  // the others are flushed all the same, and none of them twice
+            problem = std::current_exception();
+        }
     }
     written_.clear();
+    if (problem) {
+        std::rethrow_exception(problem);
+    }
 }
 
 void Poller::listen(nb::handle sock, nb::handle factory) {

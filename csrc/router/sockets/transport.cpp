@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -27,6 +28,10 @@ constexpr uint32_t kBroken = EPOLLERR | EPOLLHUP;
 
 nb::object os_error(int number) {
     return owned(PyObject_CallFunction(PyExc_OSError, "is", number, std::strerror(number)));
+}
+
+nb::object runtime_error(const std::exception& error) {
+    return nb::borrow(PyExc_RuntimeError)(error.what());
 }
 
 nb::object Address::as_tuple() const {
@@ -66,6 +71,10 @@ void Transport::guard(const Call& call) {
         }
         poller_->complain("A connection's protocol broke", error.value(), protocol_);
         lose(error.value());
+    } catch (const std::exception& error) {  // of native code: the connection is as broken
+        const nb::object problem = runtime_error(error);
+        poller_->complain("A connection's protocol broke", problem, protocol_);
+        lose(problem);
     }
 }
 
