@@ -178,9 +178,33 @@ ALERTS: tuple[Alert, ...] = (
             "The engines' previous log: `kubectl logs --previous`.",
         ),
         do=(
-            "A request that kills engines: the same `request_id` in several logs. Stop its "
-            "client, and report it.",
+            "A request that kills engines: "
+            "[OctavoRequestKillsEngines](#octavorequestkillsengines).",
             "After a change of image or model: revert it.",
+        ),
+    ),
+    Alert(
+        name="OctavoRequestKillsEngines",
+        group="serving",
+        expr=f"sum by (pool) (increase({_total(names.ROUTER_QUARANTINED_REQUESTS)}[15m])) > 0",
+        hold="0m",
+        severity="warning",
+        summary="{{ $labels.pool }}: engines died of a request",
+        means="Two engines ended, one after the other, while they answered the same request. The "
+        "router refuses that request with 422 `request_quarantined` for `retry.quarantine_s`, "
+        "whoever sends it.",
+        look=(
+            "The routers' log: `Refuses a request from now on` has its path, the digest of its "
+            "body and a `request_id`; `Lost attempts` before that names the engines.",
+            "The engines' previous log: `kubectl logs --previous`.",
+            "`kubectl get events`: were both engines ended by something else at the same time (a "
+            "node, memory)? Then the request is innocent, and may come again after that time.",
+        ),
+        do=(
+            "Find its client by the `request_id` in the access log, and have it stop.",
+            "Report the request with the engines' log: no request may end an engine.",
+            "An innocent request that cannot wait: restart the routers, or set "
+            "`retry.quarantine_s: 0` for a while.",
         ),
     ),
     Alert(

@@ -473,6 +473,10 @@ class RetryConfig:
     max_resumes: int = setting(
         2, "Times a broken generation is continued elsewhere.", low=0, high=10
     )
+    quarantine_s: float = setting(
+        600.0, "How long a request is refused after two engines died of it; 0: never.",
+        unit="s", low=0.0,
+    )  # fmt: skip
     budget: float = setting(0.2, "Retries and resumes per active request.", low=0.0, high=1.0)
     budget_min: int = setting(3, "Retries that are always allowed at once.", low=0)
     client_share: float = setting(

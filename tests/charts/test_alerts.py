@@ -57,6 +57,8 @@ FAULTS = {
     "OctavoRequestsLost": Fault(
         {f'{R}retries_exhausted_total{{pool="a"}}': "0+6x60 360x60",
          f'{R}request_duration_seconds_count{{pool="a"}}': "0+60x120"}, 20, 80),
+    "OctavoRequestKillsEngines": Fault(
+        {f'{R}quarantined_requests_total{{pool="a"}}': "0x10 1x80"}, 15, 40),
     "OctavoHitRateCollapsed": Fault(
         {f'{R}prefix_cached_tokens_total{{pool="a"}}': "0+60x1500 90000+6x120 90720+60x200",
          f'{R}prefix_queried_tokens_total{{pool="a"}}': "0+100x1900"}, 1580, 1700),

@@ -13,6 +13,7 @@ from octavo_router.endpoints.registry import Registry
 from octavo_router.flow.budget import RetryBudget, Throttle
 from octavo_router.flow.gate import Gate
 from octavo_router.flow.keys import KeyTable
+from octavo_router.flow.quarantine import Watch
 from octavo_router.http.client_connection import ClientConnection
 from octavo_router.http.deadlines import Deadlines
 from octavo_router.http.network import Network, P
@@ -210,6 +211,12 @@ class SocketlessRouter:
             "picks": self.dispatcher.num_picks,
             "looked at": list(self.dispatcher.decisions),
             "tenants": {n: t.in_flight for n, t in self.gate.tenants._anonymous.items()},
+            "watched": {
+                key: (known.since, known.copies, [(d.endpoint.id, d.at) for d in known.deaths])
+                if isinstance(known, Watch)
+                else known
+                for key, known in self.proxy.quarantine.watched.items()
+            },
             "budget": (budget.num_active, budget.num_repeating),
             "windows": [
                 {key: (w._first, w._second, w._parts) for key, w in windows.items()}

@@ -63,6 +63,8 @@ class Peer:
         self.has_left = asyncio.Event()
 
     async def send(self, data: bytes) -> None:
+        if self.writer.transport.is_closing():
+            raise ConnectionResetError("it was reset by somebody else")
         self.writer.write(data)
         await self.writer.drain()
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <exception>
 
 #include "router/express/lane.h"
 #include "router/express/texts.h"
@@ -39,6 +40,11 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
         return long_way();
     }
     PyObject* pool = shapes_.route.pool.get(route);
+    flight->key = key_of(pool, shapes_.path.path.get(facts.path), body);
+    PyObject* watched = look_up(watched_, flight->key);
+    if (watched != nullptr && watched != Py_True) {  // another copy is under way, or was lost
+        return long_way();
+    }
     const nb::object key = owned(PyTuple_Pack(2, pool, shapes_.route.revision.get(route)));
     PyObject* candidates = look_up(candidates_, key);
     PyObject* window = look_up(tenants_, shapes_.tenant.name.get(facts.tenant));
@@ -104,6 +110,12 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
         throw nb::python_error();
     }
 
+    if (watched == nullptr) {
+        if (PyDict_GET_SIZE(watched_.ptr()) >= max_watched_) {
+            forget_.call(quarantine_);
+        }
+        put(watched_, flight->key, shapes_.spec.id.get(shapes_.endpoint.spec.get(endpoint)));
+    }
     ++num_flights_;
     shapes_.tenant.in_flight.add(facts.tenant, int64_t{1});
     if (window == nullptr) {  // its first one
@@ -142,6 +154,9 @@ nb::object Lane::begin(nb::handle connection, nb::handle head, nb::handle body) 
         send(under_way.upstream, self, request_bytes(under_way));
     } catch (nb::python_error& error) {
         broke_(self, error.value());
+        return from_bool(true);
+    } catch (const std::exception& error) {
+        broke_(self, nb::borrow(PyExc_RuntimeError)(error.what()));
         return from_bool(true);
     }
     client.deadline.set(connection.ptr(), from_double(deadline));

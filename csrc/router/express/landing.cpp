@@ -86,6 +86,9 @@ bool Lane::land(nb::handle self, Flight& flight, nb::handle head, nb::handle bod
     shape.outcome.set(record, ok_);
 
     finish_lease(flight, ended_at, usage);
+    if (look_up(watched_, flight.key) != Py_True) {
+        put(watched_, flight.key, nb::handle(Py_True));
+    }
     shapes_.tenant.in_flight.add(flight.tenant.ptr(), int64_t{-1});
     if (PySet_Discard(exchanges_.ptr(), self.ptr()) < 0) {
         throw nb::python_error();
@@ -176,8 +179,8 @@ void Lane::note_health(const Flight& flight, double now, const Usage& usage) {
     const nb::object record =
         found != nullptr ? nb::borrow(found) : make_record_.call(health_, flight.endpoint);
     const nb::object at = from_double(now);
-    const nb::object work = from_int(usage.prompt_tokens - usage.cached_tokens.value_or(0) +
-                                     usage.output_tokens);
+    const nb::object work =
+        from_int(usage.prompt_tokens - usage.cached_tokens.value_or(0) + usage.output_tokens);
     shapes_.health_record.last_at.set(record.ptr(), at);
     append_.call(nb::borrow(shapes_.health_record.samples.get(record.ptr())),
                  owned(PyTuple_Pack(4, at.ptr(), zero_.ptr(), Py_None, work.ptr())));

@@ -25,12 +25,14 @@ Lane::Lane(nb::handle proxy, nb::handle take_over, nb::handle broke)
       observer_(dispatcher_.attr("observer")),
       health_(dispatcher_.attr("health")),
       throttle_(gate_.attr("throttle")),
+      quarantine_(proxy.attr("quarantine")),
       exchanges_(proxy.attr("exchanges")),
       queues_(gate_.attr("_queues")),
       candidates_(registry_.attr("_candidates")),
       by_id_(upstreams_.attr("_by_id")),
       tenants_(budget_.attr("_tenants")),
       rates_(dispatcher_.attr("token_rates").attr("_rates")),
+      watched_(quarantine_.attr("watched")),
       template_(shapes_.record.type()),
       placing_(shapes_, dispatcher_, gate_.attr("_rooms")),
       head_state_(nb::cast<int64_t>(from("octavo_router.http.client_connection", "HEAD"))),
@@ -42,6 +44,7 @@ Lane::Lane(nb::handle proxy, nb::handle take_over, nb::handle broke)
       min_underway_tokens_(
           nb::cast<int64_t>(from("octavo_router.routing.dispatcher", "MIN_UNDERWAY_TOKENS"))),
       min_rate_bytes_(nb::cast<int64_t>(from("octavo_router.routing.estimate", "MIN_BYTES"))),
+      max_watched_(nb::cast<int64_t>(from("octavo_router.flow.quarantine", "MAX_WATCHED"))),
       tokens_per_byte_(nb::cast<double>(from("octavo_router.routing.estimate", "TOKENS_PER_BYTE"))),
       rate_weight_(nb::cast<double>(from("octavo_router.routing.estimate", "WEIGHT"))),
       chunk_bytes_(nb::cast<double>(from("octavo_router.routing.estimate", "CHUNK_BYTES"))),
@@ -132,6 +135,16 @@ void Lane::count(PyObject* record) const {
 double Lane::rate_of(nb::handle pool) const {
     PyObject* rate = look_up(rates_, pool);
     return rate == nullptr ? tokens_per_byte_ : to_double(rate);
+}
+
+// quarantine.key_of.
+nb::object Lane::key_of(PyObject* pool, PyObject* path, nb::handle body) const {
+    const nb::object all = owned(PyTuple_Pack(3, pool, path, body.ptr()));
+    const Py_hash_t key = PyObject_Hash(all.ptr());
+    if (key == -1) {
+        throw nb::python_error();
+    }
+    return from_int(key);
 }
 
 // Windowed.count.

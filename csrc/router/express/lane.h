@@ -29,6 +29,7 @@ struct Flight {
     nb::object successor;  // the exchange that it became
     nb::object connection, head, body, path, record, tenant, route;
     nb::object endpoint, lines, upstream, policy, reason;
+    nb::object key;  // its body's, for the quarantine
     Scan scan;
     Underway::Keys keys;
     Names names;
@@ -90,6 +91,7 @@ class Lane final : public Taker {
     PyObject* route_of(nb::handle model) const;
     PyObject* upstream_of(PyObject* endpoint, double now) const;
     double rate_of(nb::handle pool) const;
+    nb::object key_of(PyObject* pool, PyObject* path, nb::handle body) const;
     nb::object new_record(const Flight& flight, const Facts& facts, nb::handle model) const;
     void finish_lease(const Flight& flight, double now, const Usage& usage);
     void note_health(const Flight& flight, double now, const Usage& usage);
@@ -104,13 +106,14 @@ class Lane final : public Taker {
     nb::object proxy_, take_over_, broke_, clock_;
     nb::object registry_, dispatcher_, gate_, models_, budget_, upstreams_, metrics_, access_log_;
     nb::object observer_, health_, throttle_;  // None where there is none
-    nb::object exchanges_, queues_, candidates_, by_id_, tenants_, rates_;
+    nb::object quarantine_;
+    nb::object exchanges_, queues_, candidates_, by_id_, tenants_, rates_, watched_;
     nb::object template_;  // a record without a request
     int64_t num_flights_ = 0;
     std::vector<Slot> record_slots_;
     Placing placing_;
     int64_t head_state_, busy_state_, idle_state_, awaiting_state_, max_idle_;
-    int64_t min_underway_tokens_, min_rate_bytes_;
+    int64_t min_underway_tokens_, min_rate_bytes_, max_watched_;
     double tokens_per_byte_, rate_weight_, chunk_bytes_;
     nb::object ok_, result_ok_, zero_, one_, two_hundred_, never_, flight_type_;
     nb::object policy_name_, by_keys_, stream_tokens_;
@@ -118,6 +121,7 @@ class Lane final : public Taker {
     [[maybe_unused]] bool is_system_clock_;
     Py_ssize_t bundle_;
 
+    Attribute forget_{"forget"};
     Attribute begin_{"begin"}, client_{"client"}, count_{"count"}, fold_{"fold"};
     Attribute give_back_{"give_back"}, hand_over_{"hand_over"}, known_{"known"}, note_{"note"};
     Attribute append_{"append"}, make_record_{"_record"}, send_{"send"}, wake_{"wake"};

@@ -69,6 +69,8 @@ void Opening::finish(int error) {
             throw;
         }
         poller.complain("Who waited for a connection broke", broken.value(), protocol);
+    } catch (const std::exception& broken) {
+        poller.complain("Who waited for a connection broke", runtime_error(broken), protocol);
     }
 }
 

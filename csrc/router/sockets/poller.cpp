@@ -187,7 +187,7 @@ void Poller::flush_written() {
     for (size_t i = 0; i < written_.size(); ++i) {  // a flush may let a protocol write more
         try {
             written_[i]->flush();
-        } catch (...) {  // somebody wants the process to end; the others' bytes leave all the same
+        } catch (...) {  // the others are flushed all the same, and none of them twice
             problem = std::current_exception();
         }
     }

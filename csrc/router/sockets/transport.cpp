@@ -30,6 +30,10 @@ nb::object os_error(int number) {
     return owned(PyObject_CallFunction(PyExc_OSError, "is", number, std::strerror(number)));
 }
 
+nb::object runtime_error(const std::exception& error) {
+    return nb::borrow(PyExc_RuntimeError)(error.what());
+}
+
 nb::object Address::as_tuple() const {
     std::array<char, INET6_ADDRSTRLEN> text{};
     if (size > 0 && storage.ss_family == AF_INET) {
@@ -67,8 +71,8 @@ void Transport::guard(const Call& call) {
         }
         poller_->complain("A connection's protocol broke", error.value(), protocol_);
         lose(error.value());
-    } catch (const std::exception& error) {  // of native code on the way to it
-        const nb::object problem = nb::borrow(PyExc_RuntimeError)(error.what());
+    } catch (const std::exception& error) {  // of native code: the connection is as broken
+        const nb::object problem = runtime_error(error);
         poller_->complain("A connection's protocol broke", problem, protocol_);
         lose(problem);
     }

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <exception>
 
 #include "router/express/slots.h"
 
@@ -34,6 +35,8 @@ struct Address {
 };
 
 nb::object os_error(int number);
+// What a native mistake is to Python.
+nb::object runtime_error(const std::exception& error);
 
 class Transport final : public Watched {
   public:

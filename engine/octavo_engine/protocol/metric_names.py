@@ -102,6 +102,7 @@ ROUTER_UPSTREAM_ATTEMPTS = "octavo_router_upstream_attempts"  # counter {pool, o
 ROUTER_UPSTREAM_REQUESTS = "octavo_router_upstream_requests"  # counter {endpoint, outcome}
 ROUTER_RETRIES = "octavo_router_retries"
 ROUTER_RETRIES_EXHAUSTED = "octavo_router_retries_exhausted"
+ROUTER_QUARANTINED_REQUESTS = "octavo_router_quarantined_requests"
 ROUTER_HANDED_OVER_PROMPTS = "octavo_router_handed_over_prompts"  # counter {pool, outcome}
 ROUTER_RESUMES = "octavo_router_resumes"  # counter {pool, outcome}
 ROUTER_EJECTIONS = "octavo_router_ejections"

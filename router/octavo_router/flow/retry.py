@@ -3,6 +3,7 @@
     what happened                                       verdict
     the deadline passed, or the client is gone          give up
     4xx, a grammar that cannot be met                   give up: the request's own fault
+    a second engine died of it                          give up: flow.quarantine
     not sent: refused, reset, no connection             retry elsewhere, at most max_attempts
     "not accepted": 503, 429, 421                       retry elsewhere, max_refusals times
     given back: it drains or has died, and said so      retry elsewhere, at most max_attempts
@@ -62,7 +63,7 @@ class Attempt:
     resumes: int = 0  # continuations that an engine accepted
     was_answered: bool = False  # a byte of an answer went to the client
     is_resumable: bool = False  # its tokens are known, and its engines can continue them
-    is_suspect: bool = False  # it broke several engines: it may be what kills them
+    is_suspect: bool = False  # two engines died of it, see flow.quarantine
     retry_after_s: float | None = None  # as the engine said
     time_left_s: float = float("inf")  # to the request's deadline
 
@@ -83,6 +84,8 @@ def decide(attempt: Attempt, config: RetryConfig) -> Verdict:
             return _give_up("deadline")
         case Failure.REJECTED:
             return _give_up("rejected")
+    if attempt.is_suspect:
+        return _give_up("quarantined")
     if attempt.time_left_s <= 0.0:
         return _give_up("deadline")
     if attempt.failure in NOT_RUN:
@@ -120,8 +123,6 @@ def _retry(attempt: Attempt, config: RetryConfig) -> Verdict:
 
 
 def _resume(attempt: Attempt, config: RetryConfig) -> Verdict:
-    if attempt.is_suspect:
-        return _give_up("quarantined")
     if not attempt.is_resumable:
         return _give_up("may_have_run")
     if attempt.failure is Failure.ERROR_5XX and attempt.resumes > 0:

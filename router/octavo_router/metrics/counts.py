@@ -58,6 +58,7 @@ class PoolCounts:
     client_disconnects: int = 0
     retries: int = 0
     retries_exhausted: int = 0
+    quarantined: int = 0
     ejections: int = 0
     rejections: Tally = field(default_factory=Tally)  # (reason)
     attempts: Tally = field(default_factory=Tally)  # (outcome)

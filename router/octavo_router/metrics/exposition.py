@@ -60,6 +60,11 @@ _POOL_COUNTERS = (
         "Requests that failed for want of another attempt.",
         "retries_exhausted",
     ),
+    (
+        names.ROUTER_QUARANTINED_REQUESTS,
+        "Requests that are refused since two engines died of them.",
+        "quarantined",
+    ),
 )
 # (metric, what it says, field, labels)
 _POOL_TALLIES = (

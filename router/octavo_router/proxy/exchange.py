@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Final
 
 from octavo_router.errors import Refused
 from octavo_router.flow.gate import Ticket
+from octavo_router.flow.quarantine import Watch, key_of
 from octavo_router.flow.retry import Failure
 from octavo_router.http.deadlines import NEVER
 from octavo_router.proxy import failing, heads, streams
 from octavo_router.proxy.answering import ClientAnswer
 from octavo_router.proxy.events import error_events_of
-from octavo_router.proxy.resume import DONE
+from octavo_router.proxy.resume import DONE, ENGINE_DEAD
 from octavo_router.proxy.token_stream import StreamError
-from octavo_router.proxy.tries import Tries
+from octavo_router.proxy.tries import Next, Tries
 from octavo_router.residency.usage import NO_USAGE
 from octavo_router.routing.outcome import Result
 
@@ -43,14 +44,20 @@ if TYPE_CHECKING:
     from octavo_router.proxy.paths import ProxiedPath
     from octavo_router.proxy.resume import StreamMemory
     from octavo_router.proxy.service import Proxy
-    from octavo_router.proxy.tries import Next
     from octavo_router.proxy.upstreams import Upstream
+    from octavo_router.routing.dispatcher import Lease
     from octavo_router.routing.request import RouteRequest
 
 logger = logging.getLogger("octavo.router")
 
 WAITING, CONNECTING, AWAITING, COLLECTING, RELAYING, PASSING, OVER = range(7)  # in this order
 
+_HELD_S: Final = 0.1  # between two looks whether a suspect request may go on
+# Before a request goes on from an engine that died. Others may be dying of the same, and what was
+# answered shows first, on the next engine, that it was not that.
+_GONE_ON_S: Final = 0.1
+_SUSPECT_S: Final = 0.25  # where nothing was answered
+_ANSWERS: Final = (Result.OK, Result.REJECTED, Result.ERROR_5XX)  # the engine outlived it
 _MAX_WHOLE_BYTES: Final = 2**20  # an answer that is no stream is kept until it is whole, up to this
 _PROGRESS_S: Final = 10.0  # between signs of life to a client whose stream has to wait
 
@@ -59,9 +66,9 @@ class Exchange:
     """See the module. Hot: one for each request."""
 
     __slots__ = (
-        "_account", "_answer", "_body", "_connecting", "_connection", "_head", "_memory",
-        "_path", "_pieces", "_proxy", "_relay", "_request", "_size", "_state",
-        "_total_at", "_tries", "_turn", "_upstream", "_upstream_head", "_waiting",
+        "_account", "_answer", "_body", "_connecting", "_connection", "_head", "_key", "_memory",
+        "_num_told", "_path", "_pieces", "_proxy", "_relay", "_request", "_size", "_state",
+        "_total_at", "_tries", "_turn", "_unproven_at", "_upstream", "_upstream_head", "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +90,9 @@ class Exchange:
         self._account = account
         self._answer = ClientAnswer(connection, request.request_id.encode())
         self._total_at = account.total_at
+        self._key = key_of(request.pool, path.path, body)  # for the quarantine
+        self._unproven_at = ""  # the endpoint where an attempt has come to nothing yet
+        self._num_told = 0  # tokens of the answer when it went there
         self._state = WAITING
         self._waiting: Waiting | None = None
         self._turn: asyncio.Task[None] | None = None
@@ -140,6 +150,9 @@ class Exchange:
         """It was sent as a flight of the express lane, and becomes an exchange on its way."""
         self._state = AWAITING
         self._upstream, self._memory = upstream, memory
+        lease = self._account.lease
+        assert lease is not None
+        self._unproven_at = lease.endpoint.spec.id
 
     # -- placing and sending
 
@@ -147,7 +160,19 @@ class Exchange:
         """Chooses an endpoint and sends the request there, or gives up."""
         proxy, request = self._proxy, self._request
         now = request.placed_at = time.monotonic()
-        lease = proxy.dispatcher.place(request, exclude=exclude)
+        others: list[Endpoint] = []
+        if type(proxy.quarantine.watched.get(self._key)) is Watch:
+            if (error := proxy.quarantine.refusal(self._key)) is not None:
+                self._give_up(error, "refused")
+                return
+            if (ids := proxy.quarantine.engines(self._key)) is not None:
+                others = proxy.others(request, ids)
+        lease = proxy.dispatcher.place(request, exclude=[*exclude, *others] if others else exclude)
+        if lease is None and others:
+            lease = proxy.dispatcher.place(request, exclude=others)  # where it failed, if need be
+        if lease is None and others:  # until those that have it have answered, or died
+            self._place_later(Next(exclude, _HELD_S))
+            return
         if lease is None:
             entry = proxy.hold(request, self._account, num_bytes=len(self._body))
             if entry is None:
@@ -156,6 +181,9 @@ class Exchange:
                 self._wait_for(entry)
             return
         self._account.lease = lease  # whatever comes now, it is given back
+        self._unproven_at = lease.endpoint.spec.id
+        self._num_told = self._memory.num_tokens if self._memory is not None else 0
+        proxy.quarantine.begin(self._key, self._unproven_at)
         upstream = proxy.upstreams.of(lease.endpoint)
         self._account.begin_attempt(lease, upstream.lines, now)
         self._reach(upstream, now)
@@ -232,6 +260,7 @@ class Exchange:
                 record.status, record.response_bytes = 200, len(body)
                 usage = self._proxy.find_usage(body) if self._path.is_json else NO_USAGE
                 account.close_whole(now, usage, guess=self._request.prompt_tokens)
+                self._proxy.quarantine.answered(self._key)
                 self._proxy.over(self, account)
                 connection.finish(keep_alive=answer.keeps_alive)
                 return
@@ -264,6 +293,8 @@ class Exchange:
         state = self._state
         if state == RELAYING:
             self._relay_events(data)
+            if self._unproven_at:
+                self._look_for_tokens()
         elif state == COLLECTING:
             self._pieces.append(data)
             self._size += len(data)
@@ -314,6 +345,18 @@ class Exchange:
                 self._proxy.note_loss(self._account.lease, memory.problem)
             self._fail(streams.loss_of(memory))
 
+    def _look_for_tokens(self) -> None:
+        """The first ones of an attempt: its request has not killed the engine by beginning."""
+        memory = self._memory
+        if not streams.was_seen(memory, self._relay):
+            return
+        if memory is not None and memory.num_tokens <= self._num_told:
+            return
+        self._unproven_at = ""
+        self._proxy.quarantine.answered(
+            self._key, is_further=memory is not None and self._tries is not None
+        )
+
     def _end_events(self) -> None:
         if isinstance(end := streams.end_of(self._memory, self._relay), Failure):
             self._fail(end)
@@ -330,7 +373,10 @@ class Exchange:
         failure = failing.failure_on(head.status, code)
         if head.status == failing.WRONG_POD:
             self._proxy.note_stranger(self._account.lease)
-        if failure is not None and self._repeat(failure, retry_after=head.retry_after):
+        is_dead = code == ENGINE_DEAD
+        if failure is not None and self._repeat(
+            failure, retry_after=head.retry_after, is_dead=is_dead
+        ):
             return
         if not body and head.status == 200 and self._path.generates:
             self._fail(Failure.BAD_ANSWER)
@@ -365,24 +411,67 @@ class Exchange:
             return
         self._give_up(failing.refused_for(failure), failure.value, failing.RESULT_OF[failure])
 
-    def _repeat(self, failure: Failure, *, retry_after: bytes = b"") -> bool:
-        """Tries again where that is safe and affordable. The old attempt is cancelled first."""
+    def _repeat(self, failure: Failure, *, retry_after: bytes = b"", is_dead: bool = False) -> bool:
+        """Tries again where that is safe and affordable. The old attempt is cancelled first.
+
+        `is_dead`: the engine says that it has died. False: the client must be told.
+        """
         self._abort_upstream()
         if self._tries is None:
             self._tries = Tries(self._proxy, self._path, self._request, self._account)
-        following = self._tries.next(
-            failure, self._memory, was_answered=self._was_answered, retry_after=retry_after
+        is_death = failure is Failure.LOST or is_dead
+        account = self._account
+        is_suspect = is_death and self._note_death(
+            account.lease, account.attempt_at, is_said=is_dead
         )
+        self._end_watch()
+        was_answered = self._was_answered
+        following = self._tries.next(
+            failure,
+            self._memory,
+            was_answered=was_answered,
+            retry_after=retry_after,
+            is_suspect=is_suspect,
+            pause_s=(_GONE_ON_S if was_answered else _SUSPECT_S) if is_death else 0.0,
+        )
+        if following is None and is_suspect:
+            error = self._proxy.quarantine.refusal(self._key)
+            if error is not None:
+                self._give_up(error, "quarantined", failing.RESULT_OF[failure])
+                return True
         if following is None:
             return False
         self._relay = None
-        self._state = WAITING
         if following.pause_s:
-            self._connection.deadline = self._total_at
-            self._turn = self._proxy.loop.create_task(self._pause(following))
+            self._place_later(following)
         else:
+            self._state = WAITING
             self._place(following.exclude)
         return True
+
+    def _note_death(self, lease: Lease | None, sent_at: float, *, is_said: bool = False) -> bool:
+        """An engine died, perhaps of this request: whether it is refused from now on."""
+        memory = self._memory
+        if lease is None or (memory is not None and memory.missing):  # it had nothing left to do
+            return False
+        is_said = is_said or (memory is not None and memory.lost_with == ENGINE_DEAD)
+        quarantine, key = self._proxy.quarantine, self._key
+        was_refused = quarantine.refusal(key) is not None
+        is_refused = quarantine.lost(key, lease.endpoint, sent_at, is_said=is_said)
+        if is_refused and not was_refused:
+            self._proxy.note_quarantine(self._request, self._path.path, self._body)
+        return is_refused
+
+    def _end_watch(self) -> None:
+        """The attempt is over, without an answer."""
+        id_, self._unproven_at = self._unproven_at, ""
+        if id_:
+            self._proxy.quarantine.end(self._key, id_)
+
+    def _place_later(self, following: Next) -> None:
+        self._state = WAITING
+        self._connection.deadline = self._total_at
+        self._turn = self._proxy.loop.create_task(self._pause(following))
 
     async def _pause(self, following: Next) -> None:
         try:
@@ -482,6 +571,10 @@ class Exchange:
     def _close(self, result: Result, outcome: str, now: float) -> None:
         """Everything is given back, once."""
         self._state = OVER
+        if result in _ANSWERS:
+            self._proxy.quarantine.answered(self._key)
+        else:
+            self._end_watch()
         account = self._account
         usage, num_events = streams.usage_of(self._memory, self._relay, self._proxy.find_usage)
         if usage is NO_USAGE and result is Result.OK and self._pieces and self._path.is_json:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from octavo_router.flow.quarantine import key_of
+from octavo_router.http.upstream_connection import Loss
 from octavo_router.proxy import heads
 from octavo_router.routing.outcome import Outcome, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from octavo_router.flow.quarantine import Quarantine
     from octavo_router.http.request_head import RequestHead
     from octavo_router.http.response_head import AnswerHead
-    from octavo_router.http.upstream_connection import Loss, UpstreamConnection
+    from octavo_router.http.upstream_connection import UpstreamConnection
     from octavo_router.http.upstream_pool import OnItsWay
     from octavo_router.proxy.seams import Dispatching
     from octavo_router.proxy.upstreams import Upstream, Upstreams
@@ -28,7 +32,10 @@ MAX_COPIES: Final = 256  # under way; above that, requests are not copied
 class Mirrors:
     """Sends copies. They never wait, are never tried again, and never slow down what they copy."""
 
-    def __init__(self, dispatcher: Dispatching, upstreams: Upstreams) -> None:
+    def __init__(
+        self, dispatcher: Dispatching, upstreams: Upstreams, quarantine: Quarantine
+    ) -> None:
+        self.quarantine = quarantine
         self._dispatcher = dispatcher
         self._upstreams = upstreams
         self.under_way: set[_Copy] = set()
@@ -37,6 +44,7 @@ class Mirrors:
         self,
         head: RequestHead,
         body: bytes,
+        path: str,
         request: RouteRequest,
         copies: Iterable[Copy],
         *,
@@ -46,6 +54,9 @@ class Mirrors:
         for copy in copies:
             if len(self.under_way) >= MAX_COPIES:
                 return
+            key = key_of(copy.pool, path, body)
+            if self.quarantine.is_suspect(key):
+                continue  # a copy is not worth an engine
             placed = replace(request, pool=copy.pool, revision=copy.revision, explain=False)
             lease = self._dispatcher.place(placed)
             if lease is None:
@@ -53,7 +64,7 @@ class Mirrors:
             upstream = self._upstreams.of(lease.endpoint)
             request_id = request.request_id.encode()
             data = heads.request_bytes(head, upstream.lines, request_id, body, forward=head.forward)
-            one = _Copy(self, lease, data)
+            one = _Copy(self, lease, data, key)
             one.timer = loop.call_later(total_s, one.stop, Result.TIMEOUT)
             self.under_way.add(one)
             one.start(upstream)
@@ -68,8 +79,11 @@ class _Copy:
 
     timer: asyncio.TimerHandle
 
-    def __init__(self, mirrors: Mirrors, lease: Lease, data: bytes) -> None:
+    def __init__(self, mirrors: Mirrors, lease: Lease, data: bytes, key: int) -> None:
         self._mirrors = mirrors
+        self._key = key
+        self._sent_at = time.monotonic()
+        mirrors.quarantine.begin(key, lease.endpoint.id)
         self._lease = lease
         self._data = data
         self._connecting: OnItsWay | None = None
@@ -116,10 +130,18 @@ class _Copy:
         self._over(self._result)
 
     def on_lost(self, loss: Loss, problem: str) -> None:
+        if loss in (Loss.CLOSED, Loss.BROKEN):
+            endpoint = self._lease.endpoint
+            self._mirrors.quarantine.lost(self._key, endpoint, self._sent_at, is_said=False)
         self._over(Result.BROKEN)
 
     def _over(self, result: Result) -> None:
         self._connection = None
         self.timer.cancel()
         self._mirrors.under_way.discard(self)
+        quarantine = self._mirrors.quarantine
+        if result is Result.OK:
+            quarantine.answered(self._key)
+        else:
+            quarantine.end(self._key, self._lease.endpoint.id)
         self._lease.finish(Outcome(result))

@@ -17,7 +17,13 @@ from octavo_router.flow.retry import Failure
 from octavo_router.proxy import heads
 from octavo_router.proxy.asking import Asking
 from octavo_router.proxy.exchange import AWAITING, CONNECTING, RELAYING, Exchange
-from octavo_router.proxy.failing import FAILURE_OF, RESULT_OF, failure_on, verdict_on
+from octavo_router.proxy.failing import (
+    FAILURE_OF,
+    RESULT_OF,
+    failure_on,
+    refused_for,
+    verdict_on,
+)
 from octavo_router.proxy.handover import (
     NotHandedOver,
     Opening,
@@ -96,7 +102,11 @@ class PairedExchange(Exchange):
         try:
             if told.loss is not None:
                 self._proxy.note_loss(self._prompt, told.problem)
-                result = RESULT_OF[FAILURE_OF[told.loss]]
+                failure = FAILURE_OF[told.loss]
+                result = RESULT_OF[failure]
+                if failure is Failure.LOST and self._note_death(self._prompt, self._asking_at):
+                    self._go_on_to_nobody(result)
+                    return
             else:
                 result, _ = verdict_on(told.status)
             if result is Result.OK:
@@ -108,6 +118,14 @@ class PairedExchange(Exchange):
             self._go_on(result, told.body)
         except Exception:
             self.broke()
+
+    def _go_on_to_nobody(self, result: Result) -> None:
+        """The engine that died over the prompt was the second one."""
+        prompt, self._prompt = self._prompt, None
+        if prompt is not None:
+            prompt.finish(Outcome(result))
+        error = self._proxy.quarantine.refusal(self._key)
+        self._give_up(error or refused_for(Failure.LOST), "quarantined")
 
     def _go_on(self, result: Result, answer: bytes = b"") -> None:
         """The prompt is computed, or it is left to the engine that answers."""

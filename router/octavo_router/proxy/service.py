@@ -10,12 +10,14 @@ import json
 import logging
 import os
 import time
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from octavo_engine.protocol.endpoints import EXPLAIN_HEADER, OWNER_HEADER
 from octavo_router.errors import Refused
 from octavo_router.flow.budget import Losses
 from octavo_router.flow.idempotency import IdempotencyKeys
+from octavo_router.flow.quarantine import Quarantine
 from octavo_router.metrics.record import RequestRecord
 from octavo_router.proxy.account import Account
 from octavo_router.proxy.events import EventRelay
@@ -34,6 +36,8 @@ from octavo_router.routing.models import Route
 from octavo_router.routing.request import RouteRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from octavo_router._fast import Flight
     from octavo_router.config import RouterConfig
     from octavo_router.endpoints.endpoint import Endpoint
@@ -60,7 +64,8 @@ class Proxy:
         "_access_log", "_adapters", "_admin", "_facts", "_gate", "_hot_path", "_id_prefix",
         "_idempotency", "_kept", "_losses", "_max_event_bytes", "_metrics", "_models", "_num_ids",
         "_registry", "_routes", "_scan", "_tracing", "_version", "budget", "dispatcher",
-        "exchanges", "find_usage", "lane", "loop", "mirrors", "retry", "timeouts", "upstreams",
+        "exchanges", "find_usage", "lane", "loop", "mirrors", "quarantine", "retry", "timeouts",
+        "upstreams",
     )  # fmt: skip
 
     def __init__(self, parts: Parts) -> None:
@@ -70,8 +75,10 @@ class Proxy:
         self.budget = parts.budget
         self.upstreams = parts.upstreams
         self.exchanges: set[Exchange | Flight] = set()  # under way
-        self.mirrors = Mirrors(parts.dispatcher, parts.upstreams)
         self._losses = Losses(time.monotonic)
+        self.quarantine = Quarantine(parts.config.retry, time.monotonic)
+        parts.registry.subscribe(self.quarantine.changed)
+        self.mirrors = Mirrors(parts.dispatcher, parts.upstreams, self.quarantine)
         self._kept = Kept(parts.registry)
         self._idempotency = IdempotencyKeys(parts.config.flow, time.monotonic)
         self._admin = parts.admin
@@ -95,7 +102,7 @@ class Proxy:
         """Requests from now on go by these settings."""
         self.timeouts = config.timeouts
         self._idempotency.config = config.flow
-        self.retry = self.budget.config = config.retry
+        self.retry = self.budget.config = self.quarantine.config = config.retry
         self._max_event_bytes = config.limits.max_event_bytes
         self._facts = FactReader(config, self._routes)
 
@@ -214,7 +221,7 @@ class Proxy:
         self.exchanges.add(exchange)
         exchange.start(entry)
         if route.copies:
-            self.mirrors.send(head, body, request, route.copies, total_s=total_s)
+            self.mirrors.send(head, body, path.path, request, route.copies, total_s=total_s)
 
     def refused(
         self,
@@ -285,6 +292,26 @@ class Proxy:
             return False
         endpoint = lease.endpoint
         return self._losses.covers(endpoint.id, endpoint.in_flight)
+
+    def note_quarantine(self, request: RouteRequest, path: str, body: bytes) -> None:
+        """Two engines died of it. Its digest is the same wherever it is sent."""
+        self._metrics.pool(request.pool).quarantined += 1
+        logger.error(
+            "Refuses a request from now on: engines died of it",
+            extra={
+                "request_id": request.request_id,
+                "pool": request.pool,
+                "path": path,
+                "digest": blake2b(body, digest_size=16).hexdigest(),
+                "seconds": self.quarantine.config.quarantine_s,
+            },
+        )
+
+    def others(self, request: RouteRequest, ids: Collection[str]) -> list[Endpoint]:
+        """Those of its pool that are none of these; nobody where only they are left."""
+        candidates = self._registry.candidates(request.pool, request.revision).endpoints
+        others = [one for one in candidates if one.spec.id not in ids]
+        return [] if ids and len(others) == len(candidates) else others
 
     def hold(self, request: RouteRequest, account: Account, *, num_bytes: int) -> Waiting | None:
         """A place in the queue of a pool that has lost its last engine; another may come."""

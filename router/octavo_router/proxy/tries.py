@@ -53,6 +53,8 @@ class Tries:
         *,
         was_answered: bool,
         retry_after: bytes = b"",
+        is_suspect: bool = False,
+        pause_s: float = 0.0,
     ) -> Next | None:
         """Tries again where that is safe and affordable; None: the client must be told.
 
@@ -69,6 +71,7 @@ class Tries:
                 resumes=account.num_resumes,
                 was_answered=was_answered,
                 is_resumable=self._is_resumable(memory, was_answered),
+                is_suspect=is_suspect,
                 retry_after_s=float(retry_after) if retry_after.isdigit() else None,
                 time_left_s=account.total_at - time.monotonic(),
             ),
@@ -92,7 +95,7 @@ class Tries:
         account.start_over(RESULT_OF[failure], was_answered=was_answered)
         if memory is not None:
             memory.start_over()
-        return Next(exclude, verdict.delay_s or 0.0 if is_alone else 0.0)
+        return Next(exclude, max(pause_s, verdict.delay_s or 0.0 if is_alone else 0.0))
 
     def exclude(self, *, was_answered: bool) -> Collection[Endpoint]:
         """Who is not asked next."""

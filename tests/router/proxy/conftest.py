@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from octavo_router.proxy import exchange
 from tests.fakes import router_rig
 
 
@@ -16,4 +17,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool
     is_express: bool = request.param
     monkeypatch.setattr(router_rig, "ON_EXPRESS_LANE", is_express)
     monkeypatch.setattr(router_rig, "ON_SOCKETS_OF_THE_LOOP", not is_express)
+    monkeypatch.setattr(exchange, "_SUSPECT_S", 0.0)  # told of in test_quarantine.py
+    monkeypatch.setattr(exchange, "_GONE_ON_S", 0.0)
     return is_express

@@ -17,6 +17,7 @@ import pytest
 
 from octavo_engine.protocol.endpoints import RESUME_HEADER, STREAM_HEADER
 from octavo_engine.protocol.resume import begin_line, token_line
+from octavo_router.flow.quarantine import Watch
 from tests.fakes.http_client import RawClient, chat, post_bytes
 from tests.fakes.router_rig import Rig, fast_config, on_loop, routing_to
 from tests.fakes.upstream import CHAT, Peer, Received, ScriptedUpstream, fixed
@@ -30,7 +31,11 @@ NUM_ROUNDS = 6
 NUM_CLIENTS = 14  # in a round, at once
 LONG_S = 700.0  # beyond every limit
 QUIET_TURNS = 10
-CONFIG = fast_config(limits={"write_buffer_bytes": 16384}, timeouts={"connect_s": 5.0})
+CONFIG = fast_config(
+    limits={"write_buffer_bytes": 16384},
+    timeouts={"connect_s": 5.0},
+    retry={"quarantine_s": 0.0},  # all that is asked here, engines die of
+)
 BEGIN = begin_line(id="c-1", created=1, seed=7, answers=1, prompt_tokens=4, cached=0)
 
 
@@ -193,6 +198,10 @@ def what_is_left(rig: Rig) -> dict[str, Any]:
         "tenants": [one.in_flight for one in rig.gate.tenants._anonymous.values()],
         "in line": len(rig.gate._queues) + len(rig.gate._called),
         "budget": [rig.proxy.budget.num_active, rig.proxy.budget.num_repeating],
+        "unproven": [
+            known.copies.total() if isinstance(known, Watch) else known is not True
+            for known in rig.proxy.quarantine.watched.values()
+        ],
         "under a key": len(rig.proxy._idempotency._running),
     }
     return {

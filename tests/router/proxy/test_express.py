@@ -16,6 +16,7 @@ from octavo_engine.protocol.stream import Load
 from octavo_router.config import RouterConfig
 from octavo_router.http.client_connection import ClientConnection
 from octavo_router.http.upstream_connection import UpstreamConnection
+from octavo_router.proxy import exchange
 from octavo_router.residency import native
 from tests.fakes.clock import ManualClock
 from tests.fakes.http_client import post_bytes
@@ -50,6 +51,9 @@ def way() -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     clock = ManualClock()
     monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr(exchange, "_SUSPECT_S", 0.0)  # pauses go by another clock
+    monkeypatch.setattr(exchange, "_GONE_ON_S", 0.0)
+    monkeypatch.setattr(exchange, "_HELD_S", 1000.0)
     return clock
 
 

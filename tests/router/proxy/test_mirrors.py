@@ -80,6 +80,27 @@ async def test_a_mirror_that_fails_costs_the_client_nothing(how: str):
 
 
 @on_loop
+async def test_a_copy_that_its_engine_dies_of_is_not_sent_again():
+    async def dies(peer: Peer, request: Received) -> None:
+        peer.reset()
+
+    async with (
+        ScriptedUpstream() as live,
+        ScriptedUpstream(dies) as copy,
+        routing_to(live.port) as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        add_mirror(rig, copy.port)
+        for _ in range(5):
+            assert (await client.ask(chat())).json == CHAT
+            await over(rig)
+        assert len(copy.requests) == 1
+        await client.ask(chat("something else"))
+        await over(rig)
+        assert len(copy.requests) == 2
+
+
+@on_loop
 async def test_copies_are_bounded_and_never_waited_for():
     async def silent(peer: Peer, request: Received) -> None:
         await peer.left()
