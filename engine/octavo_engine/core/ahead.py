@@ -62,10 +62,13 @@ class Ahead:
     def turn(self, outputs: list[SequenceOutput]) -> ScheduledBatch:
         """Launch the next batch, then add what came of the one before. Returns what was launched,
         which is empty when there is nothing to do."""
+        # First of all: who has to make way depends on it, and nobody under way can be made to.
+        now: float | None = self._scheduler.expire()
         if self._flights and not ahead.can_plan_ahead(self._scheduler):
             self._report(outputs)
+            now = None
         try:
-            batch = self._planned = self._scheduler.schedule()
+            batch = self._planned = self._scheduler.schedule(now)
             self._mark("schedule")
             launched_at = self._now()
             under_way = None if batch.is_empty else self._executor.launch(batch)

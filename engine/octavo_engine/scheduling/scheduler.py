@@ -148,12 +148,18 @@ class Scheduler:
 
     # -- one step --------------------------------------------------------------------------------
 
-    def schedule(self) -> ScheduledBatch:
-        """Plan the next step. Empty if there is nothing to compute."""
+    def expire(self) -> float:
+        """End what is past its deadline. Returns the moment that was judged, for `schedule`."""
         now = self._now()
         for sequence in self._deadlines.pop_expired(now):
             self._finished.append(self._finish(sequence, "deadline"))
+        return now
 
+    def schedule(self, now: float | None = None) -> ScheduledBatch:
+        """Plan the next step. Empty if there is nothing to compute. With `now`, the moment of an
+        `expire` just made, nothing else ends before the batch is planned."""
+        if now is None:
+            now = self.expire()
         while background.must_make_way(self):
             self._preempt(self.running[-1])
             if next(iter(self.waiting)).blocked_at is not None:
@@ -330,6 +336,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to waiting. Its blocks stay cached until they are needed, so it may lose little."""
+        assert sequence.num_ahead == 0, "a step under way still writes into its blocks"
         self._stop_running(sequence)
         self.kv.release(sequence)
         self.kv.name_blocks(sequence)
