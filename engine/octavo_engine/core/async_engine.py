@@ -19,7 +19,7 @@ from octavo_engine.core.pooling import PoolingDesk, check_items, check_task
 from octavo_engine.core.process_client import ProcessClient
 from octavo_engine.core.residency_feed import ResidencyFeed
 from octavo_engine.core.seeds import Seeds
-from octavo_engine.core.validate import settle_params
+from octavo_engine.core.validate import check_choices, settle_params
 from octavo_engine.errors import EngineDead, InvalidRequest, OctavoError
 from octavo_engine.protocol.loading import FETCHING
 from octavo_engine.state.outputs import EngineStats, ProfileWritten
@@ -173,6 +173,7 @@ class AsyncEngine:
         else:
             token_ids = list(prompt)
         params = settle_params(token_ids, params, self.info, self.tokenizer, told)
+        check_choices(len(token_ids), params)
         submission = Submission(
             request_id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,
@@ -361,9 +362,13 @@ class AsyncEngine:
     def _submit(self, submission: Submission) -> Request:
         assert self._client is not None  # _check_open sees to it
         request, sequences = self._outputs.add(submission)
+        try:
+            for sequence in sequences:
+                self._client.send(wire.AddRequests([sequence]))
+        except (UnicodeEncodeError, wire.WireError) as error:
+            self._send_abort(self._outputs.abort(request))
+            raise InvalidRequest(f"the request cannot be sent to the engine: {error}") from None
         self._idle.clear()
-        for sequence in sequences:
-            self._client.send(wire.AddRequests([sequence]))
         return request
 
     def _close(self, request: Request) -> None:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from octavo_engine.state.sampling_params import SamplingParams
 
 
+MAX_CHOICES = 1 << 23  # prompt log-probabilities of one request; the answer is built in memory
+
+
 class Encoder(Protocol):
     """The one thing that is asked of a tokenizer here."""
 
@@ -59,6 +62,18 @@ def settle_params(
         words = _bad_words(params.bad_words, tokenizer)
         changes["bad_words_token_ids"] = (*params.bad_words_token_ids, *words)
     return msgspec.structs.replace(params, **changes) if changes else params
+
+
+def check_choices(num_tokens: int, params: SamplingParams) -> None:
+    """Whether the log-probabilities of a prompt of so many tokens can be sent. `params` are
+    settled."""
+    wanted = params.prompt_logprobs
+    if wanted is not None and num_tokens * (wanted + 1) > MAX_CHOICES:
+        raise InvalidRequest(
+            f"prompt_logprobs asks for {wanted} alternatives of {num_tokens} tokens, together more "
+            f"than {MAX_CHOICES}; ask for fewer, or for a shorter prompt",
+            param="prompt_logprobs",
+        )
 
 
 def check_prompt(prompt_token_ids: Sequence[int], info: ModelInfo) -> None:

@@ -29,6 +29,7 @@ from octavo_engine.state.pooling import PoolingRequest  # noqa: TC001
 from octavo_engine.state.request import EngineRequest  # noqa: TC001
 
 MAX_FRAME = 64 << 20  # bytes; a prompt of a million tokens takes five
+ENVELOPE = 1024  # bytes of a frame around what it carries, at most
 # ValueError: text that is no UTF-8. OctavoError: settings that break their own rules.
 _NO_MESSAGE = (msgspec.MsgspecError, OctavoError, ValueError, OverflowError, RecursionError)
 _LENGTH = struct.Struct("<I")
@@ -222,11 +223,16 @@ def refusal(request_id: str, error: RequestError) -> Refused:
     return Refused(
         request_id=request_id,
         kind=type(error).__name__,
-        message=error.message,
+        message=_sound(error.message),
         param=error.param,
         code=error.code,
         retry_after_s=error.retry_after_s,
     )
+
+
+def _sound(text: str) -> str:
+    """A message may quote what a client sent: JSON spells half characters, UTF-8 does not."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def error_of(refused: Refused) -> RequestError:

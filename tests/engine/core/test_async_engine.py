@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
+from octavo_engine.core import wire
 from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.build import build_engine
 from octavo_engine.core.in_process_client import InProcessClient
@@ -280,6 +281,23 @@ def test_bad_requests_are_refused_before_they_reach_the_core():
                 with pytest.raises(kind):
                     await collect(engine, prompt, params)
             assert engine.stats.steps == steps and engine.num_in_flight == 0
+
+    run(test())
+
+
+def test_what_cannot_be_sent_to_the_core_leaves_nothing_behind(monkeypatch):
+    async def test():
+        async with Running() as engine:
+
+            def send(message):
+                if isinstance(message, wire.AddRequests):
+                    raise wire.WireError("too large")
+
+            monkeypatch.setattr(engine._client, "send", send)
+            with pytest.raises(InvalidRequest, match="cannot be sent to the engine"):
+                await collect(engine, "hi")
+            assert engine.num_in_flight == 0 and not len(engine._outputs)
+            assert await engine.drain(0.5)
 
     run(test())
 
