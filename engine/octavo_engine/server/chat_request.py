@@ -100,6 +100,7 @@ async def prepare(
         trust_template=settings.trust_request_chat_template,
         # The template has written the special tokens already.
         add_special_tokens=bool(request.add_special_tokens),
+        most=info.max_model_len if request.truncate_prompt_tokens is None else None,
     )
     keep, side = request.truncate_prompt_tokens, request.truncation_side
     ids = truncate(prompt.ids, keep, info.max_model_len, side)

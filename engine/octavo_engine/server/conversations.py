@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from octavo_engine.errors import InvalidRequest, ModelError
 from octavo_engine.server.chat_tools import read_tools
 from octavo_engine.server.http_errors import not_supported
-from octavo_engine.server.prompts import INLINE_CHARS
 from octavo_engine.tokenization.chat_template import ChatTemplate
+from octavo_engine.tokenization.threads import off_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,15 +48,16 @@ async def render(
 
 async def rendered(
     tokenizer: Tokenizer, request: Conversation, limits: Limits, *, trust_template: bool,
-    add_special_tokens: bool = False,
+    add_special_tokens: bool = False, most: int | None = None,
 ) -> Rendered:  # fmt: skip
-    """As `render`, with the tokens: only the template's own control tokens become control ids."""
+    """As `render`, with the tokens: only the template's own control tokens become control ids.
+    Raises ContextLengthExceeded, unread, for a prompt that surely has more than `most` of them."""
     template, options = _prepared(tokenizer, request, limits, trust_template=trust_template)
 
     def work() -> Rendered:
         return Rendered(
             *tokenizer.render_chat(
-                template=template, add_special_tokens=add_special_tokens, **options
+                template=template, add_special_tokens=add_special_tokens, max_tokens=most, **options
             )
         )
 
@@ -177,7 +177,7 @@ def _documents(template: Template, documents: Any) -> list[dict[str, Any]]:
 
 async def _timely(messages: list[dict[str, Any]], work: Callable[[], T]) -> T:
     size = sum(len(message.get("content") or "") for message in messages)
-    return work() if size <= INLINE_CHARS else await asyncio.to_thread(work)
+    return await off_loop(work, size)
 
 
 # ── one message ──

@@ -35,7 +35,8 @@ CATALOGUE = (
              "A field is missing, of the wrong type, out of range, or contradicts another one.",
              param="the field"),
     ErrorRow(400, "invalid_json", INVALID,
-             "The body is no UTF-8, no JSON, too deep, has a key twice or a number that is none.",
+             "The body is no UTF-8, no JSON, too deep, has a key twice, a number that is none, or "
+             "more values than --max-json-values or --max-json-objects allow.",
              param="the key, where one is to blame"),
     ErrorRow(400, "invalid_header", INVALID, "A header that Octavo reads makes no sense.",
              param="the header"),
