@@ -96,14 +96,12 @@ class Ahead:
     def _report(self, outputs: list[SequenceOutput]) -> None:
         """Wait for the oldest batch under way and take its tokens in."""
         batch, under_way, launched_at = self._flights[0]
-        num_tokens = batch.num_tokens
-        self._heartbeat.expect(num_tokens)
+        self._heartbeat.expect(self._scheduler.expected_s(batch))
         result = self._executor.land(under_way)
         landed_at = self._now()
         # It began when it was launched, or when the device was done with the batch before.
         step_s = landed_at - max(launched_at, self._landed_at)
         self._landed_at = landed_at
-        self._heartbeat.learn(num_tokens, step_s)
         self._mark("results")
         self._flights.popleft()
         self.num_landed += 1

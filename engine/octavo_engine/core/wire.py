@@ -140,6 +140,7 @@ class Pong(Message, frozen=True):
     steps: int
     step_age_s: float  # how long the step at hand has taken; 0 when none is
     expected_s: float  # how long it should take
+    slowest_s: float = 0.0  # how long the slowest of late took
 
 
 class Outputs(Message, frozen=True):

@@ -142,6 +142,11 @@ class Scheduler:
         self.kv.clear_cache()
         return True
 
+    def expected_s(self, batch: ScheduledBatch) -> float:
+        """How long computing it should take; 0 while nothing is known."""
+        num_decodes = batch.num_decodes
+        return self._step_time.step_s(num_decodes, batch.num_tokens - num_decodes)
+
     @property
     def has_work(self) -> bool:
         return bool(self.sequences or self._finished)

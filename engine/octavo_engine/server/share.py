@@ -4,6 +4,7 @@ that nobody stands behind a thousand prompts of one request."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,6 +19,7 @@ T = TypeVar("T")
 
 ALONE = 7 / 8  # of the rows, while no other request is in flight: who comes finds one free
 BESIDE_OTHERS = 1 / 2
+ALONE_AFTER_S = 5.0  # without another request
 
 
 class Share:
@@ -27,6 +29,7 @@ class Share:
         self._service = service
         self._width = width
         self._num_running = 0
+        self._others_at = float("-inf")
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def of(self, work: Coroutine[Any, Any, T]) -> T:
@@ -66,6 +69,9 @@ class Share:
 
     def _most(self) -> int:
         """One at least, however few rows there are."""
-        is_alone = self._service.in_flight <= 1
+        now = time.monotonic()
+        if self._service.in_flight > 1:
+            self._others_at = now
+        is_alone = now - self._others_at > ALONE_AFTER_S
         rows = self._service.engine.config.scheduler.max_num_seqs
         return max(1, int(rows * (ALONE if is_alone else BESIDE_OTHERS)) // self._width)
