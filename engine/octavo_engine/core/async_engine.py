@@ -366,8 +366,8 @@ class AsyncEngine:
         assert self._client is not None  # _check_open sees to it
         request, sequences = self._outputs.add(submission)
         try:
-            for sequence in sequences:
-                self._client.send(wire.AddRequests([sequence]))
+            if sequences:
+                self._client.send(wire.add_answers(sequences))
         except (UnicodeEncodeError, wire.WireError) as error:
             self._send_abort(self._outputs.abort(request))
             raise InvalidRequest(f"the request cannot be sent to the engine: {error}") from None

@@ -68,6 +68,7 @@ class Configure(Message, frozen=True):
 
 class AddRequests(Message, frozen=True):
     requests: list[EngineRequest]
+    prompt: list[int] = []  # of those whose own is empty: the answers to one prompt share it
 
 
 class AddPooling(Message, frozen=True):
@@ -217,6 +218,16 @@ class FrameReader(Generic[M]):
             return self._decoder.decode(body)
         except _NO_MESSAGE as error:
             raise WireError(f"a frame of {len(body)} bytes is no message: {error}") from error
+
+
+def add_answers(sequences: list[EngineRequest]) -> AddRequests:
+    """The answers to one prompt, which is sent once."""
+    if len(sequences) == 1:
+        return AddRequests(sequences)
+    prompt = sequences[0].prompt_token_ids
+    return AddRequests(
+        [msgspec.structs.replace(sequence, prompt_token_ids=[]) for sequence in sequences], prompt
+    )
 
 
 def refusal(request_id: str, error: RequestError) -> Refused:

@@ -37,6 +37,7 @@ SPARE_LOGITS = 64  # rows of logits in a step beyond one a sequence, for prompt 
 ALONE = 4  # times max_step_ms is a step long in which nobody decodes
 MAX_LONG = 2  # prompts longer than half a step's room that run at once: more would only hold memory
 LONG_LOOK_STEPS = 8  # after so many, a long prompt may have become short: its prefix is cached
+BLOCKED_LOOK_STEPS = 8  # after so many, who is blocked for memory may find more of it cached
 MAX_PASSED = 8  # sequences without memory that are looked past in one step
 
 
@@ -376,6 +377,12 @@ class Scheduler:
             has_no_place = num_long >= MAX_LONG
             if has_no_place and self._stats.steps < sequence.long_until_step:
                 continue
+            reserve = self._admission.reserve(sequence)
+            if self._is_blocked_still(sequence, reserved + reserve):
+                num_passed += 1
+                if self._holds_all_up(sequence, now) or num_passed == MAX_PASSED:
+                    break
+                continue
             match = self.kv.match(sequence)
             sequence.awaits = match.awaits
             if background.waits_for_prefix(self, sequence, match.awaits):
@@ -387,13 +394,14 @@ class Scheduler:
             if has_no_place and is_long(length, budget):
                 sequence.long_until_step = self._stats.steps + LONG_LOOK_STEPS
                 continue
-            reserve = self._admission.reserve(sequence)
             # With nothing running all memory is free, and add() saw that it is enough.
             if self.running and match.num_blocks + reserved + reserve > self.kv.pool.num_free:
                 if sequence.blocked_at is None:
                     sequence.blocked_at = now
+                sequence.num_missing_blocks = match.num_blocks
+                sequence.blocked_until_step = self._stats.steps + BLOCKED_LOOK_STEPS
                 num_passed += 1
-                if now - sequence.blocked_at >= self.config.aging_s or num_passed == MAX_PASSED:
+                if self._holds_all_up(sequence, now) or num_passed == MAX_PASSED:
                     break
                 continue
             self._start(sequence, match, batch, now)
@@ -401,6 +409,20 @@ class Scheduler:
             lengths.append(length)
             reserved += reserve
         behind.sort(key=by_order)
+
+    def _holds_all_up(self, sequence: Sequence, now: float) -> bool:
+        """It has been passed for so long that nobody may overtake it any more."""
+        return now - (sequence.blocked_at or now) >= self.config.aging_s
+
+    def _is_blocked_still(self, sequence: Sequence, reserved: float) -> bool:
+        """Memory did not suffice for it lately, and is not much more now: its prompt need not be
+        looked up again."""
+        return (
+            sequence.blocked_at is not None
+            and self._stats.steps < sequence.blocked_until_step
+            and bool(self.running)
+            and sequence.num_missing_blocks + reserved > self.kv.pool.num_free
+        )
 
     def _start(
         self, sequence: Sequence, match: PrefixMatch, batch: ScheduledBatch, now: float

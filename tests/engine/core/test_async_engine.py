@@ -24,6 +24,7 @@ from octavo_engine.errors import (
     InvalidRequest,
     QueueFull,
 )
+from octavo_engine.kv import manager
 from octavo_engine.protocol.loading import LoadProgress
 from octavo_engine.state.sampling_params import RequestOutputKind, SamplingParams
 from tests.fakes.backend import FakeBackend
@@ -186,6 +187,37 @@ def test_n_answers_come_in_one_stream_and_differ():
             assert all(len(t) == 30 for t in tokens.values())
             alone, _, _ = await collect(engine, "hi", SamplingParams(seed=1, max_tokens=30))
             assert alone[0] == texts[0]
+
+    run(test())
+
+
+def test_the_prompt_of_n_answers_is_sent_and_named_once(monkeypatch):
+    hashed: list[int] = []
+    chain = manager.chain_digests
+
+    def spy(parent, token_ids, **options):
+        hashed.append(len(token_ids))
+        return chain(parent, token_ids, **options)
+
+    monkeypatch.setattr(manager, "chain_digests", spy)
+
+    async def test():
+        async with Running() as engine:
+            sent: list[int] = []
+            send = engine._client.send
+
+            def counted(message):
+                sent.append(len(wire.encode(message)))
+                send(message)
+
+            monkeypatch.setattr(engine._client, "send", counted)
+            prompt = make_prompt(320)
+            hashed.clear()
+            _, one, _ = await collect(engine, prompt, GREEDY)
+            _, many, _ = await collect(engine, prompt, msgspec.structs.replace(GREEDY, n=20))
+            assert list(many.values()) == [one[0]] * 20
+            assert sum(hashed) < 2 * 320 + 20 * 16  # of each prompt once; then what is left over
+            assert sent[1] < sent[0] + 20 * 150
 
     run(test())
 
