@@ -63,9 +63,12 @@ class FakeTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
+    def least_tokens(self, text: str) -> int:
+        return len(text.encode())
+
     def render_chat(
         self, messages: Sequence[Any], *, template: Any, add_special_tokens: bool = False,
-        **options: Any,
+        max_tokens: int | None = None, **options: Any,
     ) -> tuple[str, list[int]]:  # fmt: skip
         text = template.render(messages, **options)
         return text, self.encode(text)

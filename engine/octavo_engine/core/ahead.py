@@ -62,10 +62,13 @@ class Ahead:
     def turn(self, outputs: list[SequenceOutput]) -> ScheduledBatch:
         """Launch the next batch, then add what came of the one before. Returns what was launched,
         which is empty when there is nothing to do."""
+        # First of all: who has to make way depends on it, and nobody under way can be made to.
+        now: float | None = self._scheduler.expire()
         if self._flights and not ahead.can_plan_ahead(self._scheduler):
             self._report(outputs)
+            now = None
         try:
-            batch = self._planned = self._scheduler.schedule()
+            batch = self._planned = self._scheduler.schedule(now)
             self._mark("schedule")
             launched_at = self._now()
             under_way = None if batch.is_empty else self._executor.launch(batch)
@@ -93,14 +96,12 @@ class Ahead:
     def _report(self, outputs: list[SequenceOutput]) -> None:
         """Wait for the oldest batch under way and take its tokens in."""
         batch, under_way, launched_at = self._flights[0]
-        num_tokens = batch.num_tokens
-        self._heartbeat.expect(num_tokens)
+        self._heartbeat.expect(self._scheduler.expected_s(batch))
         result = self._executor.land(under_way)
         landed_at = self._now()
         # It began when it was launched, or when the device was done with the batch before.
         step_s = landed_at - max(launched_at, self._landed_at)
         self._landed_at = landed_at
-        self._heartbeat.learn(num_tokens, step_s)
         self._mark("results")
         self._flights.popleft()
         self.num_landed += 1

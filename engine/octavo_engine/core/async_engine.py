@@ -20,14 +20,15 @@ from octavo_engine.core.pooling import PoolingDesk, check_items, check_task
 from octavo_engine.core.process_client import ProcessClient
 from octavo_engine.core.residency_feed import ResidencyFeed
 from octavo_engine.core.seeds import Seeds
-from octavo_engine.core.validate import settle_params
+from octavo_engine.core.validate import check_choices, settle_params, tokenized_bad_words
 from octavo_engine.errors import EngineDead, InvalidRequest, OctavoError, QueueFull
 from octavo_engine.protocol.admission import retry_after_s
 from octavo_engine.protocol.loading import FETCHING
 from octavo_engine.state.outputs import EngineStats, ProfileWritten
 from octavo_engine.state.request import BACKGROUND
 from octavo_engine.state.sampling_params import RequestOutputKind
-from octavo_engine.tokenization.tokenizer import check_vocab, ends_of_text
+from octavo_engine.tokenization.threads import off_loop
+from octavo_engine.tokenization.tokenizer import check_length, check_vocab, ends_of_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -54,7 +55,6 @@ logger = logging.getLogger(__name__)
 
 _LOADING = "the model is still being loaded"
 _CUT_SHORT = "the server shut down before this answer was done"
-_LONG_PROMPT = 8192  # characters; longer ones are tokenised off the event loop
 
 
 class Connect(Protocol):
@@ -177,7 +177,9 @@ class AsyncEngine:
             self._check_open()  # it may have closed while a long prompt was tokenised
         else:
             token_ids = list(prompt)
+        params = await tokenized_bad_words(params, self.tokenizer)
         params = settle_params(token_ids, params, self.info, self.tokenizer, told)
+        check_choices(len(token_ids), params)
         is_whole = not stream or params.output_kind is RequestOutputKind.FINAL_ONLY
         submission = Submission(
             request_id=request_id,
@@ -377,16 +379,22 @@ class AsyncEngine:
             )
 
     async def _encode(self, prompt: str) -> list[int]:
-        if len(prompt) > _LONG_PROMPT:
-            return await asyncio.to_thread(self.tokenizer.encode, prompt)
-        return self.tokenizer.encode(prompt)
+        def work() -> list[int]:
+            check_length(self.tokenizer, prompt, self.info.max_model_len, "prompt")
+            return self.tokenizer.encode(prompt)
+
+        return await off_loop(work, len(prompt))
 
     def _submit(self, submission: Submission) -> Request:
         assert self._client is not None  # _check_open sees to it
         request, sequences = self._outputs.add(submission)
+        try:
+            if sequences:
+                self._client.send(wire.add_answers(sequences))
+        except (UnicodeEncodeError, wire.WireError) as error:
+            self._send_abort(self._outputs.abort(request))
+            raise InvalidRequest(f"the request cannot be sent to the engine: {error}") from None
         self._idle.clear()
-        for sequence in sequences:
-            self._client.send(wire.AddRequests([sequence]))
         return request
 
     def _close(self, request: Request) -> None:

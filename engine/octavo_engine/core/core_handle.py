@@ -89,7 +89,7 @@ class CoreHandle(asyncio.Protocol):
             return
         for message in messages:
             if isinstance(message, wire.Pong):
-                self.watch.ponged(Pulse(message.steps, message.step_age_s, message.expected_s))
+                self.watch.ponged(_pulse(message))
                 continue
             self.news.receive(message)
             if isinstance(message, wire.Ready):
@@ -151,3 +151,7 @@ class CoreHandle(asyncio.Protocol):
     def _close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+
+def _pulse(pong: wire.Pong) -> Pulse:
+    return Pulse(pong.steps, pong.step_age_s, pong.expected_s, pong.slowest_s)

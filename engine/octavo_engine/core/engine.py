@@ -245,11 +245,10 @@ class Engine:
         return batch
 
     def _compute(self, batch: ScheduledBatch) -> list[SequenceOutput]:
-        self.heartbeat.expect(batch.num_tokens)
+        self.heartbeat.expect(self.scheduler.expected_s(batch))
         started = self._now()
         result = self.executor.execute(batch)
         step_s = self._now() - started
-        self.heartbeat.learn(batch.num_tokens, step_s)
         if self.profile is None:
             return self.scheduler.update(batch, result, step_s)
         self.profile.laps.mark("results")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from octavo_engine.config import EngineConfig
     from octavo_engine.weights.source import ModelFiles
@@ -44,12 +43,13 @@ def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
         own = config.max_model_len or config.scheduler.max_model_len
         return ModelIdentity(own, (_SIM_EOS,), {}, _digest(facts))
     from octavo_engine.models.config import ModelConfig
+    from octavo_engine.weights.fingerprint import fingerprint
 
     shape = ModelConfig.from_hf(files.config)
     generation_eos = _ids(files.generation_config.get("eos_token_id"))
     facts = {
         "config": files.config,
-        "files": _listing(files.path),
+        "weights": None if config.load_format == "dummy" else fingerprint(files.path),
         "tokenizer": config.tokenizer,
         "dtype": config.dtype,
         "quantization": config.quantization,
@@ -112,12 +112,6 @@ def format_of(config: EngineConfig, files: ModelFiles | None) -> str:
 def _ids(value: object) -> tuple[int, ...]:
     values = value if isinstance(value, list) else [value]
     return tuple(v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0)
-
-
-def _listing(path: Path) -> list[tuple[str, int]]:
-    """Names and sizes: reading the weights to hash them would take longer than loading."""
-    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file())
-    return [(file.name, file.stat().st_size) for file in files]
 
 
 def _digest(facts: Mapping[str, Any]) -> bytes:

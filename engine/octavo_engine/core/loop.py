@@ -6,6 +6,8 @@ import logging
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
+
 from octavo_engine.core import wire
 from octavo_engine.errors import EngineDead, GenerationFailed, OctavoError, RequestError
 from octavo_engine.profile import StepProfile
@@ -74,8 +76,10 @@ class CoreLoop:
 
     def _handle(self, message: wire.ToCore) -> None:
         match message:
-            case wire.AddRequests(requests):
+            case wire.AddRequests(requests, prompt):
                 for request in requests:
+                    if prompt and not request.prompt_token_ids:
+                        request = msgspec.structs.replace(request, prompt_token_ids=prompt)
                     self._add(request)
             case wire.AddPooling(texts):
                 self._add_pooling(texts)

@@ -59,6 +59,7 @@ def check_items(items: Sequence[PoolingItem], params: PoolingParams, info: Model
     _check_dimensions(params, info)
     if not items:
         raise InvalidRequest("the input is empty; it needs at least one text", param="input")
+    columns = (params.dimensions or info.embedding_size) if params.task == "token_embed" else 0
     for index, item in enumerate(items):
         where = f"input {index}" if len(items) > 1 else "the input"
         length = len(item.token_ids)
@@ -68,6 +69,13 @@ def check_items(items: Sequence[PoolingItem], params: PoolingParams, info: Model
             raise ContextLengthExceeded(
                 f"{where} has {length} tokens, but the model takes at most {info.max_model_len}; "
                 "shorten it, or ask for truncation",
+                param="input",
+            )
+        num_bytes = length * columns * 4
+        if num_bytes > wire.MAX_FRAME - 2 * wire.ENVELOPE:
+            raise InvalidRequest(
+                f"{where} has {length} tokens; their vectors take {num_bytes} bytes, more than can "
+                "be sent; shorten it, or ask for fewer dimensions",
                 param="input",
             )
         low, high = min(item.token_ids), max(item.token_ids)

@@ -14,6 +14,7 @@ from octavo_engine.core.identity import architecture_of, format_of
 from octavo_engine.core.info import ModelInfo
 from octavo_engine.core.pooling_engine import PoolingEngine, PoolingLimits
 from octavo_engine.errors import ConfigError
+from octavo_engine.weights.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,6 +131,12 @@ def _backend(
 
 def _cache_key(config: EngineConfig, files: ModelFiles | None) -> bytes:
     """There is no cache; still, two models should not look like one."""
-    facts = {"names": config.names, "config": None if files is None else files.config}
+    facts: dict[str, object] = {"names": config.names}
+    if files is not None:
+        is_dummy = config.load_format == "dummy"
+        facts |= {
+            "config": files.config,
+            "weights": None if is_dummy else fingerprint(files.path),
+        }
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -25,6 +25,7 @@ from octavo_engine.errors import (
     OctavoError,
     QueueFull,
 )
+from octavo_engine.scheduling.step_time import StepTimeModel
 from octavo_engine.state.outputs import EngineStats, SequenceOutput, StepOutput
 from octavo_engine.state.pooling import PoolingOutput, PoolingParams, PoolingRequest
 
@@ -75,6 +76,7 @@ class PoolingEngine:
         self._refused: list[tuple[str, RequestError]] = []
         self._failed_steps = 0
         self._stats = EngineStats()
+        self._step_time = StepTimeModel()
         backend.prepare(max_tokens=limits.max_tokens, max_texts=limits.max_texts)
 
     @property
@@ -206,7 +208,7 @@ class PoolingEngine:
 
     def _compute(self, batch: list[PoolingRequest]) -> list[PoolingOutput]:
         num_tokens = sum(len(request.token_ids) for request in batch)
-        self.heartbeat.expect(num_tokens)
+        self.heartbeat.expect(self._step_time.prefill_s(num_tokens))
         started = self._now()
         try:
             outputs = self._pool(batch)
@@ -214,7 +216,7 @@ class PoolingEngine:
         except Exception as error:
             outputs = self._fail(batch, error)
         step_s = self._now() - started
-        self.heartbeat.learn(num_tokens, step_s)
+        self._step_time.observe(0, num_tokens, step_s)
         self._note(num_tokens, step_s)
         return outputs
 

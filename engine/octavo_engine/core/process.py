@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.core import wire
+from octavo_engine.core.frames import frames_of
 from octavo_engine.core.logs import set_up_logging
 from octavo_engine.core.loop import CoreLoop
 from octavo_engine.errors import OctavoError
@@ -100,10 +101,13 @@ class CoreProcess:
         self._inbox.put(wire.Shutdown(graceful=True))
 
     def send(self, message: wire.FromCore) -> None:
-        frame = wire.encode(message)
+        frames, failed = frames_of(message)
+        if failed:
+            self._inbox.put(wire.Abort(failed))
         try:
             with self._sending:
-                self._connection.sendall(frame)
+                for frame in frames:
+                    self._connection.sendall(frame)
         except OSError:
             self._parent_gone()
 

@@ -16,7 +16,7 @@ class Timing:
     ping: float = 1.0  # between pings
     patience: float = 3.0  # for a pong, and the least for a step
     loading_patience: float = 60.0  # for a pong while the weights are packed
-    kill_after: float = 10.0  # of being stalled
+    kill_after: float = 10.0  # of being stalled; more where steps are known to take long
     stop: float = 5.0  # for a core to end when asked to
     first_delay: float = 1.0  # before the first restart; doubles
     last_delay: float = 16.0
@@ -64,7 +64,8 @@ class Watch:
             return False
         if self._stalled_since is None:
             self._stalled_since = now
-        return now - self._stalled_since >= self._timing.kill_after
+        benefit_s = 0.0 if self._pulse is None else self._pulse.benefit_s
+        return now - self._stalled_since >= self._timing.kill_after + benefit_s
 
 
 class Restarts:

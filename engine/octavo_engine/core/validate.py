@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from octavo_engine.errors import ContextLengthExceeded, InvalidRequest
+from octavo_engine.tokenization.threads import off_loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,10 +17,15 @@ if TYPE_CHECKING:
     from octavo_engine.state.sampling_params import SamplingParams
 
 
+MAX_CHOICES = 1 << 23  # prompt log-probabilities of one request; the answer is built in memory
+
+
 class Encoder(Protocol):
     """The one thing that is asked of a tokenizer here."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> list[list[int]]: ...
 
 
 def settle_params(
@@ -55,10 +61,45 @@ def settle_params(
             continue  # as many as are named
         if wanted is not None and (wanted == -1 or wanted > info.vocab_size):
             changes[name] = info.vocab_size
-    if params.bad_words:
-        words = _bad_words(params.bad_words, tokenizer)
-        changes["bad_words_token_ids"] = (*params.bad_words_token_ids, *words)
+    params = with_bad_words(params, tokenizer)
     return msgspec.structs.replace(params, **changes) if changes else params
+
+
+async def tokenized_bad_words(params: SamplingParams, tokenizer: Encoder) -> SamplingParams:
+    """As `with_bad_words`, off the event loop where there are many."""
+    num_chars = 2 * sum(map(len, params.bad_words))
+    return await off_loop(lambda: with_bad_words(params, tokenizer), num_chars)
+
+
+def with_bad_words(params: SamplingParams, tokenizer: Encoder) -> SamplingParams:
+    """Bad words as token ids: each as it is tokenised at the start of a text and after a space."""
+    if not params.bad_words:
+        return params
+    words = [word.lstrip() for word in params.bad_words]
+    if not all(words):
+        raise InvalidRequest("bad_words must not be empty", param="bad_words")
+    texts = [text for word in words for text in (word, " " + word)]
+    try:
+        found = tokenizer.encode_batch(texts, add_special_tokens=False)
+    except InvalidRequest as error:
+        error.param = "bad_words"
+        raise
+    ids = dict.fromkeys(tuple(each) for each in found if each)
+    return msgspec.structs.replace(
+        params, bad_words=(), bad_words_token_ids=(*params.bad_words_token_ids, *ids)
+    )
+
+
+def check_choices(num_tokens: int, params: SamplingParams) -> None:
+    """Whether the log-probabilities of a prompt of so many tokens can be sent. `params` are
+    settled."""
+    wanted = params.prompt_logprobs
+    if wanted is not None and num_tokens * (wanted + 1) > MAX_CHOICES:
+        raise InvalidRequest(
+            f"prompt_logprobs asks for {wanted} alternatives of {num_tokens} tokens, together more "
+            f"than {MAX_CHOICES}; ask for fewer, or for a shorter prompt",
+            param="prompt_logprobs",
+        )
 
 
 def check_prompt(prompt_token_ids: Sequence[int], info: ModelInfo) -> None:
@@ -116,17 +157,3 @@ def _check_ids(param: str, ids: Iterable[int], info: ModelInfo) -> None:
         raise InvalidRequest(
             f"{param}: token id {bad} is not in the vocabulary of {info.vocab_size}", param=param
         )
-
-
-def _bad_words(words: Sequence[str], tokenizer: Encoder) -> list[tuple[int, ...]]:
-    """Each word as it is tokenised at the start of a text and after a space."""
-    found: dict[tuple[int, ...], None] = {}
-    for word in words:
-        bare = word.lstrip()
-        if not bare:
-            raise InvalidRequest("bad_words must not be empty", param="bad_words")
-        for text in (bare, " " + bare):
-            ids = tuple(tokenizer.encode(text, add_special_tokens=False))
-            if ids:
-                found[ids] = None
-    return list(found)

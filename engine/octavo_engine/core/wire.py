@@ -29,6 +29,7 @@ from octavo_engine.state.pooling import PoolingRequest  # noqa: TC001
 from octavo_engine.state.request import EngineRequest  # noqa: TC001
 
 MAX_FRAME = 64 << 20  # bytes; a prompt of a million tokens takes five
+ENVELOPE = 1024  # bytes of a frame around what it carries, at most
 # ValueError: text that is no UTF-8. OctavoError: settings that break their own rules.
 _NO_MESSAGE = (msgspec.MsgspecError, OctavoError, ValueError, OverflowError, RecursionError)
 _LENGTH = struct.Struct("<I")
@@ -67,6 +68,7 @@ class Configure(Message, frozen=True):
 
 class AddRequests(Message, frozen=True):
     requests: list[EngineRequest]
+    prompt: list[int] = []  # of those whose own is empty: the answers to one prompt share it
 
 
 class AddPooling(Message, frozen=True):
@@ -140,6 +142,7 @@ class Pong(Message, frozen=True):
     steps: int
     step_age_s: float  # how long the step at hand has taken; 0 when none is
     expected_s: float  # how long it should take
+    slowest_s: float = 0.0  # how long the slowest of late took
 
 
 class Outputs(Message, frozen=True):
@@ -218,16 +221,31 @@ class FrameReader(Generic[M]):
             raise WireError(f"a frame of {len(body)} bytes is no message: {error}") from error
 
 
+def add_answers(sequences: list[EngineRequest]) -> AddRequests:
+    """The answers to one prompt, which is sent once."""
+    if len(sequences) == 1:
+        return AddRequests(sequences)
+    prompt = sequences[0].prompt_token_ids
+    return AddRequests(
+        [msgspec.structs.replace(sequence, prompt_token_ids=[]) for sequence in sequences], prompt
+    )
+
+
 def refusal(request_id: str, error: RequestError) -> Refused:
     """The error of one request as a message."""
     return Refused(
         request_id=request_id,
         kind=type(error).__name__,
-        message=error.message,
+        message=_sound(error.message),
         param=error.param,
         code=error.code,
         retry_after_s=error.retry_after_s,
     )
+
+
+def _sound(text: str) -> str:
+    """A message may quote what a client sent: JSON spells half characters, UTF-8 does not."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def error_of(refused: Refused) -> RequestError:

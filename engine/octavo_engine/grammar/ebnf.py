@@ -7,6 +7,7 @@ import re
 from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
 
 from octavo_engine.errors import InvalidRequest
+from octavo_engine.grammar.limits import DEFAULT_LIMITS
 
 PARAM = "response_format"
 _MAX_NESTING = 64
@@ -14,7 +15,14 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}
 
 
 def to_lark(text: str) -> str:
-    """The grammar in Lark's notation; what is in it already comes back as it is."""
+    """The grammar in Lark's notation; what is in it already comes back as it is.
+
+    A long one is refused unread: translating takes the square of its length.
+    """
+    if len(text) > DEFAULT_LIMITS.max_ebnf_bytes:
+        raise InvalidRequest(
+            f"the grammar has more than {DEFAULT_LIMITS.max_ebnf_bytes} bytes", param=PARAM
+        )
     if is_lark_syntax(text):
         return text
     _check_nesting(text)

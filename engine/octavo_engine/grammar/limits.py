@@ -19,6 +19,7 @@ class GrammarLimits:
     max_choices: int = 1024
     max_regex_bytes: int = 4 << 10
     max_grammar_bytes: int = 8 << 10
+    max_ebnf_bytes: int = 32 << 10  # before it is translated, with its comments; of all in a tag
     max_tags: int = 256  # of a structural tag, with all that is inside
     max_after_bytes: int = 256
     # What a compilation and a step may burn, in llguidance's units: a fifth of a second, and some

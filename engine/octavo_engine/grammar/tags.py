@@ -56,6 +56,7 @@ class _Builder:
         self.grammars: list[dict[str, Any]] = []
         self._specials = sorted(specials.items(), key=lambda item: -len(item[0]))
         self._limits = limits
+        self._ebnf_bytes = 0  # of all grammars so far
         self._whitespace = whitespace
         self._num_parts = 0
 
@@ -179,6 +180,9 @@ class _Builder:
         return f"/{regex_to_lark(pattern, 'dws')}/"
 
     def _grammar(self, text: str) -> str:
+        self._ebnf_bytes += len(text)
+        if self._ebnf_bytes > self._limits.max_ebnf_bytes:
+            raise _refusal(f"has grammars of more than {self._limits.max_ebnf_bytes} bytes", "")
         name = f"g{len(self.grammars)}"
         self.grammars.append({"name": name, "lark_grammar": to_lark(text)})
         return f"@{name}"

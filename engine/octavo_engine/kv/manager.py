@@ -50,6 +50,7 @@ class KVManager:
         self.computing: dict[bytes, Sequence] = {}  # digest of a block to come -> who computes it
         self.pinned: list[Block] = []  # sources of this step's copies: they must survive until then
         self._cache_key = cache_key
+        self._named: tuple[list[int], str, list[bytes]] | None = None  # a prompt, salt, digests
         self._caching = caching
         self.listen(self.residency)
 
@@ -61,13 +62,22 @@ class KVManager:
         """Compute the digests of all its tokens' blocks; before it waits, first or again."""
         if not self._caching:
             return
-        sequence.root = root_digest(self._cache_key, salt=sequence.request.cache_salt)
+        request = sequence.request
+        sequence.root = root_digest(self._cache_key, salt=request.cache_salt)
+        if not sequence.digests and self._named is not None:
+            prompt, salt, digests = self._named
+            # The answers to one prompt share it, and come one after the other.
+            if prompt is request.prompt_token_ids and salt == request.cache_salt:
+                sequence.digests = digests[:]
         known = len(sequence.digests)
         parent = sequence.digests[-1] if known else sequence.root
         tokens = sequence.token_ids
         sequence.digests += chain_digests(
             parent, tokens[known * BLOCK_SIZE :], block_size=BLOCK_SIZE
         )
+        num_prompt_blocks = sequence.num_prompt_tokens // BLOCK_SIZE
+        digests = sequence.digests[:num_prompt_blocks]
+        self._named = (request.prompt_token_ids, request.cache_salt, digests)
         tail = tokens[len(sequence.digests) * BLOCK_SIZE :]
         parent = sequence.digests[-1] if sequence.digests else sequence.root
         sequence.tail_digest = block_digest(parent, pack_tokens(tail)) if tail else None

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 def can_plan_ahead(scheduler: Scheduler) -> bool:
-    """Whether schedule() may be called before the batch under way is reported."""
+    """Whether schedule() may be called before the batch under way is reported. What is past its
+    deadline has been ended: a deadline in between could make room for who takes memory away."""
     if must_make_way(scheduler):
         return False
     num_growing = 0

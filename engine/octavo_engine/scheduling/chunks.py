@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 MIN_CHUNK = 16  # prefill tokens that a step computes however slow it is: prompts must advance
 
+MAX_CHOICES = 1 << 20  # log-probabilities of prompt tokens that a step hands out for a sequence
+
 
 def schedule_chunks(
     batch: ScheduledBatch, behind: List[Sequence], budget: int, *, spare_logits: int
@@ -82,5 +84,7 @@ def _scoring_chunk(sequence: Sequence, spare_logits: int) -> tuple[int, int]:
     num_prompt = sequence.num_prompt_tokens
     # With a resume, tokens follow the prompt that nobody wants scored: stop short of them.
     end = num_prompt if sequence.num_tokens == num_prompt else num_prompt - 1
-    length = min(end - start, spare_logits + 1)
+    # Rows of a whole vocabulary are large: a step holds so many of them, and its reply too.
+    most = max(1, MAX_CHOICES // (1 + (sequence.request.params.prompt_logprobs or 0)))
+    length = min(end - start, spare_logits + 1, most)
     return length, length - 1

@@ -38,6 +38,7 @@ SPARE_LOGITS = 64  # rows of logits in a step beyond one a sequence, for prompt 
 ALONE = 4  # times max_step_ms is a step long in which nobody decodes
 MAX_LONG = 2  # prompts longer than half a step's room that run at once: more would only hold memory
 LONG_LOOK_STEPS = 8  # after so many, a long prompt may have become short: its prefix is cached
+BLOCKED_LOOK_STEPS = 8  # after so many, who is blocked for memory may find more of it cached
 MAX_PASSED = 8  # sequences without memory that are looked past in one step
 
 
@@ -150,18 +151,29 @@ class Scheduler:
         self.kv.clear_cache()
         return True
 
+    def expected_s(self, batch: ScheduledBatch) -> float:
+        """How long computing it should take; 0 while nothing is known."""
+        num_decodes = batch.num_decodes
+        return self._step_time.step_s(num_decodes, batch.num_tokens - num_decodes)
+
     @property
     def has_work(self) -> bool:
         return bool(self.sequences or self._finished)
 
     # -- one step --------------------------------------------------------------------------------
 
-    def schedule(self) -> ScheduledBatch:
-        """Plan the next step. Empty if there is nothing to compute."""
+    def expire(self) -> float:
+        """End what is past its deadline. Returns the moment that was judged, for `schedule`."""
         now = self._now()
         for sequence in self._deadlines.pop_expired(now):
             self._finished.append(self._finish(sequence, "deadline"))
+        return now
 
+    def schedule(self, now: float | None = None) -> ScheduledBatch:
+        """Plan the next step. Empty if there is nothing to compute. With `now`, the moment of an
+        `expire` just made, nothing else ends before the batch is planned."""
+        if now is None:
+            now = self.expire()
         while background.must_make_way(self):
             self._preempt(self.running[-1])
             if next(iter(self.waiting)).blocked_at is not None:
@@ -339,6 +351,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to waiting. Its blocks stay cached until they are needed, so it may lose little."""
+        assert sequence.num_ahead == 0, "a step under way still writes into its blocks"
         self._stop_running(sequence)
         self.kv.release(sequence)
         self.kv.name_blocks(sequence)
@@ -373,6 +386,12 @@ class Scheduler:
             has_no_place = num_long >= MAX_LONG
             if has_no_place and self._stats.steps < sequence.long_until_step:
                 continue
+            reserve = self._admission.reserve(sequence)
+            if self._is_blocked_still(sequence, reserved + reserve):
+                num_passed += 1
+                if self._holds_all_up(sequence, now) or num_passed == MAX_PASSED:
+                    break
+                continue
             match = self.kv.match(sequence)
             sequence.awaits = match.awaits
             if background.waits_for_prefix(self, sequence, match.awaits):
@@ -384,13 +403,14 @@ class Scheduler:
             if has_no_place and is_long(length, budget):
                 sequence.long_until_step = self._stats.steps + LONG_LOOK_STEPS
                 continue
-            reserve = self._admission.reserve(sequence)
             # With nothing running all memory is free, and add() saw that it is enough.
             if self.running and match.num_blocks + reserved + reserve > self.kv.pool.num_free:
                 if sequence.blocked_at is None:
                     sequence.blocked_at = now
+                sequence.num_missing_blocks = match.num_blocks
+                sequence.blocked_until_step = self._stats.steps + BLOCKED_LOOK_STEPS
                 num_passed += 1
-                if now - sequence.blocked_at >= self.config.aging_s or num_passed == MAX_PASSED:
+                if self._holds_all_up(sequence, now) or num_passed == MAX_PASSED:
                     break
                 continue
             self._start(sequence, match, batch, now)
@@ -398,6 +418,20 @@ class Scheduler:
             lengths.append(length)
             reserved += reserve
         behind.sort(key=by_order)
+
+    def _holds_all_up(self, sequence: Sequence, now: float) -> bool:
+        """It has been passed for so long that nobody may overtake it any more."""
+        return now - (sequence.blocked_at or now) >= self.config.aging_s
+
+    def _is_blocked_still(self, sequence: Sequence, reserved: float) -> bool:
+        """Memory did not suffice for it lately, and is not much more now: its prompt need not be
+        looked up again."""
+        return (
+            sequence.blocked_at is not None
+            and self._stats.steps < sequence.blocked_until_step
+            and bool(self.running)
+            and sequence.num_missing_blocks + reserved > self.kv.pool.num_free
+        )
 
     def _start(
         self, sequence: Sequence, match: PrefixMatch, batch: ScheduledBatch, now: float

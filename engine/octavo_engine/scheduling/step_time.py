@@ -43,6 +43,10 @@ class StepTimeModel:
         base = max(0.0, (self._y - slope * self._x) / self._w)
         return base + slope * num_decodes
 
+    def step_s(self, num_decodes: int, num_prefill_tokens: int) -> float:
+        """A step of both; 0 while nothing is known."""
+        return self.decode_s(num_decodes) + self.prefill_s(num_prefill_tokens)
+
     def row_s(self) -> float:
         """One sequence more that decodes, or one token guessed ahead; 0 while nothing is known."""
         return self.decode_s(2) - self.decode_s(1)

@@ -14,6 +14,7 @@ from octavo_engine.server.http_errors import not_supported
 from octavo_engine.server.running import names_of
 from octavo_engine.server.schemas import ChatCompletionRequest, Message
 from octavo_engine.server.service import Service  # noqa: TC001
+from octavo_engine.server.share import Share
 from octavo_engine.server.together import all_of
 
 _COUNTS = ("prompt_tokens", "total_tokens", "completion_tokens")
@@ -40,8 +41,12 @@ async def chat_batch(exchange: Exchange, service: Service) -> None:
     names = names_of(f"chatcmpl-{exchange.request_id}")
     with service.running.track(names, stop):
         async with exchange.while_present():
+            share = Share(service, 1)
             answers = await all_of(
-                [_one(exchange, service, number, body) for number, body in enumerate(bodies)]
+                [
+                    share.of(_one(exchange, service, number, body))
+                    for number, body in enumerate(bodies)
+                ]
             )
     await exchange.reply(msgspec.json.encode(_merged(answers, exchange.request_id)))
 

@@ -102,6 +102,7 @@ async def prepare(
         describes_tools=service.dialect.describes_tools,
         # The template has written the special tokens already.
         add_special_tokens=bool(request.add_special_tokens),
+        most=info.max_model_len if request.truncate_prompt_tokens is None else None,
     )
     keep, side = request.truncate_prompt_tokens, request.truncation_side
     ids = truncate(prompt.ids, keep, info.max_model_len, side)

@@ -98,9 +98,10 @@ async def prepare(exchange: Exchange, service: Service, request: CompletionReque
     tokenizer, info = service.engine.tokenizer, service.engine.info
     special = request.add_special_tokens is not False
     ids: list[list[int]] = []
+    most = info.max_model_len if request.truncate_prompt_tokens is None else None
     for prompt in prompts:
         if isinstance(prompt, str):
-            prompt = await encode(tokenizer, prompt, add_special_tokens=special)
+            prompt = await encode(tokenizer, prompt, add_special_tokens=special, most=most)
         keep, side = request.truncate_prompt_tokens, request.truncation_side
         ids.append(truncate(prompt, keep, info.max_model_len, side))
     max_tokens = 1 if no_tokens else request.max_tokens

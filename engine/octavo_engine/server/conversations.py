@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -10,8 +9,8 @@ from octavo_engine.errors import InvalidRequest, ModelError
 from octavo_engine.server.chat_tools import read_tools
 from octavo_engine.server.described_tools import described, takes_system
 from octavo_engine.server.http_errors import not_supported
-from octavo_engine.server.prompts import INLINE_CHARS
 from octavo_engine.tokenization.chat_template import ChatTemplate
+from octavo_engine.tokenization.threads import off_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,9 +53,10 @@ async def render(
 
 async def rendered(
     tokenizer: Tokenizer, request: Conversation, limits: Limits, *, trust_template: bool,
-    add_special_tokens: bool = False, describes_tools: bool = False,
+    add_special_tokens: bool = False, describes_tools: bool = False, most: int | None = None,
 ) -> Rendered:  # fmt: skip
-    """As `render`, with the tokens: only the template's own control tokens become control ids."""
+    """As `render`, with the tokens: only the template's own control tokens become control ids.
+    Raises ContextLengthExceeded, unread, for a prompt that surely has more than `most` of them."""
     template, options = _prepared(tokenizer, request, limits, trust_template=trust_template)
     if describes_tools and request.chat_template is None:  # a request's own is as it wants it
         _describe_tools(template, options)
@@ -64,7 +64,7 @@ async def rendered(
     def work() -> Rendered:
         return Rendered(
             *tokenizer.render_chat(
-                template=template, add_special_tokens=add_special_tokens, **options
+                template=template, add_special_tokens=add_special_tokens, max_tokens=most, **options
             )
         )
 
@@ -193,7 +193,7 @@ def _documents(template: Template, documents: Any) -> list[dict[str, Any]]:
 
 async def _timely(messages: list[dict[str, Any]], work: Callable[[], T]) -> T:
     size = sum(len(message.get("content") or "") for message in messages)
-    return work() if size <= INLINE_CHARS else await asyncio.to_thread(work)
+    return await off_loop(work, size)
 
 
 # ── one message ──

@@ -18,6 +18,7 @@ from octavo_engine.protocol.resume import MAX_RESUME_BYTES
 from octavo_engine.server import strict_json
 from octavo_engine.server.error_shapes import shape_of
 from octavo_engine.server.http_errors import HttpError, error_headers
+from octavo_engine.server.json_size import check_size, is_quick
 from octavo_engine.server.presence import ClientGone, WhilePresent
 from octavo_engine.server.resume import read_frame
 
@@ -179,8 +180,21 @@ class Exchange:
             self.resume, body = read_frame(body)
             if len(body) > self.limits.max_body_bytes:
                 raise self._too_large()
-        self.fields = strict_json.parse(body, max_depth=self.limits.max_json_depth)
-        return strict_json.convert(self.fields, type_)
+
+        def read() -> T:
+            self.fields = self._parsed(body)
+            return strict_json.convert(self.fields, type_)
+
+        return read() if is_quick(body) else await asyncio.to_thread(read)
+
+    async def shape(self, body: bytes) -> Any:
+        """Any body as dicts and lists. Raises RequestError (400)."""
+        return self._parsed(body) if is_quick(body) else await asyncio.to_thread(self._parsed, body)
+
+    def _parsed(self, body: bytes) -> Any:
+        limits = self.limits
+        check_size(body, max_objects=limits.max_json_objects, max_values=limits.max_json_values)
+        return strict_json.parse(body, max_depth=limits.max_json_depth)
 
     async def body(self) -> bytes:
         # A resumed request was within the limit before the router put a frame before it.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from octavo_engine.core.pooling import check_task
+from octavo_engine.core.validate import tokenized_bad_words
 from octavo_engine.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -22,6 +23,7 @@ from octavo_engine.server.beams import beam_search, read_beams
 from octavo_engine.server.request_log import OutputLog, log_request
 from octavo_engine.server.residency import Answers
 from octavo_engine.server.running import names_of
+from octavo_engine.server.share import Share
 from octavo_engine.server.stopwatch import Stopwatch
 from octavo_engine.server.together import all_of
 from octavo_engine.state.request import BACKGROUND
@@ -151,6 +153,9 @@ async def run(
     """News of all prompts as they come, but for those that `tap` takes: it is offered those of a
     single prompt. Closing it aborts what still runs. Raises RequestError."""
     watch = Stopwatch(service.metrics, job)
+    params = await tokenized_bad_words(job.params, service.engine.tokenizer)
+    if params is not job.params:  # once for all of its prompts
+        job = dataclasses.replace(job, params=params)
     if service.settings.log_requests:
         log_request(service, job)
     note: Callable[[int, RequestOutput], None] = watch.note
@@ -169,9 +174,12 @@ async def run(
     with service.running.track((*ids, *names_of(job.request_id)), stop):
         try:
             if job.beams is not None:
+                share = Share(service, job.params.n)
                 found = await all_of(
                     [
-                        beam_search(service, job, job.beams, index, id_, lambda: is_stopped)
+                        share.of(
+                            beam_search(service, job, job.beams, index, id_, lambda: is_stopped)
+                        )
                         for index, id_ in enumerate(ids)
                     ]
                 )
@@ -277,7 +285,13 @@ async def _merged(
         else:
             await queue.put(None)
 
-    pumps = [asyncio.create_task(pump(index)) for index in range(len(job.prompts))]
+    share = Share(service, job.params.n)
+
+    async def pump_in_turn(prompt_index: int) -> None:
+        async with share:
+            await pump(prompt_index)
+
+    pumps = [asyncio.create_task(pump_in_turn(index)) for index in range(len(job.prompts))]
     try:
         left = len(pumps)
         while left:

@@ -127,7 +127,8 @@ async def _prompt(service: Service, request: GenerativeScoringRequest, item: Tex
         return item + query if request.item_first else query + item
     text = f"{item}{query}" if request.item_first else f"{query}{item}"
     special = request.add_special_tokens is not False
-    return await encode(service.engine.tokenizer, text, add_special_tokens=special)
+    most = service.engine.info.max_model_len
+    return await encode(service.engine.tokenizer, text, add_special_tokens=special, most=most)
 
 
 def _job(

@@ -35,8 +35,9 @@ CATALOGUE = (
              "A field is missing, of the wrong type, out of range, or contradicts another one.",
              param="the field"),
     ErrorRow(400, "invalid_json", INVALID,
-             "The body is no UTF-8, no JSON, too deep, has a key twice, a number that is none or a "
-             "text with half of a surrogate pair.",
+             "The body is not valid UTF-8 JSON, is nested too deeply, repeats a key, contains an "
+             "invalid number or half of a surrogate pair, or has more values than "
+             "--max-json-values or --max-json-objects allow.",
              param="the key, where one is to blame"),
     ErrorRow(400, "invalid_header", INVALID, "A header that Octavo reads makes no sense.",
              param="the header"),

@@ -14,6 +14,10 @@ class Limits:
     max_headers: int = 256
     max_url_bytes: int = 16 * 2**10
     max_json_depth: int = 64
+    max_json_objects: int = 50_000  # objects and lists in a body
+    max_json_values: int = 2**20  # in a body; a prompt's token ids are values
+    max_bad_words: int = 1024
+    max_bad_word_chars: int = 256  # each
     max_n: int = 128  # answers to one prompt
     max_prompts: int = 1024  # prompts in one completion request
     max_sequences: int = 2048  # prompts times n
@@ -27,7 +31,7 @@ class Limits:
     max_stop_chars: int = 1024  # each
     max_logprobs: int = 20  # alternatives per token; -1: the whole vocabulary
     max_logit_bias: int = 4096
-    max_token_list: int = 65536  # stop_token_ids, allowed_token_ids, bad_words
+    max_token_list: int = 65536  # stop_token_ids, allowed_token_ids
     max_concurrent_requests: int = 4096  # HTTP generation requests in flight; more get 503
     max_stored_responses: int = 1000  # of /v1/responses; the oldest go first
     max_stored_response_bytes: int = 64 * 2**20  # of all of them

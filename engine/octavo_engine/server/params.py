@@ -77,6 +77,9 @@ def check_sizes(request: SamplingFields, limits: Limits) -> None:
     _at_most("logit_bias", len(request.logit_bias or ()), limits.max_logit_bias, "entries")
     for name in LISTS:
         _at_most(name, len(getattr(request, name) or ()), limits.max_token_list, "entries")
+    _at_most("bad_words", len(request.bad_words or ()), limits.max_bad_words, "words")
+    for word in request.bad_words or ():
+        _at_most("bad_words", len(word), limits.max_bad_word_chars, "characters in one word")
     if request.prompt_logprobs is not None:
         check_logprobs("prompt_logprobs", request.prompt_logprobs, limits.max_logprobs)
         if request.stream:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from octavo_engine.errors import InvalidRequest
+from octavo_engine.tokenization.threads import off_loop
+from octavo_engine.tokenization.tokenizer import check_length
 
 if TYPE_CHECKING:
     from octavo_engine.server.limits import Limits
     from octavo_engine.tokenization.tokenizer import Tokenizer
 
-# Longer texts are rendered and tokenised in a thread, so that no other stream waits for them.
-INLINE_CHARS = 4096
+# Texts are counted beyond what the model can read, but a text that surely has so many times as many
+# tokens is refused.
+COUNTED = 4
 
 
 def split_prompts(
@@ -43,10 +45,17 @@ def split_prompts(
     return prompts
 
 
-async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
-    if len(text) <= INLINE_CHARS:
+async def encode(
+    tokenizer: Tokenizer, text: str, *, add_special_tokens: bool, most: int | None = None
+) -> list[int]:
+    """Raises ContextLengthExceeded, unread, for a text that surely has more than `most` tokens."""
+
+    def work() -> list[int]:
+        if most is not None:
+            check_length(tokenizer, text, most, "prompt")
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    return await off_loop(work, len(text))
 
 
 def truncate(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.errors import InvalidRequest, RequestError
-from octavo_engine.server import strict_json
 from octavo_engine.server.chat import chat_completions
 from octavo_engine.server.completions import completions
 from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's signature)
@@ -32,7 +31,7 @@ async def ping(exchange: Exchange, service: Service) -> None:
 async def invocations(exchange: Exchange, service: Service) -> None:
     """The endpoint that takes bodies of this shape answers."""
     body = await exchange.body()
-    fields = strict_json.parse(body, max_depth=service.settings.limits.max_json_depth)
+    fields = await exchange.shape(body)
     handler = handler_of(fields, service.engine.info.tasks)
     inner = exchange.again(body)
     try:

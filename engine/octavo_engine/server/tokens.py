@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,10 +10,11 @@ from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.answers import TokenizerInfo
 from octavo_engine.server.conversations import rendered
 from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's signature)
-from octavo_engine.server.prompts import INLINE_CHARS, encode
+from octavo_engine.server.prompts import COUNTED, encode
 from octavo_engine.server.schemas import DetokenizeRequest, TokenizeRequest
 from octavo_engine.server.service import Service  # noqa: TC001
 from octavo_engine.tokenization.chat_template import ChatTemplate
+from octavo_engine.tokenization.threads import off_loop
 
 if TYPE_CHECKING:
     from octavo_engine.tokenization.tokenizer import Tokenizer
@@ -26,9 +26,10 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
     tokenizer, info = service.engine.tokenizer, service.engine.info
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
+    most = COUNTED * info.max_model_len
     if request.prompt is not None:
         special = request.add_special_tokens is not False
-        ids = await encode(tokenizer, request.prompt, add_special_tokens=special)
+        ids = await encode(tokenizer, request.prompt, add_special_tokens=special, most=most)
     else:
         settings = service.settings
         prompt = await rendered(
@@ -38,6 +39,7 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
             trust_template=settings.trust_request_chat_template,
             add_special_tokens=bool(request.add_special_tokens),
             describes_tools=service.dialect.describes_tools,
+            most=most,
         )
         ids = prompt.ids
     texts = [tokenizer.token_name(token) for token in ids] if request.return_token_strs else None
@@ -63,10 +65,9 @@ async def detokenize(exchange: Exchange, service: Service) -> None:
                 f"tokens: token id {token} is not in the vocabulary of {info.vocab_size}",
                 param="tokens",
             )
-    if len(request.tokens) <= INLINE_CHARS:
-        text = tokenizer.decode(request.tokens, skip_special_tokens=False)
-    else:
-        text = await asyncio.to_thread(tokenizer.decode, request.tokens, skip_special_tokens=False)
+    text = await off_loop(
+        lambda: tokenizer.decode(request.tokens, skip_special_tokens=False), len(request.tokens)
+    )
     await exchange.reply(msgspec.json.encode({"prompt": text}))
 
 

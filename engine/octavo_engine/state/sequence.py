@@ -30,6 +30,7 @@ class Sequence:
         "awaits",
         "block_table",
         "blocked_at",
+        "blocked_until_step",
         "digests",
         "finish_reason",
         "grammar",
@@ -44,6 +45,7 @@ class Sequence:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_given_tokens",
+        "num_missing_blocks",
         "num_preemptions",
         "num_prompt_tokens",
         "num_published_blocks",
@@ -109,6 +111,8 @@ class Sequence:
         self.added_at = added_at
         self.awaits: bytes | None = None  # digest of a block that another sequence is computing
         self.blocked_at: float | None = None  # since when memory does not suffice
+        self.num_missing_blocks = 0  # that it needed then,
+        self.blocked_until_step = 0  # and how long it is not looked up again for less
         self.long_until_step = 0  # how long it counts as a long prompt without another look
         self.num_preemptions = 0
         self.queued_s = 0.0  # from arrival to its first admission

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.errors import ConfigError, InvalidRequest
 from octavo_engine.tokenization.messages import checked_messages
+from octavo_engine.tokenization.tokenizer import check_length
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +32,9 @@ class ByteTokenizer:
             )
         self.vocab_size = vocab_size
         self.chat_template: Template | None = PlainTemplate()
+
+    def least_tokens(self, text: str) -> int:
+        return len(text.encode("utf-8", "replace"))
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
@@ -84,6 +88,7 @@ class ByteTokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         continue_final_message: bool = False,
+        max_tokens: int | None = None,
         **kwargs: Any,
     ) -> tuple[str, list[int]]:
         text = template.render(
@@ -93,6 +98,8 @@ class ByteTokenizer:
             continue_final_message=continue_final_message,
             **kwargs,
         )
+        if max_tokens is not None:
+            check_length(self, text, max_tokens, "messages")
         return text, self.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -18,7 +18,10 @@ from tokenizers import pre_tokenizers
 
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.tokenization.chat_template import ChatTemplate
+from octavo_engine.tokenization.length import LeastTokens
+from octavo_engine.tokenization.threads import INLINE_CHARS
 from octavo_engine.tokenization.token_pieces import piece_rules
+from octavo_engine.tokenization.tokenizer import check_length
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -51,6 +54,7 @@ class TextTokenizer:
         self.bos_token_id = bos_token_id
         self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
         self.chat_template = chat_template
+        self.least_tokens = LeastTokens(tokenizer, self._added.values(), self._rules.spelling)
         self.strips_first_space = self._rules.strips_first_space
         self._special = _SpecialTokens({i: self._added[i] for i in sorted(self.special_ids)})
         self._plain = _twin(tokenizer, self._added, first=True)
@@ -67,12 +71,12 @@ class TextTokenizer:
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
-        if not add_special_tokens:
-            return [self.encode(text, add_special_tokens=False) for text in texts]
         try:
-            encodings = self._tokenizer.encode_batch_fast(list(texts))
-        except (UnicodeEncodeError, TypeError):
-            return [self.encode(text) for text in texts]  # says what is wrong
+            encodings = self._tokenizer.encode_batch_fast(
+                list(texts), add_special_tokens=add_special_tokens
+            )
+        except (UnicodeEncodeError, TypeError):  # says what is wrong
+            return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         return [list(encoding.ids) for encoding in encodings]
 
     def encode_parts(
@@ -119,6 +123,7 @@ class TextTokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         continue_final_message: bool = False,
+        max_tokens: int | None = None,
         **kwargs: Any,
     ) -> tuple[str, list[int]]:
         assert isinstance(template, ChatTemplate)  # every template of a real vocabulary is one
@@ -131,6 +136,8 @@ class TextTokenizer:
             continue_final_message=continue_final_message,
             **kwargs,
         )
+        if max_tokens is not None:
+            check_length(self, text, max_tokens, "messages")
         if not guard.was_needed:
             return text, _encode(self._tokenizer, text, add_special_tokens)
         ids = self._encode_guarded(text, guard)
@@ -285,7 +292,11 @@ def _without_prefix(pre_tokenizer: Any) -> Any:
 
 def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
     try:
-        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        if len(text) <= INLINE_CHARS:
+            return list(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        # As a batch of one: that holds no lock while it reads, and does not work out offsets.
+        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
     except (UnicodeEncodeError, TypeError):
         # Lone surrogates: JSON can spell them, UTF-8 cannot.
         raise InvalidRequest("the text is not valid Unicode", param="prompt") from None
@@ -293,7 +304,8 @@ def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool
 
 def _encoding(tokenizer: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
     try:
-        return tokenizer.encode(text, add_special_tokens=False)
+        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return encoding
     except (UnicodeEncodeError, TypeError):
         raise InvalidRequest("the text is not valid Unicode", param="input") from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from octavo_engine.errors import ModelError
+from octavo_engine.errors import ContextLengthExceeded, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,6 +51,9 @@ class Tokenizer(Protocol):
     def strips_first_space(self) -> bool:
         """Whether the space before the first word belongs to the vocabulary, not to the text."""
 
+    def least_tokens(self, text: str) -> int:
+        """It surely has so many, special ones aside; quickly told. 0 where nothing is known."""
+
     def encode(
         self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
     ) -> list[int]:
@@ -87,9 +90,11 @@ class Tokenizer(Protocol):
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         continue_final_message: bool = False,
+        max_tokens: int | None = None,
         **kwargs: Any,
     ) -> tuple[str, list[int]]:
-        """As `encode_chat` by any template, with the text that was rendered."""
+        """As `encode_chat` by any template, with the text that was rendered. Raises
+        ContextLengthExceeded, unread, for one that surely has more than `max_tokens`."""
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
@@ -136,6 +141,20 @@ def check_vocab(tokenizer: Tokenizer, vocab_size: int) -> None:
         raise ModelError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {vocab_size}: "
             "they do not belong together (check --tokenizer)"
+        )
+
+
+def check_length(tokenizer: Tokenizer, text: str, most: int, param: str) -> None:
+    """Raises ContextLengthExceeded if the text surely has more than `most` tokens."""
+    if len(text) <= most // 4:  # a character has four bytes at most, a token one at least
+        return
+    least = tokenizer.least_tokens(text)
+    if least > most:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {most} tokens, the answer included. However, "
+            f"your prompt has {len(text)} characters, which are at least {least} tokens. Please "
+            "reduce its length.",
+            param=param,
         )
 
 

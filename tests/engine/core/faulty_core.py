@@ -6,11 +6,13 @@ import time
 from pathlib import Path
 
 from octavo_engine.backends.sim.backend import SimBackend
+from octavo_engine.core import wire
 from octavo_engine.core.build import build_engine
 from octavo_engine.core.process import main
 from octavo_engine.errors import ModelError
 
 HANG, EXIT, NOISE, RAISE = 500, 501, 502, 503
+MAX_FRAME = "OCTAVO_TEST_MAX_FRAME"  # of what it sends, once it has loaded
 FAIL_IF_THERE = "OCTAVO_TEST_FAIL_IF_THERE"  # a file that makes loading fail
 
 
@@ -35,6 +37,7 @@ def build(config, *, progress):
     path = os.environ.get(FAIL_IF_THERE)
     if path and Path(path).exists():
         raise ModelError("model.safetensors: truncated")
+    wire.MAX_FRAME = int(os.environ.get(MAX_FRAME, wire.MAX_FRAME))
     return build_engine(config, progress=progress, backend=FaultyBackend(config))
 
 

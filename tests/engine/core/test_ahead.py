@@ -12,6 +12,7 @@ from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.build import build_engine
 from octavo_engine.errors import ConfigError, OctavoError
 from octavo_engine.grammar.normal import choice_spec
+from octavo_engine.state.request import BACKGROUND
 from tests.fakes.backend import FakeBackend
 from tests.fakes.clock import ManualClock
 from tests.fakes.launching import LaunchingBackend
@@ -370,6 +371,52 @@ def test_memory_that_is_short_is_taken_only_from_who_computes_nothing() -> None:
         assert answers.tokens[request.request_id] == truth
     kinds = "".join(entry[0] for entry in log)
     assert "llw" in kinds and "lwlw" in kinds
+
+
+def test_a_deadline_takes_no_memory_from_who_is_under_way() -> None:
+    """Who stood first in line expires, so the one behind, blocked for memory, may claim that of a
+    sequence in no hurry: it is taken once its step is reported, and nothing false is published."""
+    clock = ManualClock()
+    backend = LaunchingBackend(20)
+    backend.on_wait = lambda _: clock.advance(0.01)
+    engine, _ = make_engine(
+        backend,
+        dataclasses.replace(
+            CONFIG,
+            max_model_len=280,
+            scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=12),
+        ),
+        now=clock,
+    )
+    answers = Answers()
+    batch = make_request(20, max_tokens=60, priority=BACKGROUND)
+    engine.add(batch)
+    for _ in range(6):
+        answers.step(engine)
+    stem = make_prompt(180, first=9)
+    owner = make_request(stem, max_tokens=3)
+    engine.add(owner)
+    answers.step(engine)
+    waits = make_request(stem, max_tokens=3, deadline_at=clock() + 60.0)  # for its prefix
+    blocked = make_request(make_prompt(160, first=5), max_tokens=3)
+    engine.add(waits)
+    engine.add(blocked)
+    sequences = engine.scheduler.sequences
+    in_batch, first, second = (sequences[r.request_id] for r in (batch, waits, blocked))
+    for _ in range(12):
+        answers.step(engine)
+        if in_batch.num_ahead and first.blocked_at is None and second.blocked_at is not None:
+            break
+    else:
+        raise AssertionError("the batch is never under way while its memory is wanted")
+    clock.advance(61.0)
+    answers.step(engine)
+    assert answers.endings.pop(waits.request_id) == ("deadline", None)
+    answers.finish(engine)
+    assert engine.stats().preemptions > 0
+    for request in (batch, owner, blocked):
+        truth = backend.continuation(request.prompt_token_ids, request.params.max_tokens or 0)
+        assert answers.tokens[request.request_id] == truth
 
 
 def test_where_it_is_on() -> None:

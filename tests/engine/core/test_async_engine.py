@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
+from octavo_engine.core import wire
 from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.build import build_engine
 from octavo_engine.core.in_process_client import InProcessClient
@@ -23,6 +24,7 @@ from octavo_engine.errors import (
     InvalidRequest,
     QueueFull,
 )
+from octavo_engine.kv import manager
 from octavo_engine.protocol.loading import LoadProgress
 from octavo_engine.state.sampling_params import RequestOutputKind, SamplingParams
 from tests.fakes.backend import FakeBackend
@@ -189,6 +191,37 @@ def test_n_answers_come_in_one_stream_and_differ():
     run(test())
 
 
+def test_the_prompt_of_n_answers_is_sent_and_named_once(monkeypatch):
+    hashed: list[int] = []
+    chain = manager.chain_digests
+
+    def spy(parent, token_ids, **options):
+        hashed.append(len(token_ids))
+        return chain(parent, token_ids, **options)
+
+    monkeypatch.setattr(manager, "chain_digests", spy)
+
+    async def test():
+        async with Running() as engine:
+            sent: list[int] = []
+            send = engine._client.send
+
+            def counted(message):
+                sent.append(len(wire.encode(message)))
+                send(message)
+
+            monkeypatch.setattr(engine._client, "send", counted)
+            prompt = make_prompt(320)
+            hashed.clear()
+            _, one, _ = await collect(engine, prompt, GREEDY)
+            _, many, _ = await collect(engine, prompt, msgspec.structs.replace(GREEDY, n=20))
+            assert list(many.values()) == [one[0]] * 20
+            assert sum(hashed) < 2 * 320 + 20 * 16  # of each prompt once; then what is left over
+            assert sent[1] < sent[0] + 20 * 150
+
+    run(test())
+
+
 def test_a_slow_reader_loses_nothing_and_gets_larger_pieces():
     async def test():
         backend = FakeBackend(256)
@@ -280,6 +313,23 @@ def test_bad_requests_are_refused_before_they_reach_the_core():
                 with pytest.raises(kind):
                     await collect(engine, prompt, params)
             assert engine.stats.steps == steps and engine.num_in_flight == 0
+
+    run(test())
+
+
+def test_what_cannot_be_sent_to_the_core_leaves_nothing_behind(monkeypatch):
+    async def test():
+        async with Running() as engine:
+
+            def send(message):
+                if isinstance(message, wire.AddRequests):
+                    raise wire.WireError("too large")
+
+            monkeypatch.setattr(engine._client, "send", send)
+            with pytest.raises(InvalidRequest, match="cannot be sent to the engine"):
+                await collect(engine, "hi")
+            assert engine.num_in_flight == 0 and not len(engine._outputs)
+            assert await engine.drain(0.5)
 
     run(test())
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from octavo_engine.config import EngineConfig, SimConfig
@@ -49,6 +50,23 @@ def test_the_digest_covers_files_shape_and_settings_that_change_numbers(tmp_path
     assert len(set(digests)) == 6
     again = identify(config.replace(seed=5, max_model_len=50), files)
     assert again.digest == digests[-1]
+
+
+def test_a_fine_tuned_model_is_another_one_and_the_same_files_are_the_same_anywhere(tmp_path):
+    def digest_of(folder: str, data: bytes, name: str = "model.safetensors") -> bytes:
+        path = tmp_path / folder
+        path.mkdir()
+        (path / name).write_bytes(data)
+        (path / f"README of {folder}").write_text(folder)
+        files = ModelFiles(str(path), path, "safetensors", LLAMA, {})
+        return identify(EngineConfig(), files).digest
+
+    weights = np.random.default_rng(0).integers(0, 256, 20_000_000, np.uint8)
+    tuned = weights.copy()
+    tuned[9_000_000:9_100_000] ^= 1  # one layer's projections: half a percent
+    base = digest_of("base", weights.tobytes())
+    assert digest_of("tuned", tuned.tobytes()) != base
+    assert digest_of("elsewhere", weights.tobytes(), "renamed.safetensors") == base
 
 
 def test_recommended_parameters_are_taken_where_they_are_numbers():

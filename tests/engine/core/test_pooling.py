@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -77,6 +78,19 @@ def test_good_input_passes_and_the_index_of_a_bad_one_is_told():
         check_items([PoolingItem([1, 2], [0])], EMBED, INFO)
     with pytest.raises(InvalidRequest, match="at least one text"):
         check_items([], EMBED, INFO)
+
+
+def test_vectors_that_no_message_holds_are_refused_before_they_are_computed(monkeypatch):
+    info = msgspec.structs.replace(INFO, tasks=("token_embed", "embed"))
+    monkeypatch.setattr(wire, "MAX_FRAME", 2 * wire.ENVELOPE + 8 * 16 * 4)
+    per_token = PoolingParams(task="token_embed")
+    check_items([PoolingItem([1] * 8)], per_token, info)
+    monkeypatch.setattr(wire, "MAX_FRAME", wire.MAX_FRAME - 1)
+    with pytest.raises(InvalidRequest, match="their vectors take 512 bytes") as caught:
+        check_items([PoolingItem([1] * 8)], per_token, info)
+    assert caught.value.param == "input"
+    check_items([PoolingItem([1] * 8)], EMBED, info)
+    check_items([PoolingItem([1] * 8)], PoolingParams(task="token_embed", dimensions=8), info)
 
 
 def test_texts_become_items():

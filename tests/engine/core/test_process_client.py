@@ -12,6 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import uvloop
@@ -23,7 +24,13 @@ from octavo_engine.core.core_handle import CORE_COMMAND
 from octavo_engine.core.process import EXIT_PARENT_GONE
 from octavo_engine.core.process_client import ProcessClient
 from octavo_engine.core.supervision import Timing
-from octavo_engine.errors import ConfigError, EngineDead, GenerationFailed, ModelError
+from octavo_engine.errors import (
+    ConfigError,
+    EngineDead,
+    GenerationFailed,
+    InvalidRequest,
+    ModelError,
+)
 from octavo_engine.state.sampling_params import SamplingParams
 from tests.fakes.requests import make_request
 
@@ -339,6 +346,23 @@ def test_a_failed_step_is_not_the_end_of_the_core():
             with pytest.raises(GenerationFailed, match="failed to compute a step: RuntimeError"):
                 await text_of(engine, [RAISE])
             assert len(await text_of(engine)) == 10
+            assert pid_of(engine) == pid
+
+    run(test())
+
+
+def test_a_reply_that_no_frame_holds_ends_its_request_and_not_the_core(monkeypatch):
+    monkeypatch.setenv("OCTAVO_TEST_MAX_FRAME", "3000")
+
+    async def test():
+        async with Running() as engine:
+            pid = pid_of(engine)
+            beside = asyncio.ensure_future(text_of(engine))
+            wide = msgspec.structs.replace(PARAMS, logprobs=-1)  # a row of 512 alternatives
+            with pytest.raises(InvalidRequest, match="ask for fewer log-probabilities"):
+                await text_of(engine, params=wide)
+            assert len(await beside) == 10
+            await until(lambda: engine.stats.num_running == 0)
             assert pid_of(engine) == pid
 
     run(test())

@@ -1,8 +1,14 @@
 """Judgements on a core's pulse, on a clock that the test moves."""
 
+import pytest
+
+from octavo_engine.config import SchedulerConfig
 from octavo_engine.core.heartbeat import Heartbeat, Pulse
 from octavo_engine.core.supervision import Restarts, Timing, Watch
+from octavo_engine.scheduling.scheduler import Scheduler
+from octavo_engine.state.outputs import StepResult
 from tests.fakes.clock import ManualClock
+from tests.fakes.requests import make_prompt, make_request
 
 TIMING = Timing()
 BUSY = Pulse(steps=4, step_age_s=0.1, expected_s=0.1)
@@ -21,10 +27,10 @@ def test_silence_is_a_stall_only_beyond_patience():
 
 def test_a_step_is_stuck_only_far_beyond_its_own_estimate():
     watch = Watch(TIMING)
-    for age, expected, stuck in ((2.9, 0.0, False), (3.1, 0.0, True), (5.0, 0.6, False)):
+    for age, expected, stuck in ((2.9, 0.0, False), (3.1, 0.0, True), (6.0, 1.6, False)):
         watch.ponged(Pulse(1, age, expected))
         assert bool(watch.stall(0.0, loading=False)) == stuck
-    watch.ponged(Pulse(1, 7.0, 0.6))
+    watch.ponged(Pulse(1, 7.0, 1.6))
     assert watch.stall(0.0, loading=False) == "the engine core is stuck in a step for 7.0 s"
 
 
@@ -63,22 +69,44 @@ def test_the_loop_tells_its_step_and_what_it_should_take():
     heartbeat = Heartbeat(clock)
     assert heartbeat.pulse() == Pulse(0, 0.0, 0.0)
     heartbeat.begin()
-    heartbeat.expect(10)
+    heartbeat.expect(0.5)
     clock.advance(2.0)
-    assert heartbeat.pulse() == Pulse(0, 2.0, 0.0)  # nothing is known of its pace yet
-    heartbeat.learn(10, 2.0)
+    assert heartbeat.pulse() == Pulse(0, 2.0, 0.5)
     heartbeat.end()
-    assert heartbeat.pulse() == Pulse(1, 0.0, 0.0)
-    heartbeat.begin()
-    heartbeat.expect(100)
-    assert heartbeat.pulse().expected_s == 20.0
+    assert heartbeat.pulse() == Pulse(1, 0.0, 0.0, slowest_s=2.0)
 
 
-def test_a_long_prompt_after_quick_steps_is_no_hang():
-    heartbeat = Heartbeat(ManualClock())
-    heartbeat.learn(16, 1.6)
-    for _ in range(50):
-        heartbeat.learn(64, 0.001)
-    heartbeat.begin()
-    heartbeat.expect(2048)
-    assert heartbeat.pulse().expected_s > 100.0
+def test_a_core_whose_steps_take_long_is_given_up_later():
+    for pulse, at in ((Pulse(9, 5.0, 0.5), 25.0), (Pulse(9, 5.0, 0.1, slowest_s=20.0), 50.0)):
+        watch = Watch(TIMING)
+        watch.ponged(pulse)
+        assert watch.stall(0.0, loading=False)
+        assert not watch.must_be_killed(0.0, "stuck")
+        assert not watch.must_be_killed(at - 0.1, "stuck")
+        assert watch.must_be_killed(at, "stuck")
+
+
+@pytest.mark.parametrize("num_tokens", [16, 2000])
+def test_however_long_the_warm_up_took_a_hang_is_seen_in_five_seconds(num_tokens):
+    """One slow token must not make a step of thousands look as if it could take minutes."""
+    clock = ManualClock()
+    scheduler = Scheduler(SchedulerConfig(), num_blocks=400, now=clock)
+
+    def step(step_s: float) -> float:
+        batch = scheduler.schedule()
+        expected_s = scheduler.expected_s(batch)
+        clock.advance(step_s)
+        scheduler.update(batch, StepResult([1] * len(batch.sequences)), step_s)
+        return expected_s
+
+    scheduler.add(make_request(16, max_tokens=300))
+    step(1.6)
+    for _ in range(200):
+        step(0.01)
+    for number in range(20):
+        scheduler.add(make_request(make_prompt(16, first=30 + number), max_tokens=1))
+        step(0.02)
+    scheduler.add(make_request(make_prompt(num_tokens, first=9), max_tokens=1))
+    pulse = Pulse(1, 0.0, step(0.1))
+    assert 0.0 < pulse.expected_s < 1.0
+    assert pulse._replace(step_age_s=3.5).is_stalled(TIMING.patience)

@@ -4,7 +4,7 @@ import pytest
 
 from octavo_engine.core.info import ModelInfo
 from octavo_engine.core.told import Told
-from octavo_engine.core.validate import settle_params
+from octavo_engine.core.validate import MAX_CHOICES, check_choices, settle_params
 from octavo_engine.errors import ContextLengthExceeded, InvalidRequest
 from octavo_engine.state.sampling_params import SamplingParams
 from octavo_engine.tokenization.bytes_tokenizer import ByteTokenizer
@@ -74,6 +74,14 @@ def test_ids_outside_the_vocabulary_are_refused_wherever_they_stand(bad):
         assert (param, f"token id {bad} " in message) == (field, True)
     assert refused(InvalidRequest, prompt=[0, bad])[0] == "prompt"
     assert refused(InvalidRequest, told=[Told([1, bad])])[0] == "tokens"
+
+
+def test_prompt_logprobs_beyond_what_an_answer_holds_are_refused_with_the_numbers():
+    check_choices(MAX_CHOICES // 301, SamplingParams(prompt_logprobs=300))
+    check_choices(1 << 30, SamplingParams())
+    with pytest.raises(InvalidRequest, match="300 alternatives of 27870 tokens") as caught:
+        check_choices(27870, SamplingParams(prompt_logprobs=300))
+    assert caught.value.param == "prompt_logprobs"
 
 
 def test_bad_words_are_tokenised_with_and_without_a_space_before():

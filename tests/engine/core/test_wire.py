@@ -158,6 +158,13 @@ def test_a_request_error_is_the_same_error_on_the_other_side(error):
         assert getattr(there, field) == getattr(error, field)
 
 
+def test_an_error_that_quotes_half_a_character_can_be_sent():
+    error = errors.InvalidRequest("no keyword '\ud800'")
+    (refused,) = wire.FrameReader(wire.FROM_CORE).feed(wire.encode(wire.refusal("r", error)))
+    assert isinstance(refused, wire.Refused)
+    assert wire.error_of(refused).message == r"no keyword '\ud800'"
+
+
 def test_a_start_up_error_keeps_its_kind_and_sentence():
     error = wire.startup_error_of(wire.Fatal("ModelError", "model.safetensors: truncated"))
     assert type(error) is errors.ModelError

@@ -138,6 +138,7 @@ def test_grammars_of_either_notation(text: str) -> None:
         lambda: grammar_spec('root ::= "\\ud800"'),
         lambda: grammar_spec("root ::= " + "(" * 500),
         lambda: grammar_spec("\\"),
+        lambda: grammar_spec("".join(f"r{i} ::= r{i + 1}\n" for i in range(5000)) + "r5000 ::= 1"),
         lambda: structural_tag_spec("[]"),
         lambda: structural_tag_spec([]),  # type: ignore[arg-type]
     ],

@@ -37,6 +37,8 @@ OLD = {
     "triggers": ["<function="],
 }
 
+LONG = 'start: "a"\n//' + "x" * 9000
+
 
 def test_the_older_notation() -> None:
     spec = structural_tag_spec(OLD)
@@ -107,6 +109,8 @@ def test_formats(form: dict[str, Any], good: list[str], bad: list[str]) -> None:
         ({"format": {"type": "triggered_tags", "triggers": ["<x"], "tags": [tag("<y", JSON, "")]}},
          r"tags\[0\]"),
         ({"structures": [{"begin": "a", "schema": {}}], "triggers": []}, "triggers"),
+        ({"format": {"type": "or", "elements": [{"type": "grammar", "grammar": LONG}] * 4}},
+         "32768 bytes"),
         ({"structures": [3], "triggers": ["a"]}, "object"),
     ],
 )  # fmt: skip

@@ -347,3 +347,20 @@ def test_stats_count_what_is_queued():
     assert (stats.kv_blocks_used, stats.kv_blocks_total) == (3, 64)
     loop.run()
     assert loop.scheduler.stats().queued_tokens == 0
+
+
+def test_a_prompt_that_memory_does_not_suffice_for_is_not_looked_up_in_each_step(monkeypatch):
+    loop = make_loop(20, max_model_len=300)
+    loop.scheduler.add(make_request(make_prompt(100), max_tokens=120))
+    loop.step()
+    waiting = make_request(make_prompt(250, first=9), max_tokens=1)
+    loop.scheduler.add(waiting)
+    looked_up = list[object]()
+    kv = loop.scheduler.kv
+    monkeypatch.setattr(type(kv), "match", spy(type(kv).match, looked_up))
+    for _ in range(64):
+        loop.step()
+    assert 1 <= len(looked_up) <= 9
+    assert len(loop.scheduler.running) == 1
+    loop.run()
+    assert loop.reasons[waiting.request_id] == "length"

@@ -12,6 +12,7 @@ import pytest
 
 from octavo_engine.config import SchedulerConfig
 from octavo_engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
+from octavo_engine.scheduling import chunks
 from octavo_engine.scheduling.scheduler import Scheduler
 from octavo_engine.state.outputs import StepResult
 from tests.fakes.clock import ManualClock
@@ -366,6 +367,15 @@ def test_each_prompt_token_but_the_first_is_scored_once(num_tokens, output):
                 scored += [score.token_id for score in news.prompt_logprobs]
         assert scored == prompt[1:]
         assert loop.outputs[request.request_id] == true_output(prompt, 5)[output:]
+
+
+def test_a_step_scores_fewer_prompt_tokens_the_wider_their_rows_are(monkeypatch):
+    monkeypatch.setattr(chunks, "MAX_CHOICES", 48)
+    for wanted, most in ((3, 12), (47, 1), (500, 1)):
+        loop = make_loop()
+        loop.scheduler.add(make_request(make_prompt(40), max_tokens=2, prompt_logprobs=wanted))
+        loop.run()
+        assert max(max(batch.num_logits) for batch in loop.batches) == most
 
 
 # -- failure of a whole step ----------------------------------------------------------------------

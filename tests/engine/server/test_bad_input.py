@@ -50,6 +50,8 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "stop": ["x"] * 65}, "stop"),
     (COMPLETIONS, {"prompt": "a", "stop": "x" * 1025}, "stop"),
     (COMPLETIONS, {"prompt": "a", "stop": 5}, "stop"),
+    (COMPLETIONS, {"prompt": "a", "bad_words": ["x"] * 1025}, "bad_words"),
+    (COMPLETIONS, {"prompt": "a", "bad_words": ["x" * 257]}, "bad_words"),
     (COMPLETIONS, {"prompt": "a", "seed": 2**70}, "seed"),
     (COMPLETIONS, {"prompt": "a", "stop_token_ids": [-1]}, "stop_token_ids"),
     (COMPLETIONS, {"prompt": "a", "stop_token_ids": [300]}, "stop_token_ids"),
@@ -195,10 +197,11 @@ def test_a_default_max_tokens_is_cut_to_the_room_there_is(server):
         (b'{"prompt": "a", "logit_bias": {"1": NaN}}', "1", "finite"),
         (b'{"prompt": "a", "prompt": "b"}', "prompt", "twice"),
         (b'{"prompt": "a", "x": ' + b"[" * 40 + b"]" * 40 + b"}", None, "nested"),
-        (b'{"prompt": "a", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", None, "nested"),
+        (b'{"prompt": "a", "x": ' + b"[" * 40_000 + b"]" * 40_000 + b"}", None, "nested"),
+        (b'{"prompt": "a", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", None, "50000 objects"),
         (b'{"prompt": "a", "n": ' + b"1" * 10_000 + b"}", None, "too long"),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_what_is_not_proper_json_is_a_400(server, body, param, words):
     status, error = error_of(server.raw(post(COMPLETIONS, body)))

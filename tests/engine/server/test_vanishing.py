@@ -91,7 +91,7 @@ def ask(server: Simulated, path: str, body: dict[str, Any]) -> socket.socket:
         (COMPLETIONS, {"prompt": "a", "n": 3, "temperature": 1.0, "stream": True}, 3),
         (COMPLETIONS, {"prompt": ["a", "b", "c"], "stream": True}, 3),
         (COMPLETIONS, {"prompt": ["a", "b"]}, 2),
-        (COMPLETIONS, {"prompt": ["a", "b", "c", "d", "e", "f"]}, 6),  # two of them wait
+        (COMPLETIONS, {"prompt": ["a", "b", "c", "d", "e", "f"]}, 3),  # the others wait for a row
         (CHAT, {"messages": [{"role": "user", "content": "a"}]}, 1),
         (CHAT, {"messages": [{"role": "user", "content": "a"}], "stream": True}, 1),
     ],

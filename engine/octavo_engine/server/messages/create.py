@@ -19,6 +19,7 @@ from octavo_engine.server.messages import shapes
 from octavo_engine.server.messages.answer import Answer, frames
 from octavo_engine.server.messages.bodies import CountTokensRequest, MessagesRequest
 from octavo_engine.server.messages.request import read_turn
+from octavo_engine.server.prompts import COUNTED
 from octavo_engine.server.service import Service  # noqa: TC001
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ async def count_tokens(exchange: Exchange, service: Service) -> None:
         prompt = await rendered(
             service.engine.tokenizer, turn.chat.conversation, service.settings.limits,
             trust_template=False, describes_tools=service.dialect.describes_tools,
+            most=COUNTED * service.engine.info.max_model_len,
         )  # fmt: skip
     except RequestError as error:
         turn.rename(error)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo_engine.core.pooling import PoolingItem
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.conversations import rendered
-from octavo_engine.server.prompts import INLINE_CHARS
+from octavo_engine.server.prompts import COUNTED
+from octavo_engine.tokenization.threads import off_loop
+from octavo_engine.tokenization.tokenizer import check_length
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from octavo_engine.server.pooling.bodies import PoolingFields, Side, TextFields
     from octavo_engine.server.service import Service
@@ -56,6 +57,10 @@ async def text_items(
     cut = Cut.of(request, engine.info.max_model_len)
     if (request.input is None) == (request.messages is None):
         raise InvalidRequest("give either input or messages", param="input")
+    most = None
+    if cut.keep is None:
+        # With the exact number the message says more, so only far more is refused unread.
+        most = COUNTED * max(engine.info.max_model_len, service.settings.limits.max_embed_len)
     if request.input is None:
         prompt = await rendered(
             engine.tokenizer,
@@ -63,13 +68,14 @@ async def text_items(
             service.settings.limits,
             trust_template=service.settings.trust_request_chat_template,
             add_special_tokens=bool(request.add_special_tokens),  # the template writes its own
+            most=most,
         )
         return [PoolingItem(cut.apply(prompt.ids))]
     inputs = split_inputs(request.input, service.settings.limits.max_pooling_items)
     if prefix:
         inputs = [prefix + text if isinstance(text, str) else text for text in inputs]
     special = request.add_special_tokens is not False
-    return await encoded(engine.tokenizer, inputs, special=special, cut=cut)
+    return await encoded(engine.tokenizer, inputs, special=special, cut=cut, most=most)
 
 
 def split_inputs(given: str | list[str | int | list[int]], limit: int) -> list[Input]:
@@ -98,13 +104,17 @@ def check_count(count: int, limit: int, param: str) -> None:
 
 
 async def encoded(
-    tokenizer: Tokenizer, inputs: Sequence[Input], *, special: bool, cut: Cut
-) -> list[PoolingItem]:
-    """Ids are taken as they are. Raises InvalidRequest."""
+    tokenizer: Tokenizer, inputs: Sequence[Input], *, special: bool, cut: Cut,
+    most: int | None = None,
+) -> list[PoolingItem]:  # fmt: skip
+    """Ids are taken as they are. Raises InvalidRequest; unread, where a text surely has more than
+    `most` tokens."""
 
     texts = [text for text in inputs if isinstance(text, str)]
 
     def work() -> list[PoolingItem]:
+        for text in texts if most is not None else ():
+            check_length(tokenizer, text, most or 0, "input")
         # All texts at once: the tokenizer shares them out among the cores.
         read = iter(tokenizer.encode_batch(texts, add_special_tokens=special))
         items: list[PoolingItem] = []
@@ -117,11 +127,6 @@ async def encoded(
         return items
 
     return await off_loop(work, sum(map(len, texts)))
-
-
-async def off_loop(work: Callable[[], list[PoolingItem]], num_chars: int) -> list[PoolingItem]:
-    """In a thread if it takes long, so that no stream waits for it."""
-    return work() if num_chars <= INLINE_CHARS else await asyncio.to_thread(work)
 
 
 def _fitting(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,10 +12,11 @@ from octavo_engine.core import pooling_text
 from octavo_engine.core.pooling import check_items
 from octavo_engine.errors import ContextLengthExceeded, InvalidRequest, RequestError
 from octavo_engine.server.http_errors import not_supported
-from octavo_engine.server.pooling.items import Cut, check_count, encoded, off_loop
+from octavo_engine.server.pooling.items import Cut, check_count, encoded
 from octavo_engine.server.pooling.prompts import prompt_of
 from octavo_engine.server.pooling.work import choose, pool
 from octavo_engine.state.pooling import PoolingParams
+from octavo_engine.tokenization.threads import off_loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -164,7 +164,9 @@ async def _shortened(service: Service, request: ScoringFields, sides: Sides) -> 
 
 
 async def _cut_texts(tokenizer: Tokenizer, texts: list[str], limit: int) -> list[str]:
-    return await asyncio.to_thread(lambda: [beginning(tokenizer, text, limit) for text in texts])
+    return await off_loop(
+        lambda: [beginning(tokenizer, text, limit) for text in texts], _num_chars(texts)
+    )
 
 
 def beginning(tokenizer: Tokenizer, text: str, limit: int) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from octavo_engine.errors import ContextLengthExceeded
 from octavo_engine.server.conversations import rendered
 
 if TYPE_CHECKING:
@@ -28,10 +29,13 @@ async def fitted(service: Service, turn: Turn, max_output_tokens: int | None) ->
 
     async def fits(start: int) -> bool:
         conversation = msgspec.structs.replace(turn.chat.conversation, messages=kept(start))
-        prompt = await rendered(
-            service.engine.tokenizer, conversation, service.settings.limits,
-            trust_template=False, describes_tools=service.dialect.describes_tools,
-        )  # fmt: skip
+        try:
+            prompt = await rendered(
+                service.engine.tokenizer, conversation, service.settings.limits,
+                trust_template=False, describes_tools=service.dialect.describes_tools, most=room,
+            )  # fmt: skip
+        except ContextLengthExceeded:
+            return False
         return len(prompt.ids) <= room
 
     if await fits(num_system):
