@@ -30,7 +30,7 @@ from octavo_router.flow.memory import Level, MemoryWatch
 from octavo_router.gauges import make_gauges, make_shadow_gauges
 from octavo_router.http.deadlines import Deadlines
 from octavo_router.http.network import Network
-from octavo_router.http.tls import EngineTls
+from octavo_router.http.tls import ClientTls
 from octavo_router.logs import change_level
 from octavo_router.loop_watch import LoopWatch
 from octavo_router.metrics import RouterMetrics
@@ -325,9 +325,9 @@ class App:
         if were_asked_for:
             self.on_keys()
 
-    def _engine_tls(self) -> EngineTls:
+    def _engine_tls(self) -> ClientTls:
         discovery = self.config.discovery
-        tls = EngineTls(discovery.tls_ca, discovery.tls_cert, discovery.tls_key)
+        tls = ClientTls(discovery.tls_ca, discovery.tls_cert, discovery.tls_key)
         is_needed = discovery.tls_ca or discovery.tls_cert or discovery.file or any(
             upstream.url.startswith("https:") for upstream in discovery.upstreams
         )  # fmt: skip

@@ -108,8 +108,8 @@ class ServerConfig:
         flag="state-token", is_secret=True,
     )  # fmt: skip
     open_state: bool = setting(
-        False, "Tell /octavo/v1/state to everybody, where neither a state_token nor an admin_key "
-        "is set: for networks that only the operator and clients reach.",
+        False, "Tell /octavo/v1/state to everybody, where no state_token is set: for networks that "
+        "only the operator and clients reach.",
     )  # fmt: skip
     replica: str = setting(
         "", "Name of this replica towards the operator; default: the host name.", flag="replica"

@@ -244,7 +244,8 @@ def _rules(config: ServerConfig, host: str) -> HeadRules:
 
     def allows_host(named: str) -> bool:
         name = named.rpartition(":")[0] if named.rpartition(":")[2].isdigit() else named
-        return names_this_machine(named) or name.lower() in allowed
+        # No browser leaves it out, and HTTP/1.0 may.
+        return not named or names_this_machine(named) or name.lower() in allowed
 
     cors = Cors(config) if config.allowed_origins else None
     return HeadRules(

@@ -76,7 +76,7 @@ class StateReporter:
             return
         if self._token:
             raise Refused(401, "invalid_api_key", "The router's state needs its own token.")
-        if not admin.allows(request) and (admin.has_key or not self._is_open):
+        if not self._is_open and not admin.allows(request):
             raise admin.refusal(request.path)
 
     def _pool(self, name: str) -> PoolState:

@@ -289,6 +289,10 @@ REFUSED: dict[str, Object] = {
     "set router.replicas": {"router": {"config": {"server": {"workers": 2}}}},
     "router.stateToken.existingSecret": {"router": {"config": {"server": {"state_token": "x"}}}},
     "router.adminKey.existingSecret": {"router": {"config": {"server": {"admin_key": "x"}}}},
+    "would take /metrics away": {
+        "router": {"config": {"server": {"admin_port": 9100}}},
+        "monitoring": {"podMonitor": True},
+    },
     "router.engineKey.existingSecret": {"router": {"config": {"discovery": {"engine_key": "x"}}}},
 }
 

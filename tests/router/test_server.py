@@ -248,6 +248,9 @@ async def test_a_pages_name_does_not_lead_to_a_router_on_this_machine():
                 await client.send(f"GET /v1/models HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
                 assert (await client.answer()).status == status
         async with await RawClient.open(server.port) as client:
+            await client.send(b"GET /v1/models HTTP/1.0\r\n\r\n")
+            assert (await client.answer()).status == 200
+        async with await RawClient.open(server.port) as client:
             line = b"GET http://evil.example/v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
             await client.send(line)
             assert (await client.answer()).code == "host_not_allowed"

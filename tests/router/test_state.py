@@ -93,7 +93,10 @@ def test_without_a_token_only_this_machine_is_told():
 def test_unless_it_is_open_by_its_settings():
     report = reporter(World(0), RouterMetrics(), is_open=True)
     ask(report, client="10.0.0.1")
-    report = reporter(World(0), RouterMetrics(), is_open=True, admin=AdminAccess("admin"))
+
+
+def test_an_admin_key_opens_it_and_closes_it_to_this_machine():
+    report = reporter(World(0), RouterMetrics(), admin=AdminAccess("admin"))
     ask(report, "Bearer admin", client="10.0.0.1")
     for client in ("10.0.0.1", "127.0.0.1"):
         with pytest.raises(Refused):

@@ -42,6 +42,10 @@
 {{- fail "router.config.server.workers above 1 would hide all but one worker's state from the operator: set router.replicas" -}}
 {{- end -}}
 {{- if $server.state_token }}{{ fail "router.config.server.state_token would lie in a ConfigMap: set router.stateToken.existingSecret" }}{{ end -}}
+{{- $monitoring := .Values.monitoring -}}
+{{- if and $server.admin_port (or $monitoring.podMonitor $monitoring.serviceMonitor $monitoring.scrapeAnnotations) -}}
+{{- fail "router.config.server.admin_port would take /metrics away from the port that is scraped: set router.adminKey.existingSecret, or monitoring.scrapeAnnotations, podMonitor and serviceMonitor to false" -}}
+{{- end -}}
 {{- if $server.admin_key }}{{ fail "router.config.server.admin_key would lie in a ConfigMap: set router.adminKey.existingSecret" }}{{ end -}}
 {{- $discovery := default dict $router.config.discovery -}}
 {{- if and (kindIs "map" $discovery) $discovery.engine_key -}}

@@ -141,9 +141,9 @@ def _credentials(epp: EppConfig) -> Any:
 
 
 def _certificate(epp: EppConfig) -> Any:
-    server_context(epp.tls_cert, epp.tls_key, epp.tls_client_ca)  # whether they fit together
     key, cert = _pem(epp.tls_key, "epp.tls_key"), _pem(epp.tls_cert, "epp.tls_cert")
     authority = _pem(epp.tls_client_ca, "epp.tls_client_ca") if epp.tls_client_ca else None
+    server_context(epp.tls_cert, epp.tls_key, epp.tls_client_ca)  # whether they fit together
     return grpc.ssl_server_certificate_configuration([(key, cert)], authority)
 
 

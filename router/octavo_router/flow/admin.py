@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from octavo_router.http.messages import Inbound
 
 _HEADER: Final = ADMIN_KEY_HEADER.encode()
-_AUTHORIZATION: Final = b"authorization"
+_CREDENTIALS: Final = frozenset((b"authorization", b"x-api-key"))
 
 
 class AdminAccess:
@@ -38,10 +38,6 @@ class AdminAccess:
     def replace_key(self, key: str) -> None:
         """From now on only this one opens what a key opens."""
         self._key = key.strip().encode()  # a Secret made of a file ends with its newline
-
-    @property
-    def has_key(self) -> bool:
-        return bool(self._key)
 
     def is_known(self, request: Inbound) -> bool:
         """By a key, or by the listener that it came by."""
@@ -80,7 +76,7 @@ class AdminAccess:
         for name, value in fields:
             if name == _HEADER and self._is_key(value):
                 return True
-            if name == _AUTHORIZATION:
+            if name in _CREDENTIALS:
                 scheme, _, rest = value.partition(b" ")
                 shown = rest.strip() if scheme.lower() == b"bearer" else value.strip()
                 if self._is_key(shown) or self._is_trusted(value.decode("latin-1")):

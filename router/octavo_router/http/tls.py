@@ -27,13 +27,15 @@ def server_context(cert: str, key: str, client_ca: str = "") -> ssl.SSLContext:
     return context
 
 
-def client_context(ca: str = "", cert: str = "", key: str = "") -> ssl.SSLContext:
-    """For engines. `ca`: their authority, else the system's; `cert`: shown to those who ask."""
+def client_context(
+    ca: str = "", cert: str = "", key: str = "", *, field: str = "discovery.tls_ca"
+) -> ssl.SSLContext:
+    """For whom we ask. `ca`: their authority, else the system's; `cert`: shown if they ask."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificates and names
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     if ca:
-        _load_authorities(context, ca, "discovery.tls_ca")
+        _load_authorities(context, ca, field)
     else:
         context.load_default_certs()
     if cert:
@@ -59,11 +61,15 @@ def _load_authorities(context: ssl.SSLContext, path: str, field: str) -> None:
         raise ConfigInvalid(field, f"cannot load {path}: {reason}") from None
 
 
-class EngineTls:
-    """The context for engines: made when it is wanted first, and anew when its files are."""
+class ClientTls:
+    """The context for whom the router asks: made when it is wanted first, and anew when its files
+    are. `field`: the setting that names the authority."""
 
-    def __init__(self, ca: str = "", cert: str = "", key: str = "") -> None:
+    def __init__(
+        self, ca: str = "", cert: str = "", key: str = "", *, field: str = "discovery.tls_ca"
+    ) -> None:
         self._files = (ca, cert, key)
+        self._field = field
         self._watch = FileWatch(self._files)
         self._context: ssl.SSLContext | None = None
 
@@ -80,7 +86,7 @@ class EngineTls:
         return self._context is not None and self._watch.take(self._make)
 
     def _make(self) -> None:
-        self._context = client_context(*self._files)
+        self._context = client_context(*self._files, field=self._field)
 
 
 class FileWatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_router.http.tls import EngineTls
+from octavo_router.http.tls import ClientTls
 from octavo_router.http.upstream_pool import UpstreamPool
 from octavo_router.proxy.heads import EndpointLines
 
@@ -41,7 +41,7 @@ class Upstreams:
         loop: asyncio.AbstractEventLoop,
         *,
         network: Network | None = None,
-        tls: EngineTls | None = None,
+        tls: ClientTls | None = None,
         engine_key: str = "",
         passes_keys: bool = True,
     ) -> None:
@@ -51,7 +51,7 @@ class Upstreams:
         self._deadlines = deadlines
         self._loop = loop
         self._network = network
-        self._tls = tls or EngineTls()
+        self._tls = tls or ClientTls()
         self._by_id: dict[str, Upstream] = {}
 
     def __len__(self) -> int:

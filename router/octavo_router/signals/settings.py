@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.stream import SILENCE_S
 from octavo_router.http.fetch import Target
-from octavo_router.http.tls import EngineTls
+from octavo_router.http.tls import ClientTls
 
 if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import EndpointSpec
@@ -18,7 +18,7 @@ class SignalSettings:
     """Times in seconds."""
 
     api_key: str = ""  # sent to engines as a bearer token; empty: none
-    tls: EngineTls = field(default_factory=EngineTls)  # for https endpoints
+    tls: ClientTls = field(default_factory=ClientTls)  # for https endpoints
     connect_s: float = 1.0
     answer_s: float = 5.0
     silence_s: float = SILENCE_S

@@ -181,7 +181,7 @@ async def test_a_get_passes_through(mode, folder):
     async with platform(folder, mode) as world:
         assert (await world.client.get("/v1/models")).status == 200
         refused = await world.client.get("/octavo/v1/state")
-        assert (refused.status, refused.code) == (404, "not_found")
+        assert (refused.status, refused.code) == (404, "route_not_found")
 
 
 @through

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from octavo_router.discovery.kubernetes.account import at_url
 from octavo_router.errors import ConfigInvalid
-from octavo_router.http.tls import EngineTls, FileWatch
+from octavo_router.http.tls import ClientTls, FileWatch
 from tests.fakes.certificates import make_authority
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import on_loop
@@ -111,7 +112,7 @@ def test_what_is_shown_to_engines_and_their_authority_are_read_again(
     files = [tmp_path / name for name in ("ca.pem", "client.pem", "client.key")]
     for file in files:
         put(a / file.name, file)
-    tls = EngineTls(*map(str, files))
+    tls = ClientTls(*map(str, files))
     first = tls.context
     assert not tls.look()
     assert tls.context is first
@@ -122,3 +123,15 @@ def test_what_is_shown_to_engines_and_their_authority_are_read_again(
     put(b / "ca.pem", files[0])
     assert tls.look()
     assert tls.context is not first
+
+
+def test_the_authority_of_the_api_server_is_read_again(folders: tuple[Path, Path], tmp_path: Path):
+    a, b = folders
+    put(a / "ca.pem", tmp_path / "ca.crt")
+    account = at_url("https://10.0.0.1:6443", ca_file=str(tmp_path / "ca.crt"))
+    first = account.target
+    assert account.target == first
+    put(b / "ca.pem", tmp_path / "ca.crt")
+    assert account.target.tls is not first.tls
+    (tmp_path / "ca.crt").write_text("half of it")
+    assert account.target.tls is not first.tls  # what was good is not given up

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from urllib.parse import urlsplit
 
 from octavo_router.errors import ConfigInvalid
 from octavo_router.http.fetch import Target
+from octavo_router.http.tls import ClientTls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,9 +21,19 @@ ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 class Account:
     """Where the API is and who asks."""
 
-    target: Target
+    host: str
+    port: int
+    tls: ClientTls | None = None
     token_file: Path | None = None
     namespace: str = "default"
+
+    @property
+    def target(self) -> Target:
+        """For the next connection: a cluster's authority is renewed on disk as well."""
+        if self.tls is None:
+            return Target(self.host, self.port)
+        self.tls.look()
+        return Target(self.host, self.port, self.tls.context)
 
     def headers(self) -> dict[str, str]:
         """Read for every request: the kubelet replaces the token before it expires."""
@@ -39,10 +49,13 @@ def in_cluster(env: Mapping[str, str], folder: Path = ACCOUNT_FOLDER) -> Account
     if not host or not port.isdigit() or not (folder / "token").is_file():
         problem = "this is no pod with a service account; give discovery.kubernetes.api instead"
         raise ConfigInvalid("discovery.kubernetes", problem)
-    tls = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    tls = ClientTls(str(folder / "ca.crt"), field="discovery.kubernetes")
+    _ = tls.context  # what is wrong with it is said at the start
     namespace = folder / "namespace"
     return Account(
-        Target(host, int(port), tls),
+        host,
+        int(port),
+        tls,
         folder / "token",
         namespace.read_text().strip() if namespace.is_file() else "default",
     )
@@ -55,7 +68,12 @@ def at_url(url: str, *, token_file: str = "", ca_file: str = "", namespace: str 
         raise ConfigInvalid("discovery.kubernetes.api", f"{url!r} is no http(s):// URL")
     tls = None
     if parts.scheme == "https":
-        tls = ssl.create_default_context(cafile=ca_file or None)
-    port = parts.port or (443 if tls else 80)
-    target = Target(parts.hostname, port, tls)
-    return Account(target, Path(token_file) if token_file else None, namespace or "default")
+        tls = ClientTls(ca_file, field="discovery.kubernetes.ca_file")
+        _ = tls.context
+    return Account(
+        parts.hostname,
+        parts.port or (443 if tls else 80),
+        tls,
+        Path(token_file) if token_file else None,
+        namespace or "default",
+    )
