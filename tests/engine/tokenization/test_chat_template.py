@@ -91,7 +91,10 @@ def test_the_clock_is_given():
 
 def test_arguments_are_text_where_a_template_takes_no_other():
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    messages: list[dict[str, object]] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "tool_calls": [call]},
+    ]
     source = (
         "{% for m in messages %}{% for c in m.tool_calls or [] %}"
         "{{ c.function.name + ARGUMENTS }}{% endfor %}{% endfor %}"
