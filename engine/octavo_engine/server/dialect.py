@@ -15,7 +15,7 @@ from octavo_engine.dialects.formats import (
     TOOL_FORMATS,
     ToolFormat,
 )
-from octavo_engine.errors import ConfigError
+from octavo_engine.errors import ConfigError, RequestError
 from octavo_engine.tokenization.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
     from octavo_engine.dialects.reasoning import ReasoningFormat
     from octavo_engine.server.settings import ServerSettings
-    from octavo_engine.tokenization.tokenizer import Tokenizer
+    from octavo_engine.tokenization.tokenizer import Template, Tokenizer
 
+_PROBE = "octavo_probe"
 
 T = TypeVar("T")
 
@@ -58,7 +59,9 @@ def choose(settings: ServerSettings, tokenizer: Tokenizer, formats: Formats) -> 
     found = Detected(None, None)
     if isinstance(template, ChatTemplate):
         found = detect("\n".join(template.sources.values()))
-    name = found.tools or (GENERIC if template is not None else None)
+    name = found.tools
+    if template is not None and (name is None or not _shows_tools(template)):
+        name = GENERIC
     tools = _pick(settings.tool_call_parser, name, formats.tools)
     reasoning = _pick(settings.reasoning_parser, found.reasoning, formats.reasoning)
     return Dialect(
@@ -67,6 +70,18 @@ def choose(settings: ServerSettings, tokenizer: Tokenizer, formats: Formats) -> 
         tool_ids=_ids(tokenizer, tools.special if tools else ()),
         reasoning_ids=_ids(tokenizer, reasoning.special if reasoning else ()),
     )
+
+
+def _shows_tools(template: Template) -> bool:
+    """Whether a prompt has the tools in it. Some templates write calls, but not what may be
+    called; of those that break on the question nothing is known."""
+    parameters = {"type": "object", "properties": {}}
+    tool = {"name": _PROBE, "description": "", "parameters": parameters}
+    messages = [{"role": "user", "content": "Hello."}]
+    try:
+        return _PROBE in template.render(messages, tools=[{"type": "function", "function": tool}])
+    except RequestError:
+        return True
 
 
 def known_formats(settings: ServerSettings) -> Formats:

@@ -50,29 +50,29 @@ class Malformed(Exception):
 class CycleLine:
     """A Line over uvicorn's own record of an answer."""
 
-    __slots__ = ("_cycle", "_watchers", "ignorable")
+    __slots__ = ("_watchers", "cycle", "ignorable")
 
     def __init__(self, cycle: RequestResponseCycle, watchers: set[Callable[[], None]]) -> None:
-        self._cycle = cycle
+        self.cycle = cycle
         self._watchers = watchers  # of the connection
         self.ignorable = b""
 
     @property
     def has_come(self) -> bool:
-        return not self._cycle.more_body
+        return not self.cycle.more_body
 
     @property
     def is_open(self) -> bool:
-        cycle = self._cycle
+        cycle = self.cycle
         return bool(cycle.chunked_encoding) and not (
             cycle.flow.write_paused or cycle.disconnected or cycle.response_complete
         )
 
     def write(self, payload: bytes) -> None:
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(payload), payload))
+        self.cycle.transport.write(b"%x\r\n%b\r\n" % (len(payload), payload))
 
     def watch(self, left: Callable[[], None]) -> None:
-        if self._cycle.disconnected:
+        if self.cycle.disconnected:
             left()
         else:
             self._watchers.add(left)
@@ -82,7 +82,7 @@ class CycleLine:
 
     def probe(self) -> bool:
         """Sends what the client ignores at this point of the answer; false if nothing is."""
-        cycle = self._cycle
+        cycle = self.cycle
         if not cycle.response_started:
             if cycle.scope["http_version"] != "1.1":
                 return False
@@ -108,7 +108,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._header_timer: asyncio.TimerHandle | None = None
         self._watchers: set[Callable[[], None]] = set()
-        self._unanswered: deque[RequestResponseCycle] = deque()
+        self._unanswered: deque[CycleLine] = deque()
         self._is_half_closed = False  # by the client
         self._is_lingering = False
 
@@ -153,9 +153,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_headers = False
         super().on_headers_complete()
         cycle = self.cycle
-        self._unanswered.append(cycle)
         cycle.transport = _WhileBodyComes(self)  # type: ignore[assignment]  # all that a cycle calls
-        self.scope["extensions"] = {LINE: CycleLine(cycle, self._watchers)}  # type: ignore[dict-item]  # ours
+        line = CycleLine(cycle, self._watchers)
+        self._unanswered.append(line)
+        self.scope["extensions"] = {LINE: line}  # type: ignore[dict-item]  # ours
         if self.parser.get_method() == b"CONNECT":  # the parser reads no request after it
             cycle.keep_alive = False
 
@@ -190,7 +191,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._disarm()
 
     def on_response_complete(self) -> None:
-        cycle = self._unanswered.popleft()
+        cycle = self._unanswered.popleft().cycle
         if self._is_lingering:
             return
         super().on_response_complete()
@@ -268,9 +269,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         """No answer can be written any more: not to the last request, nor to those before it."""
-        for cycle in self._unanswered:
-            cycle.disconnected = True
-            cycle.message_event.set()
+        for line in self._unanswered:
+            line.cycle.disconnected = True
+            line.cycle.message_event.set()
         self._unanswered.clear()
         for left in list(self._watchers):
             left()
@@ -280,8 +281,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._unanswered or self.transport.is_closing():
             return
         if number == 0:
-            line = self._unanswered[0].scope["extensions"][LINE]  # type: ignore[typeddict-item,index]  # ours
-            if not line.probe():
+            if not self._unanswered[0].probe():
                 return
         elif _is_reset(self.transport):
             self.transport.abort()

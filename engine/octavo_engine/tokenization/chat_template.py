@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,12 @@ class ChatTemplate:
         }
         # Rendering two parts tells more than reading the template would.
         self._takes_parts = self._renders_parts()
+        # Most want the arguments of a call as an object, some as text.
+        self._wants_text = (
+            self.mentions("arguments")
+            and not self._renders_call({"probe": _PROBES[0]})
+            and self._renders_call(f'{{"probe": "{_PROBES[0]}"}}')
+        )
 
     def with_source(self, source: str) -> ChatTemplate:
         """Another template for the same model: its special tokens stay. Raises ModelError."""
@@ -96,6 +103,8 @@ class ChatTemplate:
         if continue_final_message and add_generation_prompt:
             raise _refuse("continue_final_message and add_generation_prompt exclude each other")
         checked = checked_messages(messages, keep_parts=self._takes_parts)
+        if self._wants_text:
+            _write_arguments(checked)
         guarded = [_guarded(message, guard) for message in checked]
         final = _mark_final(guarded) if continue_final_message else None
         variables = {
@@ -124,6 +133,32 @@ class ChatTemplate:
         except InvalidRequest:
             return False
         return all(probe in text for probe in _PROBES) and "'text'" not in text
+
+    def _renders_call(self, arguments: Any) -> bool:
+        function = {"name": "probe", "arguments": arguments}
+        call = {"id": "octavo000", "type": "function", "function": function}
+        variables = {
+            **self._special_tokens,
+            "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+            ],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": False,
+        }
+        try:
+            return _PROBES[0] in _render(self._templates["default"], variables)
+        except InvalidRequest:
+            return False
+
+
+def _write_arguments(messages: list[dict[str, Any]]) -> None:
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            function = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict) and isinstance(function.get("arguments"), dict):
+                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
 
 
 def _compile(source: str, where: str, now: Callable[[], datetime]) -> JinjaTemplate:

@@ -11,7 +11,8 @@ from octavo_engine.server.settings import ServerSettings
 from octavo_engine.tokenization.chat_template import ChatTemplate
 from tests.fakes.engine import FakeTokenizer
 
-QWEN = '<tool_call>\n{"name": f}</tool_call><think></think>'
+QWEN = '{{ tools }}<tool_call>\n{"name": f}</tool_call><think></think>'
+SILENT = '<tool_call>\n{"name": f}</tool_call><think></think>'
 
 
 class MarkedTokenizer(FakeTokenizer):
@@ -36,6 +37,17 @@ def test_auto_takes_what_the_template_shows_and_the_tokens_that_it_needs():
     assert dialect.tools is TOOL_FORMATS["hermes"]
     assert dialect.reasoning is REASONING_FORMATS["qwen3"]
     assert (dialect.tool_ids, dialect.reasoning_ids) == ((256, 258), (259,))
+
+
+@pytest.mark.parametrize("template", [SILENT, "{{ messages[0].content }}"])
+def test_tools_that_a_template_does_not_show_are_described(template):
+    dialect = chosen(ServerSettings(), MarkedTokenizer(template))
+
+    assert dialect.tools is TOOL_FORMATS["generic"]
+    assert dialect.describes_tools
+    assert not chosen(ServerSettings(), MarkedTokenizer(QWEN)).describes_tools
+    using = ServerSettings(tool_call_parser="hermes")
+    assert not chosen(using, MarkedTokenizer(template)).describes_tools
 
 
 def test_a_name_wins_over_the_template_and_none_switches_off():

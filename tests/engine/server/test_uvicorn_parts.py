@@ -36,7 +36,7 @@ def met():
         __slots__ = ()
 
         def write(self, payload: bytes) -> None:
-            seen.setdefault("cycle", self._cycle)
+            seen.setdefault("cycle", self.cycle)
             seen.setdefault("written", []).append(payload)
             super().write(payload)
 

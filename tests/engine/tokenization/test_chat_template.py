@@ -89,6 +89,22 @@ def test_the_clock_is_given():
     assert template.render(USER) == "26 Jul 2024"
 
 
+def test_arguments_are_text_where_a_template_takes_no_other():
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    messages: list[dict[str, object]] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "tool_calls": [call]},
+    ]
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name + ARGUMENTS }}{% endfor %}{% endfor %}"
+    )
+    joined = source.replace("ARGUMENTS", "c.function.arguments")
+    dumped = source.replace("ARGUMENTS", "(c.function.arguments | tojson)")
+    assert ChatTemplate(joined).render(messages) == 'f{"a": 1}'
+    assert ChatTemplate(dumped).render(messages) == 'f{"a": 1}'
+
+
 def test_tool_calls_pass_through():
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]
     template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments | tojson }}")

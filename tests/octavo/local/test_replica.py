@@ -26,7 +26,9 @@ class Rig:
             replica_module, "octavo_command", lambda *_: [sys.executable, "-c", self.script]
         )
         # Nothing looks how it comes up.
-        monkeypatch.setattr(replica_module.asyncio, "create_task", lambda work, **_: work.close())
+        monkeypatch.setattr(
+            "octavo.local.replica.asyncio.create_task", lambda work, **_: work.close()
+        )
         self.replica = Replica(
             "r-1", Launch("r", {}), home=home, environ={}, tell=self.said.append,
             wake=lambda: None, clock=self.clock,
@@ -84,7 +86,7 @@ def test_settings_that_cannot_work_are_not_tried_for_ever(tmp_path, monkeypatch)
     rig.replica.look(SHARE)
     assert rig.replica._child is None
     rig.replica.leave()
-    assert rig.replica.state == "gone"
+    assert rig.replica.is_leaving
 
 
 def test_ends_with_other_words_are_tried_again(tmp_path, monkeypatch):
