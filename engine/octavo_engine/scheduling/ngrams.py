@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
+
+from octavo_engine.scheduling.ngram_table import NgramTable
 
 if TYPE_CHECKING:
     from octavo_engine.config import SpeculationConfig
@@ -11,27 +13,23 @@ if TYPE_CHECKING:
 FIRST_RATE = 0.5  # how often a guess is right, before any was seen
 WEIGHT = 1 / 16  # of a new guess in that: about the last sixteen count
 
-# Where in a sequence that goes on which stood behind these tokens when they were last met.
-Places: TypeAlias = dict[tuple[int, ...], int]
-
 
 class NgramGuesser:
     """Belongs to one sequence, and survives its preemptions.
 
     The longest run of at most `prompt_lookup_max` last tokens that came before counts; of its
-    places, the latest. There is one table a length, and a step adds one entry to each: a token
-    costs the same however long the sequence is.
+    places, the latest. There is one table of bounded size: a token costs the same however long the
+    sequence is, and what does not fit any more is forgotten.
 
     Each guess is compared with what came, whether the engine made use of it or not, so `rate`
     costs no computing and is true while nothing is speculated.
     """
 
-    __slots__ = ("_guess", "_length", "_num_tokens", "_tables", "rate")
+    __slots__ = ("_guess", "_length", "_num_tokens", "_table", "rate")
 
     def __init__(self, config: SpeculationConfig) -> None:
-        sizes = range(config.prompt_lookup_max, config.prompt_lookup_min - 1, -1)
         self.rate = FIRST_RATE  # of guesses that are right, given that those before them were
-        self._tables: list[tuple[int, Places]] = [(size, {}) for size in sizes]
+        self._table = NgramTable(config.prompt_lookup_min, config.prompt_lookup_max)
         self._num_tokens = config.num_speculative_tokens
         self._length = 0  # tokens taken in
         self._guess: list[int] = []  # of what follows them
@@ -43,14 +41,7 @@ class NgramGuesser:
         if length == self._length:
             return self._guess
         self._compare(tokens)
-        start = 0
-        for size, places in self._tables:
-            if length - self._length > 1:
-                _note(places, tokens, size, max(size, self._length + 1))
-            if length >= size:
-                key = tuple(tokens[length - size :])
-                start = start or places.get(key, 0)
-                places[key] = length  # where the next token will stand
+        start = self._table.find_and_enter(tokens)
         self._length = length
         self._guess = _go_on(tokens, start, self._num_tokens) if start else []
         return self._guess
@@ -63,14 +54,6 @@ class NgramGuesser:
             self.rate += (is_right - self.rate) * WEIGHT
             if not is_right:
                 return
-
-
-def _note(places: Places, tokens: list[int], size: int, first: int) -> None:
-    """Enter what stands before each place from `first` up to the last token's, all at once."""
-    if first >= len(tokens):
-        return
-    columns = (tokens[first - size + i : len(tokens) - size + i] for i in range(size))
-    places.update(zip(zip(*columns, strict=True), range(first, len(tokens)), strict=True))
 
 
 def _go_on(tokens: list[int], start: int, count: int) -> list[int]:
