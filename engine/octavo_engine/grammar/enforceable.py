@@ -28,7 +28,7 @@ _COMPANIONS = {"then": "if", "else": "if", "minContains": "contains", "maxContai
 # What a schema of plain values may have beside them.
 _BESIDE_VALUES = {"enum", "const", "type", "title", "description", "default", "examples"}
 _APPLICATORS = ("allOf", "anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas", "dependencies")
-_MAX_ORDERS = 512  # of a set's members, each an array of its own
+_MAX_ORDERS = 2048  # of the members of all sets, each an array of its own
 _MAX_ORDERS_BYTES = 32 << 10
 
 
@@ -55,6 +55,8 @@ class _Rewriting:
         self._relax = relax
         self.left_over: set[str] = set()
         self.one_of: list[str] = []  # places
+        self._num_nodes = 0
+        self._num_orders = 0
 
     def leave(self, keyword: str, where: str) -> None:
         if not self._relax:
@@ -66,6 +68,9 @@ class _Rewriting:
     def node(self, node: Any, where: str, depth: int) -> Any:
         if not isinstance(node, dict) or depth > DEFAULT_LIMITS.max_schema_depth:
             return node  # `check_schema` says what is wrong with it
+        self._num_nodes += 1  # one schema may come to stand in many places
+        if self._num_nodes > DEFAULT_LIMITS.max_schema_nodes:
+            raise refusal_at(f"has more than {DEFAULT_LIMITS.max_schema_nodes} parts", "")
         kept = dict(node)
         for step in (self._annotations, self._items, self._closed, self._names, self._set):
             step(kept, where)
@@ -150,7 +155,9 @@ class _Rewriting:
                 _MAX_ORDERS + 1,
             )
         )  # fmt: skip
-        if 0 < len(orders) <= _MAX_ORDERS and len(json.dumps(orders)) <= _MAX_ORDERS_BYTES:
+        self._num_orders += len(orders)
+        is_short = self._num_orders <= _MAX_ORDERS and len(json.dumps(orders)) <= _MAX_ORDERS_BYTES
+        if orders and is_short:
             for keyword in ("type", "items", "minItems", "maxItems", "uniqueItems"):
                 kept.pop(keyword, None)
             kept["enum"] = [list(order) for order in orders]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 from octavo_engine.errors import InvalidRequest
@@ -11,16 +11,22 @@ PARAM = "response_format"
 # Patterns that one text must match at once: whether any text does is found out by a search that
 # doubles with each of them.
 MAX_PATTERNS = 8
+# Levels of schemas within schemas, those behind references included: the compiler recurses, and its
+# stack, whose end kills the process, holds some 1,200.
+MAX_LEVELS = 512
 _ALTERNATIVES = ("anyOf", "oneOf")
 
 
 def check_references(schema: Any) -> None:
     """Raises InvalidRequest for a schema of which every value holds another one of it without an
-    end, and for too many patterns on one text. Others' complaints are theirs: what is no schema and
-    what points nowhere passes."""
+    end, for too many levels behind references, and for too many patterns on one text. Others'
+    complaints are theirs: what is no schema and what points nowhere passes."""
     graph = _Graph(schema)
-    graph.add(schema, "")
     finite = graph.finite()
+    if graph.most_levels() > MAX_LEVELS:
+        raise InvalidRequest(
+            f"the JSON schema has more than {MAX_LEVELS} levels behind its references", param=PARAM
+        )
     for where, name in graph.references:
         if name not in finite:
             raise InvalidRequest(
@@ -45,13 +51,19 @@ class _Graph:
         self._waiting: dict[int, list[int]] = defaultdict(list)
         self._targets: dict[str, int] = {}  # node of what a reference points to
         self._unread: list[tuple[str, Any, int]] = []
+        # By reference, that of the root being empty: levels of its own, and what it refers to.
+        self._levels: Counter[str] = Counter()
+        self._edges: dict[str, set[str]] = {"": set()}
+        self._here, self._level = "", 0
         self.references: list[tuple[str, str]] = []  # place, and what it points to
         self.has_patterns = False
 
     def finite(self) -> set[str]:
         """Those references that a value which ends can satisfy."""
+        self.add(self._root, "")
         while self._unread:
             name, found, node = self._unread.pop()
+            self._here = name
             self._waiting[self.add(found, name.removeprefix("#"))].append(node)
         ready = [node for node, needs in enumerate(self._needs) if needs <= 0]
         holds = set(ready)
@@ -63,10 +75,35 @@ class _Graph:
                     ready.append(waiting)
         return {name for name, node in self._targets.items() if node in holds}
 
+    def most_levels(self) -> int:
+        """An upper bound: of what refers to itself, and of all behind it, each level counts."""
+        incoming = Counter(name for names in self._edges.values() for name in names)
+        above: Counter[str] = Counter()
+        ready = [name for name in self._edges if not incoming[name]]
+        left = dict(self._levels)
+        most = 0
+        while ready:
+            name = ready.pop()
+            deep = above[name] + left.pop(name, 0)
+            most = max(most, deep)
+            for target in self._edges[name]:
+                above[target] = max(above[target], deep)
+                incoming[target] -= 1
+                if not incoming[target]:
+                    ready.append(target)
+        return most + sum(left.values())
+
     def add(self, schema: Any, where: str) -> int:
         """The node of a schema; what it refers to is added too, once."""
         if not isinstance(schema, dict):
             return self._all([])
+        self._level += 1
+        self._levels[self._here] = max(self._levels[self._here], self._level)
+        node = self._read(schema, where)
+        self._level -= 1
+        return node
+
+    def _read(self, schema: dict[str, Any], where: str) -> int:
         self.has_patterns |= "pattern" in schema
         parts: list[int] = []
         if isinstance(name := schema.get("$ref"), str):
@@ -113,6 +150,8 @@ class _Graph:
         return self._any(ways)
 
     def _target(self, name: str) -> int:
+        self._edges[self._here].add(name)
+        self._edges.setdefault(name, set())
         node = self._targets.get(name)
         if node is None:
             found = resolve(self._root, name)  # read later: chains of references may be long

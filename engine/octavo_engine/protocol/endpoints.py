@@ -17,12 +17,14 @@ EXPLAIN_HEADER = "x-octavo-explain"
 SERVED_BY_HEADER = "x-served-by"
 TIMEOUT_HEADER = "x-octavo-timeout-ms"  # how long the client will wait for the whole answer
 
+# Headers of an engine's answer that a client gets through a router too, which drops x-octavo-*. Of
+# a JSON schema: keywords that were not enforced while it was generated, and whether the answer is
+# valid nevertheless.
+SCHEMA_LEFT_OVER_HEADER = "x-schema-not-enforced"
+SCHEMA_VALID_HEADER = "x-schema-valid"
+
 # headers between router and engine; a client's are stripped
 STREAM_HEADER = "x-octavo-stream"  # "tokens": each SSE event carries the token ids behind its text
-# Of an answer to a JSON schema: keywords that were not enforced while it was generated, and whether
-# it is valid nevertheless.
-SCHEMA_LEFT_OVER_HEADER = "x-octavo-schema-not-enforced"
-SCHEMA_VALID_HEADER = "x-octavo-schema-valid"
 RESUME_HEADER = "x-octavo-resume"  # "1": the body is a resume frame: protocol.resume
 POD_UID_HEADER = "x-octavo-pod-uid"  # whom the router means; another pod answers 421
 PLACE_HEADER = "x-octavo-place"  # how ids of what the engine keeps begin, to be found again

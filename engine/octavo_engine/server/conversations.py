@@ -25,7 +25,9 @@ REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # Template variables that a request may not set: they are ours, or the model's.
 RESERVED_KWARGS = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
-     "chat_template", "tokenize", "bos_token", "eos_token", "raise_exception", "strftime_now")
+     "chat_template", "tokenize", "bos_token", "eos_token", "raise_exception", "strftime_now",
+     # parameters on the way to the template
+     "add_special_tokens", "guard", "self", "template")
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.grammar.check import check
 from octavo_engine.grammar.normal import json_schema_spec, structural_tag_spec
-from octavo_engine.grammar.references import MAX_PATTERNS
+from octavo_engine.grammar.references import MAX_LEVELS, MAX_PATTERNS
 from tests.engine.grammar.walking import accepts
 
 
@@ -72,6 +72,27 @@ def test_a_long_chain_of_references_is_followed() -> None:
     links = {f"a{i}": object_of(x={"$ref": f"#/$defs/a{i + 1}"}) for i in range(120)}
     schema = {"$ref": "#/$defs/a0", "$defs": {**links, "a120": {"type": "null"}}}
     check(json_schema_spec(schema))
+
+
+@pytest.mark.parametrize("is_circle", [False, True])
+def test_a_chain_too_long_for_the_compiler_s_stack_is_refused(is_circle: bool) -> None:
+    count = MAX_LEVELS // 3 + 2
+    links = {
+        f"a{i}": {"anyOf": [{"type": "array", "items": {"$ref": f"#/$defs/a{i + 1}"}},
+                            {"type": "null"}]}
+        for i in range(count)
+    }  # fmt: skip
+    end = {"$ref": "#/$defs/a0"} if is_circle else {"type": "null"}
+    schema = {"$ref": "#/$defs/a0", "$defs": {**links, f"a{count}": {"anyOf": [end, {}]}}}
+    with pytest.raises(InvalidRequest, match="levels"):
+        check(json_schema_spec(schema))
+
+
+def test_many_definitions_side_by_side_are_no_chain() -> None:
+    names = [f"a{i}" for i in range(600)]
+    schema = object_of(**{name: {"$ref": f"#/$defs/{name}"} for name in names})
+    links = {name: {"$ref": "#/$defs/end"} for name in names}
+    check(json_schema_spec(schema | {"$defs": links | {"end": object_of(x={"type": "null"})}}))
 
 
 @pytest.mark.parametrize("is_referred", [False, True])

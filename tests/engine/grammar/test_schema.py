@@ -108,6 +108,22 @@ def test_a_decimal_s_pattern_keeps_what_is_not_look_ahead() -> None:
     assert accepts(spec, '"12.50"') and not accepts(spec, '"x"')
 
 
+def test_a_schema_that_stands_in_many_places_counts_in_each() -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(6):
+        names = {"enum": [f"n{i}" for i in range(90)]}
+        schema = {"type": "object", "propertyNames": names, "additionalProperties": schema}
+    with pytest.raises(InvalidRequest, match="8192"):
+        json_schema_spec(schema)
+
+
+def test_sets_are_written_out_as_far_as_there_is_room() -> None:
+    few = {"type": "array", "items": {"enum": [1, 2, 3, 4, 5]}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {f"p{i}": few for i in range(100)}}
+    spec = json_schema_spec(schema, relax=True)
+    assert spec.left_over == ("uniqueItems",) and len(spec.text) < 100_000
+
+
 def test_a_large_set_has_no_more_items_than_values() -> None:
     schema = {"type": "array", "items": {"enum": list(range(20))}, "uniqueItems": True}
     spec = json_schema_spec(schema, relax=True)

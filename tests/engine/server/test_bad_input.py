@@ -122,6 +122,8 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": USER, "chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs.a"),
     (CHAT, {"messages": USER, "chat_template_kwargs": {"messages": "x"}},
      "chat_template_kwargs.messages"),
+    *((CHAT, {"messages": USER, "chat_template_kwargs": {name: ""}}, f"chat_template_kwargs.{name}")
+      for name in ("self", "template", "guard", "add_special_tokens")),
     (CHAT, {"messages": USER, "continue_final_message": True}, "continue_final_message"),
     ("/tokenize", {}, "prompt"),
     ("/tokenize", {"prompt": "a", "messages": USER}, "prompt"),

@@ -16,7 +16,7 @@ from tests.fakes.simulated import Simulated, simulating
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NOT_ENFORCED, VALID = "x-octavo-schema-not-enforced", "x-octavo-schema-valid"
+NOT_ENFORCED, VALID = "x-schema-not-enforced", "x-schema-valid"
 USER = [{"role": "user", "content": "hi"}]
 LEFT = {
     "type": "object", "properties": {"a": {"const": 1}}, "required": ["a"],
@@ -63,6 +63,11 @@ def test_whole_answers_say_whether_they_are_valid(
         assert answer.status_code == 200, answer.text
         assert answer.headers[NOT_ENFORCED] == keyword
         assert answer.headers[VALID] == word.decode()
+
+
+def test_a_router_lets_both_headers_through() -> None:
+    for name in (NOT_ENFORCED, VALID):
+        assert not name.startswith("x-octavo-"), "those of engines end at the router"
 
 
 def test_streams_name_what_is_not_enforced(server: Simulated) -> None:

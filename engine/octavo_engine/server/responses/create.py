@@ -208,7 +208,7 @@ class _Work:
                 self._stored.log.close()
 
     async def _run_through(self) -> None:
-        """Not for a client: what is logged can be read later."""
+        """Its events are logged where they can be read later."""
         async with aclosing(self._run.news(stream=self._stored.log is not None)) as pieces:
             async for piece in pieces:
                 for news in piece.choices:

@@ -113,3 +113,5 @@ async def _end(stored: Stored) -> None:
         await asyncio.wait([stored.task])
     if stored.is_running:  # it was ended before it had begun
         stored.response.status = "cancelled"
+        if stored.log is not None:
+            stored.log.close()
