@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("octavo.operator.watch")
 
 STOP_S = 0.7
+LOOK_S, END_S = 1.0, 3.0
 MAX_ROUNDS, ROUND_S = 10, 0.1
 # Between tries while the API server is away; never so long that its return goes unnoticed. When
 # they have run out, kopf ends, and is begun anew.
@@ -76,6 +77,10 @@ async def watch(
         stop.set()
         # It only watches: where it does not end by itself, the process may end without it.
         await asyncio.wait([ended], timeout=STOP_S)
+
+
+class WatchesStuck(Exception):
+    """kopf neither watches nor ends."""
 
 
 class _Stop:
@@ -130,11 +135,27 @@ async def _operate(
                 namespaces=tuple(namespaces),
             )
         )
+        ending = asyncio.create_task(_until_ending())
         try:
             with stop.around(operator):
+                await asyncio.wait((operator, ending), return_when=asyncio.FIRST_COMPLETED)
+                if ending.done() and not operator.done():
+                    await asyncio.wait([operator], timeout=END_S)
+                if not operator.done():
+                    raise WatchesStuck("one of kopf's watches failed, and the others do not end")
                 await operator
         finally:
             await _end_tasks()
+
+
+async def _until_ending() -> None:
+    """Returns when kopf has begun to end. NOTE: a watch that fails closes the connections of all,
+    and the others may wait for a new login for ever, which nobody makes any more."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        watchers = [t for t in asyncio.all_tasks() if t.get_name().startswith("watcher for ")]
+        if any(task.cancelling() for task in watchers):
+            return
 
 
 async def _end_tasks() -> None:

@@ -59,6 +59,7 @@ class Intake:
         self._rng = rng
         self._every_s = every_s
         self._relisted: set[Kind] = set()
+        self._refused: set[tuple[Kind, str | None]] = set()  # where a list was not allowed
         self._capabilities: frozenset[str] = frozenset()
         self._news = asyncio.Event()
         self.heard_at = clock()  # from a watch or a list
@@ -119,14 +120,7 @@ class Intake:
 
     async def refresh(self, kind: Kind) -> None:
         """Compare with the whole list. Raises ClusterError."""
-        selector = "" if kind == kinds.LLM_DEPLOYMENT else DEPLOYMENT_LABEL
-        for namespace in self._namespaces:
-            try:
-                listing = await self._cluster.find(kind, namespace, selector=selector)
-            except NotFound:  # with a CRD go all its resources
-                listing = Listing([], NEWEST)
-            for key in self._world.replace(kind, listing, namespace=namespace):
-                self._wake(key)
+        await self._compare(kind)
         self.heard_at = self._clock()
         self._metrics.num_objects = len(self._world)
         self._metrics.num_deployments = len(self._world.all_keys())
@@ -155,10 +149,32 @@ class Intake:
         return is_known
 
     async def _compare(self, kind: Kind) -> None:
+        """A namespace that refuses, such as one that was deleted with its Role, keeps no other from
+        being compared; what is known of it stays. Raises Refused where all do."""
+        selector = "" if kind == kinds.LLM_DEPLOYMENT else DEPLOYMENT_LABEL
+        refusals: list[Refused] = []
         for namespace in self._namespaces:
-            listing = await self._cluster.find(kind, namespace, selector=DEPLOYMENT_LABEL)
+            try:
+                listing = await self._cluster.find(kind, namespace, selector=selector)
+            except NotFound:
+                if kind.is_optional:
+                    raise
+                listing = Listing([], NEWEST)  # with a CRD go all its resources
+            except Refused as error:
+                self._note_refusal(kind, namespace, error)
+                refusals.append(error)
+                continue
+            self._refused.discard((kind, namespace))
             for key in self._world.replace(kind, listing, namespace=namespace):
                 self._wake(key)
+        if len(refusals) == len(self._namespaces):
+            raise refusals[0]
+
+    def _note_refusal(self, kind: Kind, namespace: str | None, error: Refused) -> None:
+        if (kind, namespace) not in self._refused:
+            self._refused.add((kind, namespace))
+            told = {"kind": kind.name, "namespace": namespace, "error": str(error)}
+            logger.warning("May not list in a namespace", extra=told)
 
     async def _try(self, kind: Kind) -> None:
         try:

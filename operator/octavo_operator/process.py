@@ -29,9 +29,12 @@ from octavo_operator.observe import WATCHED, Key, World, are_synced
 from octavo_operator.reconcile import Reconciler
 from octavo_operator.router_fetch import TIMEOUT_S, RouterFetch, router_tls
 from octavo_operator.routers import Demand, RouterPoller
+from octavo_operator.served_namespaces import ASK_AGAIN_S, permitted, until_permitted
 from octavo_operator.work_queue import Outcome, Pace, Schedule, WorkQueue
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from octavo_operator.kube_cluster import KubeCluster
     from octavo_operator.kube_config import KubeConfig
     from octavo_operator.settings import Settings
@@ -59,6 +62,7 @@ class RunSettings:
     lease_name: str = LEASE_NAME
     deployment: str = ""  # of the operator itself, which the Lease goes with
     poll_routers_s: float = 1.0
+    ask_namespaces_s: float = ASK_AGAIN_S  # for those that may not be watched
 
 
 class Operator:
@@ -183,17 +187,31 @@ class Operator:
         """kopf ends when what it watches vanishes: then we wait until it is back."""
         while not self._stop.is_set():
             await self._wait_for_crd()
-            try:
-                await handlers.watch(
-                    self._config,
-                    self.intake,
-                    namespaces=self._settings.namespaces,
-                    loop_watch=self._watch_loop,
-                )
-            except Exception as error:
-                # Whatever ended kopf (its own classes are private), we begin anew and compare all.
-                logger.warning("The watches ended", extra={"error": repr(error)})
+            named = self._settings.namespaces
+            served = await permitted(self._guarded, named)
+            if served or not named:
+                await self._watch_in(served, [each for each in named if each not in served])
             await asyncio.sleep(RESTART_S)
+
+    async def _watch_in(self, namespaces: Sequence[str], missing: Sequence[str]) -> None:
+        """Until the watches end, or one of the `missing` namespaces can be watched too."""
+        watching = asyncio.create_task(
+            handlers.watch(
+                self._config, self.intake, namespaces=namespaces, loop_watch=self._watch_loop
+            )
+        )
+        back = asyncio.create_task(
+            until_permitted(self._guarded, missing, self._run.ask_namespaces_s)
+        )
+        try:
+            await asyncio.wait((watching, back), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watching.cancel()
+            back.cancel()
+            (ended, _) = await asyncio.gather(watching, back, return_exceptions=True)
+        if isinstance(ended, Exception):
+            # Whatever ended kopf (its own classes are private), we begin anew and compare all.
+            logger.warning("The watches ended", extra={"error": repr(ended)})
 
     async def _wait_for_crd(self) -> None:
         is_told = False

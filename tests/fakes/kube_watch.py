@@ -28,6 +28,7 @@ class KubeWatch(RawHttp):
 
     token: str = ""  # wanted of every request
     denied: set[str] = field(default_factory=set)  # resources that answer 403
+    denied_namespaces: set[str] = field(default_factory=set)
     page_limit: int = 500
     frozen: bool = False  # watches are accepted and then say nothing at all
     version: int = 100
@@ -98,7 +99,7 @@ class KubeWatch(RawHttp):
         namespace = parts[parts.index("namespaces") + 1] if "namespaces" in parts else ""
         if self.token and head.headers.get("authorization") != f"Bearer {self.token}":
             return _reply(writer, 401, {"code": 401})
-        if resource in self.denied:
+        if resource in self.denied or namespace in self.denied_namespaces:
             return _reply(writer, 403, {"code": 403})
         if "watch" in query:
             return await self._watch(writer, resource, namespace, query)

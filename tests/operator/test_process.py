@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from functools import partial
 
 import pytest
 
+from octavo_operator import handlers
 from octavo_operator.kube_cluster import KubeCluster
-from octavo_operator.kube_config import load
+from octavo_operator.kube_config import KubeConfig, load
 from octavo_operator.leader import LeaseTimes
+from octavo_operator.observe import Key
 from octavo_operator.process import Operator, RunSettings
-from octavo_operator.settings import Settings
+from octavo_operator.settings import Router, Settings
 from tests.fakes.live_operator import conditions, engines, live, operator, until
 from tests.fakes.operator import make_deployment
 
@@ -173,3 +176,59 @@ def test_it_stops_at_once_also_within_the_first_listing(apiserver, namespace, af
     assert asyncio.run(story()) < 1.0
     assert [record for record in caplog.records if record.exc_info] == []
     gc.collect()  # a socket that was left open fails this test, and not one that comes later
+
+
+def test_a_namespace_that_is_gone_stops_no_other(apiserver, namespace, monkeypatch, caplog):
+    """With a namespace goes its Role, and every watch in it is refused from then on."""
+    watch_settings = handlers.make_settings()
+    watch_settings.networking.error_backoffs = (0.1,)
+    watch_settings.watching.server_timeout = 1  # rights are looked at when a watch begins
+    monkeypatch.setattr(handlers, "make_settings", lambda: watch_settings)
+    other = apiserver.make_namespace()
+    roles = {place: _give_rights(apiserver, place) for place in (namespace, other)}
+    full = load({}, str(apiserver.kubeconfig))
+    config = KubeConfig(server=full.server, ca_pem=full.ca_pem, token=apiserver.user_token)
+    settings = Settings(namespaces=(other, namespace), router=Router(namespace=namespace))
+    run = RunSettings(
+        namespace=namespace, identity="x", host="127.0.0.1", port=0, lease=None,
+        ask_namespaces_s=0.2,
+    )  # fmt: skip
+
+    def num_restarts() -> int:
+        return sum(record.getMessage() == "The watches ended" for record in caplog.records)
+
+    async def story() -> None:
+        async with KubeCluster(config, field_manager="octavo-operator") as cluster:
+            found = Operator(config, cluster, settings, run)
+            task = asyncio.create_task(found.run())
+            await until(lambda: found.world.synced)
+            rules = roles[other]["rules"]
+            apiserver.patch(roles[other], {"rules": []})
+            await until(num_restarts)  # the watches in it have ended, and all others with them
+            for number in range(3):
+                apiserver.create(make_deployment(f"m{number}", namespace, suspend=True))
+                is_heard = partial(found.world.has, Key(namespace, f"m{number}"))
+                await until(is_heard, within_s=10)
+                await asyncio.sleep(1.0)
+            assert num_restarts() <= 2  # it may be told of several watches, but not for ever
+            apiserver.patch(roles[other], {"rules": rules})
+            apiserver.create(make_deployment("back", other, suspend=True))
+            await until(lambda: found.world.has(Key(other, "back")), within_s=20)
+            found.stop()
+            await task
+
+    asyncio.run(story())
+
+
+def _give_rights(server, namespace):
+    api, user = "rbac.authorization.k8s.io", {"kind": "User", "name": "octavo-operator"}
+    meta = {"name": "operator", "namespace": namespace}
+    rule = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
+    binding = {
+        "apiVersion": f"{api}/v1", "kind": "RoleBinding", "metadata": meta,
+        "subjects": [{**user, "apiGroup": api}],
+        "roleRef": {"apiGroup": api, "kind": "Role", "name": "operator"},
+    }  # fmt: skip
+    server.create(binding)
+    role = {"apiVersion": f"{api}/v1", "kind": "Role", "metadata": meta, "rules": [rule]}
+    return server.create(role)

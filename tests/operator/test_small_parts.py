@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -13,17 +14,24 @@ from octavo_operator import kinds
 from octavo_operator.cli import add_options, read_settings, read_values
 from octavo_operator.cluster import Listing
 from octavo_operator.compare import holds
-from octavo_operator.errors import ClusterUnavailable, SettingsInvalid
+from octavo_operator.errors import ClusterUnavailable, Refused, SettingsInvalid
 from octavo_operator.events import EventRecorder
 from octavo_operator.guard import TokenBucket
 from octavo_operator.health import Health, HealthServer
 from octavo_operator.intake import Intake
 from octavo_operator.metrics import Metrics
-from octavo_operator.observe import Key, World
+from octavo_operator.observe import WATCHED, Key, World, are_synced
+from octavo_operator.served_namespaces import permitted
 from octavo_operator.work_queue import Outcome
 from tests.fakes.clock import ManualClock
 from tests.fakes.cluster import FakeCluster
 from tests.fakes.operator import make_deployment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from octavo_operator.kinds import Kind
+    from tests.fakes.cluster import Call
 
 
 class TestCompare:
@@ -114,13 +122,15 @@ class TestWorld:
 
 
 class TestIntake:
-    def make(self, cluster: FakeCluster) -> tuple[Intake, list[Key], World]:
+    def make(
+        self, cluster: FakeCluster, namespaces: tuple[str, ...] = ()
+    ) -> tuple[Intake, list[Key], World]:
         world = World()
         woken: list[Key] = []
         intake = Intake(
             cluster,
             world,
-            namespaces=(),
+            namespaces=namespaces,
             wake=woken.append,
             metrics=Metrics(),
             clock=ManualClock(),
@@ -153,6 +163,49 @@ class TestIntake:
         assert world.all_keys() == [("default", "b")]
         assert woken[-1] == ("default", "a")
 
+    def test_a_namespace_that_refuses_keeps_no_other_from_being_heard(self, caplog):
+        """Such as one that was deleted, and its Role with it."""
+        cluster = FakeCluster()
+        for namespace in ("gone", "here"):
+            cluster.put(make_deployment("a", namespace))
+        intake, _, world = self.make(cluster, ("gone", "here"))
+        cluster.before = refuse_in("gone")
+        asyncio.run(intake.fill())
+        assert world.all_keys() == [("here", "a")]
+        assert are_synced(world, WATCHED)
+        cluster.put(make_deployment("b", "here"))
+        caplog.clear()
+        asyncio.run(intake.refresh(kinds.LLM_DEPLOYMENT))
+        assert world.all_keys() == [("here", "a"), ("here", "b")]
+        assert caplog.records == []  # it was said once
+        cluster.before = lambda call: None
+        asyncio.run(intake.refresh(kinds.LLM_DEPLOYMENT))
+        assert ("gone", "a") in world.all_keys()
+
+    def test_what_is_known_of_a_namespace_stays_while_it_refuses(self):
+        """Its names are not free because somebody edits a Role."""
+        cluster = FakeCluster()
+        cluster.put(make_deployment("a", "gone"))
+        intake, _, world = self.make(cluster, ("gone", "here"))
+        asyncio.run(intake.fill())
+        cluster.before = refuse_in("gone")
+        asyncio.run(intake.refresh(kinds.LLM_DEPLOYMENT))
+        assert world.all_keys() == [("gone", "a")]
+
+    def test_where_all_refuse_nothing_is_taken_for_heard(self):
+        cluster = FakeCluster()
+        intake, _, world = self.make(cluster, ("gone",))
+        cluster.before = refuse_in("gone")
+        with pytest.raises(Refused):
+            asyncio.run(intake.refresh(kinds.POD))
+        assert not world.synced
+
+    def test_only_namespaces_that_refuse_nothing_are_watched(self):
+        cluster = FakeCluster()
+        cluster.before = refuse_in("gone", kind=kinds.POD)
+        found = asyncio.run(permitted(cluster, ("gone", "here")))
+        assert found == ("here",)
+
     def test_with_a_crd_go_all_its_resources(self):
         cluster = FakeCluster()
         cluster.put(make_deployment("a"))
@@ -161,6 +214,14 @@ class TestIntake:
         cluster.absent = frozenset((kinds.LLM_DEPLOYMENT,))
         asyncio.run(intake.refresh(kinds.LLM_DEPLOYMENT))
         assert world.all_keys() == []
+
+
+def refuse_in(namespace: str, kind: Kind | None = None) -> Callable[[Call], None]:
+    def refuse(call: Call) -> None:
+        if call.namespace == namespace and kind in (None, call.kind):
+            raise Refused("forbidden", status=403)
+
+    return refuse
 
 
 def test_events_come_once_a_minute_per_reason():

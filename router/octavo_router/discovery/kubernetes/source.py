@@ -130,7 +130,7 @@ class KubernetesSource:
             if not namespace.has_slices and self._wants_slices(namespace):
                 namespace.has_slices = True
                 self._start(namespace, namespace.slices)
-        if not all(map(_is_synced, self._namespaces)):
+        if not self._is_synced():
             return
         found = specs.find(
             wanted,
@@ -140,6 +140,14 @@ class KubernetesSource:
             now=self._now(),
         )
         publish(found)
+
+    def _is_synced(self) -> bool:
+        """A namespace that may not be read, such as one that was deleted with its Role, keeps no
+        other from being served; where none may be read, nothing is known."""
+        synced = [namespace for namespace in self._namespaces if _is_synced(namespace)]
+        return bool(synced) and all(
+            namespace in synced or _is_forbidden(namespace) for namespace in self._namespaces
+        )
 
     def _wants_slices(self, namespace: _Namespace) -> bool:
         wanted, _ = specs.served(namespace.services.objects.values())
@@ -156,3 +164,8 @@ class KubernetesSource:
 def _is_synced(namespace: _Namespace) -> bool:
     slices = namespace.slices.is_synced or not namespace.has_slices
     return namespace.pods.is_synced and namespace.services.is_synced and slices
+
+
+def _is_forbidden(namespace: _Namespace) -> bool:
+    mirrors = (namespace.pods, namespace.services, namespace.slices)
+    return any(mirror.is_forbidden for mirror in mirrors)

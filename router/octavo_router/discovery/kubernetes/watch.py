@@ -50,6 +50,10 @@ class WatchSettings:
     backoff_max_s: float = 5.0
 
 
+class Forbidden(Unreachable):
+    """The Role does not allow it, or is gone with its namespace."""
+
+
 class Gone(Unreachable):
     """The resourceVersion is too old: list again, at once."""
 
@@ -106,6 +110,7 @@ class Mirror(Generic[T]):
     ) -> None:
         self.objects: dict[tuple[str, str], T] = {}
         self.is_synced = False
+        self.is_forbidden = False  # by the last answer; what was known before stays
         self._path = path
         self._account = account
         self._selector = selector
@@ -131,6 +136,7 @@ class Mirror(Generic[T]):
                 self._counts.relists += 1
                 num_failures += 1
             except Unreachable as error:
+                self._note_forbidden(is_forbidden=isinstance(error, Forbidden))
                 self._counts.errors += 1
                 self._counts.relists += 1
                 num_failures += 1
@@ -154,6 +160,7 @@ class Mirror(Generic[T]):
                 if not token:
                     break
         self._version = meta.resource_version
+        self._note_forbidden(is_forbidden=False)
         self._heard()
         is_changed = found != self.objects or not self.is_synced
         self.objects = found
@@ -168,7 +175,8 @@ class Mirror(Generic[T]):
         if response.status == 410:
             raise Gone("the list's pages expired")
         if response.status != 200:
-            raise Unreachable(_refusal(response.status, response.body, self._path))
+            kind = Forbidden if response.status == 403 else Unreachable
+            raise kind(_refusal(response.status, response.body, self._path))
         return response.body
 
     def _page(self, body: bytes) -> tuple[_ListMeta, list[msgspec.Raw]]:
@@ -241,6 +249,11 @@ class Mirror(Generic[T]):
             self._on_change()
 
     # -- small things
+
+    def _note_forbidden(self, *, is_forbidden: bool) -> None:
+        if is_forbidden != self.is_forbidden:
+            self.is_forbidden = is_forbidden
+            self._on_change()
 
     def _identity(self, raw: msgspec.Raw) -> _Identity:
         try:

@@ -343,3 +343,28 @@ def test_the_token_is_read_again_for_each_request(tmp_path):
                 await until(lambda: "uid-a" in told.specs)
 
     run(story())
+
+
+def test_a_namespace_that_may_not_be_read_keeps_no_other_from_being_served():
+    """With a deleted namespace goes its Role: a router that starts then is refused there."""
+
+    async def story() -> None:
+        async with KubeWatch(denied_namespaces={"gone"}) as api:
+            api.put("pods", pod("a"))
+            api.put("pods", pod("b", namespace="gone"))
+            async with watching(api, "default", "gone") as told:
+                await until(lambda: "uid-a" in told.specs)
+                assert "uid-b" not in told.specs
+                api.denied_namespaces.clear()
+                await until(lambda: "uid-b" in told.specs)
+
+    run(story())
+
+
+def test_where_no_namespace_may_be_read_nothing_is_known():
+    async def story() -> None:
+        async with KubeWatch(denied_namespaces={"default"}) as api, watching(api) as told:
+            await until(lambda: told.counts.errors > 2)
+            assert told.history == []
+
+    run(story())
