@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from octavo_operator.kinds import Object
 
-MAX_SPEC_CHARS = 524_288  # as the status' schema has it
+MAX_SPEC_CHARS = 262_144  # as the schema has it; with the spec itself it fits into etcd
 
 
 @dataclass(frozen=True, slots=True)

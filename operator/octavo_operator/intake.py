@@ -10,7 +10,7 @@ from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL
 from octavo_operator import kinds
 from octavo_operator.cluster import Listing
 from octavo_operator.errors import ClusterError, NotFound, Refused
-from octavo_operator.observe import LISTED, WATCHED
+from octavo_operator.observe import LISTED, WATCHED, Key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from octavo_operator.cluster import Cluster
     from octavo_operator.kinds import Kind, Object
     from octavo_operator.metrics import Metrics
-    from octavo_operator.observe import Key, World
+    from octavo_operator.observe import World
 
 logger = logging.getLogger("octavo.operator.intake")
 
@@ -76,6 +76,9 @@ class Intake:
         body.setdefault("apiVersion", kind.api_version)
         body.setdefault("kind", kind.name)
         if event_type == "DELETED":
+            if kind == kinds.LLM_DEPLOYMENT:  # its names are free
+                for rival in self._world.rivals(Key(kinds.namespace_of(body), kinds.name_of(body))):
+                    self._wake(rival)
             key = self._world.drop(kind, body)
         else:
             key = self._world.keep(kind, body)

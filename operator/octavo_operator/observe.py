@@ -200,6 +200,11 @@ class World:
                 return name, owner[1]
         return None
 
+    def rivals(self, key: Key) -> set[Key]:
+        """All others that ask for one of its served names."""
+        names = self._names[key].all if key in self._names else ()
+        return {other for name in names for other in self._servers[name]} - {key}
+
     def has(self, key: Key) -> bool:
         return key in self._bodies.get(kinds.LLM_DEPLOYMENT, {})
 

@@ -283,7 +283,7 @@ class Reconciler:
             uid = kinds.uid_of(pod)
             holders = self._demand.holders(uid)
             since = held_since.get(uid, now)
-            if gate.has_quorum(holders):
+            if waits_for_gate(pod) and gate.has_quorum(holders):
                 memory.held_since[uid] = since
             wanted = gate.decide(pod, holders, now - since)
             if wanted is None:

@@ -156,3 +156,11 @@ class TestVersions:
         bench.settle()
         assert bench.engines() == before
         assert bench.conditions()["Accepted"][:2] == ("False", "UnsupportedVersion")
+
+
+def test_a_spec_that_is_too_long_to_keep_is_carried_out_all_the_same():
+    """The status would not fit beside it, and would never be written."""
+    template = {"metadata": {"annotations": {f"a{n}": "x" * 60_000 for n in range(5)}}}
+    bench = running_operator(podTemplate=template)
+    assert "accepted" not in bench.deployment()["status"]
+    assert bench.conditions()["Ready"][0] == "True"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from functools import partial
 
 import pytest
 
@@ -206,8 +207,8 @@ def test_a_namespace_that_is_gone_stops_no_other(apiserver, namespace, monkeypat
             await until(num_restarts)  # the watches in it have ended, and all others with them
             for number in range(3):
                 apiserver.create(make_deployment(f"m{number}", namespace, suspend=True))
-                key = Key(namespace, f"m{number}")
-                await until(lambda key=key: found.world.has(key), within_s=10)
+                is_heard = partial(found.world.has, Key(namespace, f"m{number}"))
+                await until(is_heard, within_s=10)
                 await asyncio.sleep(1.0)
             assert num_restarts() <= 2  # it may be told of several watches, but not for ever
             apiserver.patch(roles[other], {"rules": rules})

@@ -206,6 +206,18 @@ class TestIntake:
         found = asyncio.run(permitted(cluster, ("gone", "here")))
         assert found == ("here",)
 
+    def test_a_deletion_wakes_who_waits_for_its_names(self):
+        cluster = FakeCluster()
+        owner = cluster.put(make_deployment("owner"))
+        same = {"uri": "demo://x", "servedName": "owner"}
+        cluster.put(make_deployment("late", "elsewhere", model=same))
+        cluster.put(make_deployment("other"))
+        intake, woken, _ = self.make(cluster)
+        asyncio.run(intake.fill())
+        woken.clear()
+        intake.event(kinds.LLM_DEPLOYMENT, "DELETED", owner)
+        assert woken == [("elsewhere", "late"), ("default", "owner")]
+
     def test_with_a_crd_go_all_its_resources(self):
         cluster = FakeCluster()
         cluster.put(make_deployment("a"))
