@@ -7,12 +7,12 @@ by another process; the same world gives the same plan.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from octavo_operator import canary, kinds, labels
+from octavo_operator import adopt, canary, kinds, labels
 from octavo_operator.autoscale import Memory, decide
-from octavo_operator.desired import Traffic, desired_objects, revision_of
+from octavo_operator.desired import Traffic, desired_objects
 from octavo_operator.errors import (
     ClusterError,
     ClusterUnavailable,
@@ -28,6 +28,7 @@ from octavo_operator.observe import waits_for_gate
 from octavo_operator.plan import HOLD, Wish, plan_capacity, plan_changes
 from octavo_operator.reasons import Reason
 from octavo_operator.reporting import Reporter, Told
+from octavo_operator.rollout_slots import RolloutSlots
 from octavo_operator.spec import LLMDeployment
 from octavo_operator.status import (
     Scaling,
@@ -96,6 +97,7 @@ class Reconciler:
         self._now_text = now_text
         self._reporter = Reporter(cluster, world, demand, events, clock=clock, now_text=now_text)
         self._memories: dict[Key, _Memory] = {}
+        self._slots = RolloutSlots(world)
 
     async def reconcile(self, key: Key) -> Outcome:
         body = self._world.deployment(key)
@@ -103,6 +105,7 @@ class Reconciler:
             if (memory := self._memories.pop(key, None)) is not None:
                 self._reporter.forget(memory.told)
             self._demand.forget(f"{key.namespace}/{key.name}")
+            self._slots.release(key)
             return Outcome(is_gone=True)
         if body["metadata"].get("deletionTimestamp"):
             return Outcome()
@@ -196,12 +199,16 @@ class Reconciler:
         uid = kinds.uid_of(body)
         status = (self._world.deployment(key) or body).get("status") or {}
         observed = self._world.observe(key)
-        revision = revision_of(deployment, self.settings)
+        revision = adopt.current_revision(deployment, self.settings, observed, status)
         in_flight = self._demand.in_flight(deployment.pool)
         replicas = observed.replicas(in_flight)
         count, scaling = self._wanted(deployment, status, observed, replicas, memory, is_after)
-        wish = Wish(revision=revision, replicas=count, rollout=deployment.rollout)
         state = rollout_from_status(status)
+        most = self.settings.max_rollouts
+        running = revision
+        if state.rejected != revision:
+            running = self._slots.admit(key, revision, observed, replicas, most=most)
+        wish = Wish(revision=running, replicas=count, rollout=deployment.rollout)
         verdict = self._verdict(deployment, state, memory)
         capacity = plan_capacity(
             wish,
@@ -213,8 +220,9 @@ class Reconciler:
         traffic = Traffic(
             replicas=count, weights=capacity.weights, scaled_to_zero=_is_asleep(deployment, count)
         )
+        desired = desired_objects(deployment, self.settings, traffic, revision=revision)
         plan = plan_changes(
-            desired_objects(deployment, self.settings, traffic),
+            adopt.kept(desired, observed),
             observed,
             capacity,
             owner_uid=uid,
@@ -223,6 +231,9 @@ class Reconciler:
             replicas=replicas,
             settled=memory.settled,
         )
+        if running != revision:
+            text = f"a rollout of another LLMDeployment to end (at most {most} at a time)"
+            plan = replace(plan, hold=(*plan.hold, text))
         return View(deployment, revision, wish, observed, replicas, capacity, plan, scaling)
 
     def _wanted(
@@ -289,6 +300,8 @@ class Reconciler:
             return PREDECESSOR_TICK_S
         if not view.plan.is_empty:
             return 0.0
+        if view.is_queued:
+            return TICK_S
         scaling = view.deployment.autoscaling
         if view.capacity.state.revision or (scaling is not None and scaling.provider == "octavo"):
             return TICK_S

@@ -163,7 +163,7 @@ class Reporter:
             tuple((r.id, r.ready, r.routable) for r in view.replicas),
         )
         now = self._clock()
-        if told.progress[0] != picture:
+        if told.progress[0] != picture or view.is_queued:
             told.progress = (picture, now)
         return now - told.progress[1]
 

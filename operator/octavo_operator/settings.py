@@ -77,6 +77,7 @@ class Settings:
     network_policy: bool = True  # engines accept traffic from routers and monitoring only
     monitoring_namespace: str = "monitoring"  # whose pods may scrape engines
     monitor_labels: Mapping[str, str] = field(default_factory=dict)  # that Prometheus selects by
+    max_rollouts: int = 10  # LLMDeployments that change their revision at once; 0: no bound
     pre_stop_s: int = 5  # a dying pod serves on while routers learn of it
 
     def __post_init__(self) -> None:

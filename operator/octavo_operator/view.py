@@ -25,3 +25,8 @@ class View:
     capacity: CapacityPlan
     plan: Plan
     scaling: Scaling | None
+
+    @property
+    def is_queued(self) -> bool:
+        """Its rollout waits until those of others have ended."""
+        return self.wish.revision != self.revision

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.endpoints import ENGINE_PORT
 from octavo_engine.protocol.kubernetes import POD_UID_ENV, REVISION_LABEL, ROUTABLE_CONDITION
 from octavo_operator import labels, names
-from octavo_operator.desired.config_map import CONFIG_FILE, config_text
+from octavo_operator.desired.config_map import CONFIG_FILE
 from octavo_operator.desired.engine_options import extra_arguments
 from octavo_operator.desired.merge import overlay
 from octavo_operator.desired.probes import PORT_NAME, probes
+from octavo_operator.desired.revision import image_of
 from octavo_operator.desired.security import container_security, pod_security
 from octavo_operator.desired.weights import weights
 
@@ -25,7 +25,6 @@ TMP_SIZE = "2Gi"
 # After the drain: for the preStop pause, closing streams, and the runtime's own delays.
 GRACE_S = 15
 DEFAULT_REQUESTS = {"cpu": "1", "memory": "2Gi"}
-_REVISION_CHARS = 10
 
 
 def pod_template(deployment: LLMDeployment, settings: Settings, revision: str) -> dict[str, Any]:
@@ -37,20 +36,6 @@ def pod_template(deployment: LLMDeployment, settings: Settings, revision: str) -
         secrets = [{"name": name} for name in settings.images.pull_secrets]
         template["spec"]["imagePullSecrets"] = secrets
     return template
-
-
-def revision_of(deployment: LLMDeployment, settings: Settings) -> str:
-    """A hash of everything that makes one pod unlike another; no number of replicas is in it."""
-    template = pod_template(deployment, settings, "")
-    content = json.dumps([template, config_text(deployment)], sort_keys=True)
-    return names.short_hash(content.encode(), _REVISION_CHARS)
-
-
-def image_of(deployment: LLMDeployment, settings: Settings) -> str:
-    if deployment.engine.image:
-        return deployment.engine.image
-    is_gpu = deployment.device in ("cuda", "torch")
-    return settings.images.cuda if is_gpu else settings.images.cpu
 
 
 def _base(deployment: LLMDeployment, settings: Settings, revision: str) -> dict[str, Any]:

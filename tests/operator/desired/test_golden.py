@@ -1,6 +1,7 @@
 """The objects of each sample, letter by letter.
 
-A change of a pod template is a rollout for everybody who upgrades: it must be seen in a review.
+A changed pod template reaches engines with their next rollout: it must be seen in a review.
+A changed revision replaces every engine of everybody who upgrades.
 After a wanted change: OCTAVO_UPDATE_GOLDEN=1 pytest tests/operator/desired/test_golden.py
 """
 

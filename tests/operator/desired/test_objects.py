@@ -15,12 +15,14 @@ from octavo_operator.settings import (
     POD_MONITOR,
     SCALED_OBJECT,
     SERVICE_MONITOR,
+    Images,
     Settings,
 )
 from tests.fakes.deployments import UID, make_deployment
 from tests.fakes.random_specs import leaves, spec_schema
 
 HUB = {"uri": "hf://org/name"}
+CPU_IMAGE = Settings().images.cpu
 EVERYTHING = Settings(capabilities=OPTIONAL_KINDS)
 
 
@@ -117,10 +119,24 @@ def test_what_a_pod_notices_is_another_revision(spec: dict[str, Any]):
     assert revision(spec) != revision()
 
 
-def test_an_upgrade_restarts_pods_only_where_they_differ():
+def test_what_the_operator_adds_by_itself_is_in_no_revision():
     assert revision(None, EVERYTHING) == revision()
     assert revision(None, Settings(network_policy=False)) == revision()
-    assert revision(None, Settings(pre_stop_s=6)) != revision()
+    assert revision(None, Settings(pre_stop_s=6)) == revision()
+    assert revision(None, Settings(images=Images(pull_policy="Always"))) == revision()
+    assert revision(None, Settings(images=Images(cpu="other:1"))) != revision()
+
+
+def test_what_is_written_as_it_would_be_by_itself_is_the_same_revision():
+    """The API server fills in defaults, and a later schema has more of them."""
+    written = {
+        "engine": {"device": "cpu", "dtype": "auto", "prefixCaching": True, "image": CPU_IMAGE},
+        "rollout": {"drainTimeout": "2m"},
+        "cache": {"kind": "EmptyDir", "size": "20Gi", "accessMode": "ReadWriteOnce"},
+        "podTemplate": {},
+    }
+    assert revision(written) == revision()
+    assert revision({"model": HUB, **written}) == revision({"model": HUB})
 
 
 def test_a_revision_has_a_deployment_and_a_file_of_its_own():

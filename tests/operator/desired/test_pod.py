@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from octavo_operator.desired.pod import GRACE_S, pod_template, revision_of
+from octavo_operator.desired.pod import GRACE_S, pod_template
+from octavo_operator.desired.revision import revision_of
 from octavo_operator.settings import Images, Settings
 from tests.fakes.deployments import make_deployment
 
