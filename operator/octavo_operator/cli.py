@@ -41,8 +41,8 @@ _FLAGS: tuple[tuple[str, str, str], ...] = (
     ("max-rollouts", "10", "LLMDeployments that change their revision at once; 0: no bound"),
     ("writes-per-second", "50", "most writes to the API server, on average"),
     ("field-manager", "octavo-operator", "name under which fields are owned"),
-    ("cpu-image", "", "image of engines without a GPU"),
-    ("cuda-image", "", "image of engines with a GPU"),
+    ("cpu-image", "", "image of engines without a GPU, where their spec names none; no default"),
+    ("cuda-image", "", "image of engines with a GPU, likewise"),
     ("pull-policy", "IfNotPresent", "Always, IfNotPresent or Never"),
     ("image-pull-secrets", "", "Secrets that engine pods pull with, unless their spec names some"),
     ("router-namespace", "octavo-system", "namespace of the routers"),
@@ -107,13 +107,12 @@ def read_settings(
     from octavo_operator.leader import LeaseTimes
     from octavo_operator.process import RunSettings
 
-    images = Images()
     settings = Settings(
         field_manager=values["field-manager"],
         namespaces=_names(values["namespaces"]),
         images=Images(
-            cpu=values["cpu-image"] or images.cpu,
-            cuda=values["cuda-image"] or images.cuda,
+            cpu=values["cpu-image"],
+            cuda=values["cuda-image"],
             pull_policy=_pull_policy(values["pull-policy"]),
             pull_secrets=_names(values["image-pull-secrets"]),
         ),

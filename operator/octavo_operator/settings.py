@@ -26,8 +26,9 @@ _SECRET = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 class Images:
     """What engine pods run where the spec names no image."""
 
-    cpu: str = "octavo/engine-cpu:0.1.0"
-    cuda: str = "octavo/engine-cuda:0.1.0"
+    # NOTE: no defaults. A name without a registry is a public one's, and anybody may own it there.
+    cpu: str = ""
+    cuda: str = ""
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     pull_secrets: tuple[str, ...] = ()  # names; of pods whose podTemplate names none
 

@@ -172,7 +172,8 @@ def test_images_are_named_by_registry_tag_and_digest(chart: Chart):
         found = {name: container(objects, name)["image"] for name in ("operator", "router", "test")}
         return found | {"cpu": args["--cpu-image"], "cuda": args["--cuda-image"]}
 
-    assert images({}) == {
+    on_the_nodes = {"images": {"registry": "", "pullPolicy": "Never"}}
+    assert images(on_the_nodes) == {
         "operator": "octavo/operator:0.1.0", "router": "octavo/router:0.1.0",
         "test": "octavo/router:0.1.0",
         "cpu": "octavo/engine-cpu:0.1.0", "cuda": "octavo/engine-cuda:0.1.0",
@@ -187,6 +188,19 @@ def test_images_are_named_by_registry_tag_and_digest(chart: Chart):
     offline = images(COMBINATIONS["air-gapped"])
     assert all(image.startswith("registry.local:5000/") for image in offline.values())
     assert offline["cuda"] == "registry.local:5000/mirror/engine-cuda:1"
+
+
+def test_nothing_is_rendered_without_a_registry(chart: Chart):
+    """A name without one is a public registry's, where anybody may own it."""
+    with pytest.raises(RenderError, match=r"images\.registry is not set.* images\.pullPolicy"):
+        chart.files({"images": {"registry": ""}})
+    own = {"image": {"repository": "mirror.example.com/octavo/any"}}
+    parts = {"operator": own, "router": own, "engines": {"cpu": own, "cuda": own}}
+    assert chart.files({"images": {"registry": ""}, **parts}), "the names have one of their own"
+    parts["engines"] = {"cpu": own}
+    with pytest.raises(RenderError, match="nodes would pull octavo/engine-cuda"):
+        chart.files({"images": {"registry": ""}, **parts})
+    assert chart.files({"images": {"registry": ""}, "global": {"imageRegistry": "a.example"}})
 
 
 def test_pull_secrets_reach_engines_as_names(chart: Chart):

@@ -115,7 +115,7 @@ def test_a_higher_epoch_replaces_all(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_another_default_image_replaces_those_that_name_none():
-    settings = Settings(images=Images(cpu="octavo/engine-cpu:2"))
+    settings = Settings(images=Images(cpu="registry.example.com/octavo/engine-cpu:2"))
     bench = running_operator()
     before = bench.engines()
     assert upgraded(bench, settings).engines().keys() != before.keys()
@@ -149,7 +149,7 @@ class TestOfAnEarlierVersion:
 
     def test_another_default_image_replaces_it(self):
         bench = of_an_earlier_version(running_operator())
-        settings = Settings(images=Images(cpu="octavo/engine-cpu:2"))
+        settings = Settings(images=Images(cpu="registry.example.com/octavo/engine-cpu:2"))
         assert OLD_NAME not in upgraded(bench, settings).engines()
 
     def test_a_spec_that_it_had_refused_is_not_taken_for_what_runs(self):
@@ -199,7 +199,7 @@ class TestRolloutsAtOnce:
         return {name for name in owners if owners.count(name) > 1}
 
     def test_no_more_than_the_setting_says_change_their_revision(self):
-        images = Images(cpu="octavo/engine-cpu:2")
+        images = Images(cpu="registry.example.com/octavo/engine-cpu:2")
         first = self.fleet(Settings())
         bench = OperatorBench(
             first.cluster, clock=first.clock, settings=Settings(images=images, max_rollouts=1)
@@ -225,7 +225,7 @@ class TestRolloutsAtOnce:
             again.settle(Key("default", name))
         found = {d["spec"]["template"]["spec"]["containers"][0]["image"]
                  for d in again.engine_deployments()}  # fmt: skip
-        assert found == {"octavo/engine-cpu:2"}
+        assert found == {"registry.example.com/octavo/engine-cpu:2"}
 
     def test_waiting_is_no_fault_however_long(self):
         bench = self.fleet(Settings(max_rollouts=1))

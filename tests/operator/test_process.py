@@ -13,6 +13,7 @@ from octavo_operator.kube_config import load
 from octavo_operator.leader import LeaseTimes
 from octavo_operator.process import Operator, RunSettings
 from octavo_operator.settings import Settings
+from tests.fakes.deployments import with_images
 from tests.fakes.live_operator import conditions, engines, live, operator, until
 from tests.fakes.operator import make_deployment
 
@@ -92,7 +93,7 @@ def test_of_two_operators_one_writes_and_the_other_follows(apiserver, namespace)
                 two = Operator(
                     config,
                     cluster,
-                    Settings(namespaces=(namespace,)),
+                    with_images(Settings(namespaces=(namespace,))),
                     RunSettings(
                         namespace=namespace, identity="two", host="127.0.0.1", port=0,
                         lease=LeaseTimes(4.0, 0.5, 1.0),
@@ -160,7 +161,7 @@ def test_it_stops_at_once_also_within_the_first_listing(apiserver, namespace, af
         config = load({}, str(apiserver.kubeconfig))
         run = RunSettings(namespace=namespace, identity="x", host="127.0.0.1", port=0)
         async with KubeCluster(config, field_manager="octavo-operator") as cluster:
-            found = Operator(config, cluster, Settings(namespaces=(namespace,)), run)
+            found = Operator(config, cluster, with_images(Settings(namespaces=(namespace,))), run)
             task = asyncio.create_task(found.run())
             await asyncio.wait([task], timeout=after_s)
             began_at = time.monotonic()

@@ -43,7 +43,8 @@ def desired_objects(
     adopted under another name.
 
     Without `traffic.replicas` the Deployment has the spec's, or none where an autoscaler decides.
-    Raises SpecInvalid where the cluster lacks a kind that the spec asks for.
+    Raises SpecInvalid where the cluster lacks a kind that the spec asks for, or nobody names an
+    image.
     """
     traffic = traffic or Traffic()
     revision = revision or revision_of(deployment, settings)

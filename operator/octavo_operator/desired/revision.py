@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_operator import names
 from octavo_operator.desired.weights import cache_source, is_fetched
+from octavo_operator.errors import SpecInvalid
 
 if TYPE_CHECKING:
     from octavo_operator.settings import Settings
@@ -25,10 +26,20 @@ _CHARS = 10
 
 
 def image_of(deployment: LLMDeployment, settings: Settings) -> str:
+    """Raises SpecInvalid where neither the spec nor the operator's settings name one."""
     if deployment.engine.image:
         return deployment.engine.image
     is_gpu = deployment.device in ("cuda", "torch")
-    return settings.images.cuda if is_gpu else settings.images.cpu
+    image, flag = (
+        (settings.images.cuda, "--cuda-image") if is_gpu else (settings.images.cpu, "--cpu-image")
+    )
+    if not image:
+        raise SpecInvalid(
+            "spec.engine.image",
+            f"is required: this operator was started without {flag}; name the image here, or start "
+            f"the operator with {flag} (images.registry of the chart)",
+        )
+    return image
 
 
 def revision_of(deployment: LLMDeployment, settings: Settings) -> str:

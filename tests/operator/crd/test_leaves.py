@@ -23,7 +23,7 @@ from octavo_operator.errors import SpecInvalid
 from octavo_operator.plan import Wish, plan_capacity
 from octavo_operator.rollout import Group
 from octavo_operator.settings import OPTIONAL_KINDS, Settings
-from tests.fakes.deployments import make_deployment
+from tests.fakes.deployments import make_deployment, with_images
 from tests.fakes.random_specs import leaves, spec_schema, template_fields
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from octavo_operator.plan import CapacityPlan
     from octavo_operator.spec import Autoscaling, Rollout
 
-SETTINGS = Settings(capabilities=OPTIONAL_KINDS)
+SETTINGS = with_images(Settings(capabilities=OPTIONAL_KINDS))
 BASE: dict[str, Any] = {"model": {"uri": "hf://org/name"}, "replicas": 4}
 KEY_REF = {"name": "a", "key": "b"}
 # What has to stand beside a leaf for it to mean something; of a leaf's the longest counts.

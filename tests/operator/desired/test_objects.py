@@ -18,12 +18,11 @@ from octavo_operator.settings import (
     Images,
     Settings,
 )
-from tests.fakes.deployments import UID, make_deployment
+from tests.fakes.deployments import CPU_IMAGE, UID, make_deployment, with_images
 from tests.fakes.random_specs import leaves, spec_schema
 
 HUB = {"uri": "hf://org/name"}
-CPU_IMAGE = Settings().images.cpu
-EVERYTHING = Settings(capabilities=OPTIONAL_KINDS)
+EVERYTHING = with_images(Settings(capabilities=OPTIONAL_KINDS))
 
 
 def objects(
@@ -32,7 +31,7 @@ def objects(
     traffic: Traffic | None = None,
 ) -> dict[str, dict[str, Any]]:
     """By kind; the headless Service is `Headless`."""
-    found = desired_objects(make_deployment(spec), settings or Settings(), traffic)
+    found = desired_objects(make_deployment(spec), with_images(settings), traffic)
     return {
         "Headless" if body.get("spec", {}).get("clusterIP") == "None" else body["kind"]: body
         for body in found
@@ -46,7 +45,7 @@ def routing(traffic: Traffic | None = None) -> dict[str, Any]:
 
 
 def revision(spec: dict[str, Any] | None = None, settings: Settings | None = None) -> str:
-    return revision_of(make_deployment(spec), settings or Settings())
+    return revision_of(make_deployment(spec), with_images(settings))
 
 
 def test_every_prefix_of_the_order_is_safe():

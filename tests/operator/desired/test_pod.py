@@ -8,15 +8,16 @@ import pytest
 
 from octavo_operator.desired.pod import GRACE_S, pod_template
 from octavo_operator.desired.revision import revision_of
+from octavo_operator.errors import SpecInvalid
 from octavo_operator.settings import Images, Settings
-from tests.fakes.deployments import make_deployment
+from tests.fakes.deployments import make_deployment, with_images
 
 HUB = {"uri": "hf://org/Some-Model", "revision": "v1"}
 MOUNT = "/var/lib/octavo/models"
 
 
 def pod(spec: dict[str, Any] | None = None, settings: Settings | None = None) -> dict[str, Any]:
-    template = pod_template(make_deployment(spec), settings or Settings(), "rev")
+    template = pod_template(make_deployment(spec), with_images(settings), "rev")
     found: dict[str, Any] = template["spec"]
     return found
 
@@ -70,6 +71,18 @@ def test_images_follow_the_device():
     assert engine(None, settings)["imagePullPolicy"] == "Never"
 
 
+@pytest.mark.parametrize(
+    ("spec", "flag"),
+    [({}, "--cpu-image"), ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "--cuda-image")],
+)
+def test_an_image_that_nobody_names_is_nobodys(spec: dict[str, Any], flag: str):
+    """A default would be a name in a public registry, where anybody may own it."""
+    with pytest.raises(SpecInvalid, match=rf"spec\.engine\.image is required: .*{flag}"):
+        pod_template(make_deployment(spec), Settings(), "rev")
+    named = {**spec, "engine": {"image": "mine:1"}}
+    assert pod_template(make_deployment(named), Settings(), "rev")
+
+
 def test_pull_secrets_of_the_operator_are_for_those_who_name_none():
     settings = Settings(images=Images(pull_secrets=("registry", "mirror")))
     own = {"podTemplate": {"spec": {"imagePullSecrets": [{"name": "mine"}]}}}
@@ -81,7 +94,8 @@ def test_pull_secrets_of_the_operator_are_for_those_who_name_none():
 
 
 def test_other_pull_secrets_are_another_revision():
-    plain, secret = Settings(), Settings(images=Images(pull_secrets=("registry",)))
+    plain = with_images()
+    secret = with_images(Settings(images=Images(pull_secrets=("registry",))))
     own = {"podTemplate": {"spec": {"imagePullSecrets": [{"name": "mine"}]}}}
     assert revision_of(make_deployment(None), plain) != revision_of(make_deployment(None), secret)
     assert revision_of(make_deployment(own), plain) == revision_of(make_deployment(own), secret)
@@ -261,7 +275,7 @@ def test_placement_is_the_users():
 def test_an_overlay_adds_labels_and_takes_none():
     overlay = {"metadata": {"labels": {"team": "a"}, "annotations": {"b": "c"}}}
     deployment = make_deployment({"podTemplate": overlay})
-    metadata = pod_template(deployment, Settings(), "rev")["metadata"]
+    metadata = pod_template(deployment, with_images(), "rev")["metadata"]
     assert metadata["labels"]["team"] == "a"
     assert metadata["labels"]["octavo.dev/revision"] == "rev"
     assert metadata["annotations"] == {"octavo.dev/model": "demo://smollm2", "b": "c"}
