@@ -23,7 +23,7 @@ from octavo_operator.kube_cluster import KubeCluster
 from octavo_operator.kube_config import load
 from octavo_operator.process import Operator, RunSettings
 from tests.fakes.apiserver import ApiServer
-from tests.fakes.deployments import with_images
+from tests.fakes.deployments import CPU_IMAGE, with_images
 from tests.fakes.operator import make_deployment
 
 IDLE_S = 30.0
@@ -110,7 +110,7 @@ def _measure(server: ApiServer, count: int) -> None:
     port = "18090"
     command = [
         sys.executable, "-m", "octavo.cli", "operator", f"--kubeconfig={server.kubeconfig}",
-        f"--port={port}", "--host=127.0.0.1", "--log-level=warning",
+        f"--port={port}", "--host=127.0.0.1", "--log-level=warning", f"--cpu-image={CPU_IMAGE}",
     ]  # fmt: skip
     began_at = time.monotonic()
     process = subprocess.Popen(command, env=os.environ)

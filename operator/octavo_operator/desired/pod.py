@@ -14,7 +14,7 @@ from octavo_operator.desired.merge import overlay
 from octavo_operator.desired.probes import PORT_NAME, probes
 from octavo_operator.desired.revision import image_of
 from octavo_operator.desired.security import container_security, pod_security
-from octavo_operator.desired.weights import weights
+from octavo_operator.desired.weights import is_fetched, weights
 
 if TYPE_CHECKING:
     from octavo_operator.settings import Settings
@@ -65,6 +65,12 @@ def _base(deployment: LLMDeployment, settings: Settings, revision: str) -> dict[
     }
     if parts.init_containers:
         spec["initContainers"] = parts.init_containers
+    if is_fetched(deployment) and deployment.cache.is_of_one_node:
+        # The volume is where the first pod is: another one elsewhere would wait for it for ever.
+        near = {"labelSelector": {"matchLabels": labels.engines(deployment.name)}}
+        near["topologyKey"] = "kubernetes.io/hostname"
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": [near]}
+        spec["affinity"] = {"podAffinity": required}
     if settings.readiness_gate:
         spec["readinessGates"] = [{"conditionType": ROUTABLE_CONDITION}]
     metadata = {
@@ -79,6 +85,10 @@ def _engine(
 ) -> dict[str, Any]:
     resources = deployment.resources
     requests = {**({} if resources.limits else DEFAULT_REQUESTS), **resources.requests}
+    is_on_node = is_fetched(deployment) and deployment.cache.kind == "EmptyDir"
+    if is_on_node and "ephemeral-storage" not in resources.limits:
+        # Weights fill the node's own disk: who does not ask for it is evicted first, or fills it.
+        requests.setdefault("ephemeral-storage", deployment.cache.size)
     container: dict[str, Any] = {
         "name": names.ENGINE_CONTAINER,
         "image": image,

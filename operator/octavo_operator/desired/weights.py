@@ -97,7 +97,12 @@ def _fetch_container(model: Model, folder: str, *, image: str, pull_policy: str)
         "imagePullPolicy": pull_policy,
         "command": ["octavo", "fetch"],
         "args": fetch_arguments(model, folder),
-        "env": [{"name": "HOME", "value": "/tmp"}],
+        "env": [
+            {"name": "HOME", "value": "/tmp"},
+            # NOTE: images built on NVIDIA's ask for all GPUs, and where its runtime is the default
+            # this step would get them: those of other pods.
+            {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},
+        ],
         "resources": FETCH_RESOURCES,
         "securityContext": container_security(),
         # The last lines say why a fetch failed; the pod's status carries them to the conditions.

@@ -18,8 +18,8 @@ from octavo_operator.spec.fields import Fields, show
 POD_FIELDS = (
     "affinity", "automountServiceAccountToken", "containers", "dnsConfig", "dnsPolicy",
     "hostAliases", "imagePullSecrets", "initContainers", "nodeSelector", "priorityClassName",
-    "runtimeClassName", "schedulerName", "securityContext", "serviceAccountName", "tolerations",
-    "topologySpreadConstraints", "volumes",
+    "resourceClaims", "runtimeClassName", "schedulerName", "securityContext", "serviceAccountName",
+    "tolerations", "topologySpreadConstraints", "volumes",
 )  # fmt: skip
 CONTAINER_FIELDS = (
     "args", "command", "env", "envFrom", "image", "imagePullPolicy", "lifecycle", "livenessProbe",
@@ -29,12 +29,14 @@ CONTAINER_FIELDS = (
 
 # Lists whose items are told apart by a field: an overlay's item is merged into its namesake.
 MERGE_KEYS: Mapping[str, str] = {
+    "claims": "name",
     "containers": "name",
     "env": "name",
     "hostAliases": "ip",
     "imagePullSecrets": "name",
     "initContainers": "name",
     "ports": "containerPort",
+    "resourceClaims": "name",
     "volumeMounts": "mountPath",
     "volumes": "name",
 }

@@ -51,9 +51,12 @@ AROUND: dict[str, dict[str, Any]] = {
     "autoscaling.prometheusURL": {
         "autoscaling": {"maxReplicas": 8, "provider": "keda", "targets": {"inFlight": 8}}
     },
-    "cache.size": {"cache": {"kind": "PersistentVolumeClaim"}},
-    "cache.storageClassName": {"cache": {"kind": "PersistentVolumeClaim"}},
-    "cache.accessMode": {"cache": {"kind": "PersistentVolumeClaim"}},
+    "cache.kind": {"cache": {"accessMode": "ReadWriteMany"}},
+    "cache.size": {"cache": {"kind": "PersistentVolumeClaim", "accessMode": "ReadWriteMany"}},
+    "cache.storageClassName": {
+        "cache": {"kind": "PersistentVolumeClaim", "accessMode": "ReadWriteMany"}
+    },
+    "cache.accessMode": {"cache": {"kind": "PersistentVolumeClaim"}, "replicas": 1},
     "cache.existingClaim": {"cache": {"kind": "PersistentVolumeClaim"}},
     "cache.hostPath": {"cache": {"kind": "HostPath"}},
 }
@@ -142,6 +145,9 @@ CHANGES: dict[str, tuple[str, Any, Any]] = {
     ),
     "podTemplate.spec.nodeSelector": (PODS, {"a": "b"}, {"a": "c"}),
     "podTemplate.spec.priorityClassName": (PODS, "a", "b"),
+    "podTemplate.spec.resourceClaims": (
+        PODS, [{"name": "a", "resourceClaimName": "b"}], [{"name": "a", "resourceClaimName": "c"}],
+    ),
     "podTemplate.spec.runtimeClassName": (PODS, "a", "b"),
     "podTemplate.spec.schedulerName": (PODS, "a", "b"),
     "podTemplate.spec.securityContext": (PODS, {"fsGroup": 1}, {"fsGroup": 2}),

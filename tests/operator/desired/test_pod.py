@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from octavo_operator.desired.pod import GRACE_S, pod_template
 from octavo_operator.desired.revision import revision_of
 from octavo_operator.errors import SpecInvalid
 from octavo_operator.settings import Images, Settings
-from tests.fakes.deployments import make_deployment, with_images
+from tests.fakes.deployments import CUDA_IMAGE, make_deployment, with_images
+from tests.fakes.rule_cases import claimed
 
 HUB = {"uri": "hf://org/Some-Model", "revision": "v1"}
 MOUNT = "/var/lib/octavo/models"
@@ -153,6 +155,67 @@ def test_credentials_reach_the_fetching_step_alone():
 @pytest.mark.parametrize("uri", ["demo://smollm2", "file:///models/x", "pvc://claim/x"])
 def test_what_is_there_is_not_fetched(uri: str):
     assert "initContainers" not in pod({"model": {"uri": uri}})
+
+
+def test_weights_on_the_nodes_disk_are_asked_for():
+    """Else the scheduler fills a disk that it thinks is free, and the node evicts."""
+
+    def asked(spec: dict[str, Any]) -> str | None:
+        requests = engine(spec)["resources"].get("requests", {})
+        found: str | None = requests.get("ephemeral-storage")
+        return found
+
+    assert asked({"model": HUB}) == "20Gi"
+    assert asked({"model": HUB, "cache": {"size": "5Gi"}}) == "5Gi"
+    own = {"requests": {"ephemeral-storage": "1Gi"}}
+    assert asked({"model": HUB, "resources": own}) == "1Gi"
+    assert asked({"model": HUB, "resources": {"limits": {"ephemeral-storage": "8Gi"}}}) is None
+    assert asked({}) is None, "what is in the image is not fetched"
+    claim = {"kind": "PersistentVolumeClaim"}
+    assert asked({"model": HUB, "cache": claim}) is None
+
+
+def test_pods_of_a_volume_of_one_node_are_on_one_node():
+    """A rollout brings a second pod, which would wait elsewhere for the volume of the first."""
+    claim = {"kind": "PersistentVolumeClaim"}
+    (near,) = pod({"model": HUB, "cache": claim})["affinity"]["podAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    labels = pod_template(make_deployment({"model": HUB}), with_images(), "rev")["metadata"]
+    assert near["topologyKey"] == "kubernetes.io/hostname"
+    assert near["labelSelector"]["matchLabels"].items() <= labels["labels"].items()
+    assert "affinity" not in pod({"model": HUB, "cache": {**claim, "accessMode": "ReadWriteMany"}})
+    assert "affinity" not in pod({"model": HUB, "cache": {**claim, "existingClaim": "mine"}})
+
+
+def test_the_fetching_step_gets_no_gpu():
+    """Images built on NVIDIA's ask for all of them."""
+    variables = {variable["name"]: variable["value"] for variable in fetch({"model": HUB})["env"]}
+    assert variables["NVIDIA_VISIBLE_DEVICES"] == "void"
+    dockerfile = (Path(__file__).parents[3] / "Dockerfile").read_text()
+    assert "NVIDIA_VISIBLE_DEVICES" not in dockerfile
+
+
+@pytest.mark.parametrize(
+    ("resource", "device"),
+    [
+        ("nvidia.com/gpu", "cuda"),
+        ("nvidia.com/gpu.shared", "cuda"),
+        ("nvidia.com/mig-1g.10gb", "cuda"),
+        ("nvidia.com/mig-3g.20gb.me", "cuda"),
+        ("example.com/fpga", "cpu"),
+    ],
+)
+def test_whatever_cuda_computes_on_is_a_gpu(resource: str, device: str):
+    deployment = make_deployment({"resources": {"limits": {resource: 1}}})
+    assert deployment.device == device
+
+
+def test_devices_by_claims_reach_the_pod():
+    found = pod({"engine": {"device": "cuda"}, **claimed("gpu")})
+    assert found["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+    assert found["containers"][0]["resources"]["claims"] == [{"name": "gpu"}]
+    assert found["containers"][0]["image"] == CUDA_IMAGE
 
 
 def test_a_simulated_model_is_not_fetched():
