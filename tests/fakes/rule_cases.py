@@ -426,4 +426,10 @@ TRANSITIONS = [
         claim(storageClassName="slow"),
         "storageClassName of a claim cannot change",
     ),
+    (
+        scaling(),
+        scaling(minReplicas=2),
+        {"replicas": 3},
+        "replicas is only the start while autoscaling decides",
+    ),
 ]
