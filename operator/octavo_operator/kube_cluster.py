@@ -19,6 +19,7 @@ from octavo_operator.errors import (
     Gone,
     NotFound,
     Refused,
+    SettingsInvalid,
 )
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class KubeCluster:
         self._session: Session | None = None
         self._token = ""
         self._token_at = float("-inf")
+        self._is_token_refused = False
 
     async def __aenter__(self) -> Self:
         self._session = Session(
@@ -212,6 +214,7 @@ class KubeCluster:
             raise ClusterUnavailable(f"{method} {path}: {text}") from error
         if status == 401:
             self._token_at = float("-inf")  # read it anew before the next try
+            self._is_token_refused = True
         if status >= 400:
             raise error_of(status, content, retry_after)
         return content
@@ -219,8 +222,13 @@ class KubeCluster:
     async def _fresh_token(self) -> str:
         now = self._clock()
         if now - self._token_at >= TOKEN_MAX_AGE_S:
-            self._token = await asyncio.to_thread(self._config.read_token)
-            self._token_at = now
+            try:
+                self._token = await asyncio.to_thread(
+                    self._config.read_token, renew=self._is_token_refused
+                )
+            except SettingsInvalid as error:  # it was fine once: so may it be again
+                raise ClusterUnavailable(str(error)) from error
+            self._token_at, self._is_token_refused = now, False
         return self._token
 
 

@@ -307,7 +307,13 @@ class TestKubeConfig:
                 "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}], "
                 "clusters: [{name: c, cluster: {server: 'https://x'}}], "
                 "users: [{name: u, user: {exec: {command: aws}}}]}",
-                "logs in by a program",
+                "exec of the kubeconfig's user has apiVersion ''; known: client.authentication",
+            ),
+            (
+                "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}], "
+                "clusters: [{name: c, cluster: {server: 'https://x'}}], "
+                "users: [{name: u, user: {auth-provider: {name: gcp}}}]}",
+                "has an auth-provider",
             ),
         ],
     )
