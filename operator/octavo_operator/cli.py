@@ -7,10 +7,11 @@ Every flag is also a variable: --field-manager is OCTAVO_OPERATOR_FIELD_MANAGER.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from octavo_operator.errors import SettingsInvalid
 from octavo_operator.settings import Images, Router, Settings
@@ -53,6 +54,8 @@ _FLAGS: tuple[tuple[str, str, str], ...] = (
     ("router-token", "", "routers' state token or one of their API keys; better by environment"),
     ("readiness-gate", "true", "pods wait until all routers have them; false without routers"),
     ("network-policy", "true", "engines accept traffic from routers and monitoring only"),
+    ("engine-clients", "", "who else may, as JSON: a list of `from` entries of a NetworkPolicy"),
+    ("engine-user", "65532", "user and group of engine pods; none: the cluster assigns them"),
     ("monitoring-namespace", "monitoring", "namespace whose pods may scrape engines"),
     ("monitor-labels", "", "labels of PodMonitors, as key=value,key=value"),
     ("log-format", "json", "json or plain"),
@@ -127,6 +130,8 @@ def read_settings(
         max_rollouts=_number(values, "max-rollouts", 0, 10_000),
         readiness_gate=_flag(values, "readiness-gate"),
         network_policy=_flag(values, "network-policy"),
+        engine_clients=_peers(values["engine-clients"]),
+        engine_user=_user(values),
         monitoring_namespace=values["monitoring-namespace"],
         monitor_labels=_pairs(values["monitor-labels"], "monitor-labels"),
     )
@@ -200,6 +205,20 @@ def _number(values: Mapping[str, str], name: str, least: int, most: int) -> int:
     if not text.isdecimal() or not least <= int(text) <= most:
         raise SettingsInvalid(f"--{name} must be a whole number from {least} to {most}; got {text}")
     return int(text)
+
+
+def _peers(text: str) -> tuple[dict[str, Any], ...]:
+    try:
+        found = json.loads(text or "[]")
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(peer, dict) for peer in found):
+        raise SettingsInvalid(f"--engine-clients must be a JSON list of objects; got {text[:80]}")
+    return tuple(found)
+
+
+def _user(values: Mapping[str, str]) -> int | None:
+    return None if values["engine-user"] == "none" else _number(values, "engine-user", 1, 2**31 - 1)
 
 
 def _pairs(text: str, name: str) -> dict[str, str]:

@@ -213,6 +213,21 @@ def test_pull_secrets_reach_engines_as_names(chart: Chart):
     assert args({"global": {"imagePullSecrets": secrets}}) == ["--image-pull-secrets=one,two"]
 
 
+def test_engines_take_the_users_that_the_cluster_assigns(chart: Chart):
+    """OpenShift refuses pods that name one."""
+    args = container(chart.objects(COMBINATIONS["OpenShift"]), "operator")["args"]
+    assert "--engine-user=none" in args
+    assert not [arg for arg in container(chart.objects({}), "operator")["args"] if "user" in arg]
+
+
+def test_gateways_that_send_to_engines_are_let_in(chart: Chart):
+    args = container(chart.objects(COMBINATIONS["endpoint picker"]), "operator")["args"]
+    (found,) = (arg for arg in args if arg.startswith("--engine-clients="))
+    assert json.loads(found.partition("=")[2]) == [
+        {"namespaceSelector": {"matchLabels": {"a": "gateways"}}}
+    ]
+
+
 def test_the_operator_knows_the_deployment_that_its_lease_goes_with(chart: Chart):
     for values in ({}, {"fullnameOverride": "llm"}):
         objects = chart.objects(values)
@@ -269,6 +284,9 @@ REFUSED: dict[str, Object] = {
     "inferencePools need router.epp.enabled": {
         "inferencePools": [{"name": "a", "deployment": "b"}]
     },
+    "keep it out: say who it is in engines.clients": laid_over(
+        EPP, {"inferencePools": [{"name": "a", "deployment": "b"}]}
+    ),
     "is no name in inferencePools": laid_over(EPP, {"httpRoute": {"inferencePool": "a"}}),
     "would count everything twice": {"monitoring": {"podMonitor": True, "serviceMonitor": True}},
     "minReplicas is above maxReplicas": {

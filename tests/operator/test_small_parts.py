@@ -18,7 +18,6 @@ from octavo_operator.events import EventRecorder
 from octavo_operator.guard import GuardedCluster, TokenBucket
 from octavo_operator.health import Health, HealthServer
 from octavo_operator.intake import Intake
-from octavo_operator.kinds import Object
 from octavo_operator.metrics import Metrics
 from octavo_operator.observe import Key, World
 from octavo_operator.work_queue import Outcome
@@ -200,7 +199,7 @@ def test_what_can_be_left_out_takes_nothing_that_is_not_there():
 
 def test_a_write_that_lasts_is_given_up_before_another_replica_may_begin():
     class Slow(FakeCluster):
-        async def apply(self, body: Object) -> Object:
+        async def apply(self, body: kinds.Object) -> kinds.Object:
             await asyncio.sleep(60)
             return body
 

@@ -46,7 +46,7 @@ def _base(deployment: LLMDeployment, settings: Settings, revision: str) -> dict[
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": pod_security(),
+        "securityContext": pod_security(settings.engine_user),
         "terminationGracePeriodSeconds": math.ceil(deployment.rollout.drain_timeout_s) + GRACE_S,
         "topologySpreadConstraints": [
             {

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from octavo_operator import names
 from octavo_operator.desired.weights import cache_source, is_fetched
 from octavo_operator.errors import SpecInvalid
+from octavo_operator.settings import ENGINE_USER
 
 if TYPE_CHECKING:
     from octavo_operator.settings import Settings
@@ -74,6 +75,8 @@ def _settled(deployment: LLMDeployment, settings: Settings) -> dict[str, Any]:
         "device": deployment.device,
         "image": image_of(deployment, settings),
     }
+    if settings.engine_user != ENGINE_USER:
+        settled["user"] = settings.engine_user
     if settings.images.pull_secrets and "imagePullSecrets" not in deployment.pod_template.get(
         "spec", {}
     ):

@@ -71,7 +71,8 @@ def read_pod_template(fields: Fields) -> Mapping[str, Any]:
 
 
 def _check(value: Any, path: str, name: str, depth: int) -> Any:
-    """A copy without nulls, of plain JSON values, whose keyed lists have their keys."""
+    """A copy of plain JSON values, whose keyed lists have their keys. Nulls are left out but in a
+    securityContext, where they remove what the operator sets."""
     if depth == 0:
         raise SpecInvalid(path, f"is nested more than {MAX_DEPTH} deep")
     if isinstance(value, Mapping):
@@ -80,8 +81,10 @@ def _check(value: Any, path: str, name: str, depth: int) -> Any:
         return {
             key: _check(item, f"{path}.{key[:80]}", key, depth - 1)
             for key, item in value.items()
-            if item is not None
+            if item is not None or name == "securityContext"
         }
+    if value is None:
+        return None
     if isinstance(value, list | tuple):
         return _check_list(value, path, name, depth)
     if name in MERGE_KEYS or not isinstance(value, str | int | float | bool):

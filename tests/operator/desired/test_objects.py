@@ -335,8 +335,41 @@ def test_weights_that_are_there_need_no_network():
     assert "egress" not in objects({"model": {"uri": "pvc://a"}})["NetworkPolicy"]["spec"]
     hub = objects({"model": HUB})["NetworkPolicy"]["spec"]["egress"]
     blocked = [block["ipBlock"]["except"] for block in hub[1]["to"]]
-    assert blocked == [["169.254.0.0/16"], ["fe80::/10"]]
+    assert "169.254.0.0/16" in blocked[0]
+    assert blocked[1] == ["fe80::/10", "fd00:ec2::/32"], "link-local, and AWS' metadata"
     assert "NetworkPolicy" not in objects(None, Settings(network_policy=False))
+
+
+def test_names_are_found_where_openshift_has_them_too():
+    dns = objects({"model": HUB})["NetworkPolicy"]["spec"]["egress"][0]["ports"]
+    assert {(each["port"], each["protocol"]) for each in dns} == {
+        (53, "UDP"), (53, "TCP"), (5353, "UDP"), (5353, "TCP"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "reached"),
+    [
+        ({"uri": "gs://bucket/m"}, {"169.254.169.254/32:80", "169.254.169.252/32:988"}),
+        ({"uri": "s3://bucket/m"}, {"169.254.170.23/32:80", "fd00:ec2::23/128:80"}),
+        ({"uri": "gs://bucket/m", "secretRef": {"name": "key"}}, set()),
+        (HUB, set()),
+    ],
+)
+def test_a_pods_own_identity_is_asked_for_where_no_secret_proves_it(
+    model: dict[str, Any], reached: set[str]
+):
+    rules = objects({"model": model})["NetworkPolicy"]["spec"]["egress"][2:]
+    found = {f"{r['to'][0]['ipBlock']['cidr']}:{r['ports'][0]['port']}" for r in rules}
+    assert found == reached
+
+
+def test_gateways_reach_engines_where_they_are_named():
+    """With an InferencePool the gateway sends requests to engines itself."""
+    gateway = {"namespaceSelector": {"matchLabels": {"a": "gateways"}}}
+    policy = objects(None, Settings(engine_clients=(gateway,)))["NetworkPolicy"]
+    assert gateway in policy["spec"]["ingress"][0]["from"]
+    assert gateway not in objects()["NetworkPolicy"]["spec"]["ingress"][0]["from"]
 
 
 def test_an_autoscaler_scales_the_llmdeployment_itself():

@@ -335,6 +335,21 @@ def test_placement_is_the_users():
     assert found["securityContext"]["runAsNonRoot"] is True
 
 
+IDS = ("runAsUser", "runAsGroup", "fsGroup")
+
+
+def test_a_cluster_may_assign_the_users():
+    """OpenShift does, and refuses pods that name one."""
+    plain = pod()["securityContext"]
+    assert [plain[name] for name in IDS] == [65532] * 3
+    assigned = pod(None, Settings(engine_user=None))["securityContext"]
+    assert not assigned.keys() & set(IDS)
+    assert assigned["runAsNonRoot"] is True
+    own = overlaid(securityContext=dict.fromkeys(IDS))["securityContext"]
+    assert not own.keys() & set(IDS), "nulls remove what the operator sets"
+    assert own["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
 def test_an_overlay_adds_labels_and_takes_none():
     overlay = {"metadata": {"labels": {"team": "a"}, "annotations": {"b": "c"}}}
     deployment = make_deployment({"podTemplate": overlay})
