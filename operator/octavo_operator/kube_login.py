@@ -81,7 +81,8 @@ class ExecLogin:
         except ValueError:
             found = None
         status = found.get("status") if isinstance(found, dict) else None
-        token = status.get("token") if isinstance(status, dict) else None
+        status = status if isinstance(status, dict) else {}
+        token = status.get("token")
         if not isinstance(token, str) or not token:
             raise SettingsInvalid(
                 f"the kubeconfig's login {self.command} printed no ExecCredential with a token; "

@@ -156,7 +156,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
         }
     },
     "an operator's settings": {
-        "operator": {"replicas": 2, "workers": 4, "resyncSeconds": 60, "writesPerSecond": 5,
+        "operator": {"replicas": 1, "workers": 4, "resyncSeconds": 60, "writesPerSecond": 5,
                      "maxRollouts": 3,
                      "logLevel": "debug", "logFormat": "plain", "extraArgs": ["--port=8090"]},
         "engines": {"readinessGate": False},

@@ -67,8 +67,10 @@ def _base(deployment: LLMDeployment, settings: Settings, revision: str) -> dict[
         spec["initContainers"] = parts.init_containers
     if is_fetched(deployment) and deployment.cache.is_of_one_node:
         # The volume is where the first pod is: another one elsewhere would wait for it for ever.
-        near = {"labelSelector": {"matchLabels": labels.engines(deployment.name)}}
-        near["topologyKey"] = "kubernetes.io/hostname"
+        near = {
+            "labelSelector": {"matchLabels": labels.engines(deployment.name)},
+            "topologyKey": "kubernetes.io/hostname",
+        }
         required = {"requiredDuringSchedulingIgnoredDuringExecution": [near]}
         spec["affinity"] = {"podAffinity": required}
     if settings.readiness_gate:
