@@ -25,6 +25,7 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 class KubeConfig:
     server: str
     ca_pem: str = ""  # empty: the system's
+    ca_file: Path | None = None  # read anew when a certificate is not by what was known
     token: str = field(default="", repr=False)
     login: ExecLogin | None = None  # a program that prints tokens
     token_file: Path | None = None  # read anew now and then: such tokens live an hour
@@ -49,10 +50,17 @@ class KubeConfig:
         except OSError as error:
             raise SettingsInvalid(f"cannot read the token: {error}") from None
 
+    def read_authorities(self) -> str:
+        """In PEM; '' for the system's."""
+        try:
+            return self.ca_file.read_text() if self.ca_file is not None else self.ca_pem
+        except OSError:
+            return self.ca_pem
+
     def ssl_context(self) -> ssl.SSLContext | None:
         if not self.server.startswith("https:"):
             return None
-        context = ssl.create_default_context(cadata=self.ca_pem or None)
+        context = ssl.create_default_context(cadata=self.read_authorities() or None)
         if self.is_insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -96,6 +104,7 @@ def from_service_account(
     return KubeConfig(
         server=f"https://{host}:{port}",
         ca_pem=ca_pem,
+        ca_file=folder / "ca.crt",
         token_file=folder / "token",
         namespace=namespace,
     )
