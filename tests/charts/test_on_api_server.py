@@ -231,7 +231,7 @@ def test_the_operator_may_change_only_what_belongs_to_an_llmdeployment(
     objects = chart.objects({})
     policy = [body for body in objects if body["kind"].startswith("ValidatingAdmissionPolicy")]
     account = "/api/v1/namespaces/octavo-system/serviceaccounts/octavo-operator/token"
-    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "b"},
+    theirs: Object = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "b"},
               "metadata": {"name": "theirs", "namespace": "team-a"}}  # fmt: skip
     owner = {"apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "name": "m", "uid": "u",
              "controller": True, "blockOwnerDeletion": False}  # fmt: skip

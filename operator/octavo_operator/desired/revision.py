@@ -56,14 +56,17 @@ def asked_for(deployment: LLMDeployment) -> dict[str, Any]:
     engine = _changed(deployment.engine)
     for settled in ("device", "image"):
         engine.pop(settled, None)
-    model = _changed(deployment.model)
     asked = {
-        "model": model,
+        "model": _changed(deployment.model),
         "engine": engine,
         "resources": _changed(deployment.resources),
         "cache": cache_source(deployment) if is_fetched(deployment) else {},
         "adapters": _plain(deployment.adapters),
-        "drain": deployment.rollout.drain_timeout_s,
+        "rollout": {
+            name: value
+            for name, value in _changed(deployment.rollout).items()
+            if name == "drain_timeout_s"
+        },
         "podTemplate": deployment.pod_template,
     }
     return {name: value for name, value in asked.items() if value}

@@ -104,6 +104,7 @@ ANOTHER_POD = [
     {"engine": {"image": "other:1"}},
     {"resources": {"limits": {"memory": "4Gi"}}},
     {"rollout": {"drainTimeout": "10s"}},
+    {"rollout": {"drainTimeout": "0s"}},
     {"podTemplate": {"metadata": {"annotations": {"restarted-at": "now"}}}},
 ]
 
