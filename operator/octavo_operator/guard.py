@@ -52,8 +52,8 @@ class TokenBucket:
 
 
 class GuardedCluster:
-    """A Cluster. `may_write` is asked right before each write, after any waiting; a write that lasts
-    longer than `time_left_s` then said is given up."""
+    """A Cluster. `may_write` is asked right before each write, after any waiting, and a write that
+    lasts longer than `time_left_s` then says is given up."""
 
     def __init__(
         self,

@@ -66,8 +66,8 @@ class Intake:
 
     @property
     def max_age_s(self) -> float:
-        """Older news mean that we, or the API server, are deaf; a list that was not even tried for so
-        long, that it is us."""
+        """Older news mean that we, or the API server, are deaf; a list that was not even tried for
+        so long, that it is us."""
         return 2 * self._every_s + 60.0
 
     def event(self, kind: Kind, event_type: str | None, body: Object) -> None:
