@@ -89,12 +89,14 @@ ENTRYPOINT ["octavo", "serve"]
 
 # The CUDA libraries come with torch; the driver comes from the node. Triton compiles its launchers at
 # run time, so this image alone needs a C compiler: BASE is one that has it, with Python's headers.
+# Which GPUs it sees is said by who starts it (`--gpus`, the device plugin): asking for all here would
+# give them to every container of the image where NVIDIA's runtime is the default.
 FROM ${BUILD_BASE} AS engine-cuda
 ARG VERSION=0.1.0
 ARG REVISION=
 ARG SOURCE=
 ENV PATH=/opt/octavo/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp LOGNAME=octavo \
-    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
 LABEL org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.source="${SOURCE}" \

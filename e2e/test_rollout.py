@@ -92,16 +92,17 @@ def test_a_wrong_flag_is_named_while_the_old_revision_serves(
     traffic.assert_unbroken()
 
 
-def test_a_killed_operator_finishes_the_rollout_when_it_is_back(
+def test_killed_operators_finish_the_rollout_when_they_are_back(
     platform: Platform, space: Kubectl
 ) -> None:
     model = Model(space, simulated("orphan", replicas=2))
     model.await_settled(2)
-    (operator,) = platform.pods("operator")
+    operators = platform.pods("operator")
     with Traffic(platform.base_url, model.name) as traffic:
         model.patch(engine={"args": {**PACE, "max-queue": 512}})
         model.until(lambda: len(model.revisions()) == 2, "pod of the new revision", 30)
-        platform.kill(NAMESPACE, operator)
+        for operator in operators:
+            platform.kill(NAMESPACE, operator)
         model.await_settled(2)
         traffic.await_answers(10)
     traffic.assert_unbroken()

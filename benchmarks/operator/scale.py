@@ -22,8 +22,8 @@ import psutil
 from octavo_operator.kube_cluster import KubeCluster
 from octavo_operator.kube_config import load
 from octavo_operator.process import Operator, RunSettings
-from octavo_operator.settings import Settings
 from tests.fakes.apiserver import ApiServer
+from tests.fakes.deployments import CPU_IMAGE, with_images
 from tests.fakes.operator import make_deployment
 
 IDLE_S = 30.0
@@ -71,7 +71,7 @@ async def _operate(server: ApiServer, is_done: Any) -> None:
     )  # fmt: skip
     began_at = time.monotonic()
     async with KubeCluster(config, field_manager="octavo-operator") as cluster:
-        operator = Operator(config, cluster, Settings(), run)
+        operator = Operator(config, cluster, with_images(), run)
         task = asyncio.create_task(operator.run())
         while not await asyncio.to_thread(is_done):  # noqa: ASYNC110  # asks another process
             await asyncio.sleep(1.0)
@@ -110,7 +110,7 @@ def _measure(server: ApiServer, count: int) -> None:
     port = "18090"
     command = [
         sys.executable, "-m", "octavo.cli", "operator", f"--kubeconfig={server.kubeconfig}",
-        f"--port={port}", "--host=127.0.0.1", "--log-level=warning",
+        f"--port={port}", "--host=127.0.0.1", "--log-level=warning", f"--cpu-image={CPU_IMAGE}",
     ]  # fmt: skip
     began_at = time.monotonic()
     process = subprocess.Popen(command, env=os.environ)

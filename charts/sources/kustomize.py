@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 BASE = Path("manifests/base")
 MONITORING = Path("manifests/overlays/monitoring")
 RELEASE, NAMESPACE = "octavo", "octavo-system"
-# What differs from the chart's defaults: no hook pod, and the CRD from crds/.
-VALUES: dict[str, Any] = {"crds": {"install": False}, "test": {"enabled": False}}
+# What differs from the chart's defaults: no hook pod, the CRD from crds/, and a registry that is
+# nobody's: its name is reserved, so that nothing is ever pulled from it.
+VALUES: dict[str, Any] = {
+    "crds": {"install": False},
+    "test": {"enabled": False},
+    "images": {"registry": "registry.example.com"},
+}
 MONITORED: dict[str, Any] = {
     **VALUES, "monitoring": {"podMonitor": True}, "alerts": {"enabled": True},
 }  # fmt: skip

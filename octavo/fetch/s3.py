@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode
 from xml.etree import ElementTree
 
+from octavo.fetch.aws_identity import PodKeys
 from octavo.fetch.errors import FetchError, Reason, of_status
 from octavo.fetch.sigv4 import EMPTY_SHA256, Key, signed_headers
 from octavo.fetch.source import Listing, RemoteFile, choose, is_single
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from octavo.fetch.credentials import Credentials
     from octavo.fetch.http import Http
 
-_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to a key that may list and read it"
+_HINT = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to a key that may list and read it, or give "
+    "the pod's ServiceAccount a role that may"
+)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _REGION = re.compile(r"[a-z0-9-]{1,40}")
@@ -53,7 +57,9 @@ class S3:
         key_id = credentials.get("AWS_ACCESS_KEY_ID")
         secret = credentials.get("AWS_SECRET_ACCESS_KEY")
         token = credentials.get("AWS_SESSION_TOKEN")
-        self._key = Key(key_id, secret, token) if key_id and secret else None
+        own = Key(key_id, secret, token) if key_id and secret else None
+        pod = PodKeys(http, credentials, region=self._region)
+        self._keys: Callable[[], Key | None] = pod if own is None else lambda: own
 
     def find(self) -> Listing:
         path = self._path.rstrip("/")
@@ -122,10 +128,11 @@ class S3:
 
     def _sign(self, method: str, url: str, headers: Mapping[str, str]) -> Mapping[str, str]:
         """Nothing for a public bucket."""
-        if self._key is None:
+        key = self._keys()
+        if key is None:
             return {}
         return signed_headers(
-            self._key, method, url, headers,
+            key, method, url, headers,
             region=self._region, service="s3", now=self._now(), payload_sha256=EMPTY_SHA256,
         )  # fmt: skip
 

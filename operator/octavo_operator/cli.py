@@ -7,10 +7,11 @@ Every flag is also a variable: --field-manager is OCTAVO_OPERATOR_FIELD_MANAGER.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from octavo_operator.errors import SettingsInvalid
 from octavo_operator.settings import Images, Router, Settings
@@ -38,10 +39,11 @@ _FLAGS: tuple[tuple[str, str, str], ...] = (
     ("leader-election", "true", "false only where no second replica can ever run"),
     ("workers", "8", "LLMDeployments looked at together"),
     ("resync", "300", "seconds between full comparisons with the API server"),
+    ("max-rollouts", "10", "LLMDeployments that change their revision at once; 0: no bound"),
     ("writes-per-second", "50", "most writes to the API server, on average"),
     ("field-manager", "octavo-operator", "name under which fields are owned"),
-    ("cpu-image", "", "image of engines without a GPU"),
-    ("cuda-image", "", "image of engines with a GPU"),
+    ("cpu-image", "", "image of engines without a GPU, where their spec names none; no default"),
+    ("cuda-image", "", "image of engines with a GPU, likewise"),
     ("pull-policy", "IfNotPresent", "Always, IfNotPresent or Never"),
     ("image-pull-secrets", "", "Secrets that engine pods pull with, unless their spec names some"),
     ("router-namespace", "octavo-system", "namespace of the routers"),
@@ -52,6 +54,8 @@ _FLAGS: tuple[tuple[str, str, str], ...] = (
     ("router-token", "", "routers' state token, or a trusted key of theirs; best by environment"),
     ("readiness-gate", "true", "pods wait until all routers have them; false without routers"),
     ("network-policy", "true", "engines accept traffic from routers and monitoring only"),
+    ("engine-clients", "", "who else may, as JSON: a list of `from` entries of a NetworkPolicy"),
+    ("engine-user", "65532", "user and group of engine pods; none: the cluster assigns them"),
     ("monitoring-namespace", "monitoring", "namespace whose pods may scrape engines"),
     ("monitor-labels", "", "labels of PodMonitors, as key=value,key=value"),
     ("log-format", "json", "json or plain"),
@@ -106,13 +110,12 @@ def read_settings(
     from octavo_operator.leader import LeaseTimes
     from octavo_operator.process import RunSettings
 
-    images = Images()
     settings = Settings(
         field_manager=values["field-manager"],
         namespaces=_names(values["namespaces"]),
         images=Images(
-            cpu=values["cpu-image"] or images.cpu,
-            cuda=values["cuda-image"] or images.cuda,
+            cpu=values["cpu-image"],
+            cuda=values["cuda-image"],
             pull_policy=_pull_policy(values["pull-policy"]),
             pull_secrets=_names(values["image-pull-secrets"]),
         ),
@@ -124,8 +127,11 @@ def read_settings(
             token=values["router-token"].strip(),
             tls_ca=values["router-tls-ca"],
         ),
+        max_rollouts=_number(values, "max-rollouts", 0, 10_000),
         readiness_gate=_flag(values, "readiness-gate"),
         network_policy=_flag(values, "network-policy"),
+        engine_clients=_peers(values["engine-clients"]),
+        engine_user=_user(values),
         monitoring_namespace=values["monitoring-namespace"],
         monitor_labels=_pairs(values["monitor-labels"], "monitor-labels"),
     )
@@ -199,6 +205,20 @@ def _number(values: Mapping[str, str], name: str, least: int, most: int) -> int:
     if not text.isdecimal() or not least <= int(text) <= most:
         raise SettingsInvalid(f"--{name} must be a whole number from {least} to {most}; got {text}")
     return int(text)
+
+
+def _peers(text: str) -> tuple[dict[str, Any], ...]:
+    try:
+        found = json.loads(text or "[]")
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(peer, dict) for peer in found):
+        raise SettingsInvalid(f"--engine-clients must be a JSON list of objects; got {text[:80]}")
+    return tuple(found)
+
+
+def _user(values: Mapping[str, str]) -> int | None:
+    return None if values["engine-user"] == "none" else _number(values, "engine-user", 1, 2**31 - 1)
 
 
 def _pairs(text: str, name: str) -> dict[str, str]:

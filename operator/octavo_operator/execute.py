@@ -87,11 +87,15 @@ async def execute(
 
 async def _apply(cluster: Cluster, body: Object, owner_uid: str) -> Object:
     """NOTE: server-side apply would take over a stranger's object of the same name, which our
-    watches (by label) do not show: what is new is looked up first."""
+    watches (by label) do not show: what is new is looked up first. What was found is what may be
+    changed: an object that somebody has changed or exchanged since is looked at anew."""
     kind, namespace, name = kinds.kind_of(body), kinds.namespace_of(body), kinds.name_of(body)
     found = await cluster.get(kind, namespace, name)
     if found is not None and kinds.controller_uid(found) != owner_uid:
         raise NameConflict(kind.name, name, owner_text(found))
+    if found is not None:
+        seen = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
+        body = {**body, "metadata": {**body["metadata"], **seen}}
     return await cluster.apply(body)
 
 

@@ -208,7 +208,7 @@ def _unscheduled(pod: Object) -> Found | None:
 _PLACES = (
     (r"unbound immediate persistentvolumeclaims|persistentvolumeclaim .*not found",
      Reason.VOLUME_PENDING),
-    (r"insufficient \S*(gpu|neuron|tpu|gaudi)", Reason.GPU_INSUFFICIENT),
+    (r"insufficient \S*(gpu|/mig-|neuron|tpu|gaudi)", Reason.GPU_INSUFFICIENT),
     (r"insufficient (cpu|memory|ephemeral-storage|pods)|too many pods|didn't have enough",
      Reason.RESOURCES_INSUFFICIENT),
     (r"node affinity|node selector|untolerated taint|topology spread|anti-affinity|nodename",

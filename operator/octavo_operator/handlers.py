@@ -216,7 +216,8 @@ def _handler(kind: Kind, tell: Tell) -> Any:
 
 def _login(config: KubeConfig, sessions: contextlib.AsyncExitStack) -> Any:
     async def login(**_: object) -> kopf.AiohttpSession:
-        token = config.read_token()
+        # Asked for at the start, when it is old, and when it was refused.
+        token = await asyncio.to_thread(config.read_token, renew=True)
         session = Session(
             tls=config.ssl_context(),
             limit=0,
@@ -228,7 +229,7 @@ def _login(config: KubeConfig, sessions: contextlib.AsyncExitStack) -> Any:
             server=config.server,
             aiohttp_session=session.http,
             default_namespace=config.namespace,
-            expiration=expires if config.token_file else None,
+            expiration=expires if config.has_passing_token else None,
         )
 
     return login

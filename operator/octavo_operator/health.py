@@ -29,10 +29,15 @@ class Health:
     is_leading: bool
     loop_lag_s: float = 0.0  # of the event loop that is latest
     max_loop_lag_s: float = 20.0
+    tried_age_s: float = 0.0  # since a list was tried: that nobody answers is no fault of ours
 
     @property
     def is_alive(self) -> bool:
-        return self.news_age_s <= self.max_news_age_s and self.loop_lag_s <= self.max_loop_lag_s
+        return self.tried_age_s <= self.max_news_age_s and self.loop_lag_s <= self.max_loop_lag_s
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_alive and self.is_synced and self.news_age_s <= self.max_news_age_s
 
 
 class HealthServer:
@@ -76,7 +81,7 @@ class HealthServer:
         if path in (b"/healthz", b"/livez", b"/health"):
             return _json(200 if health.is_alive else 503, health)
         if path in (b"/readyz", b"/ready"):
-            return _json(200 if health.is_alive and health.is_synced else 503, health)
+            return _json(200 if health.is_ready else 503, health)
         return _response(404, "text/plain", "there are /healthz, /readyz and /metrics\n")
 
 
@@ -86,6 +91,7 @@ def _json(status: int, health: Health) -> bytes:
         "synced": health.is_synced,
         "leading": health.is_leading,
         "newsAgeSeconds": round(health.news_age_s, 3),
+        "triedAgeSeconds": round(health.tried_age_s, 3),
         "maxNewsAgeSeconds": health.max_news_age_s,
         "loopLagSeconds": round(health.loop_lag_s, 3),
     }

@@ -63,10 +63,12 @@ class Intake:
         self._capabilities: frozenset[str] = frozenset()
         self._news = asyncio.Event()
         self.heard_at = clock()  # from a watch or a list
+        self.tried_at = clock()  # to list, whatever came of it
 
     @property
     def max_age_s(self) -> float:
-        """Older news mean that we are deaf."""
+        """Older news mean that we, or the API server, are deaf; a list that was not even tried for
+        so long, that it is us."""
         return 2 * self._every_s + 60.0
 
     def event(self, kind: Kind, event_type: str | None, body: Object) -> None:
@@ -123,10 +125,14 @@ class Intake:
 
     async def refresh(self, kind: Kind) -> None:
         """Compare with the whole list. Raises ClusterError."""
+        self.tried()
         await self._compare(kind)
         self.heard_at = self._clock()
         self._metrics.num_objects = len(self._world)
         self._metrics.num_deployments = len(self._world.all_keys())
+
+    def tried(self) -> None:
+        self.tried_at = self._clock()
 
     async def refresh_optional(self) -> bool:
         """Which optional kinds there are, and what we have of them. False where that is not known

@@ -19,9 +19,11 @@ from octavo_operator.errors import (
     Gone,
     NotFound,
     Refused,
+    SettingsInvalid,
 )
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
     from octavo_operator.kinds import Kind, Object
@@ -52,12 +54,15 @@ class KubeCluster:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
         self._clock = clock
         self._session: Session | None = None
+        self._tls: ssl.SSLContext | None = None
         self._token = ""
         self._token_at = float("-inf")
+        self._is_token_refused = False
 
     async def __aenter__(self) -> Self:
+        self._tls = self._config.ssl_context()
         self._session = Session(
-            tls=self._config.ssl_context(),
+            tls=self._tls,
             limit=32,
             timeout=self._timeout,
             headers={"Accept": "application/json", "User-Agent": self._manager},
@@ -208,19 +213,33 @@ class KubeCluster:
                 content = await answer.read()
                 status, retry_after = answer.status, answer.headers.get("Retry-After", "")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if isinstance(error, aiohttp.ClientConnectorCertificateError):
+                await self._renew_authorities()
             text = str(error) or type(error).__name__
             raise ClusterUnavailable(f"{method} {path}: {text}") from error
         if status == 401:
             self._token_at = float("-inf")  # read it anew before the next try
+            self._is_token_refused = True
         if status >= 400:
             raise error_of(status, content, retry_after)
         return content
 
+    async def _renew_authorities(self) -> None:
+        """Those of the cluster may have changed since we began: before the next try."""
+        pem = await asyncio.to_thread(self._config.read_authorities)
+        if self._tls is not None and pem:
+            self._tls.load_verify_locations(cadata=pem)
+
     async def _fresh_token(self) -> str:
         now = self._clock()
         if now - self._token_at >= TOKEN_MAX_AGE_S:
-            self._token = await asyncio.to_thread(self._config.read_token)
-            self._token_at = now
+            try:
+                self._token = await asyncio.to_thread(
+                    self._config.read_token, renew=self._is_token_refused
+                )
+            except SettingsInvalid as error:  # it was fine once: so may it be again
+                raise ClusterUnavailable(str(error)) from error
+            self._token_at, self._is_token_refused = now, False
         return self._token
 
 

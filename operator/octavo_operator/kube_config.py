@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from octavo_operator.errors import SettingsInvalid
+from octavo_operator.kube_login import ExecLogin, read_exec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,15 +25,24 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 class KubeConfig:
     server: str
     ca_pem: str = ""  # empty: the system's
+    ca_file: Path | None = None  # read anew when a certificate is not by what was known
     token: str = field(default="", repr=False)
+    login: ExecLogin | None = None  # a program that prints tokens
     token_file: Path | None = None  # read anew now and then: such tokens live an hour
     certificate_pem: str = ""
     key_pem: str = field(default="", repr=False)
     namespace: str = "default"
     is_insecure: bool = False
 
-    def read_token(self) -> str:
-        """Raises SettingsInvalid."""
+    @property
+    def has_passing_token(self) -> bool:
+        """One that is to be read anew now and then."""
+        return self.token_file is not None or self.login is not None
+
+    def read_token(self, *, renew: bool = False) -> str:
+        """`renew` where the last one was refused. May block. Raises SettingsInvalid."""
+        if self.login is not None:
+            return self.login.token(renew=renew)
         if self.token_file is None:
             return self.token
         try:
@@ -40,10 +50,17 @@ class KubeConfig:
         except OSError as error:
             raise SettingsInvalid(f"cannot read the token: {error}") from None
 
+    def read_authorities(self) -> str:
+        """In PEM; '' for the system's."""
+        try:
+            return self.ca_file.read_text() if self.ca_file is not None else self.ca_pem
+        except OSError:
+            return self.ca_pem
+
     def ssl_context(self) -> ssl.SSLContext | None:
         if not self.server.startswith("https:"):
             return None
-        context = ssl.create_default_context(cadata=self.ca_pem or None)
+        context = ssl.create_default_context(cadata=self.read_authorities() or None)
         if self.is_insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -87,6 +104,7 @@ def from_service_account(
     return KubeConfig(
         server=f"https://{host}:{port}",
         ca_pem=ca_pem,
+        ca_file=folder / "ca.crt",
         token_file=folder / "token",
         namespace=namespace,
     )
@@ -100,10 +118,10 @@ def from_kubeconfig(content: Any, *, context: str = "", folder: Path = Path()) -
     chosen = _named(content, "contexts", name, "context")
     cluster = _named(content, "clusters", str(chosen.get("cluster")), "cluster")
     user = _named(content, "users", str(chosen.get("user")), "user")
-    if "exec" in user or "auth-provider" in user:
+    if "auth-provider" in user:
         raise SettingsInvalid(
-            f"user {chosen.get('user')} of the kubeconfig logs in by a program, which is not "
-            "supported; use a token or a client certificate (kubectl create token ...)"
+            f"user {chosen.get('user')} of the kubeconfig has an auth-provider, which Kubernetes "
+            "has given up; use exec, a token or a client certificate (kubectl create token ...)"
         )
     server = cluster.get("server")
     if not isinstance(server, str) or not server:
@@ -113,6 +131,7 @@ def from_kubeconfig(content: Any, *, context: str = "", folder: Path = Path()) -
         server=server.rstrip("/"),
         ca_pem=_pem(cluster, "certificate-authority", folder),
         token=str(user.get("token") or ""),
+        login=read_exec(user["exec"], cluster, folder) if "exec" in user else None,
         token_file=folder / str(token_file) if token_file else None,
         certificate_pem=_pem(user, "client-certificate", folder),
         key_pem=_pem(user, "client-key", folder),

@@ -1,9 +1,11 @@
 """One writer among several replicas: a Lease, held, renewed, and given back.
 
 The fence is time, measured on our own monotonic clock from *before* the last renewal was sent:
-when `duration - margin` has passed since, we stop writing, before anybody else may begin. Others
-take the Lease over only after they have seen it unchanged for the whole duration on their own
-clock, so that clocks which disagree do no harm. So it is with a Lease that has vanished.
+when `duration - margin` has passed since, we begin no more writes, and before anybody else may
+begin we give up those under way (`time_left_s`). Others take the Lease over only after they have
+seen it unchanged for the whole duration on their own clock, so that clocks which disagree do no
+harm. So it is with a Lease that has vanished. What the API server still does with a write that we
+have given up is bound by its precondition: what was seen must still be there.
 
 The Lease belongs to the operator's Deployment: it goes when that is deleted, however we end.
 """
@@ -31,7 +33,7 @@ logger = logging.getLogger("octavo.operator.leader")
 class LeaseTimes:
     duration_s: float = 15.0  # others wait so long after the last renewal they saw
     renew_every_s: float = 5.0
-    margin_s: float = 3.0  # a write that was begun must have ended when others may begin
+    margin_s: float = 3.0  # for the last write that was begun
 
 
 class Leader:
@@ -64,6 +66,10 @@ class Leader:
 
     def is_leading(self) -> bool:
         return self._clock() < self._held_until
+
+    def time_left_s(self) -> float:
+        """Until another may begin to write: what we have begun must have ended by then."""
+        return self._held_until + self._times.margin_s - self._clock()
 
     async def run(self, began: Callable[[], None]) -> None:
         """Until cancelled. `began` is called whenever we have become the leader."""

@@ -211,6 +211,14 @@ class World:
     def all_keys(self) -> list[Key]:
         return [Key(*place) for place in self._bodies.get(kinds.LLM_DEPLOYMENT, {})]
 
+    def rolling(self) -> list[Key]:
+        """Those that have engines of more than one revision."""
+        return [
+            key
+            for key, children in self._children.items()
+            if sum(kind == kinds.DEPLOYMENT for kind, _ in children) > 1 and self.has(key)
+        ]
+
     def observe(self, key: Key) -> Observed:
         """Everything that serves this LLMDeployment. Children of an earlier one of the same name
         are included: the plan must see what is in its way."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+import math
 import random
 import signal
 import threading
@@ -99,7 +100,11 @@ class Operator:
         )
         bucket = TokenBucket(per_second=run.writes_per_s, burst=run.write_burst, clock=clock)
         self._guarded = GuardedCluster(
-            cluster, may_write=self._may_write, bucket=bucket, metrics=self.metrics
+            cluster,
+            may_write=self._may_write,
+            bucket=bucket,
+            metrics=self.metrics,
+            time_left_s=self._time_left_s,
         )
         self._events = EventRecorder(self._guarded, clock=clock, now_text=_now)
         self._reconciler: Reconciler | None = None
@@ -216,6 +221,7 @@ class Operator:
     async def _wait_for_crd(self) -> None:
         is_told = False
         while not self._stop.is_set():
+            self.intake.tried()
             try:
                 if await self._cluster.serves(kinds.LLM_DEPLOYMENT):
                     return
@@ -245,6 +251,9 @@ class Operator:
     def _may_write(self) -> bool:
         return self._leader is None or self._leader.is_leading()
 
+    def _time_left_s(self) -> float:
+        return math.inf if self._leader is None else self._leader.time_left_s()
+
     def _became_leader(self) -> None:
         for key in self.world.all_keys():
             self.queue.add(key)
@@ -259,6 +268,7 @@ class Operator:
         return Health(
             news_age_s=time.monotonic() - self.intake.heard_at,
             max_news_age_s=self.intake.max_age_s,
+            tried_age_s=time.monotonic() - self.intake.tried_at,
             is_synced=are_synced(self.world, WATCHED),
             is_leading=self._may_write(),
             # Our own loop answers this: where it stands still, nobody does, and the probe fails.

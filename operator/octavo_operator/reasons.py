@@ -182,7 +182,7 @@ ADVICE: dict[Reason, Advice] = {
     ),
     R.RESOURCES_INSUFFICIENT: Advice(
         "No node has enough free CPU, memory or storage.",
-        "Add a node, free some room, or lower spec.resources.",
+        "Add a node, free some room, or lower spec.resources; of storage, spec.cache.size.",
     ),
     R.NO_MATCHING_NODE: Advice(
         "No node matches the pod's selector, affinity or tolerations.",

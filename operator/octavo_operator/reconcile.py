@@ -7,14 +7,15 @@ by another process; the same world gives the same plan.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from octavo_operator import canary, gate, kinds, labels
+from octavo_operator import adopt, canary, gate, kinds, labels
 from octavo_operator.accepted import accept
 from octavo_operator.autoscale import Memory, decide
-from octavo_operator.desired import Traffic, check_autoscaler, desired_objects, revision_of
+from octavo_operator.desired import Traffic, check_autoscaler, desired_objects
+from octavo_operator.desired.revision import image_of
 from octavo_operator.errors import (
     ClusterError,
     ClusterUnavailable,
@@ -29,6 +30,7 @@ from octavo_operator.observe import waits_for_gate
 from octavo_operator.plan import HOLD, Wish, plan_capacity, plan_changes
 from octavo_operator.reasons import Reason
 from octavo_operator.reporting import Reporter, Told
+from octavo_operator.rollout_slots import RolloutSlots
 from octavo_operator.status import (
     Scaling,
     rollout_from_status,
@@ -102,6 +104,7 @@ class Reconciler:
         self._now_text = now_text
         self._reporter = Reporter(cluster, world, demand, events, clock=clock, now_text=now_text)
         self._memories: dict[Key, _Memory] = {}
+        self._slots = RolloutSlots(world)
 
     async def reconcile(self, key: Key) -> Outcome:
         body = self._world.deployment(key)
@@ -109,6 +112,7 @@ class Reconciler:
             if (memory := self._memories.pop(key, None)) is not None:
                 self._reporter.forget(memory.told)
             self._demand.forget(f"{key.namespace}/{key.name}")
+            self._slots.release(key)
             return Outcome(is_gone=True)
         if body["metadata"].get("deletionTimestamp"):
             return Outcome()
@@ -132,9 +136,9 @@ class Reconciler:
         previous = body.get("status") or {}
         try:
             accepted = accept(body, partial(self._check, key))
+            view = self._look(key, body, accepted, memory)
         except SpecInvalid as error:
             return await self._refuse(key, body, error, memory)
-        view = self._look(key, body, accepted, memory)
         if not view.plan.is_empty:
             newest = await self._confirm(key, body)
             if newest is None:
@@ -183,6 +187,7 @@ class Reconciler:
                 reason="ServedNameConflict",
             )
         check_autoscaler(deployment, self.settings)
+        image_of(deployment, self.settings)
 
     async def _refuse(self, key: Key, body: Object, error: SpecInvalid, memory: _Memory) -> Outcome:
         """No spec of it was ever accepted, or this version can carry out none: what runs stays."""
@@ -200,16 +205,21 @@ class Reconciler:
         *,
         is_after: bool = False,
     ) -> View:
-        """Pure but for the memory of the autoscaler."""
+        """Pure but for the memory of the autoscaler. Raises SpecInvalid where a spec that was
+        accepted before cannot be carried out any more."""
         deployment, uid = accepted.deployment, kinds.uid_of(body)
         status = (self._world.deployment(key) or body).get("status") or {}
         observed = self._world.observe(key)
-        revision = revision_of(deployment, self.settings)
+        revision = adopt.current_revision(deployment, self.settings, observed, status)
         in_flight = self._demand.in_flight(deployment.pool)
         replicas = observed.replicas(in_flight)
         count, scaling = self._wanted(deployment, status, observed, replicas, memory, is_after)
-        wish = Wish(revision=revision, replicas=count, rollout=deployment.rollout)
         state = rollout_from_status(status)
+        most = self.settings.max_rollouts
+        running = revision
+        if state.rejected != revision:
+            running = self._slots.admit(key, revision, observed, replicas, most=most)
+        wish = Wish(revision=running, replicas=count, rollout=deployment.rollout)
         verdict = self._verdict(deployment, state, memory)
         capacity = plan_capacity(
             wish,
@@ -221,8 +231,9 @@ class Reconciler:
         traffic = Traffic(
             replicas=count, weights=capacity.weights, scaled_to_zero=_is_asleep(deployment, count)
         )
+        desired = desired_objects(deployment, self.settings, traffic, revision=revision)
         plan = plan_changes(
-            desired_objects(deployment, self.settings, traffic),
+            adopt.kept(desired, observed),
             observed,
             capacity,
             owner_uid=uid,
@@ -231,6 +242,9 @@ class Reconciler:
             replicas=replicas,
             settled=memory.settled,
         )
+        if running != revision:
+            text = f"a rollout of another LLMDeployment to end (at most {most} at a time)"
+            plan = replace(plan, hold=(*plan.hold, text))
         return View(accepted, revision, wish, observed, replicas, capacity, plan, scaling)
 
     def _wanted(
@@ -310,6 +324,8 @@ class Reconciler:
             return PREDECESSOR_TICK_S
         if not view.plan.is_empty:
             return 0.0
+        if view.is_queued:
+            return TICK_S
         scaling = view.deployment.autoscaling
         if view.capacity.state.revision or (scaling is not None and scaling.provider == "octavo"):
             return TICK_S

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.protocol.kubernetes import REVISION_LABEL
 from octavo_operator import kinds, labels
 from octavo_operator.faults import Fault, find_faults, newest_first, unexplained
+from octavo_operator.guard import TokenBucket
 from octavo_operator.loading import LoadingReader, found_model
 from octavo_operator.reasons import Reason
 from octavo_operator.status import Facts, refused, summarize
@@ -34,6 +35,8 @@ PATIENCE_S = {
     Reason.NOT_ROUTABLE: 15.0,
     Reason.READINESS_PROBE_FAILING: 60.0,  # that is how loading looks from outside
 }
+# Lists of events are costly (nothing indexes them): of a fleet that fails together, some at a time.
+EVENT_LISTS_PER_S, EVENT_LIST_BURST = 5.0, 20
 MAX_SUSPECTS = 3  # pods of one LLMDeployment fail alike
 MAX_WARNINGS = 10
 MAX_WORD = 256  # of what an engine says of its model
@@ -70,6 +73,9 @@ class Reporter:
         self._clock = clock
         self._now_text = now_text
         self._loading = LoadingReader(cluster, demand, clock)
+        self._event_lists = TokenBucket(
+            per_second=EVENT_LISTS_PER_S, burst=EVENT_LIST_BURST, clock=clock
+        )
 
     def forget(self, told: Told) -> None:
         self._loading.forget(told.uid)
@@ -169,7 +175,7 @@ class Reporter:
             tuple((r.id, r.ready, r.routable) for r in view.replicas),
         )
         now = self._clock()
-        if told.progress[0] != picture:
+        if told.progress[0] != picture or view.is_queued:
             told.progress = (picture, now)
         return now - told.progress[1]
 
@@ -181,8 +187,8 @@ class Reporter:
         told.warnings = {u: found for u, found in told.warnings.items() if u in suspects}
         for uid, body in suspects.items():
             asked_at = told.warnings.get(uid, (float("-inf"), []))[0]
-            if now - asked_at < WARNINGS_EVERY_S:
-                continue
+            if now - asked_at < WARNINGS_EVERY_S or not self._event_lists.try_take():
+                continue  # what was found before is still told
             listing = await self._cluster.find(
                 kinds.EVENT,
                 kinds.namespace_of(body),

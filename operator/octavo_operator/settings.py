@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from octavo_engine.protocol.endpoints import ROUTER_PORT
 from octavo_operator.errors import SettingsInvalid
@@ -19,6 +19,8 @@ SCALED_OBJECT = "keda.sh/v1alpha1/ScaledObject"
 OPTIONAL_KINDS = frozenset((POD_MONITOR, SERVICE_MONITOR, SCALED_OBJECT))
 
 
+ENGINE_USER = 65532  # of distroless images: nobody in particular
+_PEER = frozenset(("podSelector", "namespaceSelector", "ipBlock"))
 _SECRET = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 
 
@@ -26,8 +28,9 @@ _SECRET = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 class Images:
     """What engine pods run where the spec names no image."""
 
-    cpu: str = "octavo/engine-cpu:0.1.0"
-    cuda: str = "octavo/engine-cuda:0.1.0"
+    # NOTE: no defaults. A name without a registry is a public one's, and anybody may own it there.
+    cpu: str = ""
+    cuda: str = ""
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     pull_secrets: tuple[str, ...] = ()  # names; of pods whose podTemplate names none
 
@@ -75,13 +78,20 @@ class Settings:
     capabilities: frozenset[str] = frozenset()  # of OPTIONAL_KINDS, those the cluster serves
     readiness_gate: bool = True  # pods wait for octavo.dev/Routable; off where no router runs
     network_policy: bool = True  # engines accept traffic from routers and monitoring only
+    engine_clients: tuple[Mapping[str, Any], ...] = ()  # others that may, as NetworkPolicyPeers
+    engine_user: int | None = ENGINE_USER  # and group, of engine pods; None: the cluster's choice
     monitoring_namespace: str = "monitoring"  # whose pods may scrape engines
     monitor_labels: Mapping[str, str] = field(default_factory=dict)  # that Prometheus selects by
+    max_rollouts: int = 10  # LLMDeployments that change their revision at once; 0: no bound
     pre_stop_s: int = 5  # a dying pod serves on while routers learn of it
 
     def __post_init__(self) -> None:
         unknown = sorted(self.capabilities - OPTIONAL_KINDS)
         if unknown:
             raise SettingsInvalid(f"capabilities has {unknown[0]}, which is never used")
+        if not all(peer and peer.keys() <= _PEER for peer in self.engine_clients):
+            raise SettingsInvalid(
+                f"engine_clients must be peers of a NetworkPolicy, with {', '.join(sorted(_PEER))}"
+            )
         if not 0 <= self.pre_stop_s <= 15:
             raise SettingsInvalid(f"pre_stop_s must be from 0 to 15; got {self.pre_stop_s}")

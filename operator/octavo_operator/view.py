@@ -31,3 +31,8 @@ class View:
     def deployment(self) -> LLMDeployment:
         """By the spec that is carried out."""
         return self.accepted.deployment
+
+    @property
+    def is_queued(self) -> bool:
+        """Its rollout waits until those of others have ended."""
+        return self.wish.revision != self.revision

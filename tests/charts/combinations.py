@@ -11,7 +11,8 @@ KEYS: dict[str, Any] = {"router": {"apiKeys": {"existingSecret": "api-keys"}}}
 TLS: dict[str, Any] = {"router": {"tls": {"existingSecret": "router-tls"}}}
 EPP: dict[str, Any] = {"router": {"epp": {"enabled": True}}}
 POOLS: dict[str, Any] = laid_over(
-    EPP, {"inferencePools": [{"name": "smollm2", "deployment": "smollm2"},
+    EPP, {"engines": {"clients": [{"namespaceSelector": {"matchLabels": {"a": "gateways"}}}]},
+          "inferencePools": [{"name": "smollm2", "deployment": "smollm2"},
                              {"name": "other", "deployment": "b", "failureMode": "FailOpen"}]},
 )  # fmt: skip
 GATEWAY: dict[str, Any] = {
@@ -156,10 +157,12 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
         }
     },
     "an operator's settings": {
-        "operator": {"replicas": 2, "workers": 4, "resyncSeconds": 60, "writesPerSecond": 5,
+        "operator": {"replicas": 1, "workers": 4, "resyncSeconds": 60, "writesPerSecond": 5,
+                     "maxRollouts": 3,
                      "logLevel": "debug", "logFormat": "plain", "extraArgs": ["--port=8090"]},
         "engines": {"readinessGate": False},
     },
+    "OpenShift": {"podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None}},
     "a small cluster": {"router": {"replicas": 1, "resources": {"requests": {"cpu": "50m"}}}},
     "no test": {"test": {"enabled": False}},
     "a test with a key": laid_over(

@@ -84,7 +84,7 @@ def test_air_gapped_names_no_other_registry(built: dict[str, list[Object]]):
     images = [operator["containers"][0]["image"], router["containers"][0]["image"],
               *(arg.partition("=")[2] for arg in args if "-image=" in arg)]  # fmt: skip
     assert images == [
-        f"registry.example.com/octavo/{name}:0.1.0"
+        f"registry.local:5000/octavo/{name}:0.1.0"
         for name in ("operator", "router", "engine-cpu", "engine-cuda")
     ]
     assert operator["imagePullSecrets"] == router["imagePullSecrets"] == [{"name": "registry"}]

@@ -310,3 +310,55 @@ def refuses(server: ApiServer, body: Object) -> bool:
         assert "modelnames.octavo.dev" in str(error)
         return True
     return False
+
+
+def test_the_operator_may_change_only_what_belongs_to_an_llmdeployment(
+    apiserver: ApiServer, chart: Chart
+):
+    """Its rights are for kinds; the policy is for objects, and for its account alone."""
+    objects = chart.objects({})
+    policy = [body for body in objects if body["kind"].startswith("ValidatingAdmissionPolicy")]
+    account = "/api/v1/namespaces/octavo-system/serviceaccounts/octavo-operator/token"
+    theirs: Object = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "b"},
+              "metadata": {"name": "theirs", "namespace": "team-a"}}  # fmt: skip
+    owner = {"apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "name": "m", "uid": "u",
+             "controller": True, "blockOwnerDeletion": False}  # fmt: skip
+    ours = {**theirs, "metadata": {**theirs["metadata"], "name": "ours"}}
+    ours["metadata"]["ownerReferences"] = [owner]
+    with Rights(apiserver, objects):
+        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        token = apiserver.request("POST", account, asked)["status"]["token"]
+        apiserver.create(theirs)
+        for body in policy:
+            apiserver.apply(body)
+
+        def change(body: Object, method: str) -> None:
+            patch = {"data": {"a": "c"}} if method == "PATCH" else None
+            kind = "application/merge-patch+json"
+            path = apiserver.path_of(body)
+            apiserver.request(method, path, patch, content_type=kind, token=token)
+
+        def is_denied() -> bool:
+            try:
+                change(theirs, "PATCH")
+            except ApiError as error:
+                return "only what belongs to an LLMDeployment" in error.message
+            return False
+
+        try:
+            deadline = time.monotonic() + 30  # policies take effect a moment after they are stored
+            while not is_denied():
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            with pytest.raises(ApiError, match="only what belongs"):
+                change(theirs, "DELETE")
+            other = {**theirs, "metadata": {**theirs["metadata"], "name": "other"}}
+            with pytest.raises(ApiError, match="only what belongs"):
+                apiserver.request("POST", apiserver.path_of(other, named=False), other, token=token)
+            apiserver.request("POST", apiserver.path_of(ours, named=False), ours, token=token)
+            change(ours, "PATCH")
+            change(ours, "DELETE")
+            apiserver.delete(theirs)  # by others
+        finally:
+            for body in policy:
+                apiserver.delete(body)

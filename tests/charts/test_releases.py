@@ -11,7 +11,7 @@ import pytest
 
 from tests.charts.combinations import KEYS
 from tests.fakes.apiserver import ApiError
-from tests.fakes.chart import CHART, laid_over
+from tests.fakes.chart import CHART, REGISTRY, laid_over
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +37,8 @@ class Helm:
         given = ["--values", "-"] if values is not None else []
         done = subprocess.run(
             [self._program, *args, "--namespace", NAMESPACE, *given],
-            input=json.dumps(values or {}), env=self._env, capture_output=True, text=True,
+            input=json.dumps(laid_over(REGISTRY, values or {})), env=self._env,
+            capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout

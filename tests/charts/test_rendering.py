@@ -197,7 +197,8 @@ def test_images_are_named_by_registry_tag_and_digest(chart: Chart):
         found = {name: container(objects, name)["image"] for name in ("operator", "router", "test")}
         return found | {"cpu": args["--cpu-image"], "cuda": args["--cuda-image"]}
 
-    assert images({}) == {
+    on_the_nodes = {"images": {"registry": "", "pullPolicy": "Never"}}
+    assert images(on_the_nodes) == {
         "operator": "octavo/operator:0.1.0", "router": "octavo/router:0.1.0",
         "test": "octavo/router:0.1.0",
         "cpu": "octavo/engine-cpu:0.1.0", "cuda": "octavo/engine-cuda:0.1.0",
@@ -214,6 +215,19 @@ def test_images_are_named_by_registry_tag_and_digest(chart: Chart):
     assert offline["cuda"] == "registry.local:5000/mirror/engine-cuda:1"
 
 
+def test_nothing_is_rendered_without_a_registry(chart: Chart):
+    """A name without one is a public registry's, where anybody may own it."""
+    with pytest.raises(RenderError, match=r"images\.registry is not set.* images\.pullPolicy"):
+        chart.files({"images": {"registry": ""}})
+    own = {"image": {"repository": "mirror.example.com/octavo/any"}}
+    parts = {"operator": own, "router": own, "engines": {"cpu": own, "cuda": own}}
+    assert chart.files({"images": {"registry": ""}, **parts}), "the names have one of their own"
+    parts["engines"] = {"cpu": own}
+    with pytest.raises(RenderError, match="nodes would pull octavo/engine-cuda"):
+        chart.files({"images": {"registry": ""}, **parts})
+    assert chart.files({"images": {"registry": ""}, "global": {"imageRegistry": "a.example"}})
+
+
 def test_pull_secrets_reach_engines_as_names(chart: Chart):
     def args(values: Object) -> list[str]:
         found: list[str] = container(chart.objects(values), "operator")["args"]
@@ -222,6 +236,21 @@ def test_pull_secrets_reach_engines_as_names(chart: Chart):
     assert args({}) == []
     secrets = [{"name": "one"}, {"name": "two"}]
     assert args({"global": {"imagePullSecrets": secrets}}) == ["--image-pull-secrets=one,two"]
+
+
+def test_engines_take_the_users_that_the_cluster_assigns(chart: Chart):
+    """OpenShift refuses pods that name one."""
+    args = container(chart.objects(COMBINATIONS["OpenShift"]), "operator")["args"]
+    assert "--engine-user=none" in args
+    assert not [arg for arg in container(chart.objects({}), "operator")["args"] if "user" in arg]
+
+
+def test_gateways_that_send_to_engines_are_let_in(chart: Chart):
+    args = container(chart.objects(COMBINATIONS["endpoint picker"]), "operator")["args"]
+    (found,) = (arg for arg in args if arg.startswith("--engine-clients="))
+    assert json.loads(found.partition("=")[2]) == [
+        {"namespaceSelector": {"matchLabels": {"a": "gateways"}}}
+    ]
 
 
 def test_the_operator_knows_the_deployment_that_its_lease_goes_with(chart: Chart):
@@ -280,6 +309,9 @@ REFUSED: dict[str, Object] = {
     "inferencePools need router.epp.enabled": {
         "inferencePools": [{"name": "a", "deployment": "b"}]
     },
+    "keep it out: say who it is in engines.clients": laid_over(
+        EPP, {"inferencePools": [{"name": "a", "deployment": "b"}]}
+    ),
     "is no name in inferencePools": laid_over(EPP, {"httpRoute": {"inferencePool": "a"}}),
     "would count everything twice": {"monitoring": {"podMonitor": True, "serviceMonitor": True}},
     "minReplicas is above maxReplicas": {

@@ -12,7 +12,7 @@ from charts.sources import __main__ as generator
 from charts.sources import values_file
 from charts.sources.values_file import Setting, ValuesInvalid
 from tests.charts.combinations import COMBINATIONS, DIGEST, KEYS, MONITORED, TLS
-from tests.fakes.chart import CHART, Chart, RenderError, laid_over, nested
+from tests.fakes.chart import CHART, REGISTRY, Chart, RenderError, laid_over, nested
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -211,7 +211,7 @@ def test_values_out_of_range_are_refused(chart: Chart, path: str, value: Any, sa
 
 
 def test_the_defaults_fit_their_own_schema(chart: Chart, defaults: dict[str, Any]):
-    assert chart.files(defaults)
+    assert chart.files(laid_over(defaults, REGISTRY))
 
 
 def test_everything_that_is_made_from_something_else_is_current(monkeypatch, capsys):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 CHART = Path(__file__).parents[2] / "charts" / "octavo"
 NOTES = "octavo/templates/NOTES.txt"
+REGISTRY = {"images": {"registry": "registry.example.com"}}  # without one nothing is rendered
 Object = dict[str, Any]
 
 
@@ -47,10 +48,14 @@ class Chart:
         release: str = "octavo",
         namespace: str = "octavo-system",
     ) -> dict[str, str]:
-        """Each template's text. Raises RenderError."""
+        """Each template's text, with REGISTRY where `values` name none. Raises RenderError."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        question = {"values": values, "release": release, "namespace": namespace}
+        question = {
+            "values": laid_over(REGISTRY, values),
+            "release": release,
+            "namespace": namespace,
+        }
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from octavo_operator.settings import Settings
 from octavo_operator.spec import LLMDeployment
 from tests.fakes.quick_yaml import read_all_yaml
 
 SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
 UID = "00000000-0000-0000-0000-000000000001"
+CPU_IMAGE = "registry.example.com/octavo/engine-cpu:0.1.0"
+CUDA_IMAGE = "registry.example.com/octavo/engine-cuda:0.1.0"
+
+
+def with_images(settings: Settings | None = None) -> Settings:
+    """As every administrator must name them: the operator has no default for them."""
+    settings = settings or Settings()
+    images = replace(
+        settings.images,
+        cpu=settings.images.cpu or CPU_IMAGE,
+        cuda=settings.images.cuda or CUDA_IMAGE,
+    )
+    return replace(settings, images=images)
 
 
 def sample_bodies() -> dict[str, dict[str, Any]]:

@@ -15,13 +15,14 @@ from octavo_operator.metrics import Metrics
 from octavo_operator.observe import WATCHED, Key, World
 from octavo_operator.reconcile import Reconciler
 from octavo_operator.routers import Demand
-from octavo_operator.settings import Settings
 from tests.fakes.clock import ManualClock
 from tests.fakes.cluster import FakeCluster
+from tests.fakes.deployments import with_images
 from tests.fakes.workloads import Workloads
 
 if TYPE_CHECKING:
     from octavo_operator.kinds import Kind, Object
+    from octavo_operator.settings import Settings
     from octavo_operator.work_queue import Outcome
     from tests.fakes.cluster import Call
 
@@ -55,7 +56,7 @@ class OperatorBench:
             guarded,
             self.world,
             self.demand,
-            settings or Settings(),
+            with_images(settings),
             EventRecorder(guarded, clock=self.clock, now_text=self.now_text),
             clock=self.clock,
             epoch_clock=self.clock,

@@ -54,6 +54,13 @@ def claim(**fields: Any) -> dict[str, Any]:
     return cache(kind="PersistentVolumeClaim", **fields)
 
 
+def claimed(name: str) -> dict[str, Any]:
+    """An engine with a device by a resource claim."""
+    container = {"name": "engine", "resources": {"claims": [{"name": name}]}}
+    claims = [{"name": name, "resourceClaimTemplateName": "one-gpu"}]
+    return {"podTemplate": {"spec": {"resourceClaims": claims, "containers": [container]}}}
+
+
 def pod_labels(key: str) -> dict[str, Any]:
     return {"podTemplate": {"metadata": {"labels": {key: "x"}}}}
 
@@ -77,7 +84,37 @@ CASES = [
         "cuda has a GPU",
         {"resources": GPU},
         engine(device="cuda"),
-        "resources.limits needs nvidia.com/gpu for device: cuda",
+        "resources.limits needs nvidia.com/gpu or a MIG slice",
+    ),
+    Case(
+        "a slice of a GPU is not left idle",
+        {"resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}},
+        {**engine(device="cpu"), "resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}},
+        "resources ask for a GPU that the device would leave idle",
+    ),
+    Case(
+        "another vendor's device has a backend that is named",
+        {**engine(device="torch"), "resources": {"limits": {"amd.com/gpu": 1}}},
+        {"resources": {"limits": {"amd.com/gpu": 1}}},
+        "engine.device must be named beside a resource claim or a device that is not NVIDIA's",
+    ),
+    Case(
+        "what a claim brings is said",
+        {**engine(device="cuda"), **claimed("gpu")},
+        claimed("gpu"),
+        "engine.device must be named beside a resource claim",
+    ),
+    Case(
+        "a volume of one node has one replica",
+        {**claim(accessMode="ReadWriteMany"), "replicas": 3},
+        {**claim(), "replicas": 3},
+        "ReadWriteOnce is for the pods of one node",
+    ),
+    Case(
+        "nor has an autoscaler more for it",
+        {**claim(existingClaim="mine"), **scaling(maxReplicas=2)},
+        {**claim(), **scaling(maxReplicas=2)},
+        "ReadWriteOnce is for the pods of one node",
     ),
     # --- spec.model
     Case("schemes", uri("s3://bucket/path"), uri("org/name"), "a model of the hub is hf://"),
@@ -404,5 +441,11 @@ TRANSITIONS = [
         claim(existingClaim="mine", storageClassName=None),
         claim(storageClassName="slow"),
         "storageClassName of a claim cannot change",
+    ),
+    (
+        scaling(),
+        scaling(minReplicas=2),
+        {"replicas": 3},
+        "replicas is only the start while autoscaling decides",
     ),
 ]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from octavo_operator.kube_config import load
+from tests.fakes.deployments import CPU_IMAGE
 from tests.fakes.effort import sample
 from tests.fakes.fault_proxy import (
     Answer,
@@ -245,7 +246,7 @@ async def _process(server: ApiServer, namespace: str) -> AsyncIterator[asyncio.s
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "octavo.cli", "operator", f"--kubeconfig={server.kubeconfig}",
         f"--namespaces={namespace}", "--leader-election=false", "--host=127.0.0.1", "--port=0",
-        "--log-level=error", "--resync=10",
+        "--log-level=error", "--resync=10", f"--cpu-image={CPU_IMAGE}",
         env={k: v for k, v in os.environ.items() if not k.startswith("OCTAVO_")},
     )  # fmt: skip
     try:

@@ -59,6 +59,7 @@ def fetch_json(reason: str, message: str) -> kinds.Object:
 R = Reason
 PODS = [
     (unscheduled("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."), R.GPU_INSUFFICIENT),
+    (unscheduled("3 Insufficient nvidia.com/mig-1g.10gb."), R.GPU_INSUFFICIENT),
     (unscheduled("0/1 nodes are available: 1 Insufficient memory."), R.RESOURCES_INSUFFICIENT),
     (unscheduled("0/2 nodes: 2 node(s) had untolerated taint {gpu: true}."), R.NO_MATCHING_NODE),
     (unscheduled("pod has unbound immediate PersistentVolumeClaims."), R.VOLUME_PENDING),

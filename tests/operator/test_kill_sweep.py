@@ -24,6 +24,7 @@ from octavo_operator.reconcile import Reconciler
 from octavo_operator.routers import Demand
 from octavo_operator.settings import Settings
 from tests.fakes.clock import ManualClock
+from tests.fakes.deployments import with_images
 from tests.fakes.effort import is_full, sample
 from tests.fakes.fault_proxy import ApiCall, CutAfter, CutBefore, Fault, FaultProxy
 from tests.fakes.live_operator import live
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from tests.fakes.apiserver import ApiServer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
-SETTINGS = Settings(network_policy=True)
+SETTINGS = with_images(Settings(network_policy=True))
 # The steps of a life, each from the state that the one before has come to.
 STEPS: dict[str, dict[str, Any]] = {
     "create": {},

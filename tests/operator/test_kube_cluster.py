@@ -18,6 +18,7 @@ from octavo_operator.errors import (
 )
 from octavo_operator.kube_cluster import KubeCluster, error_of
 from octavo_operator.kube_config import KubeConfig, load
+from tests.fakes.certificates import make_certificate
 from tests.fakes.operator import make_deployment
 
 if TYPE_CHECKING:
@@ -197,6 +198,24 @@ class TestAgainstTheRealOne:
 
         asyncio.run(story())
 
+    def test_changed_authorities_are_read_from_their_file(self, apiserver, tmp_path):
+        """A cluster rotates them; nobody restarts us for it."""
+
+        async def story() -> None:
+            good = load({}, str(apiserver.kubeconfig))
+            file = tmp_path / "ca.crt"
+            file.write_text(make_certificate(tmp_path, "127.0.0.1").read_text())
+            config = KubeConfig(server=good.server, ca_file=file, token=apiserver.token)
+            async with KubeCluster(config, field_manager="m") as cluster:
+                with pytest.raises(ClusterUnavailable):
+                    await cluster.get(kinds.CONFIG_MAP, "default", "x")
+                file.write_text(good.ca_pem)
+                with pytest.raises(ClusterUnavailable):  # and now it knows
+                    await cluster.get(kinds.CONFIG_MAP, "default", "x")
+                assert await cluster.get(kinds.CONFIG_MAP, "default", "x") is None
+
+        asyncio.run(story())
+
     def test_its_role_is_enough_for_what_it_does(self, apiserver, namespace):
         """And the table is what grants it: the same calls without it are refused."""
         apiserver.create(rbac.role("served", rbac.SERVED, namespace=namespace))
@@ -307,7 +326,13 @@ class TestKubeConfig:
                 "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}], "
                 "clusters: [{name: c, cluster: {server: 'https://x'}}], "
                 "users: [{name: u, user: {exec: {command: aws}}}]}",
-                "logs in by a program",
+                "exec of the kubeconfig's user has apiVersion ''; known: client.authentication",
+            ),
+            (
+                "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}], "
+                "clusters: [{name: c, cluster: {server: 'https://x'}}], "
+                "users: [{name: u, user: {auth-provider: {name: gcp}}}]}",
+                "has an auth-provider",
             ),
         ],
     )

@@ -59,6 +59,18 @@ def test_the_fence_falls_before_anybody_else_may_begin():
     assert not attempt(one)
 
 
+def test_what_is_under_way_has_to_end_before_another_may_begin():
+    cluster, clock = FakeCluster(), ManualClock()
+    one, two = make_leader(cluster, "one", clock), make_leader(cluster, "two", clock)
+    attempt(one)
+    attempt(two)
+    clock.advance(11.9)  # the last moment in which a write may begin
+    left_s = one.time_left_s()
+    assert left_s == pytest.approx(3.1)
+    clock.advance(left_s - 0.01)
+    assert not attempt(two)
+
+
 def test_a_renewal_counts_from_when_it_was_sent():
     cluster, clock = FakeCluster(), ManualClock()
     one = make_leader(cluster, "one", clock)

@@ -107,4 +107,6 @@ def test_kustomize_builds_it():
         if body["kind"] == "Deployment"
         for each in body["spec"]["template"]["spec"]["containers"]
     }
-    assert images == {"octavo/operator:0.1.0", "octavo/router:0.1.0"}
+    assert images == {
+        f"registry.example.com/octavo/{name}:0.1.0" for name in ("operator", "router")
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,6 +11,12 @@ from octavo_operator import kinds
 from octavo_operator.cluster import Listing
 from octavo_operator.observe import Key
 from tests.fakes.operator import KEY, OperatorBench, make_deployment, running_operator, verbs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from octavo_operator.kinds import Kind
+    from tests.fakes.cluster import Call
 
 
 class TestDrift:
@@ -60,6 +67,51 @@ class TestDrift:
         bench.settle()
         assert bench.cluster.has(kind, "default", name)
         assert bench.num_ready() == 2
+
+
+class TestBetweenLookAndWrite:
+    """What was looked at is what is changed, and nothing that took its place."""
+
+    def change(self, bench: OperatorBench, kind: Kind, act: Callable[[], object]) -> None:
+        """`act` comes just before our next apply of this kind."""
+
+        def hook(call: Call) -> None:
+            if call.verb == "apply" and call.kind == kind:
+                bench.cluster.before = lambda call: None
+                act()
+
+        bench.cluster.before = hook
+
+    def test_an_object_that_was_exchanged_is_not_touched(self):
+        bench = running_operator()
+        place = (kinds.DISRUPTION_BUDGET, "default", "smollm2")
+        theirs = {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": {"namespace": "default", "name": "smollm2"},
+            "spec": {"minAvailable": 7},
+        }
+
+        def exchange() -> None:
+            bench.cluster.remove(*place)
+            bench.cluster.put(theirs)
+
+        self.change(bench, kinds.DISRUPTION_BUDGET, exchange)
+        bench.edit(rollout={"maxUnavailable": 2})
+        assert bench.reconcile().is_failed
+        assert bench.cluster.one(*place)["spec"] == {"minAvailable": 7}
+
+    def test_an_edit_of_others_is_seen_before_it_is_written_over(self):
+        bench = running_operator()
+        place = (kinds.SERVICE, "default", "smollm2")
+        added = {"metadata": {"annotations": {"note": "mine"}}}
+        self.change(bench, kinds.SERVICE, lambda: bench.cluster.merge(*place, added))
+        bench.edit(routing={"holdTimeout": "5s"})
+        assert bench.reconcile().is_failed
+        bench.settle()
+        annotations = kinds.annotations_of(bench.cluster.one(*place))
+        assert annotations["note"] == "mine"
+        assert '"holdSeconds":5' in annotations["octavo.dev/routing"].replace(" ", "")
 
 
 class TestNames:

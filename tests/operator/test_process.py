@@ -16,6 +16,7 @@ from octavo_operator.leader import LeaseTimes
 from octavo_operator.observe import Key
 from octavo_operator.process import Operator, RunSettings
 from octavo_operator.settings import Router, Settings
+from tests.fakes.deployments import with_images
 from tests.fakes.live_operator import conditions, engines, live, operator, until
 from tests.fakes.operator import make_deployment
 
@@ -95,7 +96,7 @@ def test_of_two_operators_one_writes_and_the_other_follows(apiserver, namespace)
                 two = Operator(
                     config,
                     cluster,
-                    Settings(namespaces=(namespace,)),
+                    with_images(Settings(namespaces=(namespace,))),
                     RunSettings(
                         namespace=namespace, identity="two", host="127.0.0.1", port=0,
                         lease=LeaseTimes(4.0, 0.5, 1.0),
@@ -163,7 +164,7 @@ def test_it_stops_at_once_also_within_the_first_listing(apiserver, namespace, af
         config = load({}, str(apiserver.kubeconfig))
         run = RunSettings(namespace=namespace, identity="x", host="127.0.0.1", port=0)
         async with KubeCluster(config, field_manager="octavo-operator") as cluster:
-            found = Operator(config, cluster, Settings(namespaces=(namespace,)), run)
+            found = Operator(config, cluster, with_images(Settings(namespaces=(namespace,))), run)
             task = asyncio.create_task(found.run())
             await asyncio.wait([task], timeout=after_s)
             began_at = time.monotonic()

@@ -16,7 +16,7 @@ from octavo_operator.cluster import Listing
 from octavo_operator.compare import holds
 from octavo_operator.errors import ClusterUnavailable, Refused, SettingsInvalid
 from octavo_operator.events import EventRecorder
-from octavo_operator.guard import TokenBucket
+from octavo_operator.guard import GuardedCluster, TokenBucket
 from octavo_operator.health import Health, HealthServer
 from octavo_operator.intake import Intake
 from octavo_operator.metrics import Metrics
@@ -262,6 +262,34 @@ def test_an_event_that_cannot_be_posted_is_only_logged():
     assert cluster.all(kinds.EVENT) == []
 
 
+def test_what_can_be_left_out_takes_nothing_that_is_not_there():
+    clock = ManualClock()
+    bucket = TokenBucket(per_second=10.0, burst=2, clock=clock)
+    assert [bucket.try_take() for _ in range(4)] == [True, True, False, False]
+    clock.advance(0.1)
+    assert [bucket.try_take() for _ in range(2)] == [True, False]
+
+
+def test_a_write_that_lasts_is_given_up_before_another_replica_may_begin():
+    class Slow(FakeCluster):
+        async def apply(self, body: kinds.Object) -> kinds.Object:
+            await asyncio.sleep(60)
+            return body
+
+    clock = ManualClock()
+    metrics = Metrics()
+    guarded = GuardedCluster(
+        Slow(),
+        may_write=lambda: True,
+        bucket=TokenBucket(per_second=10.0, burst=3, clock=clock),
+        metrics=metrics,
+        time_left_s=lambda: 0.01,
+    )
+    with pytest.raises(ClusterUnavailable, match="no answer while the Lease was surely ours"):
+        asyncio.run(guarded.apply(make_deployment()))
+    assert metrics.errors[("apply", "TimeoutError")] == 1
+
+
 def test_a_bucket_lets_a_burst_through_and_then_a_stream():
     clock = ManualClock()
     bucket = TokenBucket(per_second=10.0, burst=3, clock=clock)
@@ -271,17 +299,20 @@ def test_a_bucket_lets_a_burst_through_and_then_a_stream():
 
 
 class TestHealth:
-    def answer(self, request: str, *, age_s: float = 1.0, is_synced: bool = True) -> bytes:
+    def answer(
+        self, request: str, *, age_s: float = 1.0, is_synced: bool = True, tried_s: float = 0.0
+    ) -> bytes:
         metrics = Metrics()
         metrics.reconciled(Outcome(), 0.02)
-        look = Health(age_s, 100.0, is_synced, is_leading=True)
+        look = Health(age_s, 100.0, is_synced, is_leading=True, tried_age_s=tried_s)
         return HealthServer(lambda: look, metrics).answer(request.encode())
 
     @pytest.mark.parametrize(
         ("request_line", "age_s", "is_synced", "status"),
         [
             ("GET /healthz HTTP/1.1\r\n\r\n", 1.0, False, 200),
-            ("GET /healthz HTTP/1.1\r\n\r\n", 101.0, True, 503),
+            ("GET /healthz HTTP/1.1\r\n\r\n", 101.0, True, 200),
+            ("GET /readyz HTTP/1.1\r\n\r\n", 101.0, True, 503),
             ("GET /readyz?x=1 HTTP/1.1\r\n\r\n", 1.0, True, 200),
             ("GET /readyz HTTP/1.1\r\n\r\n", 1.0, False, 503),
             ("GET /metrics HTTP/1.1\r\n\r\n", 1.0, True, 200),
@@ -293,6 +324,12 @@ class TestHealth:
     def test_each_path(self, request_line, age_s, is_synced, status):
         answer = self.answer(request_line, age_s=age_s, is_synced=is_synced)
         assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+
+    def test_an_api_server_that_is_away_is_no_reason_to_be_restarted(self):
+        """What is learnt would be lost, and the back-off of restarts would outlast the outage."""
+        request = "GET /healthz HTTP/1.1\r\n\r\n"
+        assert self.answer(request, age_s=9000.0, tried_s=99.0).startswith(b"HTTP/1.1 200 ")
+        assert self.answer(request, age_s=9000.0, tried_s=101.0).startswith(b"HTTP/1.1 503 ")
 
     def test_metrics_are_what_prometheus_reads(self):
         from prometheus_client.parser import text_string_to_metric_families

@@ -8,8 +8,9 @@ import pytest
 
 from octavo_operator import kinds
 from octavo_operator.errors import ClusterUnavailable, Conflict, Refused
+from octavo_operator.observe import Key
 from tests.fakes.effort import sample
-from tests.fakes.operator import KEY, OperatorBench, running_operator
+from tests.fakes.operator import KEY, OperatorBench, make_deployment, running_operator
 
 if TYPE_CHECKING:
     from tests.fakes.cluster import Call, FakeCluster
@@ -210,3 +211,25 @@ def fail_once(number: int, error: Exception):
             raise error
 
     return hook
+
+
+def test_a_fleet_that_fails_together_does_not_flood_the_api_server_with_questions():
+    """Lists of events are costly: some at a time, and the others a moment later."""
+    bench = OperatorBench()
+    names = [f"m{number}" for number in range(40)]
+    for name in names:
+        bench.cluster.put(make_deployment(name))
+        bench.reconcile(Key("default", name))
+    bench.workloads.sync()
+    for pod in bench.pods():
+        bench.workloads.set_condition(pod, "PodScheduled", "True")
+
+    def asked() -> int:
+        bench.cluster.calls.clear()
+        for name in names:
+            bench.reconcile(Key("default", name))
+        return sum(call.kind == kinds.EVENT and call.verb == "find" for call in bench.cluster.calls)
+
+    assert asked() == 20
+    bench.clock.advance(2.0)
+    assert asked() == 10

@@ -16,6 +16,9 @@
 {{- if and .Values.inferencePools (not $router.epp.enabled) -}}
 {{- fail "inferencePools need router.epp.enabled: their endpoint picker is the router" -}}
 {{- end -}}
+{{- if and .Values.inferencePools .Values.engines.networkPolicy (not .Values.engines.clients) -}}
+{{- fail "inferencePools have the gateway send requests to engines itself, and their NetworkPolicies would keep it out: say who it is in engines.clients, or set engines.networkPolicy to false" -}}
+{{- end -}}
 {{- $pool := .Values.httpRoute.inferencePool -}}
 {{- if $pool -}}
 {{- $names := list -}}

@@ -52,7 +52,12 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- $image := index . 1 -}}
 {{- $registry := coalesce $root.Values.global.imageRegistry $image.registry $root.Values.images.registry -}}
 {{- $name := $image.repository -}}
-{{- if $registry }}{{ $name = printf "%s/%s" (trimSuffix "/" $registry) $name }}{{ end -}}
+{{- $host := first (splitList "/" $name) -}}
+{{- if $registry -}}
+{{- $name = printf "%s/%s" (trimSuffix "/" $registry) $name -}}
+{{- else if not (or (eq $root.Values.images.pullPolicy "Never") (eq $host "localhost") (contains "." $host) (contains ":" $host)) -}}
+{{- fail (printf "images.registry is not set, and nodes would pull %s from a public registry, where it is not ours: build the images (docs/images.md), push them, and set images.registry to where they are; or set images.pullPolicy to Never where all nodes have them" $name) -}}
+{{- end -}}
 {{- if $image.digest -}}
 {{ $name }}@{{ $image.digest }}
 {{- else -}}

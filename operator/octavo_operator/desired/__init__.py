@@ -6,7 +6,7 @@ No client, no clock, no randomness: the same spec and settings give the same byt
 from octavo_operator.desired.autoscaler import check_autoscaler
 from octavo_operator.desired.engine_options import engine_options, extra_arguments, to_toml
 from octavo_operator.desired.objects import Traffic, desired_objects
-from octavo_operator.desired.pod import revision_of
+from octavo_operator.desired.revision import revision_of
 
 __all__ = [
     "Traffic",

@@ -1,17 +1,22 @@
-"""The Deployment of one revision. Its template never changes: another template is another one."""
+"""The Deployment of one revision. While its pods run, its template never changes: adopt.py."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import REVISION_LABEL
 from octavo_operator import labels, names
 from octavo_operator.desired.metadata import child
 from octavo_operator.desired.pod import pod_template
+from octavo_operator.desired.revision import revision_of
 
 if TYPE_CHECKING:
     from octavo_operator.settings import Settings
     from octavo_operator.spec import LLMDeployment
+
+ASKED_ANNOTATION = "octavo.dev/asked"  # the hash, where the revision has another name
+TEMPLATE_ANNOTATION = "octavo.dev/template"  # a hash of the template as it was applied
 
 
 def engine_deployment(
@@ -19,6 +24,7 @@ def engine_deployment(
 ) -> dict[str, Any]:
     """Without `replicas` where somebody else decides on it."""
     name = names.engine_deployment(deployment.name, revision)
+    template = pod_template(deployment, settings, revision)
     spec: dict[str, Any] = {
         "progressDeadlineSeconds": max(60, round(deployment.rollout.progress_deadline_s)),
         "revisionHistoryLimit": 0,
@@ -29,9 +35,20 @@ def engine_deployment(
             "type": "RollingUpdate",
             "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
         },
-        "template": pod_template(deployment, settings, revision),
+        "template": template,
     }
     if replicas is not None:
         spec["replicas"] = replicas
-    head = child(deployment, "apps/v1", "Deployment", name, extra_labels={REVISION_LABEL: revision})
+    text = json.dumps(template, sort_keys=True)
+    annotations = {TEMPLATE_ANNOTATION: names.short_hash(text.encode(), 10)}
+    if (asked := revision_of(deployment, settings)) != revision:
+        annotations[ASKED_ANNOTATION] = asked
+    head = child(
+        deployment,
+        "apps/v1",
+        "Deployment",
+        name,
+        extra_labels={REVISION_LABEL: revision},
+        annotations=annotations,
+    )
     return {**head, "spec": spec}

@@ -14,11 +14,13 @@ _ONE_SOURCE = frozenset(("env", "volumes"))
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Objects are merged, lists with a key item by item; all else is replaced."""
+    """Objects are merged, lists with a key item by item; all else is replaced, by null removed."""
     merged = dict(base)
     for name, value in over.items():
         below = merged.get(name)
-        if isinstance(value, dict) and isinstance(below, dict):
+        if value is None:
+            merged.pop(name, None)
+        elif isinstance(value, dict) and isinstance(below, dict):
             merged[name] = overlay(below, value)
         elif isinstance(value, list) and isinstance(below, list) and name in MERGE_KEYS:
             merged[name] = _overlay_items(name, below, value)

@@ -12,11 +12,27 @@ from octavo_operator.desired.probes import PORT_NAME
 
 if TYPE_CHECKING:
     from octavo_operator.settings import Settings
-    from octavo_operator.spec import LLMDeployment
+    from octavo_operator.spec import LLMDeployment, Model
 
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"  # the API server sets it
-# Cloud machines hand out their credentials there.
-LINK_LOCAL = MappingProxyType({"0.0.0.0/0": ["169.254.0.0/16"], "::/0": ["fe80::/10"]})
+# Where clouds hand out the credentials of their machines, besides what is link-local: Azure,
+# Alibaba and, by its unique local addresses, AWS.
+NOT_ANYWHERE = MappingProxyType(
+    {
+        "0.0.0.0/0": ["169.254.0.0/16", "168.63.129.16/32", "100.100.100.200/32"],
+        "::/0": ["fe80::/10", "fd00:ec2::/32"],
+    }
+)
+# Who gives a pod the credentials of its own ServiceAccount, by scheme: (address, port). Opened
+# where the model's source needs some and no Secret has them.
+IDENTITIES = MappingProxyType(
+    {
+        "gs": (("169.254.169.254/32", 80), ("169.254.169.252/32", 988)),  # GKE's metadata server
+        "s3": (("169.254.170.23/32", 80), ("fd00:ec2::23/128", 80)),  # EKS' Pod Identity agent
+    }
+)
+# NOTE: a policy sees the port of the pod behind the Service: OpenShift's DNS listens on 5353.
+DNS_PORTS = (53, 5353)
 
 
 def network_policy(deployment: LLMDeployment, settings: Settings) -> dict[str, Any]:
@@ -26,6 +42,7 @@ def network_policy(deployment: LLMDeployment, settings: Settings) -> dict[str, A
         {"podSelector": routers, "namespaceSelector": _namespace(settings.router.namespace)},
         {"podSelector": routers},  # one beside the engines, in their own namespace
         {"namespaceSelector": _namespace(settings.monitoring_namespace)},
+        *map(dict, settings.engine_clients),
     ]
     spec: dict[str, Any] = {
         "podSelector": {"matchLabels": labels.engines(deployment.name)},
@@ -33,15 +50,23 @@ def network_policy(deployment: LLMDeployment, settings: Settings) -> dict[str, A
         "ingress": [{"from": callers, "ports": [{"port": PORT_NAME, "protocol": "TCP"}]}],
     }
     if deployment.model.is_fetched and deployment.device != "sim":
-        spec["egress"] = _to_the_source()  # else none: weights are there already
+        spec["egress"] = _to_the_source(deployment.model)  # else none: weights are there already
     return {**child(deployment, "networking.k8s.io/v1", "NetworkPolicy", name), "spec": spec}
 
 
-def _to_the_source() -> list[dict[str, Any]]:
-    """Names, and any host but the node's own services: a policy knows no host names."""
-    dns = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
-    anywhere = [{"ipBlock": {"cidr": cidr, "except": but}} for cidr, but in LINK_LOCAL.items()]
-    return [{"ports": dns}, {"to": anywhere}]
+def _to_the_source(model: Model) -> list[dict[str, Any]]:
+    """Names, and any host but the machines' own services: a policy knows no host names."""
+    dns = [{"port": port, "protocol": kind} for port in DNS_PORTS for kind in ("UDP", "TCP")]
+    anywhere = [{"ipBlock": {"cidr": cidr, "except": but}} for cidr, but in NOT_ANYWHERE.items()]
+    identities = () if model.secret else IDENTITIES.get(model.scheme, ())
+    return [
+        {"ports": dns},
+        {"to": anywhere},
+        *(
+            {"to": [{"ipBlock": {"cidr": cidr}}], "ports": [{"port": port, "protocol": "TCP"}]}
+            for cidr, port in identities
+        ),
+    ]
 
 
 def _namespace(name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from octavo_operator.desired.deployment import engine_deployment
 from octavo_operator.desired.disruption_budget import disruption_budget
 from octavo_operator.desired.monitoring import monitors
 from octavo_operator.desired.network_policy import network_policy
-from octavo_operator.desired.pod import revision_of
+from octavo_operator.desired.revision import revision_of
 from octavo_operator.desired.service import headless_service, service
 from octavo_operator.desired.service_account import service_account
 from octavo_operator.desired.volume_claim import volume_claim
@@ -33,14 +33,20 @@ class Traffic:
 
 
 def desired_objects(
-    deployment: LLMDeployment, settings: Settings, traffic: Traffic | None = None
+    deployment: LLMDeployment,
+    settings: Settings,
+    traffic: Traffic | None = None,
+    *,
+    revision: str = "",
 ) -> list[dict[str, Any]]:
-    """Everything that should exist for the spec's own revision.
+    """Everything that should exist for the spec's own revision, called `revision` where it has been
+    adopted under another name.
 
     Without `traffic.replicas` the Deployment has the spec's, or none where an autoscaler decides.
+    Raises SpecInvalid where nobody names an image.
     """
     traffic = traffic or Traffic()
-    revision = revision_of(deployment, settings)
+    revision = revision or revision_of(deployment, settings)
     replicas = traffic.replicas
     if replicas is None and (deployment.autoscaling is None or deployment.suspend):
         replicas = deployment.wanted_replicas

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.endpoints import ENGINE_PORT
 from octavo_engine.protocol.kubernetes import POD_UID_ENV, REVISION_LABEL, ROUTABLE_CONDITION
 from octavo_operator import labels, names
-from octavo_operator.desired.config_map import CONFIG_FILE, config_text
+from octavo_operator.desired.config_map import CONFIG_FILE
 from octavo_operator.desired.engine_options import extra_arguments
 from octavo_operator.desired.merge import overlay
 from octavo_operator.desired.probes import PORT_NAME, probes
+from octavo_operator.desired.revision import image_of
 from octavo_operator.desired.security import container_security, pod_security
-from octavo_operator.desired.weights import weights
+from octavo_operator.desired.weights import is_fetched, weights
 
 if TYPE_CHECKING:
     from octavo_operator.settings import Settings
@@ -25,7 +25,6 @@ TMP_SIZE = "2Gi"
 # After the drain: for the preStop pause, closing streams, and the runtime's own delays.
 GRACE_S = 15
 DEFAULT_REQUESTS = {"cpu": "1", "memory": "2Gi"}
-_REVISION_CHARS = 10
 
 
 def pod_template(deployment: LLMDeployment, settings: Settings, revision: str) -> dict[str, Any]:
@@ -39,20 +38,6 @@ def pod_template(deployment: LLMDeployment, settings: Settings, revision: str) -
     return template
 
 
-def revision_of(deployment: LLMDeployment, settings: Settings) -> str:
-    """A hash of everything that makes one pod unlike another; no number of replicas is in it."""
-    template = pod_template(deployment, settings, "")
-    content = json.dumps([template, config_text(deployment)], sort_keys=True)
-    return names.short_hash(content.encode(), _REVISION_CHARS)
-
-
-def image_of(deployment: LLMDeployment, settings: Settings) -> str:
-    if deployment.engine.image:
-        return deployment.engine.image
-    is_gpu = deployment.device in ("cuda", "torch")
-    return settings.images.cuda if is_gpu else settings.images.cpu
-
-
 def _base(deployment: LLMDeployment, settings: Settings, revision: str) -> dict[str, Any]:
     image, pull_policy = image_of(deployment, settings), settings.images.pull_policy
     parts = weights(deployment, image=image, pull_policy=pull_policy)
@@ -61,7 +46,7 @@ def _base(deployment: LLMDeployment, settings: Settings, revision: str) -> dict[
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": pod_security(),
+        "securityContext": pod_security(settings.engine_user),
         "terminationGracePeriodSeconds": math.ceil(deployment.rollout.drain_timeout_s) + GRACE_S,
         "topologySpreadConstraints": [
             {
@@ -80,6 +65,14 @@ def _base(deployment: LLMDeployment, settings: Settings, revision: str) -> dict[
     }
     if parts.init_containers:
         spec["initContainers"] = parts.init_containers
+    if is_fetched(deployment) and deployment.cache.is_of_one_node:
+        # The volume is where the first pod is: another one elsewhere would wait for it for ever.
+        near = {
+            "labelSelector": {"matchLabels": labels.engines(deployment.name)},
+            "topologyKey": "kubernetes.io/hostname",
+        }
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": [near]}
+        spec["affinity"] = {"podAffinity": required}
     if settings.readiness_gate:
         spec["readinessGates"] = [{"conditionType": ROUTABLE_CONDITION}]
     metadata = {
@@ -94,6 +87,10 @@ def _engine(
 ) -> dict[str, Any]:
     resources = deployment.resources
     requests = {**({} if resources.limits else DEFAULT_REQUESTS), **resources.requests}
+    is_on_node = is_fetched(deployment) and deployment.cache.kind == "EmptyDir"
+    if is_on_node and "ephemeral-storage" not in resources.limits:
+        # Weights fill the node's own disk: who does not ask for it is evicted first, or fills it.
+        requests.setdefault("ephemeral-storage", deployment.cache.size)
     container: dict[str, Any] = {
         "name": names.ENGINE_CONTAINER,
         "image": image,

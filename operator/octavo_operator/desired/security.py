@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-USER = 65532  # of distroless images: nobody in particular
 
-
-def pod_security() -> dict[str, Any]:
+def pod_security(user: int | None) -> dict[str, Any]:
+    """`user` is also its group; None: the cluster assigns one."""
+    ids = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
     return {
         "runAsNonRoot": True,
-        "runAsUser": USER,
-        "runAsGroup": USER,
-        "fsGroup": USER,
+        **ids,
         "fsGroupChangePolicy": "OnRootMismatch",  # a large cache is not walked at each start
         "seccompProfile": {"type": "RuntimeDefault"},
     }

@@ -34,6 +34,11 @@ class Weights(NamedTuple):
     init_containers: list[dict[str, Any]]
 
 
+def is_fetched(deployment: LLMDeployment) -> bool:
+    """Whether an init step brings the model into a cache."""
+    return deployment.model.is_fetched and deployment.device != "sim"
+
+
 def weights(deployment: LLMDeployment, *, image: str, pull_policy: str) -> Weights:
     model = deployment.model
     if deployment.device == "sim" or model.scheme in ("demo", "file"):
@@ -46,7 +51,7 @@ def weights(deployment: LLMDeployment, *, image: str, pull_policy: str) -> Weigh
         inside = model.location.partition("/")[2]
         return Weights(posixpath.join(CLAIM_MOUNT, inside).rstrip("/"), [volume], [mount], [])
     folder = f"{CACHE_MOUNT}/{model_folder(model)}"
-    volumes = [{"name": CACHE_VOLUME, **_cache_source(deployment)}]
+    volumes = [{"name": CACHE_VOLUME, **cache_source(deployment)}]
     mounts = [{"name": CACHE_VOLUME, "mountPath": CACHE_MOUNT, "readOnly": True}]
     if model.secret:
         secret = {"secretName": model.secret, "defaultMode": 0o440}
@@ -72,7 +77,8 @@ def model_folder(model: Model) -> str:
     return f"{last.strip('.-')[:40] or 'model'}-{names.short_hash(identity.encode(), 10)}"
 
 
-def _cache_source(deployment: LLMDeployment) -> dict[str, Any]:
+def cache_source(deployment: LLMDeployment) -> dict[str, Any]:
+    """The volume that fetched weights lie in."""
     cache = deployment.cache
     match cache.kind:
         case "HostPath":
@@ -91,7 +97,12 @@ def _fetch_container(model: Model, folder: str, *, image: str, pull_policy: str)
         "imagePullPolicy": pull_policy,
         "command": ["octavo", "fetch"],
         "args": fetch_arguments(model, folder),
-        "env": [{"name": "HOME", "value": "/tmp"}],
+        "env": [
+            {"name": "HOME", "value": "/tmp"},
+            # NOTE: images built on NVIDIA's ask for all GPUs, and where its runtime is the default
+            # this step would get them: those of other pods.
+            {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},
+        ],
         "resources": FETCH_RESOURCES,
         "securityContext": container_security(),
         # The last lines say why a fetch failed; the pod's status carries them to the conditions.

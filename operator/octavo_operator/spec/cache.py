@@ -27,6 +27,11 @@ class Cache:
     def has_own_claim(self) -> bool:
         return self.kind == "PersistentVolumeClaim" and not self.existing_claim
 
+    @property
+    def is_of_one_node(self) -> bool:
+        """Whether the pods of one node only can have it."""
+        return self.has_own_claim and self.access_mode == "ReadWriteOnce"
+
 
 def read_cache(fields: Fields) -> Cache:
     storage_class = fields.raw("storageClassName")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import GROUP, KIND, VERSION
 from octavo_operator.errors import SpecInvalid
+from octavo_operator.names import ENGINE_CONTAINER
 from octavo_operator.spec.autoscaling import Autoscaling, read_autoscaling
 from octavo_operator.spec.cache import Cache, read_cache
 from octavo_operator.spec.engine import Engine, Resources, read_engine, read_resources
@@ -73,6 +74,20 @@ class LLMDeployment:
         if self.engine.device != "auto":
             return self.engine.device
         return "cuda" if self.resources.has_gpu else "cpu"
+
+    @property
+    def has_claims(self) -> bool:
+        """Whether the engine gets devices by resource claims (DRA), whichever they are."""
+        containers = self.pod_template.get("spec", {}).get("containers", ())
+        return any(
+            container["name"] == ENGINE_CONTAINER and container.get("resources", {}).get("claims")
+            for container in containers
+        )
+
+    @property
+    def most_replicas(self) -> int:
+        """As far as the spec says: an autoscaler may ask for as many."""
+        return max(self.replicas, self.autoscaling.max_replicas if self.autoscaling else 0)
 
     @property
     def wanted_replicas(self) -> int:

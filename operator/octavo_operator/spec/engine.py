@@ -20,7 +20,12 @@ Quantization = Literal["auto", "none", "int8", "int4"]
 Executor = Literal["uni", "mp", "ray"]
 
 MAX_TOKENS = 16_777_216
-GPU_RESOURCES = ("nvidia.com/gpu",)
+# What the CUDA backend computes on: whole GPUs, shared ones, and slices of them (MIG).
+_CUDA_RESOURCE = re.compile(r"nvidia\.com/(gpu|mig-).*")
+# Devices of others: which backend and image they need is not for us to guess.
+_OTHER_ACCELERATOR = re.compile(
+    r"(amd\.com/gpu|gpu\.intel\.com/|habana\.ai/|aws\.amazon\.com/neuron|google\.com/tpu).*"
+)
 
 # Flags of `octavo serve` that have a field of their own, or that the operator must decide.
 RESERVED_ARGS: Mapping[str, str] = {
@@ -87,12 +92,22 @@ class Resources:
 
     @property
     def has_gpu(self) -> bool:
-        return any(name in self.limits or name in self.requests for name in GPU_RESOURCES)
+        """One that CUDA computes on."""
+        return any(map(_CUDA_RESOURCE.fullmatch, self._names))
 
     @property
     def num_gpus(self) -> int:
-        found = (self.limits.get(name, self.requests.get(name, "0")) for name in GPU_RESOURCES)
-        return int(sum(parse_quantity(text) for text in found))
+        found = filter(_CUDA_RESOURCE.fullmatch, self._names)
+        return int(sum(parse_quantity(self.limits.get(name, "0")) for name in found))
+
+    @property
+    def other_accelerator(self) -> str:
+        """The name of a device that CUDA does not compute on, or ''."""
+        return next(filter(_OTHER_ACCELERATOR.fullmatch, self._names), "")
+
+    @property
+    def _names(self) -> list[str]:
+        return sorted({*self.limits, *self.requests})
 
 
 def read_engine(fields: Fields) -> Engine:

@@ -18,8 +18,8 @@ from octavo_operator.spec.fields import Fields, show
 POD_FIELDS = (
     "affinity", "automountServiceAccountToken", "containers", "dnsConfig", "dnsPolicy",
     "hostAliases", "imagePullSecrets", "initContainers", "nodeSelector", "priorityClassName",
-    "runtimeClassName", "schedulerName", "securityContext", "serviceAccountName", "tolerations",
-    "topologySpreadConstraints", "volumes",
+    "resourceClaims", "runtimeClassName", "schedulerName", "securityContext", "serviceAccountName",
+    "tolerations", "topologySpreadConstraints", "volumes",
 )  # fmt: skip
 CONTAINER_FIELDS = (
     "args", "command", "env", "envFrom", "image", "imagePullPolicy", "lifecycle", "livenessProbe",
@@ -29,12 +29,14 @@ CONTAINER_FIELDS = (
 
 # Lists whose items are told apart by a field: an overlay's item is merged into its namesake.
 MERGE_KEYS: Mapping[str, str] = {
+    "claims": "name",
     "containers": "name",
     "env": "name",
     "hostAliases": "ip",
     "imagePullSecrets": "name",
     "initContainers": "name",
     "ports": "containerPort",
+    "resourceClaims": "name",
     "volumeMounts": "mountPath",
     "volumes": "name",
 }
@@ -69,7 +71,8 @@ def read_pod_template(fields: Fields) -> Mapping[str, Any]:
 
 
 def _check(value: Any, path: str, name: str, depth: int) -> Any:
-    """A copy without nulls, of plain JSON values, whose keyed lists have their keys."""
+    """A copy of plain JSON values, whose keyed lists have their keys. Nulls are left out but in a
+    securityContext, where they remove what the operator sets."""
     if depth == 0:
         raise SpecInvalid(path, f"is nested more than {MAX_DEPTH} deep")
     if isinstance(value, Mapping):
@@ -78,8 +81,10 @@ def _check(value: Any, path: str, name: str, depth: int) -> Any:
         return {
             key: _check(item, f"{path}.{key[:80]}", key, depth - 1)
             for key, item in value.items()
-            if item is not None
+            if item is not None or name == "securityContext"
         }
+    if value is None:
+        return None
     if isinstance(value, list | tuple):
         return _check_list(value, path, name, depth)
     if name in MERGE_KEYS or not isinstance(value, str | int | float | bool):

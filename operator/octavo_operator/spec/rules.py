@@ -12,18 +12,40 @@ if TYPE_CHECKING:
 
 def check_together(deployment: LLMDeployment) -> None:
     """Raises SpecInvalid. The schema says the same in CEL where CEL can."""
+    _check_device(deployment)
+    cache = deployment.cache
+    if cache.is_of_one_node and deployment.most_replicas > 1:
+        raise SpecInvalid(
+            "spec.cache.accessMode",
+            f"ReadWriteOnce is for the pods of one node, and there may be "
+            f"{deployment.most_replicas} replicas; use ReadWriteMany where the StorageClass can, "
+            "kind: EmptyDir, or one replica",
+        )
+    names = [adapter.name for adapter in deployment.adapters]
+    if len(set(names)) < len(names) or set(names) & set(deployment.model.names):
+        raise SpecInvalid("spec.adapters", "must have names unlike each other's and the model's")
+
+
+def _check_device(deployment: LLMDeployment) -> None:
     engine, resources = deployment.engine, deployment.resources
-    if engine.device in ("cpu", "sim") and resources.has_gpu:
+    if engine.device in ("cpu", "sim") and (resources.has_gpu or resources.other_accelerator):
         raise SpecInvalid(
             "spec.resources.limits",
             f"asks for a GPU that device: {engine.device} would leave idle; use device: cuda or "
             "drop the GPU",
         )
-    if engine.device == "cuda" and resources.num_gpus < 1:
-        raise SpecInvalid("spec.resources.limits", "needs nvidia.com/gpu for device: cuda")
-    names = [adapter.name for adapter in deployment.adapters]
-    if len(set(names)) < len(names) or set(names) & set(deployment.model.names):
-        raise SpecInvalid("spec.adapters", "must have names unlike each other's and the model's")
+    if engine.device == "cuda" and resources.num_gpus < 1 and not deployment.has_claims:
+        raise SpecInvalid(
+            "spec.resources.limits",
+            "needs nvidia.com/gpu or a MIG slice such as nvidia.com/mig-1g.10gb for device: cuda",
+        )
+    unknown = resources.other_accelerator or ("a resource claim" if deployment.has_claims else "")
+    if engine.device == "auto" and unknown and not resources.has_gpu:
+        raise SpecInvalid(
+            "spec.engine.device",
+            f"must be named beside {unknown}, which does not tell it: cuda, torch (with "
+            "spec.engine.image), or cpu where it is no GPU",
+        )
 
 
 def check_supported(deployment: LLMDeployment) -> None:

@@ -229,6 +229,81 @@ def test_s3_s_md5_is_believed_unless_the_object_is_encrypted_by_a_key(store, tmp
     assert (tmp_path / "b" / "model.safetensors").read_bytes() == WEIGHTS[::-1]
 
 
+NEVER = "2999-01-01T00:00:00Z"
+
+
+def test_s3_with_the_role_of_the_pod_s_service_account(store, tmp_path):
+    """IRSA: a webhook sets the variables, and the token's file changes from time to time."""
+    s3(store)
+    forms: list[str] = []
+
+    def assume(asked: Asked) -> Told:
+        forms.append(asked.body.decode())
+        keys = "<AccessKeyId>AKID</AccessKeyId><SecretAccessKey>s</SecretAccessKey>"
+        more = f"<SessionToken>session</SessionToken><Expiration>{NEVER}</Expiration>"
+        return Told(body=f"<R><Credentials>{keys}{more}</Credentials></R>".encode())
+
+    store.routes["/sts/"] = assume
+    (tmp_path / "token").write_text("of-the-pod\n")
+    environ = {
+        "AWS_ENDPOINT_URL": store.url,
+        "AWS_ENDPOINT_URL_STS": f"{store.url}/sts",
+        "AWS_ROLE_ARN": "arn:aws:iam::1:role/models",
+        "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"),
+    }
+    assert_whole(tmp_path / "to", run("s3://bucket/models/tiny", tmp_path / "to", environ))
+    assert len(forms) == 1, "asked for once"
+    assert "WebIdentityToken=of-the-pod" in forms[0] and "role%2Fmodels" in forms[0]
+    signed = [a for a in store.asked if a.path.startswith("/bucket")]
+    assert {a.headers["x-amz-security-token"] for a in signed} == {"session"}
+
+
+def test_a_role_that_aws_refuses_is_said(store, tmp_path):
+    s3(store)
+    store.routes["/sts/"] = lambda asked: Told(403, body=b"<E><Message>not you</Message></E>")
+    (tmp_path / "token").write_text("t")
+    environ = {
+        "AWS_ENDPOINT_URL": store.url, "AWS_ENDPOINT_URL_STS": f"{store.url}/sts",
+        "AWS_ROLE_ARN": "arn:a", "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"),
+    }  # fmt: skip
+    error = refused("s3://bucket/models/tiny", tmp_path / "to", environ)
+    assert error.reason is Reason.UNAUTHORIZED
+    assert str(error).startswith("AWS refuses the role arn:a: not you")
+
+
+def test_s3_with_eks_pod_identity(store, tmp_path):
+    s3(store)
+
+    def keys(asked: Asked) -> Told:
+        if asked.headers.get("authorization") != "of-the-pod":
+            return Told(401)
+        told = {"AccessKeyId": "AKID", "SecretAccessKey": "s", "Token": "x", "Expiration": NEVER}
+        return Told(body=json.dumps(told).encode())
+
+    store.routes["/v1/credentials"] = keys
+    (tmp_path / "token").write_text("of-the-pod")
+    environ = {
+        "AWS_ENDPOINT_URL": store.url,
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{store.url}/v1/credentials",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(tmp_path / "token"),
+    }
+    assert_whole(tmp_path / "to", run("s3://bucket/models/tiny", tmp_path / "to", environ))
+    (tmp_path / "token").write_text("of-another")
+    error = refused("s3://bucket/models/tiny", tmp_path / "b", environ)
+    assert "associate a role with the pod's ServiceAccount" in str(error)
+
+
+@pytest.mark.parametrize("host", ["169.254.169.254", "example.com", "10.0.0.1"])
+def test_keys_are_asked_of_nobody_else(store, tmp_path, host):
+    """The pod's token must not go to a machine's metadata, nor in clear text over a network."""
+    environ = {
+        "AWS_ENDPOINT_URL": store.url,
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://{host}/v1/credentials",
+    }
+    error = refused("s3://bucket/models/tiny", tmp_path, environ)
+    assert "is not EKS' agent" in str(error)
+
+
 @pytest.mark.parametrize(
     ("uri", "environ", "reason"),
     [

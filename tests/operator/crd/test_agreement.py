@@ -9,10 +9,9 @@ from hypothesis import HealthCheck, given, settings
 
 from octavo_operator.desired import desired_objects
 from octavo_operator.errors import SpecInvalid
-from octavo_operator.settings import Settings
 from octavo_operator.spec import LLMDeployment
 from tests.fakes.apiserver import ApiError
-from tests.fakes.deployments import make_body
+from tests.fakes.deployments import make_body, with_images
 from tests.fakes.random_specs import spec_schema, specs
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def test_what_is_made_of_an_accepted_spec_is_accepted(
 ):
     try:
         deployment = LLMDeployment.parse(placed({**spec, "replicas": 1}, shared_namespace))
-        objects = desired_objects(deployment, Settings())
+        objects = desired_objects(deployment, with_images())
     except SpecInvalid:
         return
     for body in objects:

@@ -23,7 +23,7 @@ from octavo_operator.errors import SpecInvalid
 from octavo_operator.plan import Wish, plan_capacity
 from octavo_operator.rollout import Group
 from octavo_operator.settings import OPTIONAL_KINDS, Settings
-from tests.fakes.deployments import make_deployment
+from tests.fakes.deployments import make_deployment, with_images
 from tests.fakes.random_specs import leaves, spec_schema, template_fields
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from octavo_operator.plan import CapacityPlan
     from octavo_operator.spec import Autoscaling, Rollout
 
-SETTINGS = Settings(capabilities=OPTIONAL_KINDS)
+SETTINGS = with_images(Settings(capabilities=OPTIONAL_KINDS))
 BASE: dict[str, Any] = {"model": {"uri": "hf://org/name"}, "replicas": 4}
 KEY_REF = {"name": "a", "key": "b"}
 # What has to stand beside a leaf for it to mean something; of a leaf's the longest counts.
@@ -51,9 +51,12 @@ AROUND: dict[str, dict[str, Any]] = {
     "autoscaling.prometheusURL": {
         "autoscaling": {"maxReplicas": 8, "provider": "keda", "targets": {"inFlight": 8}}
     },
-    "cache.size": {"cache": {"kind": "PersistentVolumeClaim"}},
-    "cache.storageClassName": {"cache": {"kind": "PersistentVolumeClaim"}},
-    "cache.accessMode": {"cache": {"kind": "PersistentVolumeClaim"}},
+    "cache.kind": {"cache": {"accessMode": "ReadWriteMany"}},
+    "cache.size": {"cache": {"kind": "PersistentVolumeClaim", "accessMode": "ReadWriteMany"}},
+    "cache.storageClassName": {
+        "cache": {"kind": "PersistentVolumeClaim", "accessMode": "ReadWriteMany"}
+    },
+    "cache.accessMode": {"cache": {"kind": "PersistentVolumeClaim"}, "replicas": 1},
     "cache.existingClaim": {"cache": {"kind": "PersistentVolumeClaim"}},
     "cache.hostPath": {"cache": {"kind": "HostPath"}},
 }
@@ -142,6 +145,9 @@ CHANGES: dict[str, tuple[str, Any, Any]] = {
     ),
     "podTemplate.spec.nodeSelector": (PODS, {"a": "b"}, {"a": "c"}),
     "podTemplate.spec.priorityClassName": (PODS, "a", "b"),
+    "podTemplate.spec.resourceClaims": (
+        PODS, [{"name": "a", "resourceClaimName": "b"}], [{"name": "a", "resourceClaimName": "c"}],
+    ),
     "podTemplate.spec.runtimeClassName": (PODS, "a", "b"),
     "podTemplate.spec.schedulerName": (PODS, "a", "b"),
     "podTemplate.spec.securityContext": (PODS, {"fsGroup": 1}, {"fsGroup": 2}),

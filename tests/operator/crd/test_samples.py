@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from octavo_operator.desired import desired_objects
-from octavo_operator.settings import Settings
 from octavo_operator.spec import LLMDeployment
-from tests.fakes.deployments import SAMPLES, sample_bodies
+from tests.fakes.deployments import SAMPLES, sample_bodies, with_images
 
 if TYPE_CHECKING:
     from tests.fakes.apiserver import ApiServer
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.cluster
 
 BODIES = sample_bodies()
-BUILT_IN = Settings()  # a cluster without Prometheus' and KEDA's kinds
+BUILT_IN = with_images()  # a cluster without Prometheus' and KEDA's kinds
 RESTRICTED = {
     "pod-security.kubernetes.io/enforce": "restricted",
     "pod-security.kubernetes.io/warn": "restricted",

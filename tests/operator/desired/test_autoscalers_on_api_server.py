@@ -17,6 +17,7 @@ from octavo_operator.settings import SCALED_OBJECT, Settings
 from octavo_operator.spec import LLMDeployment
 from tests.apiserver.keda import scaled_object_crd
 from tests.fakes.apiserver import ApiError
+from tests.fakes.deployments import with_images
 from tests.fakes.operator import make_deployment
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.cluster
 
-WITH_KEDA = Settings(capabilities=frozenset((SCALED_OBJECT,)))
+WITH_KEDA = with_images(Settings(capabilities=frozenset((SCALED_OBJECT,))))
 PROMETHEUS = {"provider": "keda", "prometheusURL": "http://prometheus.monitoring:9090"}
 CORNERS: dict[str, Object] = {
     "defaults": {"maxReplicas": 3},

@@ -1,6 +1,7 @@
 """The objects of each sample, letter by letter.
 
-A change of a pod template is a rollout for everybody who upgrades: it must be seen in a review.
+A changed pod template reaches engines with their next rollout: it must be seen in a review.
+A changed revision replaces every engine of everybody who upgrades.
 After a wanted change: OCTAVO_UPDATE_GOLDEN=1 pytest tests/operator/desired/test_golden.py
 """
 
@@ -16,10 +17,10 @@ import yaml
 from octavo_operator.desired import desired_objects, revision_of
 from octavo_operator.settings import OPTIONAL_KINDS, Settings
 from octavo_operator.spec import LLMDeployment
-from tests.fakes.deployments import UID, sample_bodies
+from tests.fakes.deployments import UID, sample_bodies, with_images
 
 GOLDEN = Path(__file__).parent / "golden"
-SETTINGS = Settings(capabilities=OPTIONAL_KINDS)
+SETTINGS = with_images(Settings(capabilities=OPTIONAL_KINDS))
 BODIES = sample_bodies()
 
 

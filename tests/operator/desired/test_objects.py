@@ -15,13 +15,14 @@ from octavo_operator.settings import (
     POD_MONITOR,
     SCALED_OBJECT,
     SERVICE_MONITOR,
+    Images,
     Settings,
 )
-from tests.fakes.deployments import UID, make_deployment
+from tests.fakes.deployments import CPU_IMAGE, UID, make_deployment, with_images
 from tests.fakes.random_specs import leaves, spec_schema
 
 HUB = {"uri": "hf://org/name"}
-EVERYTHING = Settings(capabilities=OPTIONAL_KINDS)
+EVERYTHING = with_images(Settings(capabilities=OPTIONAL_KINDS))
 
 
 def objects(
@@ -30,7 +31,7 @@ def objects(
     traffic: Traffic | None = None,
 ) -> dict[str, dict[str, Any]]:
     """By kind; the headless Service is `Headless`."""
-    found = desired_objects(make_deployment(spec), settings or Settings(), traffic)
+    found = desired_objects(make_deployment(spec), with_images(settings), traffic)
     return {
         "Headless" if body.get("spec", {}).get("clusterIP") == "None" else body["kind"]: body
         for body in found
@@ -44,7 +45,7 @@ def routing(traffic: Traffic | None = None) -> dict[str, Any]:
 
 
 def revision(spec: dict[str, Any] | None = None, settings: Settings | None = None) -> str:
-    return revision_of(make_deployment(spec), settings or Settings())
+    return revision_of(make_deployment(spec), with_images(settings))
 
 
 def test_every_prefix_of_the_order_is_safe():
@@ -103,6 +104,7 @@ ANOTHER_POD = [
     {"engine": {"image": "other:1"}},
     {"resources": {"limits": {"memory": "4Gi"}}},
     {"rollout": {"drainTimeout": "10s"}},
+    {"rollout": {"drainTimeout": "0s"}},
     {"podTemplate": {"metadata": {"annotations": {"restarted-at": "now"}}}},
 ]
 
@@ -117,10 +119,24 @@ def test_what_a_pod_notices_is_another_revision(spec: dict[str, Any]):
     assert revision(spec) != revision()
 
 
-def test_an_upgrade_restarts_pods_only_where_they_differ():
+def test_what_the_operator_adds_by_itself_is_in_no_revision():
     assert revision(None, EVERYTHING) == revision()
     assert revision(None, Settings(network_policy=False)) == revision()
-    assert revision(None, Settings(pre_stop_s=6)) != revision()
+    assert revision(None, Settings(pre_stop_s=6)) == revision()
+    assert revision(None, Settings(images=Images(pull_policy="Always"))) == revision()
+    assert revision(None, Settings(images=Images(cpu="other:1"))) != revision()
+
+
+def test_what_is_written_as_it_would_be_by_itself_is_the_same_revision():
+    """The API server fills in defaults, and a later schema has more of them."""
+    written = {
+        "engine": {"device": "cpu", "dtype": "auto", "prefixCaching": True, "image": CPU_IMAGE},
+        "rollout": {"drainTimeout": "2m"},
+        "cache": {"kind": "EmptyDir", "size": "20Gi", "accessMode": "ReadWriteOnce"},
+        "podTemplate": {},
+    }
+    assert revision(written) == revision()
+    assert revision({"model": HUB, **written}) == revision({"model": HUB})
 
 
 def test_a_revision_has_a_deployment_and_a_file_of_its_own():
@@ -320,8 +336,41 @@ def test_weights_that_are_there_need_no_network():
     assert "egress" not in objects({"model": {"uri": "pvc://a"}})["NetworkPolicy"]["spec"]
     hub = objects({"model": HUB})["NetworkPolicy"]["spec"]["egress"]
     blocked = [block["ipBlock"]["except"] for block in hub[1]["to"]]
-    assert blocked == [["169.254.0.0/16"], ["fe80::/10"]]
+    assert "169.254.0.0/16" in blocked[0]
+    assert blocked[1] == ["fe80::/10", "fd00:ec2::/32"], "link-local, and AWS' metadata"
     assert "NetworkPolicy" not in objects(None, Settings(network_policy=False))
+
+
+def test_names_are_found_where_openshift_has_them_too():
+    dns = objects({"model": HUB})["NetworkPolicy"]["spec"]["egress"][0]["ports"]
+    assert {(each["port"], each["protocol"]) for each in dns} == {
+        (53, "UDP"), (53, "TCP"), (5353, "UDP"), (5353, "TCP"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "reached"),
+    [
+        ({"uri": "gs://bucket/m"}, {"169.254.169.254/32:80", "169.254.169.252/32:988"}),
+        ({"uri": "s3://bucket/m"}, {"169.254.170.23/32:80", "fd00:ec2::23/128:80"}),
+        ({"uri": "gs://bucket/m", "secretRef": {"name": "key"}}, set()),
+        (HUB, set()),
+    ],
+)
+def test_a_pods_own_identity_is_asked_for_where_no_secret_proves_it(
+    model: dict[str, Any], reached: set[str]
+):
+    rules = objects({"model": model})["NetworkPolicy"]["spec"]["egress"][2:]
+    found = {f"{r['to'][0]['ipBlock']['cidr']}:{r['ports'][0]['port']}" for r in rules}
+    assert found == reached
+
+
+def test_gateways_reach_engines_where_they_are_named():
+    """With an InferencePool the gateway sends requests to engines itself."""
+    gateway = {"namespaceSelector": {"matchLabels": {"a": "gateways"}}}
+    policy = objects(None, Settings(engine_clients=(gateway,)))["NetworkPolicy"]
+    assert gateway in policy["spec"]["ingress"][0]["from"]
+    assert gateway not in objects()["NetworkPolicy"]["spec"]["ingress"][0]["from"]
 
 
 def test_an_autoscaler_scales_the_llmdeployment_itself():

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from octavo_operator.desired.pod import GRACE_S, pod_template, revision_of
+from octavo_operator.desired.pod import GRACE_S, pod_template
+from octavo_operator.desired.revision import revision_of
+from octavo_operator.errors import SpecInvalid
 from octavo_operator.settings import Images, Settings
-from tests.fakes.deployments import make_deployment
+from tests.fakes.deployments import CUDA_IMAGE, make_deployment, with_images
+from tests.fakes.rule_cases import claimed
 
 HUB = {"uri": "hf://org/Some-Model", "revision": "v1"}
 MOUNT = "/var/lib/octavo/models"
 
 
 def pod(spec: dict[str, Any] | None = None, settings: Settings | None = None) -> dict[str, Any]:
-    template = pod_template(make_deployment(spec), settings or Settings(), "rev")
+    template = pod_template(make_deployment(spec), with_images(settings), "rev")
     found: dict[str, Any] = template["spec"]
     return found
 
@@ -69,6 +73,18 @@ def test_images_follow_the_device():
     assert engine(None, settings)["imagePullPolicy"] == "Never"
 
 
+@pytest.mark.parametrize(
+    ("spec", "flag"),
+    [({}, "--cpu-image"), ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "--cuda-image")],
+)
+def test_an_image_that_nobody_names_is_nobodys(spec: dict[str, Any], flag: str):
+    """A default would be a name in a public registry, where anybody may own it."""
+    with pytest.raises(SpecInvalid, match=rf"spec\.engine\.image is required: .*{flag}"):
+        pod_template(make_deployment(spec), Settings(), "rev")
+    named = {**spec, "engine": {"image": "mine:1"}}
+    assert pod_template(make_deployment(named), Settings(), "rev")
+
+
 def test_pull_secrets_of_the_operator_are_for_those_who_name_none():
     settings = Settings(images=Images(pull_secrets=("registry", "mirror")))
     own = {"podTemplate": {"spec": {"imagePullSecrets": [{"name": "mine"}]}}}
@@ -80,7 +96,8 @@ def test_pull_secrets_of_the_operator_are_for_those_who_name_none():
 
 
 def test_other_pull_secrets_are_another_revision():
-    plain, secret = Settings(), Settings(images=Images(pull_secrets=("registry",)))
+    plain = with_images()
+    secret = with_images(Settings(images=Images(pull_secrets=("registry",))))
     own = {"podTemplate": {"spec": {"imagePullSecrets": [{"name": "mine"}]}}}
     assert revision_of(make_deployment(None), plain) != revision_of(make_deployment(None), secret)
     assert revision_of(make_deployment(own), plain) == revision_of(make_deployment(own), secret)
@@ -138,6 +155,67 @@ def test_credentials_reach_the_fetching_step_alone():
 @pytest.mark.parametrize("uri", ["demo://smollm2", "file:///models/x", "pvc://claim/x"])
 def test_what_is_there_is_not_fetched(uri: str):
     assert "initContainers" not in pod({"model": {"uri": uri}})
+
+
+def test_weights_on_the_nodes_disk_are_asked_for():
+    """Else the scheduler fills a disk that it thinks is free, and the node evicts."""
+
+    def asked(spec: dict[str, Any]) -> str | None:
+        requests = engine(spec)["resources"].get("requests", {})
+        found: str | None = requests.get("ephemeral-storage")
+        return found
+
+    assert asked({"model": HUB}) == "20Gi"
+    assert asked({"model": HUB, "cache": {"size": "5Gi"}}) == "5Gi"
+    own = {"requests": {"ephemeral-storage": "1Gi"}}
+    assert asked({"model": HUB, "resources": own}) == "1Gi"
+    assert asked({"model": HUB, "resources": {"limits": {"ephemeral-storage": "8Gi"}}}) is None
+    assert asked({}) is None, "what is in the image is not fetched"
+    claim = {"kind": "PersistentVolumeClaim"}
+    assert asked({"model": HUB, "cache": claim}) is None
+
+
+def test_pods_of_a_volume_of_one_node_are_on_one_node():
+    """A rollout brings a second pod, which would wait elsewhere for the volume of the first."""
+    claim = {"kind": "PersistentVolumeClaim"}
+    (near,) = pod({"model": HUB, "cache": claim})["affinity"]["podAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    labels = pod_template(make_deployment({"model": HUB}), with_images(), "rev")["metadata"]
+    assert near["topologyKey"] == "kubernetes.io/hostname"
+    assert near["labelSelector"]["matchLabels"].items() <= labels["labels"].items()
+    assert "affinity" not in pod({"model": HUB, "cache": {**claim, "accessMode": "ReadWriteMany"}})
+    assert "affinity" not in pod({"model": HUB, "cache": {**claim, "existingClaim": "mine"}})
+
+
+def test_the_fetching_step_gets_no_gpu():
+    """Images built on NVIDIA's ask for all of them."""
+    variables = {variable["name"]: variable["value"] for variable in fetch({"model": HUB})["env"]}
+    assert variables["NVIDIA_VISIBLE_DEVICES"] == "void"
+    dockerfile = (Path(__file__).parents[3] / "Dockerfile").read_text()
+    assert "NVIDIA_VISIBLE_DEVICES" not in dockerfile
+
+
+@pytest.mark.parametrize(
+    ("resource", "device"),
+    [
+        ("nvidia.com/gpu", "cuda"),
+        ("nvidia.com/gpu.shared", "cuda"),
+        ("nvidia.com/mig-1g.10gb", "cuda"),
+        ("nvidia.com/mig-3g.20gb.me", "cuda"),
+        ("example.com/fpga", "cpu"),
+    ],
+)
+def test_whatever_cuda_computes_on_is_a_gpu(resource: str, device: str):
+    deployment = make_deployment({"resources": {"limits": {resource: 1}}})
+    assert deployment.device == device
+
+
+def test_devices_by_claims_reach_the_pod():
+    found = pod({"engine": {"device": "cuda"}, **claimed("gpu")})
+    assert found["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+    assert found["containers"][0]["resources"]["claims"] == [{"name": "gpu"}]
+    assert found["containers"][0]["image"] == CUDA_IMAGE
 
 
 def test_a_simulated_model_is_not_fetched():
@@ -257,10 +335,25 @@ def test_placement_is_the_users():
     assert found["securityContext"]["runAsNonRoot"] is True
 
 
+IDS = ("runAsUser", "runAsGroup", "fsGroup")
+
+
+def test_a_cluster_may_assign_the_users():
+    """OpenShift does, and refuses pods that name one."""
+    plain = pod()["securityContext"]
+    assert [plain[name] for name in IDS] == [65532] * 3
+    assigned = pod(None, Settings(engine_user=None))["securityContext"]
+    assert not assigned.keys() & set(IDS)
+    assert assigned["runAsNonRoot"] is True
+    own = overlaid(securityContext=dict.fromkeys(IDS))["securityContext"]
+    assert not own.keys() & set(IDS), "nulls remove what the operator sets"
+    assert own["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
 def test_an_overlay_adds_labels_and_takes_none():
     overlay = {"metadata": {"labels": {"team": "a"}, "annotations": {"b": "c"}}}
     deployment = make_deployment({"podTemplate": overlay})
-    metadata = pod_template(deployment, Settings(), "rev")["metadata"]
+    metadata = pod_template(deployment, with_images(), "rev")["metadata"]
     assert metadata["labels"]["team"] == "a"
     assert metadata["labels"]["octavo.dev/revision"] == "rev"
     assert metadata["annotations"] == {"octavo.dev/model": "demo://smollm2", "b": "c"}

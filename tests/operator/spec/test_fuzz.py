@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from octavo_operator.desired import desired_objects
 from octavo_operator.errors import SpecInvalid
-from octavo_operator.settings import Settings
 from octavo_operator.spec import LLMDeployment
-from tests.fakes.deployments import make_body
+from tests.fakes.deployments import make_body, with_images
 from tests.fakes.random_specs import JUNK, spec_schema, specs
 
 SCHEMA = spec_schema()
@@ -36,7 +35,7 @@ def check(body: Any) -> None:
         assert error.reason in ("SpecInvalid", "Unsupported", "UnsupportedVersion")
         assert len(str(error)) < 1024
         return
-    assert desired_objects(deployment, Settings())
+    assert desired_objects(deployment, with_images())
 
 
 @settings(max_examples=250, derandomize=True, deadline=None)

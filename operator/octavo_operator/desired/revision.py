@@ -1,0 +1,107 @@
+"""A revision's name: a hash of what the user asked for, and of nothing that an operator adds.
+
+Probes, security contexts, resources of the fetch step and the like are this version's. Another
+version has others, and pods that serve are no worse for the ones they have: they keep them until
+their next rollout (adopt.py). Where pods must be replaced all the same, TEMPLATE_EPOCH is raised.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import MISSING, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from octavo_operator import names
+from octavo_operator.desired.weights import cache_source, is_fetched
+from octavo_operator.errors import SpecInvalid
+from octavo_operator.settings import ENGINE_USER
+
+if TYPE_CHECKING:
+    from octavo_operator.settings import Settings
+    from octavo_operator.spec import LLMDeployment
+
+# NOTE: raising it replaces every engine of everybody who upgrades. For a fault of the template that
+# harms what already runs, and nothing less.
+TEMPLATE_EPOCH = 1
+_CHARS = 10
+
+
+def image_of(deployment: LLMDeployment, settings: Settings) -> str:
+    """Raises SpecInvalid where neither the spec nor the operator's settings name one."""
+    if deployment.engine.image:
+        return deployment.engine.image
+    is_gpu = deployment.device in ("cuda", "torch")
+    image, flag = (
+        (settings.images.cuda, "--cuda-image") if is_gpu else (settings.images.cpu, "--cpu-image")
+    )
+    if not image:
+        raise SpecInvalid(
+            "spec.engine.image",
+            f"is required: this operator was started without {flag}; name the image here, or start "
+            f"the operator with {flag} (images.registry of the chart)",
+        )
+    return image
+
+
+def revision_of(deployment: LLMDeployment, settings: Settings) -> str:
+    content = json.dumps(
+        [TEMPLATE_EPOCH, asked_for(deployment), _settled(deployment, settings)], sort_keys=True
+    )
+    return names.short_hash(content.encode(), _CHARS)
+
+
+def asked_for(deployment: LLMDeployment) -> dict[str, Any]:
+    """The part of the spec that pods notice. Only what differs from its default: a field that a
+    later version adds must not rename the revisions there are."""
+    engine = _changed(deployment.engine)
+    for settled in ("device", "image"):
+        engine.pop(settled, None)
+    asked = {
+        "model": _changed(deployment.model),
+        "engine": engine,
+        "resources": _changed(deployment.resources),
+        "cache": cache_source(deployment) if is_fetched(deployment) else {},
+        "adapters": _plain(deployment.adapters),
+        "rollout": {
+            name: value
+            for name, value in _changed(deployment.rollout).items()
+            if name == "drain_timeout_s"
+        },
+        "podTemplate": deployment.pod_template,
+    }
+    return {name: value for name, value in asked.items() if value}
+
+
+def _settled(deployment: LLMDeployment, settings: Settings) -> dict[str, Any]:
+    """What the spec leaves to the operator's settings, and an administrator changes on purpose."""
+    settled: dict[str, Any] = {
+        "device": deployment.device,
+        "image": image_of(deployment, settings),
+    }
+    if settings.engine_user != ENGINE_USER:
+        settled["user"] = settings.engine_user
+    if settings.images.pull_secrets and "imagePullSecrets" not in deployment.pod_template.get(
+        "spec", {}
+    ):
+        settled["pullSecrets"] = settings.images.pull_secrets
+    return settled
+
+
+def _changed(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are not as they would be by themselves."""
+    found = {}
+    for field in fields(value):
+        default = field.default
+        if default is MISSING and field.default_factory is not MISSING:
+            default = field.default_factory()
+        if (own := getattr(value, field.name)) != default:
+            found[field.name] = _plain(own)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return _changed(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return dict(value) if hasattr(value, "keys") else value
