@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from octavo_router.endpoints.registry import Change
 
 MAX_DEATHS: Final = 2
-MAX_WATCHED: Final = 65_536
+MAX_WATCHED: Final = 16_384
 MAX_COPIES: Final = 16  # that join the engines which have it; further ones wait
 PROOF_S: Final = 2.0  # what runs for so long without a death goes anywhere
 REPORT_S: Final = 3.0  # within which a death shows in the endpoint's state
