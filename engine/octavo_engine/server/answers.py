@@ -152,7 +152,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     annotations: list[Any] | None
     audio: None
     function_call: FunctionCall | None
-    tool_calls: list[ToolCall]
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET  # absent where none is made
     reasoning: str | None
 
 
