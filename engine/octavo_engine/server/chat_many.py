@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -44,7 +45,7 @@ async def chat_batch(exchange: Exchange, service: Service) -> None:
             share = Share(service, 1)
             answers = await all_of(
                 [
-                    share.of(_one(exchange, service, number, body))
+                    share.of(partial(_one, exchange, service, number, body))
                     for number, body in enumerate(bodies)
                 ]
             )

@@ -7,6 +7,7 @@ import dataclasses
 import secrets
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -174,15 +175,7 @@ async def run(
     with service.running.track((*ids, *names_of(job.request_id)), stop):
         try:
             if job.beams is not None:
-                share = Share(service, job.params.n)
-                found = await all_of(
-                    [
-                        share.of(
-                            beam_search(service, job, job.beams, index, id_, lambda: is_stopped)
-                        )
-                        for index, id_ in enumerate(ids)
-                    ]
-                )
+                found = await _beams(service, job, job.beams, ids, lambda: is_stopped)
                 for index, output in enumerate(found):
                     note(index, output)
                     yield Piece(index, output)
@@ -219,6 +212,19 @@ async def run(
             raise
         finally:
             watch.give_up("abort")  # what is unfinished still: the client left
+
+
+async def _beams(
+    service: Service, job: Job, params: BeamSearchParams, ids: list[str],
+    is_stopped: Callable[[], bool],
+) -> list[RequestOutput]:  # fmt: skip
+    """What is found for each prompt."""
+    share = Share(service, job.params.n)
+    searches = [
+        partial(beam_search, service, job, params, index, id_, is_stopped)
+        for index, id_ in enumerate(ids)
+    ]
+    return await all_of([share.of(search) for search in searches])
 
 
 def _both(

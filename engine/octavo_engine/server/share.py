@@ -9,9 +9,8 @@ from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Callable
     from types import TracebackType
-    from typing import Any
 
     from octavo_engine.server.service import Service
 
@@ -32,13 +31,10 @@ class Share:
         self._others_at = float("-inf")
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def of(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of what is run once there is room for it."""
-        try:
-            async with self:
-                return await work
-        finally:
-            work.close()  # of one that never began
+    async def of(self, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of `work`, which is called once there is room for it."""
+        async with self:
+            return await work()
 
     async def __aenter__(self) -> None:
         if self._waiting or self._num_running >= self._most():

@@ -25,6 +25,7 @@ from octavo_engine.errors import (
     QueueFull,
 )
 from octavo_engine.kv import manager
+from octavo_engine.protocol import prefix_hash
 from octavo_engine.protocol.loading import LoadProgress
 from octavo_engine.state.sampling_params import RequestOutputKind, SamplingParams
 from tests.fakes.backend import FakeBackend
@@ -193,7 +194,7 @@ def test_n_answers_come_in_one_stream_and_differ():
 
 def test_the_prompt_of_n_answers_is_sent_and_named_once(monkeypatch):
     hashed: list[int] = []
-    chain = manager.chain_digests
+    chain = prefix_hash.chain_digests
 
     def spy(parent, token_ids, **options):
         hashed.append(len(token_ids))

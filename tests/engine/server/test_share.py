@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,7 +30,7 @@ class Rig:
         self.gates: dict[int, asyncio.Event] = {}
 
     def start(self, count: int) -> list[asyncio.Task[int]]:
-        return [asyncio.create_task(self.share.of(self.prompt(i))) for i in range(count)]
+        return [asyncio.create_task(self.share.of(partial(self.prompt, i))) for i in range(count)]
 
     async def prompt(self, number: int) -> int:
         gate = self.gates[number] = asyncio.Event()
