@@ -35,6 +35,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048  # tokens in one step
     policy: Policy = "fcfs"
     max_queue: int = 1024  # waiting sequences before new ones are refused (503)
+    queue_timeout_s: float = 30.0  # one that would wait longer for its turn is refused (503)
     max_step_ms: float = (
         200.0  # a step with prefill is cut to about this long while others are decoding
     )
@@ -192,6 +193,7 @@ class EngineConfig:
         _check(s.max_num_batched_tokens >= 1, "--max-num-batched-tokens must be at least 1",
                s.max_num_batched_tokens)  # fmt: skip
         _check(s.max_queue >= 1, "--max-queue must be at least 1", s.max_queue)
+        _check(s.queue_timeout_s > 0, "--queue-timeout must be above 0", s.queue_timeout_s)
         _check(s.max_step_ms > 0, "--max-step-ms must be above 0", s.max_step_ms)
         _check(self.max_model_len is None or self.max_model_len >= 1,
                "--max-model-len must be at least 1", self.max_model_len)  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,9 +21,11 @@ from octavo_engine.core.process_client import ProcessClient
 from octavo_engine.core.residency_feed import ResidencyFeed
 from octavo_engine.core.seeds import Seeds
 from octavo_engine.core.validate import settle_params
-from octavo_engine.errors import EngineDead, InvalidRequest, OctavoError
+from octavo_engine.errors import EngineDead, InvalidRequest, OctavoError, QueueFull
+from octavo_engine.protocol.admission import retry_after_s
 from octavo_engine.protocol.loading import FETCHING
 from octavo_engine.state.outputs import EngineStats, ProfileWritten
+from octavo_engine.state.request import BACKGROUND
 from octavo_engine.state.sampling_params import RequestOutputKind
 from octavo_engine.tokenization.tokenizer import check_vocab, ends_of_text
 
@@ -167,12 +170,15 @@ class AsyncEngine:
         arrival_at = time.monotonic()
         self._check_open()
         check_task("generate", self.info)
+        if priority < BACKGROUND and not told:
+            self._check_queue(deadline_s)
         if isinstance(prompt, str):
             token_ids = await self._encode(prompt)
             self._check_open()  # it may have closed while a long prompt was tokenised
         else:
             token_ids = list(prompt)
         params = settle_params(token_ids, params, self.info, self.tokenizer, told)
+        is_whole = not stream or params.output_kind is RequestOutputKind.FINAL_ONLY
         submission = Submission(
             request_id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,
@@ -184,13 +190,14 @@ class AsyncEngine:
             arrival_at=arrival_at,
             deadline_at=None if deadline_s is None else arrival_at + deadline_s,
             priority=priority,
+            is_whole=is_whole,
             cache_salt=cache_salt,
             labels=labels,
         )
         request = self._submit(submission)
         reader = self._readers[request] = Reader(
             request,
-            silent=not stream or params.output_kind is RequestOutputKind.FINAL_ONLY,
+            silent=is_whole,
             tap=tap,
             interval=max(self.config.stream_interval, params.stream_interval or 1),
         )
@@ -306,6 +313,7 @@ class AsyncEngine:
             self._settle(self._outputs.refuse(sequence_id, error))
 
     def on_lost(self, error: RequestError) -> None:
+        self.stats.queue_wait_s = 0.0  # of the next core nothing is known yet
         if self._processor is not None:
             self._wake(self._processor.lose_all(error))
         self._pooling.lose_all(error)
@@ -353,6 +361,21 @@ class AsyncEngine:
         if health.state in ("stalled", "dead"):
             raise EngineDead(health.reason, retry_after_s=1)
 
+    def _check_queue(self, deadline_s: float | None) -> None:
+        """Refuses at once what the core would refuse after its step. Raises QueueFull."""
+        stats = self.stats
+        if not stats.queue_wait_s or self.config.scheduler.policy != "fcfs":
+            return
+        late_s = stats.queue_wait_s - stats.longest_wait_s
+        if deadline_s is not None:
+            late_s = max(late_s, stats.queue_wait_s - deadline_s)
+        if late_s > 0.0:
+            raise QueueFull(
+                f"{stats.num_waiting} requests are waiting, and this one would come {late_s:.1f} s "
+                "too late for its deadline or for --queue-timeout; send it again later",
+                retry_after_s=math.ceil(retry_after_s(late_s)),
+            )
+
     async def _encode(self, prompt: str) -> list[int]:
         if len(prompt) > _LONG_PROMPT:
             return await asyncio.to_thread(self.tokenizer.encode, prompt)
@@ -368,7 +391,9 @@ class AsyncEngine:
 
     def _close(self, request: Request) -> None:
         if not request.finished:
-            self._send_abort(self._outputs.abort(request))
+            # Behind a router clients have waited for longer than can be seen from here.
+            has_left = not self.residency.is_watched
+            self._send_abort(self._outputs.abort(request), has_left=has_left)
         del self._readers[request]
         if not self._readers:
             self._idle.set()
@@ -386,9 +411,9 @@ class AsyncEngine:
         if self._client is not None:
             self._client.send(message)
 
-    def _send_abort(self, sequence_ids: list[str]) -> None:
+    def _send_abort(self, sequence_ids: list[str], *, has_left: bool = False) -> None:
         if sequence_ids and self._client is not None:
-            self._client.send(wire.Abort(sequence_ids))
+            self._client.send(wire.Abort(sequence_ids, has_left))
 
     def _wake(self, requests: Iterable[Request]) -> None:
         """Their readers are told once all that has come by now is taken in: where steps come faster

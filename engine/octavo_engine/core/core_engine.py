@@ -34,8 +34,8 @@ class CoreEngine(Protocol):
     def add_pooling(self, requests: Sequence[PoolingRequest]) -> None:
         """Take texts in, all of them or none. Raises RequestError."""
 
-    def abort(self, request_id: str) -> SequenceOutput | None:
-        """End a request now. Unknown or finished: None."""
+    def abort(self, request_id: str, *, has_left: bool = False) -> SequenceOutput | None:
+        """End a request now. Unknown or finished: None. See `Scheduler.abort`."""
 
     def step(self) -> StepOutput:
         """Compute one batch."""

@@ -93,14 +93,14 @@ class Engine:
     def add_pooling(self, requests: Sequence[PoolingRequest]) -> None:
         raise WrongTask("this model generates; it has no embeddings or scores", param="model")
 
-    def abort(self, request_id: str) -> SequenceOutput | None:
+    def abort(self, request_id: str, *, has_left: bool = False) -> SequenceOutput | None:
         """End a sequence now, wherever it stands. Unknown or finished: None."""
         self._live.discard(request_id)
         if self.profile is not None:
             self.profile.leave(request_id)
         if self._grammars is not None and (out := self._grammars.abort(request_id)) is not None:
             return out
-        return self.scheduler.abort(request_id)
+        return self.scheduler.abort(request_id, has_left=has_left)
 
     def step(self) -> StepOutput:
         """Compute one batch. What a whole step raises fails the sequences in it, not the engine."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import operator
 import signal
 import threading
@@ -254,7 +255,9 @@ class LLM(PoolingMethods):
             raise OctavoError("this LLM was closed; make a new one")
 
     def _load(self, config: EngineConfig, backend: Backend | None) -> None:
-        scheduler = dataclasses.replace(config.scheduler, max_queue=_NO_LIMIT)
+        scheduler = dataclasses.replace(
+            config.scheduler, max_queue=_NO_LIMIT, queue_timeout_s=math.inf
+        )
         config = config.replace(scheduler=scheduler)  # the whole list is the queue
         with loading_bar(f"Fetching {config.names[0]}") as progress:
             files = resolve(config, progress)

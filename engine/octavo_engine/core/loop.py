@@ -79,9 +79,9 @@ class CoreLoop:
                     self._add(request)
             case wire.AddPooling(texts):
                 self._add_pooling(texts)
-            case wire.Abort(request_ids):
+            case wire.Abort(request_ids, has_left):
                 for request_id in request_ids:
-                    self._engine.abort(request_id)
+                    self._engine.abort(request_id, has_left=has_left)
             case wire.ResetPrefixCache():
                 self._engine.reset_prefix_cache()
             case wire.Sleep(on, level):

@@ -75,6 +75,7 @@ class Submission:
     arrival_at: float = 0.0
     deadline_at: float | None = None
     priority: int = 0
+    is_whole: bool = False  # nothing is read before its end
     cache_salt: str = ""
     labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
 
@@ -424,6 +425,7 @@ class OutputProcessor:
             arrival_at=asked.arrival_at,
             deadline_at=asked.deadline_at,
             priority=asked.priority,
+            is_whole=asked.is_whole,
             cache_salt=asked.cache_salt,
             labels=asked.labels,
         )

@@ -95,7 +95,7 @@ class PoolingEngine:
             self._waiting[request.request_id] = request
             self._waiting_tokens += len(request.token_ids)
 
-    def abort(self, request_id: str) -> SequenceOutput | None:
+    def abort(self, request_id: str, *, has_left: bool = False) -> SequenceOutput | None:
         self._take(request_id)
         return None
 

@@ -29,6 +29,7 @@ class ResidencyFeed:
 
     def __init__(self, send: Callable[[wire.ToEngine], None]) -> None:
         self.epoch = _new_epoch()
+        self.is_watched = False  # a router follows this engine
         self._send = send
         self._listener: StepListener | None = None
 
@@ -38,6 +39,7 @@ class ResidencyFeed:
 
     def watch(self, *, on: bool) -> None:
         """Have the core tell of residency, with a snapshot first; or not any more."""
+        self.is_watched = on
         self._send(wire.Watch(on))
 
     def label(self, sequence_id: str, labels: Labels) -> None:
@@ -50,6 +52,7 @@ class ResidencyFeed:
 
     def on_lost(self) -> None:
         self.epoch = _new_epoch()
+        self.is_watched = False
         if self._listener is not None:
             self._listener.on_lost()
 

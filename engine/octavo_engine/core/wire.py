@@ -75,6 +75,7 @@ class AddPooling(Message, frozen=True):
 
 class Abort(Message, frozen=True):
     request_ids: list[str]
+    has_left: bool = False  # the client went away before the end
 
 
 class Ping(Message, frozen=True):

@@ -40,6 +40,10 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._line: list[Sequence] = []
         self.num_tokens = 0
+        # Of those that are not in the background:
+        self.num_hurried = 0
+        self.num_hurried_tokens = 0
+        self.num_hurried_allowed = 0  # tokens that they may add
 
     def __len__(self) -> int:
         return len(self._line)
@@ -49,10 +53,18 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         insort(self._line, sequence, key=by_order)
-        self.num_tokens += len(sequence.token_ids)
+        self._count(sequence, 1)
 
     def remove(self, sequence: Sequence) -> None:
         place = bisect_left(self._line, sequence.order, key=by_order)
         assert self._line[place] is sequence
         del self._line[place]
-        self.num_tokens -= len(sequence.token_ids)
+        self._count(sequence, -1)
+
+    def _count(self, sequence: Sequence, sign: int) -> None:
+        num_tokens = len(sequence.token_ids)
+        self.num_tokens += sign * num_tokens
+        if not sequence.is_background:
+            self.num_hurried += sign
+            self.num_hurried_tokens += sign * num_tokens
+            self.num_hurried_allowed += sign * (sequence.max_num_tokens - num_tokens)

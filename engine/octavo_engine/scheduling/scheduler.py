@@ -18,6 +18,7 @@ from octavo_engine.scheduling.deadlines import Deadlines
 from octavo_engine.scheduling.invariants import check_invariants
 from octavo_engine.scheduling.ngrams import NgramGuesser
 from octavo_engine.scheduling.policy import WaitingQueue, by_order, place_in_line
+from octavo_engine.scheduling.queue_forecast import QueueForecast
 from octavo_engine.scheduling.speculation import Speculation, count_drafts
 from octavo_engine.scheduling.step_time import StepTimeModel
 from octavo_engine.state.batch import BlockGrowth, ScheduledBatch
@@ -83,6 +84,7 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._admission = AdmissionControl()
         self._step_time = StepTimeModel()
+        self._forecast = QueueForecast(config, self._step_time)
         self._background = background.Background(
             self._step_time, max_step_s=config.max_step_ms / 1e3
         )
@@ -117,17 +119,23 @@ class Scheduler:
             sequence.finish_reason = reason  # a resume of what was complete already
             self._finished.append(limits.last_output(sequence))
             return
+        self._forecast.check(sequence, self.waiting, now)
         self.kv.name_blocks(sequence)
         self.sequences[request.request_id] = sequence
         self.waiting.push(sequence)
         if request.deadline_at is not None:
             self._deadlines.add(sequence, request.deadline_at, num_live=len(self.sequences))
 
-    def abort(self, request_id: str) -> SequenceOutput | None:
-        """End a request at once, whatever its state. None if it is unknown or has ended already."""
+    def abort(self, request_id: str, *, has_left: bool = False) -> SequenceOutput | None:
+        """End a request at once, whatever its state. None if it is unknown or has ended already.
+
+        `has_left`: its client went away.
+        """
         sequence = self.sequences.get(request_id)
         if sequence is None:
             return None
+        if has_left:
+            self._forecast.left(sequence, self._now())
         return self._finish(sequence, "abort")
 
     def take_finished(self) -> list[SequenceOutput]:
@@ -213,6 +221,7 @@ class Scheduler:
                 budget = min(budget, self._background.pay_prompt(held[0]))
                 schedule_chunks(batch, held[:1], budget, spare_logits=spare_logits)
         self._behind = behind + held
+        self._forecast.after_schedule(self.waiting, len(self.running), now)
         return batch
 
     def update(
@@ -352,7 +361,7 @@ class Scheduler:
         lengths = [s.num_tokens - s.num_launched_tokens for s in behind]
         reserved = sum(self._admission.reserve(sequence) for sequence in self.running)
         num_passed = 0
-        for sequence in list(self.waiting):
+        for sequence in self._forecast.in_turn(self.waiting, now):
             num_long = sum(is_long(length, budget) for length in lengths)
             if not self.free_rows or len(lengths) >= budget or demand(lengths, budget) >= budget:
                 break  # who is let in computes at least one token now
@@ -393,6 +402,7 @@ class Scheduler:
     def _start(
         self, sequence: Sequence, match: PrefixMatch, batch: ScheduledBatch, now: float
     ) -> None:
+        self._forecast.started(sequence, now)
         self.waiting.remove(sequence)
         copy = self.kv.admit(sequence, match)
         if copy is not None:
@@ -408,9 +418,12 @@ class Scheduler:
             self._stats.prefix_queries += sequence.num_prompt_tokens
 
     def _is_hopeless(self, sequence: Sequence, num_tokens: int, now: float) -> bool:
-        """Its deadline would pass before its first token: computing it would be waste."""
+        """Its deadline would pass before it is done: computing it would be waste."""
         deadline_at = sequence.request.deadline_at
-        return deadline_at is not None and now + self._step_time.prefill_s(num_tokens) > deadline_at
+        if deadline_at is None:
+            return False
+        first_at = now + self._step_time.prefill_s(num_tokens)
+        return first_at > deadline_at or self._forecast.is_late(sequence, now)
 
     # -- those that have to catch up -------------------------------------------------------------
 
@@ -449,6 +462,8 @@ class Scheduler:
         return limits.without_token(sequence, is_refused=is_refused)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> SequenceOutput:
+        if reason in ("stop", "length"):
+            self._forecast.ended(sequence, self._now())
         self._leave(sequence, reason)
         self.kv.release(sequence)
         return SequenceOutput(request_id=sequence.request_id, finish_reason=reason)
@@ -487,6 +502,9 @@ class Scheduler:
         token_s = self._step_time.prefill_s(1)
         stats.prefill_tokens_per_s = 1.0 / token_s if token_s else 0.0
         stats.kv_blocks_used = stats.kv_blocks_total - self.kv.pool.num_free
+        now = self._now()
+        stats.queue_wait_s = self._forecast.wait_s(self.waiting, now)
+        stats.longest_wait_s = self._forecast.longest_wait_s(now) if stats.queue_wait_s else 0.0
         told = copy(stats)
         told.spec_accepted_per_pos = list(stats.spec_accepted_per_pos)
         return told

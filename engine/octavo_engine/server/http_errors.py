@@ -92,8 +92,10 @@ CATALOGUE = (
     ErrorRow(501, "not_implemented", "not_implemented_error",
              "The path is known, but what it does elsewhere does not exist here yet."),
     ErrorRow(503, "queue_full", "overloaded_error",
-             "As many requests wait as --max-queue allows, or run as --max-concurrent-requests.",
-             retry_after="the time to work off what waits, from the measured speed; 1 to 60 s"),
+             "As many requests wait as --max-queue allows, or run as --max-concurrent-requests, or "
+             "so many wait that this one would come too late for its deadline, --queue-timeout or "
+             "clients as they were seen to leave.",
+             retry_after="the time to work off what is too much, as measured; 1 to 60 s"),
     ErrorRow(503, "grammar_queue_full", "overloaded_error",
              "Too many grammars wait to be compiled; requests without one are served.",
              retry_after="5 s"),

@@ -68,7 +68,8 @@ has them, and vLLM's where vLLM has more. Fields that Octavo does not know are a
 - **Bodies** are JSON, `content-type: application/json`, unless a route says otherwise.
 - **Request ids.** `x-request-id` comes back as it was sent, or is made up; log lines carry it.
 - **Deadlines.** `x-octavo-timeout-ms` says how long the whole answer may take; the server's own
-  `--request-timeout` may be shorter. After it: 504.
+  `--request-timeout` may be shorter. After it: 504. Where so many wait that it could not be kept:
+  503 at once, with `Retry-After`.
 - **Streams.** With `"stream": true` the answer is `text/event-stream`: `data: {…}` per piece of
   news, `data: [DONE]` at the end. `/v1/responses` and `/v1/messages` name their events (`event: …`)
   and end with their last one.

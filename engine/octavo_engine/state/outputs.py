@@ -84,6 +84,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     grammar_compile_seconds: float = 0.0  # in all
     last_step_at: float = 0.0  # monotonic seconds
     prefill_tokens_per_s: float = 0.0  # lately; 0 while unknown
+    queue_wait_s: float = 0.0  # foreseen for one that comes now; 0 while unknown
+    longest_wait_s: float = 0.0  # who would wait longer is refused; 0 where nobody waits
 
 
 class ProfileWritten(msgspec.Struct, frozen=True):

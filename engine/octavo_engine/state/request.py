@@ -24,5 +24,6 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     arrival_at: float = 0.0  # monotonic seconds
     deadline_at: float | None = None  # monotonic seconds; work past it is dropped
     priority: int = 0  # lower runs first, under the priority policy
+    is_whole: bool = False  # nothing of the answer is shown before its end
     cache_salt: str = ""  # separates prefix caches of tenants
     labels: Labels | None = None  # of the prompt's prefixes; see kv.residency

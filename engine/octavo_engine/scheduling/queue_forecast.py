@@ -1,0 +1,140 @@
+"""What a sequence would wait in the engine's queue: `protocol.admission` with a scheduler's facts.
+
+The unit of work is a second of the engine's time, by the step-time model: what the model gets wrong
+is in the measured rate.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from octavo_engine.errors import QueueFull
+from octavo_engine.protocol.admission import Forecast, retry_after_s
+
+if TYPE_CHECKING:
+    from octavo_engine.config import SchedulerConfig
+    from octavo_engine.scheduling.policy import WaitingQueue
+    from octavo_engine.scheduling.step_time import StepTimeModel
+    from octavo_engine.state.sequence import Sequence
+
+
+class QueueForecast:
+    """Of one scheduler. Work in the background is neither measured nor refused."""
+
+    def __init__(self, config: SchedulerConfig, step_time: StepTimeModel) -> None:
+        self._config = config
+        self._step_time = step_time
+        self._forecast = Forecast()
+        self._num_running = 0
+
+    # -- what it learns from
+
+    def after_schedule(self, waiting: WaitingQueue, num_running: int, now: float) -> None:
+        """A step was planned. Hot path: once per step."""
+        self._num_running = num_running
+        self._forecast.rate.waits(now, is_waiting=waiting.num_hurried > 0)
+
+    def started(self, sequence: Sequence, now: float) -> None:
+        """It went from the queue to a row."""
+        if not sequence.is_background:
+            work_s = self._work_s(sequence.num_tokens, _num_allowed(sequence))
+            self._forecast.rate.took(work_s, now)
+
+    def ended(self, sequence: Sequence, now: float) -> None:
+        """By itself, and whole."""
+        request = sequence.request
+        if request.output_token_ids or sequence.is_background:
+            return
+        allowed = sequence.max_num_tokens - sequence.num_prompt_tokens
+        began_at = sequence.added_at + sequence.queued_s
+        if not sequence.num_preemptions:
+            self._forecast.service.observe(
+                now - began_at, tokens=sequence.num_output_tokens, max_tokens=allowed
+            )
+        self._forecast.patience.note(now - sequence.added_at, now, has_left=False)
+
+    def left(self, sequence: Sequence, now: float) -> None:
+        """Its client went away before the end."""
+        if not (sequence.request.output_token_ids or sequence.is_background):
+            self._forecast.patience.note(now - sequence.added_at, now, has_left=True)
+
+    # -- what it says
+
+    def check(self, sequence: Sequence, waiting: WaitingQueue, now: float) -> None:
+        """Raises QueueFull: it would wait in vain."""
+        request = sequence.request
+        if not waiting.num_hurried or request.output_token_ids or sequence.is_background:
+            return
+        time_left_s = math.inf if request.deadline_at is None else request.deadline_at - now
+        shortfall_s = self._forecast.shortfall_s(
+            now,
+            work_ahead=self._work_ahead_s(waiting, sequence),
+            max_wait_s=self._config.queue_timeout_s,
+            time_left_s=time_left_s,
+            max_tokens=_num_allowed(sequence),
+            is_whole=request.is_whole,
+        )
+        if shortfall_s > 0.0:
+            raise QueueFull(
+                f"{waiting.num_hurried} requests are waiting, and this one would come "
+                f"{shortfall_s:.1f} s too late for its deadline or for --queue-timeout; send it "
+                "again later",
+                retry_after_s=math.ceil(retry_after_s(shortfall_s)),
+            )
+
+    def is_late(self, sequence: Sequence, now: float) -> bool:
+        """Its answer could not be whole by its deadline, now that its turn has come."""
+        deadline_at = sequence.request.deadline_at
+        if deadline_at is None or sequence.request.output_token_ids or sequence.num_preemptions:
+            return False
+        allowed = _num_allowed(sequence)
+        return self._forecast.is_late(now, deadline=deadline_at, max_tokens=allowed)
+
+    def in_turn(self, waiting: WaitingQueue, now: float) -> list[Sequence]:
+        """Who is next: those whose clients have waited for longer than clients do come last."""
+        line = list(waiting)
+        if len(line) < 2 or math.isinf(self._forecast.longest_wait_s(now)):
+            return line
+        overdue = {s for s in line if self._is_overdue(s, now)}
+        return [s for s in line if s not in overdue] + [s for s in line if s in overdue]
+
+    def wait_s(self, waiting: WaitingQueue, now: float) -> float:
+        """What one would wait that came now and went behind all others."""
+        if not waiting.num_hurried:
+            return 0.0
+        return self._forecast.rate.wait_s(self._work_ahead_s(waiting), now)
+
+    def longest_wait_s(self, now: float) -> float:
+        """Who would wait longer is refused."""
+        return min(self._config.queue_timeout_s, self._forecast.longest_wait_s(now))
+
+    # -- inside
+
+    def _is_overdue(self, sequence: Sequence, now: float) -> bool:
+        if sequence.num_output_tokens or sequence.is_background:
+            return False
+        return self._forecast.is_overdue(now, since=sequence.added_at)
+
+    def _work_ahead_s(self, waiting: WaitingQueue, sequence: Sequence | None = None) -> float:
+        if sequence is None or self._config.policy == "fcfs":
+            return self._work_s(waiting.num_hurried_tokens, waiting.num_hurried_allowed)
+        num_tokens = num_allowed = 0
+        for other in waiting:
+            if other.order > sequence.order:
+                break
+            num_tokens += other.num_tokens
+            num_allowed += _num_allowed(other)
+        return self._work_s(num_tokens, num_allowed)
+
+    def _work_s(self, num_tokens: int, num_allowed: int) -> float:
+        """Of prompts of so many tokens, and answers of at most so many."""
+        step_time, num_rows = self._step_time, max(self._num_running, 1)
+        token_s = step_time.decode_s(num_rows) / num_rows
+        usual = self._forecast.service.usual_tokens(num_allowed)
+        return step_time.prefill_s(num_tokens) + usual * token_s
+
+
+def _num_allowed(sequence: Sequence) -> int:
+    """Tokens that it may still add."""
+    return sequence.max_num_tokens - sequence.num_tokens
