@@ -371,7 +371,11 @@ class FlowConfig:
         256 * 2**20, "Their bodies together, per pool.", unit="bytes", low=0
     )
     queue_timeout_s: float = setting(
-        30.0, "How long one may wait for room.", unit="s", low=0.0, flag="queue-timeout"
+        30.0,
+        "How long one may wait for room. Who would wait longer is refused at once.",
+        unit="s",
+        low=0.0,
+        flag="queue-timeout",
     )
     hold_timeout_s: float = setting(
         30.0, "How long one may wait for the first engine of a pool (scale from zero).",

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from octavo_router.epp.usage_tail import UsageTail
 from octavo_router.routing.outcome import CLIENT_GONE, OK, Outcome, Result
 
 if TYPE_CHECKING:
-    from octavo_router.flow.gate import Ticket
+    from collections.abc import Mapping
+
+    from octavo_router.flow.gate import Ending, Ticket
     from octavo_router.metrics.record import RequestRecord
     from octavo_router.residency.usage import Usage
     from octavo_router.routing.dispatcher import Dispatcher, Lease
+
+_ENDINGS: Final[Mapping[Result, Ending]] = {Result.OK: "whole", Result.CLIENT_GONE: "left"}
 
 
 class Placed:
@@ -105,7 +109,7 @@ class Placed:
         if self.lease is not None:
             self.lease.finish(outcome)
         if self.ticket is not None:
-            self._release(self.ticket, usage)
+            self._release(self.ticket, usage, _ENDINGS.get(outcome.result, ""))
         record.status = self.status
         record.outcome = outcome.result.value
         record.duration_s = now - self._began_at
@@ -123,12 +127,12 @@ class Placed:
         if prompt is not None:
             prompt.finish(outcome)
 
-    def _release(self, ticket: Ticket, usage: Usage) -> None:
+    def _release(self, ticket: Ticket, usage: Usage, ending: Ending) -> None:
         """An answer whose counts nobody saw costs its tenant what was expected of it."""
         if self.status == 200 and not self.sees_body:
             ticket.release(ticket.estimated_tokens)
         else:
-            ticket.release(usage.prompt_tokens, usage.output_tokens)
+            ticket.release(usage.prompt_tokens, usage.output_tokens, ending)
 
     def _result(self, *, is_whole: bool) -> Result:
         status = self.status

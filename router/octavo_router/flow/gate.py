@@ -9,7 +9,8 @@
     entry.release(prompt_tokens, output_tokens)             in a finally; the first call counts
 
 A pool with room lets everybody pass. A full one, or one without any engine, makes requests wait in
-its queue, which is bounded by count, bytes and age. Belongs to the event loop; `tick` wants to be
+its queue, which is bounded by count, bytes and age. Who would wait in vain for a full one is
+refused at once (`octavo_engine.protocol.admission`). Belongs to the event loop; `tick` wants to be
 called a few times a second.
 """
 
@@ -18,8 +19,9 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
+from octavo_engine.protocol.admission import MAX_RETRY_AFTER_S, Forecast, retry_after_s
 from octavo_router.errors import Refused
 from octavo_router.flow.memory import Level
 from octavo_router.flow.queue import Entry, PoolQueue
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from octavo_router.flow.keys import KeyTable
     from octavo_router.routing.request import RouteRequest
 
-MAX_RETRY_AFTER_S = 30.0
+Ending = Literal["", "whole", "left"]  # of an answer: broken off, at its end, by its client
 
 
 class Rooms(Protocol):
@@ -61,7 +63,10 @@ class Demand:
 class Ticket:
     """A request that is in. `release` when its answer is over, with what it really used."""
 
-    __slots__ = ("_gate", "_is_released", "_key", "cost", "estimated_tokens", "tenant", "waited_s")
+    __slots__ = (
+        "_gate", "_is_released", "_key", "cost", "estimated_tokens", "max_tokens", "since",
+        "tenant", "waited_s",
+    )  # fmt: skip
 
     def __init__(
         self, gate: Gate, tenant: Tenant, estimated_tokens: int, key: tuple[str, str]
@@ -72,14 +77,16 @@ class Ticket:
         self.tenant = tenant
         self.estimated_tokens = estimated_tokens  # that were charged; 0: nobody counts them
         self.cost = 0.0  # what the queue charged for its turn, if it waited
+        self.since = 0.0  # when it began to wait
         self.waited_s = 0.0
+        self.max_tokens = 0  # of its answer; known of those that waited
 
-    def release(self, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
+    def release(self, prompt_tokens: int = 0, output_tokens: int = 0, ending: Ending = "") -> None:
         if self._is_released:
             return
         self._is_released = True
         if self.estimated_tokens or self.cost:
-            self._gate._released(self, self._key, prompt_tokens, output_tokens)
+            self._gate._released(self, self._key, prompt_tokens, output_tokens, ending)
         else:  # nothing was charged
             self.tenant.in_flight -= 1
 
@@ -129,8 +136,8 @@ class Gate:
     """See the module."""
 
     __slots__ = (
-        "_called", "_clock", "_drained", "_memory", "_queues", "_rooms", "_turn_at",
-        "authenticate", "config", "holds", "tenants", "throttle",
+        "_called", "_clock", "_forecasts", "_memory", "_queues", "_rooms", "authenticate",
+        "config", "holds", "tenants", "throttle",
     )  # fmt: skip
 
     def __init__(
@@ -152,8 +159,7 @@ class Gate:
         self._clock = clock
         self._queues: dict[tuple[str, str], PoolQueue] = {}  # only those with someone in them
         self._called: dict[tuple[str, str], int] = {}  # whose turn has come, but who is not placed
-        self._drained: dict[tuple[str, str], float] = {}  # turns per second, lately
-        self._turn_at: dict[tuple[str, str], float] = {}
+        self._forecasts: dict[tuple[str, str], Forecast] = {}  # of queues that there were
 
     def replace_keys(self, table: KeyTable) -> None:
         self.tenants.replace(table)
@@ -209,7 +215,9 @@ class Gate:
 
         The ticket is the place's from now on: it comes back with the turn, or is released.
         """
-        return self._queue(request, ticket, ticket._key, num_bytes, deadline, self._clock())
+        return self._queue(
+            request, ticket, ticket._key, num_bytes, deadline, self._clock(), is_new=False
+        )
 
     def wake(self, pool: str) -> None:
         """The pool may have room. Cheap when nobody waits."""
@@ -256,36 +264,33 @@ class Gate:
         num_bytes: int,
         deadline: float,
         now: float,
+        *,
+        is_new: bool = True,  # nothing of its answer was computed
     ) -> Waiting:
         config = self.config
         is_held = self._rooms.is_empty(*key)
         if deadline <= now:
             raise _too_late()
-        if self._memory:  # its body would stay as long as it waits
-            raise _no_memory()
-        queue = self._queues.get(key)
-        if queue is None:
-            queue = PoolQueue()
-        if len(queue) >= config.max_queue or queue.num_bytes + num_bytes > config.max_queue_bytes:
-            raise Refused(
-                503,
-                "no_endpoints" if is_held else "queue_full",
-                "No engine is ready to serve this model."
-                if is_held
-                else "All engines are busy and the queue is full.",
-                retry_after_s=self._drain_s(key, len(queue)),
-            )
-        waiting = Waiting(self, ticket, key, is_held=is_held)
-        limits = ticket.tenant.limits
+        queue = self._queue_with_room(key, num_bytes, is_held=is_held)
         prompt_tokens = request.prompt_tokens or request.prompt_bytes // 4
         output_tokens = self._estimate(request) - prompt_tokens
         ticket.cost = max(1.0, prompt_tokens + config.output_weight * output_tokens)
+        ticket.since = ticket.since or now
+        ticket.max_tokens = (request.max_tokens or config.default_max_tokens) * request.num_answers
+        forecast = self._forecast_of(key)
+        if is_new and not is_held:
+            self._check(forecast, queue, request, ticket, deadline, now)
+        waiting = Waiting(self, ticket, key, is_held=is_held)
+        limits = ticket.tenant.limits
         limit_s = (
             self.holds.get(key[0], config.hold_timeout_s) if is_held else config.queue_timeout_s
         )
 
         def turn() -> bool:
             if waiting.future.done():  # its task was cancelled and has not run since
+                return False
+            if is_new and not is_held and self._is_late(forecast, ticket, deadline):
+                waiting.future.set_exception(self._expired(key, deadline, is_late=True))
                 return False
             self._called[key] = self._called.get(key, 0) + 1
             ticket.waited_s = self._clock() - now
@@ -310,7 +315,75 @@ class Gate:
         )
         queue.push(waiting.entry)
         self._queues[key] = queue
+        forecast.rate.waits(now, is_waiting=not is_held)
         return waiting
+
+    def _queue_with_room(self, key: tuple[str, str], num_bytes: int, *, is_held: bool) -> PoolQueue:
+        """Raises Refused: its bounds are reached."""
+        if self._memory:  # a body stays as long as it waits
+            raise _no_memory()
+        queue, config = self._queues.get(key), self.config
+        if queue is None:
+            queue = PoolQueue()
+        if len(queue) >= config.max_queue or queue.num_bytes + num_bytes > config.max_queue_bytes:
+            raise Refused(
+                503,
+                "no_endpoints" if is_held else "queue_full",
+                "No engine is ready to serve this model."
+                if is_held
+                else "All engines are busy and the queue is full.",
+                retry_after_s=self._drain_s(key),
+            )
+        return queue
+
+    def _forecast_of(self, key: tuple[str, str]) -> Forecast:
+        forecast = self._forecasts.get(key)
+        if forecast is None:
+            forecast = self._forecasts[key] = Forecast()
+        return forecast
+
+    def _check(
+        self,
+        forecast: Forecast,
+        queue: PoolQueue,
+        request: RouteRequest,
+        ticket: Ticket,
+        deadline: float,
+        now: float,
+    ) -> None:
+        """Raises Refused: it would wait in vain."""
+        if not queue.num_waiting:
+            return
+        limits = ticket.tenant.limits
+        shortfall_s = forecast.shortfall_s(
+            now,
+            work_ahead=queue.cost_ahead(
+                ticket.tenant.name,
+                ticket.cost,
+                weight=limits.weight,
+                band=limits.priority,
+                priority=request.priority,
+            ),
+            max_wait_s=self.config.queue_timeout_s,
+            time_left_s=deadline - now,
+            max_tokens=ticket.max_tokens,
+            is_whole=not request.stream,
+        )
+        if shortfall_s > 0.0:
+            raise Refused(
+                503,
+                "queue_full",
+                f"All engines are busy, and {queue.num_waiting} requests wait: this one would come "
+                f"{shortfall_s:.1f} s too late.",
+                retry_after_s=retry_after_s(shortfall_s),
+            )
+
+    def _is_late(self, forecast: Forecast, ticket: Ticket, deadline: float) -> bool:
+        """Its turn has come, and an engine would work for nobody."""
+        now = self._clock()
+        return forecast.is_late(
+            now, deadline=deadline, max_tokens=ticket.max_tokens
+        ) or forecast.is_overdue(now, since=ticket.since)
 
     def _call(self, key: tuple[str, str]) -> None:
         """Let as many go as there is room for."""
@@ -320,24 +393,25 @@ class Gate:
             while room > 0 and (entry := queue.pop()) is not None:
                 if entry.on_turn():
                     room -= 1
-                    self._note_turn(key)
+                    self._forecast_of(key).rate.took(entry.cost, self._clock())
+        self._settle(key, queue)
+
+    def _settle(self, key: tuple[str, str], queue: PoolQueue) -> None:
+        """Some have left it."""
+        is_waiting = bool(queue.num_waiting) and not self._rooms.is_empty(*key)
+        self._forecast_of(key).rate.waits(self._clock(), is_waiting=is_waiting)
         if not queue.num_waiting:
             del self._queues[key]
 
-    def _note_turn(self, key: tuple[str, str]) -> None:
-        now = self._clock()
-        since = now - self._turn_at.get(key, now - 1.0)
-        self._turn_at[key] = now
-        rate = self._drained.get(key, 1.0)
-        # An average over about the last second, or the last turn if that is longer ago.
-        keep = math.exp(-since)
-        self._drained[key] = rate * keep + (1.0 if since <= 0.0 else (1.0 - keep) / since)
+    def _drain_s(self, key: tuple[str, str]) -> float:
+        """About how long it takes until all have gone that wait now."""
+        queue = self._queues.get(key)
+        if queue is None:
+            return retry_after_s(0.0)
+        wait_s = self._forecast_of(key).rate.wait_s(queue.num_tokens, self._clock())
+        return retry_after_s(wait_s or float(len(queue)))  # unknown: one a second
 
-    def _drain_s(self, key: tuple[str, str], num_waiting: int) -> float:
-        rate = max(self._drained.get(key, 1.0), 0.1)
-        return min(max(1.0, num_waiting / rate), MAX_RETRY_AFTER_S)
-
-    def _expired(self, key: tuple[str, str], deadline: float) -> Refused:
+    def _expired(self, key: tuple[str, str], deadline: float, *, is_late: bool = False) -> Refused:
         if deadline <= self._clock():
             return _too_late()
         if self._rooms.is_empty(*key):
@@ -350,8 +424,10 @@ class Gate:
         return Refused(
             503,
             "queue_timeout",
-            "All engines stayed busy for as long as a request may wait.",
-            retry_after_s=self._drain_s(key, len(self._queues.get(key, ()))),
+            "All engines stayed busy for as long as a request may wait."
+            if not is_late
+            else "All engines stayed busy for so long that the answer would come too late.",
+            retry_after_s=self._drain_s(key),
         )
 
     def _ahead_of(self, key: tuple[str, str], entry: Entry) -> int:
@@ -366,8 +442,10 @@ class Gate:
         if waiting.entry.is_waiting:
             assert queue is not None, "its queue holds it"
             queue.discard(waiting.entry)
-            if not queue.num_waiting:
-                del self._queues[key]
+            if not waiting.is_held:
+                now, since = self._clock(), waiting.entry.since
+                self._forecast_of(key).patience.note(now - since, now, has_left=True)
+            self._settle(key, queue)
             future.cancel()
         elif future.done() and not future.cancelled() and future.exception() is None:
             self._forget_call(key)  # its turn had come: it is the next one's now
@@ -381,11 +459,23 @@ class Gate:
             del self._called[key]
 
     def _released(
-        self, ticket: Ticket, key: tuple[str, str], prompt_tokens: int, output_tokens: int
+        self,
+        ticket: Ticket,
+        key: tuple[str, str],
+        prompt_tokens: int,
+        output_tokens: int,
+        ending: Ending,
     ) -> None:
-        tenant = ticket.tenant
+        tenant, now = ticket.tenant, self._clock()
         used_tokens = prompt_tokens + output_tokens
-        tenant.leave(ticket.estimated_tokens, used_tokens, self._clock())
+        tenant.leave(ticket.estimated_tokens, used_tokens, now)
+        if ticket.cost and ending:
+            forecast, took_s = self._forecast_of(key), now - ticket.since
+            forecast.patience.note(took_s, now, has_left=ending == "left")
+            if ending == "whole":
+                forecast.service.observe(
+                    took_s - ticket.waited_s, tokens=output_tokens, max_tokens=ticket.max_tokens
+                )
         queue = self._queues.get(key)
         if queue is not None and ticket.cost:
             cost = prompt_tokens + self.config.output_weight * output_tokens

@@ -42,6 +42,9 @@ class _Line:
 
     entries: list[tuple[int, int, Entry]] = field(default_factory=list)
     num_waiting: int = 0
+    cost: float = 0.0  # of those that wait
+    weight: float = 1.0
+    has_priorities: bool = False  # not all entries were of priority 0
     is_listed: bool = False
 
 
@@ -69,6 +72,9 @@ class PoolQueue:
         self.num_tokens += entry.cost
         line = self._lines.setdefault((entry.band, entry.tenant), _Line())
         line.num_waiting += 1
+        line.cost += entry.cost
+        line.weight = entry.weight
+        line.has_priorities |= entry.priority != 0
         heapq.heappush(line.entries, (entry.priority, self._count, entry))
         self._list(entry.band, entry.tenant, line)
 
@@ -126,6 +132,25 @@ class PoolQueue:
         if clock is not None:
             self._clocks[tenant] = max(0.0, clock + cost / weight)
 
+    def cost_ahead(
+        self, tenant: str, cost: float, *, weight: float, band: int, priority: int
+    ) -> float:
+        """About what would go before such an entry if it came now: all of higher bands, what its
+        tenant has waiting, and of each other tenant as much as it may have in the meantime."""
+        own = self._lines.get((band, tenant))
+        ahead = 0.0
+        if own is not None and (own.has_priorities or priority):
+            ahead = sum(e.cost for p, _, e in own.entries if e.is_waiting and p <= priority)
+        elif own is not None:
+            ahead = own.cost
+        turn = ahead + cost
+        for (other_band, name), line in self._lines.items():
+            if other_band < band:
+                ahead += line.cost
+            elif other_band == band and name != tenant:
+                ahead += min(line.cost, turn * line.weight / weight)
+        return ahead
+
     def ahead_of(self, entry: Entry) -> int:
         """About how many will go first: those that came first, in its band and above."""
         return sum(
@@ -144,6 +169,7 @@ class PoolQueue:
     def _leave(self, line: _Line, entry: Entry) -> None:
         entry.is_waiting = False
         line.num_waiting -= 1
+        line.cost -= entry.cost
         self.num_waiting -= 1
         self.num_bytes -= entry.num_bytes
         self.num_tokens -= entry.cost

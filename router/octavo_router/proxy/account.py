@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from octavo_router.flow.retry import NOT_RUN, Failure
 from octavo_router.routing.outcome import Outcome, Result
 
 if TYPE_CHECKING:
-    from octavo_router.flow.gate import Ticket
+    from collections.abc import Mapping
+
+    from octavo_router.flow.gate import Ending, Ticket
     from octavo_router.metrics.histogram import Histogram
     from octavo_router.metrics.record import RequestRecord
     from octavo_router.proxy.heads import EndpointLines
     from octavo_router.residency.usage import Counts
     from octavo_router.routing.dispatcher import Lease
     from octavo_router.tracing import RequestTrace
+
+_ENDINGS: Final[Mapping[str, Ending]] = {"ok": "whole", "client_gone": "left"}  # by outcome
 
 
 class Account:
@@ -139,7 +143,11 @@ class Account:
         record.duration_s = now - self.began_at
         self.end_attempt(result, now)
         if self.ticket is not None:
-            self.ticket.release(record.prompt_tokens or guess[0], record.output_tokens or guess[1])
+            self.ticket.release(
+                record.prompt_tokens or guess[0],
+                record.output_tokens or guess[1],
+                _ENDINGS.get(outcome, ""),
+            )
         if self.trace is not None:
             self.trace.finish(record)
 
@@ -166,7 +174,7 @@ class Account:
                 )
             )  # fmt: skip
         if self.ticket is not None:
-            self.ticket.release(prompt_tokens or guess, output_tokens)
+            self.ticket.release(prompt_tokens or guess, output_tokens, "whole")
         if self.trace is not None:
             self.trace.finish(record)
 
