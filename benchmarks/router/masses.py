@@ -73,6 +73,13 @@ class Verdict:
         if not is_true:
             self.complaints.append(otherwise)
 
+    def show(self) -> None:
+        print(f"\n{self.story}")
+        for name, value in self.seen.items():
+            print(f"  {name:44}{value:12.2f}")
+        for complaint in self.complaints:
+            print(f"  NOT KEPT: {complaint}")
+
 
 @dataclass(frozen=True, slots=True)
 class Router:
@@ -98,11 +105,7 @@ def main() -> int:
         for name in args.stories or STORIES
     ]
     for verdict in verdicts:
-        print(f"\n{verdict.story}")
-        for name, value in verdict.seen.items():
-            print(f"  {name:44}{value:12.2f}")
-        for complaint in verdict.complaints:
-            print(f"  NOT KEPT: {complaint}")
+        verdict.show()
     if args.json:
         Path(args.json).write_text(json.dumps([asdict(one) for one in verdicts], indent=2) + "\n")
     return 1 if any(verdict.complaints for verdict in verdicts) else 0
@@ -116,7 +119,7 @@ async def routing(
     async with AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(engine.serving()) for engine in engines]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        port = _free_port()
+        port = free_port()
         document = {
             "server": {"port": port},
             "discovery": {"upstreams": [{"url": url} for url in urls]},
@@ -322,7 +325,7 @@ async def _until_gone(router: Router) -> int:
     return int(process.num_fds()) - _FEW_FILES
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
