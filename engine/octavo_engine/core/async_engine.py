@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.core import wire
@@ -196,13 +197,7 @@ class AsyncEngine:
             cache_salt=cache_salt,
             labels=labels,
         )
-        request = self._submit(submission)
-        reader = self._readers[request] = Reader(
-            request,
-            silent=is_whole,
-            tap=tap,
-            interval=max(self.config.stream_interval, params.stream_interval or 1),
-        )
+        request, reader = self._submit(submission, tap)
         try:
             so_far: RequestOutput | None = None
             while True:
@@ -385,7 +380,9 @@ class AsyncEngine:
 
         return await off_loop(work, len(prompt))
 
-    def _submit(self, submission: Submission) -> Request:
+    def _submit(
+        self, submission: Submission, tap: Tap[RequestOutput] | None
+    ) -> tuple[Request, Reader]:
         assert self._client is not None  # _check_open sees to it
         request, sequences = self._outputs.add(submission)
         try:
@@ -395,7 +392,14 @@ class AsyncEngine:
             self._send_abort(self._outputs.abort(request))
             raise InvalidRequest(f"the request cannot be sent to the engine: {error}") from None
         self._idle.clear()
-        return request
+        reader = self._readers[request] = Reader(
+            request,
+            silent=submission.is_whole,
+            tap=tap,
+            interval=max(self.config.stream_interval, submission.params.stream_interval or 1),
+            suspend=partial(self._suspend, request),
+        )
+        return request, reader
 
     def _close(self, request: Request) -> None:
         if not request.finished:
@@ -405,6 +409,10 @@ class AsyncEngine:
         del self._readers[request]
         if not self._readers:
             self._idle.set()
+
+    def _suspend(self, request: Request, on: bool) -> None:
+        ids = [answer.sequence_id for answer in request.answers if not answer.finished]
+        self._send(wire.Suspend(ids, on))
 
     def _settle_profile(self, written: ProfileWritten) -> None:
         future, self._profile = self._profile, None

@@ -37,6 +37,9 @@ class CoreEngine(Protocol):
     def abort(self, request_id: str, *, has_left: bool = False) -> SequenceOutput | None:
         """End a request now. Unknown or finished: None. See `Scheduler.abort`."""
 
+    def suspend(self, request_id: str, *, on: bool) -> None:
+        """Nobody reads what it yields, or somebody does again. Unknown or finished: nothing."""
+
     def step(self) -> StepOutput:
         """Compute one batch."""
 

@@ -102,6 +102,9 @@ class Engine:
             return out
         return self.scheduler.abort(request_id, has_left=has_left)
 
+    def suspend(self, request_id: str, *, on: bool) -> None:
+        self.scheduler.suspend(request_id, on=on)
+
     def step(self) -> StepOutput:
         """Compute one batch. What a whole step raises fails the sequences in it, not the engine."""
         profile, was_under_way = self.profile, bool(self._ahead)

@@ -86,6 +86,9 @@ class CoreLoop:
             case wire.Abort(request_ids, has_left):
                 for request_id in request_ids:
                     self._engine.abort(request_id, has_left=has_left)
+            case wire.Suspend(request_ids, on):
+                for request_id in request_ids:
+                    self._engine.suspend(request_id, on=on)
             case wire.ResetPrefixCache():
                 self._engine.reset_prefix_cache()
             case wire.Sleep(on, level):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
 
     from octavo_engine.core.output_processor import Request
     from octavo_engine.core.outputs import RequestOutput
+
+SUSPEND_AFTER_S = 2.0  # without a look at what is there; see Reader
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -34,24 +37,38 @@ class Tap(Generic[T]):
 
 
 class Reader:
-    """Of one request, which one task reads. What is not read piles up in the request."""
+    """Of one request, which one task reads. What is not read piles up in the request; where that
+    goes on for a while, `suspend` is called, and once more when it is read again."""
 
-    __slots__ = ("_has_begun", "_interval", "_is_silent", "_request", "_tap", "_waiter")
+    __slots__ = (
+        "_has_begun", "_interval", "_is_silent", "_is_suspended", "_request", "_suspend", "_tap",
+        "_unread_since", "_waiter",
+    )  # fmt: skip
 
     def __init__(
-        self, request: Request, *, silent: bool, tap: Tap[RequestOutput] | None, interval: int = 1
+        self,
+        request: Request,
+        *,
+        silent: bool,
+        tap: Tap[RequestOutput] | None,
+        interval: int = 1,
+        suspend: Callable[[bool], None] | None = None,
     ) -> None:
         self._request = request
         self._is_silent = silent  # it reads at the end only
         self._interval = interval  # tokens of one answer that are worth a piece of news
         self._has_begun = False
         self._tap = tap
+        self._suspend = suspend
+        self._is_suspended = False
+        self._unread_since = 0.0  # 0: the task waits for news
         self._waiter: asyncio.Future[None] | None = None  # while the task has nothing to do
 
     def tell(self) -> None:
         """The request has news, or an error. Hot path: once per request and step."""
         request, waiter = self._request, self._waiter
         if waiter is None or waiter.done():  # it has older news in hand, and will look again
+            self._note_unread()
             return
         if not self._is_due:
             return
@@ -70,6 +87,10 @@ class Reader:
     async def next(self) -> RequestOutput:
         """The news since the last call, once there are any; after them the request's error."""
         request = self._request
+        self._unread_since = 0.0
+        if self._is_suspended and self._suspend is not None:
+            self._is_suspended = False
+            self._suspend(False)
         while True:
             if self._is_due and not (self._is_silent and request.error is not None):
                 output = request.take()
@@ -83,6 +104,16 @@ class Reader:
                 await self._waiter
             finally:
                 self._waiter = None
+
+    def _note_unread(self) -> None:
+        if self._suspend is None or self._is_silent or self._is_suspended:
+            return
+        now = time.monotonic()
+        if not self._unread_since:
+            self._unread_since = now
+        elif now - self._unread_since >= SUSPEND_AFTER_S and not self._request.finished:
+            self._is_suspended = True
+            self._suspend(True)
 
     @property
     def _is_due(self) -> bool:

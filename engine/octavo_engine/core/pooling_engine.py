@@ -101,6 +101,9 @@ class PoolingEngine:
         self._take(request_id)
         return None
 
+    def suspend(self, request_id: str, *, on: bool) -> None:
+        """Its answers are small and whole: there is nothing to wait for."""
+
     def step(self) -> StepOutput:
         """Compute one batch. What a whole step raises fails its texts, not the engine."""
         outputs: list[PoolingOutput] = []

@@ -80,6 +80,13 @@ class Abort(Message, frozen=True):
     has_left: bool = False  # the client went away before the end
 
 
+class Suspend(Message, frozen=True):
+    """Compute nothing of these until they are resumed: see `Scheduler.suspend`."""
+
+    request_ids: list[str]
+    on: bool
+
+
 class Ping(Message, frozen=True):
     number: int
 
@@ -170,7 +177,7 @@ class Fatal(Message, frozen=True):
 
 
 ToEngine: TypeAlias = (
-    AddRequests | AddPooling | Abort | ResetPrefixCache | Sleep | Label | Watch | Profile
+    AddRequests | AddPooling | Abort | Suspend | ResetPrefixCache | Sleep | Label | Watch | Profile
 )
 ToCore: TypeAlias = Configure | ToEngine | Ping | Shutdown
 FromCore: TypeAlias = Progress | Ready | Pong | Outputs | Refused | Fatal

@@ -4,7 +4,7 @@ The scheduler's books say what is known: `num_computed_tokens` and `token_ids` c
 is reported. Beside them `num_ahead` counts what a batch under way computes, and the next is planned
 as if that were done. Three things cannot be: a token that the host must know before the next can be
 chosen (a grammar's, `SamplingParams.needs_host`), a guess behind a token that nobody knows, and
-taking a sequence's memory away.
+taking a sequence's memory away, to preempt or to suspend it.
 A device works in the order of its launches, so blocks may change hands meanwhile: whoever gets them
 writes after all who still read or write there.
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def can_plan_ahead(scheduler: Scheduler) -> bool:
     """Whether schedule() may be called before the batch under way is reported. What is past its
     deadline has been ended: a deadline in between could make room for who takes memory away."""
-    if must_make_way(scheduler):
+    if scheduler.is_suspending or must_make_way(scheduler):
         return False
     num_growing = 0
     # Hot path: once per running sequence.

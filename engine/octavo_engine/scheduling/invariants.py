@@ -31,17 +31,19 @@ def check_invariants(scheduler: Scheduler) -> None:
 
 
 def check_sequences(scheduler: Scheduler) -> None:
-    """Each live sequence either waits and holds nothing, or runs in a row of its own."""
+    """Each live sequence waits or is suspended and holds nothing, or runs in a row of its own."""
     config, running, waiting = scheduler.config, scheduler.running, list(scheduler.waiting)
-    assert {id(s) for s in [*running, *waiting]} == {id(s) for s in scheduler.sequences.values()}
-    assert len(running) + len(waiting) == len(scheduler.sequences), "a sequence is in two places"
+    suspended = list(scheduler.suspended.values())
+    everywhere = [*running, *waiting, *suspended]
+    assert {id(s) for s in everywhere} == {id(s) for s in scheduler.sequences.values()}
+    assert len(everywhere) == len(scheduler.sequences), "a sequence is in two places"
     assert len(running) <= config.max_num_seqs
     for line in (running, waiting):
         assert [s.order for s in line] == sorted(s.order for s in line), "out of policy order"
     rows = [s.row for s in running] + scheduler.free_rows
     assert sorted(rows) == list(range(config.max_num_seqs)), "rows are lost or shared"
     assert scheduler.waiting.num_tokens == sum(s.num_tokens for s in waiting)
-    for sequence in waiting:
+    for sequence in [*waiting, *suspended]:
         assert sequence.row == -1
         assert not sequence.block_table
         assert sequence.num_computed_tokens == 0

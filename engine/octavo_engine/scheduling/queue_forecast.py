@@ -48,7 +48,7 @@ class QueueForecast:
             return
         allowed = sequence.max_num_tokens - sequence.num_prompt_tokens
         began_at = sequence.added_at + sequence.queued_s
-        if not sequence.num_preemptions:
+        if not (sequence.num_preemptions or sequence.num_suspensions):
             self._forecast.service.observe(
                 now - began_at, tokens=sequence.num_output_tokens, max_tokens=allowed
             )
@@ -86,7 +86,7 @@ class QueueForecast:
     def is_late(self, sequence: Sequence, now: float) -> bool:
         """Its answer could not be whole by its deadline, now that its turn has come."""
         deadline_at = sequence.request.deadline_at
-        if deadline_at is None or sequence.request.output_token_ids or sequence.num_preemptions:
+        if deadline_at is None or sequence.num_output_tokens:
             return False
         allowed = _num_allowed(sequence)
         return self._forecast.is_late(now, deadline=deadline_at, max_tokens=allowed)

@@ -80,6 +80,8 @@ class Scheduler:
         self._kv_tokens = num_blocks * BLOCK_SIZE
         self._now = now
         self._num_added = 0
+        self.suspended: dict[str, Sequence] = {}  # live ones that nobody reads: neither of both
+        self._suspending: dict[str, Sequence] = {}  # running ones that are so from the next step on
         self._behind: list[Sequence] = []  # running ones that had to catch up in the last step
         self._finished: list[SequenceOutput] = []  # outside update()
         self._deadlines = Deadlines()
@@ -139,6 +141,22 @@ class Scheduler:
             self._forecast.left(sequence, self._now())
         return self._finish(sequence, "abort")
 
+    def suspend(self, request_id: str, *, on: bool) -> None:
+        """Its client does not read: it gives back its row and its memory, and waits for nothing,
+        until it is resumed. An unknown id is no error: it has ended."""
+        sequence = self.sequences.get(request_id)
+        if sequence is None:
+            return
+        if on and sequence.row >= 0:
+            self._suspending[request_id] = sequence
+        elif on and request_id not in self.suspended:
+            self.waiting.remove(sequence)
+            self._note_suspended(sequence)
+        elif not on:
+            self._suspending.pop(request_id, None)
+            if self.suspended.pop(request_id, None) is not None:
+                self.waiting.push(sequence)
+
     def take_finished(self) -> list[SequenceOutput]:
         """Last outputs of sequences that ended outside update(); each is handed out once."""
         finished, self._finished = self._finished, []
@@ -174,6 +192,8 @@ class Scheduler:
         `expire` just made, nothing else ends before the batch is planned."""
         if now is None:
             now = self.expire()
+        if self._suspending:
+            self._suspend_idle()
         while background.must_make_way(self):
             self._preempt(self.running[-1])
             if next(iter(self.waiting)).blocked_at is not None:
@@ -360,6 +380,24 @@ class Scheduler:
         self._admission.after_preemption(self.running)
         self.waiting.push(sequence)
 
+    @property
+    def is_suspending(self) -> bool:
+        return bool(self._suspending)
+
+    def _suspend_idle(self) -> None:
+        """Those for which nothing is under way. Their blocks stay cached until they are needed."""
+        for request_id, sequence in list(self._suspending.items()):
+            if sequence.num_ahead == 0:
+                del self._suspending[request_id]
+                self._stop_running(sequence)
+                self.kv.release(sequence)
+                self.kv.name_blocks(sequence)
+                self._note_suspended(sequence)
+
+    def _note_suspended(self, sequence: Sequence) -> None:
+        sequence.num_suspensions += 1
+        self.suspended[sequence.request_id] = sequence
+
     # -- those that wait -------------------------------------------------------------------------
 
     def _admit(
@@ -445,7 +483,7 @@ class Scheduler:
         sequence.blocked_at = sequence.awaits = None
         insort(self.running, sequence, key=by_order)
         batch.admitted.append(sequence)
-        if sequence.num_preemptions == 0:
+        if sequence.num_preemptions + sequence.num_suspensions == 0:
             sequence.queued_s = now - sequence.added_at
             sequence.num_cached_tokens = min(match.num_tokens, sequence.num_prompt_tokens)
             self._stats.prefix_hits += sequence.num_cached_tokens
@@ -509,8 +547,9 @@ class Scheduler:
         sequence.finish_reason = reason
         del self.sequences[sequence.request_id]
         if sequence.row >= 0:
+            self._suspending.pop(sequence.request_id, None)
             self._stop_running(sequence)
-        else:
+        elif self.suspended.pop(sequence.request_id, None) is None:
             self.waiting.remove(sequence)
 
     def _stop_running(self, sequence: Sequence) -> None:

@@ -50,6 +50,7 @@ class Sequence:
         "num_prompt_tokens",
         "num_published_blocks",
         "num_scored_tokens",
+        "num_suspensions",
         "order",
         "queued_s",
         "request",
@@ -115,6 +116,7 @@ class Sequence:
         self.blocked_until_step = 0  # and how long it is not looked up again for less
         self.long_until_step = 0  # how long it counts as a long prompt without another look
         self.num_preemptions = 0
+        self.num_suspensions = 0
         self.queued_s = 0.0  # from arrival to its first admission
 
     @property

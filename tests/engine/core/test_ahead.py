@@ -192,6 +192,29 @@ def test_whoever_is_aborted_leaves_the_others_alone(seed: int) -> None:
     assert engine.stats().kv_blocks_used == 0
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_whoever_is_suspended_goes_on_where_it_was(seed: int) -> None:
+    rng = random.Random(seed)
+    backend = LaunchingBackend(30)
+    engine, _ = make_engine(backend)
+    answers, truths = Answers(), {}
+    for number in range(40):
+        prompt = [rng.randrange(512) for _ in range(rng.choice([1, 30, 70]))]
+        request = make_request(prompt, request_id=f"r{number}", max_tokens=20)
+        truths[request.request_id] = backend.continuation(prompt, 20)
+        engine.add(request)
+        for _ in range(rng.randint(0, 4)):
+            answers.step(engine)
+            engine.suspend(f"r{rng.randint(0, number)}", on=rng.random() < 0.6)
+            engine.scheduler.check_invariants()
+    assert engine.scheduler.suspended
+    for name in truths:
+        engine.suspend(name, on=False)
+    answers.finish(engine)
+    assert answers.tokens == truths
+    assert engine.stats().kv_blocks_used == 0
+
+
 def test_an_abort_of_the_last_one_leaves_a_step_to_be_taken_in() -> None:
     backend = LaunchingBackend(64)
     engine, log = make_engine(backend)

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import itertools
 import threading
+import time
 from functools import partial
 
 import msgspec
@@ -242,6 +243,35 @@ def test_a_slow_reader_loses_nothing_and_gets_larger_pieces():
             tokens = first.outputs[0].token_ids + second.outputs[0].token_ids
             assert tokens == backend.continuation([1, 2, 3], 12)
             await stream.aclose()
+
+    run(test())
+
+
+def test_a_reader_that_stands_still_holds_no_row_and_no_memory(monkeypatch):
+    """Its sequence goes on where it was, token for token, once it reads again."""
+    monkeypatch.setattr("octavo_engine.core.news.SUSPEND_AFTER_S", 0.05)
+
+    async def test():
+        backend = FakeBackend(256)
+        backend.on_execute = lambda step: time.sleep(0.005)
+        async with Running(backend, make_config(max_num_seqs=1)) as engine:
+            long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+            stream = engine.generate([1, 2, 3], long, request_id="slow")
+            news = [await anext(stream)]
+            await until(lambda: engine.stats.num_running == engine.stats.kv_blocks_used == 0)
+            done = engine.stats.generation_tokens
+            assert done < 200
+            _, other, _ = await collect(engine, [5], GREEDY)  # the only row is free
+            assert other[0] == backend.continuation([5], 12)
+            news += [piece async for piece in stream]
+            assert [t for piece in news for t in piece.outputs[0].token_ids] == (
+                backend.continuation([1, 2, 3], 200)
+            )
+            still = engine.generate([1, 2, 3], long, request_id="leaves")
+            await anext(still)
+            await until(lambda: engine.stats.num_running == 0)
+            await still.aclose()
+            await until(lambda: not engine.stats.kv_blocks_used and engine.num_in_flight == 0)
 
     run(test())
 

@@ -44,10 +44,10 @@ class Watched:
             self.steps += 1
             return output
 
-        def noted(ids: Any) -> None:
+        def noted(ids: Any, **how: Any) -> None:
             if self.aborted_at is None and ids:
                 self.aborted_at = self.steps
-            send_abort(ids)
+            send_abort(ids, **how)
 
         core.step = counted
         engine._send_abort = noted  # type: ignore[method-assign,assignment]  # watched
