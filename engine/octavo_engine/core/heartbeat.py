@@ -27,7 +27,7 @@ class Pulse(NamedTuple):
         return self.step_age_s > max(patience_s, OVERDUE * self.expected_s)
 
     @property
-    def benefit_s(self) -> float:
+    def grace_s(self) -> float:
         """How much longer than any other an overdue step may go on before it is given up: a prompt
         deep in a long context takes many times its estimate, a device may compile."""
         return max(HOPELESS * self.expected_s, 2 * self.slowest_s)

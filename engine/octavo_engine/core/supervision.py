@@ -64,8 +64,8 @@ class Watch:
             return False
         if self._stalled_since is None:
             self._stalled_since = now
-        benefit_s = 0.0 if self._pulse is None else self._pulse.benefit_s
-        return now - self._stalled_since >= self._timing.kill_after + benefit_s
+        grace_s = 0.0 if self._pulse is None else self._pulse.grace_s
+        return now - self._stalled_since >= self._timing.kill_after + grace_s
 
 
 class Restarts:
