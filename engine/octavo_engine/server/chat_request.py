@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from octavo_engine.protocol.route_keys import Kind
+    from octavo_engine.server.chat_tools import Offer
     from octavo_engine.server.exchange import Exchange
     from octavo_engine.server.schemas import ChatCompletionRequest
     from octavo_engine.server.service import Service
+    from octavo_engine.server.settings import ServerSettings
     from octavo_engine.state.sampling_params import SamplingParams
 
 
@@ -83,20 +85,11 @@ async def prepare(
     check_sizes(request, settings.limits)
     logprobs = _logprobs_wanted(request, settings.limits.max_logprobs)
     has_functions = adopt_functions(request)
-    offer = read_offer(request.tools, request.tool_choice, request.parallel_tool_calls)
-    if offer.mode == "auto" and not settings.enable_auto_tool_choice:
-        raise InvalidRequest(
-            "tool_choice auto is switched off here (--enable-auto-tool-choice); use required, a "
-            "function's name or none",
-            param="tool_choice",
-        )
+    offer = _offer(request, settings)
     tokenizer, info = service.engine.tokenizer, service.engine.info
-    conversation = request.conversation
-    if offer.mode == "none" and settings.exclude_tools_when_tool_choice_none:
-        conversation.tools = request.tools = None
     prompt = await rendered(
         tokenizer,
-        conversation,
+        request.conversation,
         settings.limits,
         trust_template=settings.trust_request_chat_template,
         describes_tools=service.dialect.describes_tools,
@@ -135,6 +128,20 @@ async def prepare(
         opened=opened(resume),
         has_functions=has_functions,
     )
+
+
+def _offer(request: ChatCompletionRequest, settings: ServerSettings) -> Offer:
+    """The tools that may be called; those that the prompt must not show are taken out of it."""
+    offer = read_offer(request.tools, request.tool_choice, request.parallel_tool_calls)
+    if offer.mode == "auto" and not settings.enable_auto_tool_choice:
+        raise InvalidRequest(
+            "tool_choice auto is switched off here (--enable-auto-tool-choice); use required, a "
+            "function's name or none",
+            param="tool_choice",
+        )
+    if offer.mode == "none" and settings.exclude_tools_when_tool_choice_none:
+        request.conversation.tools = request.tools = None
+    return offer
 
 
 def _max_tokens(request: ChatCompletionRequest) -> int | None:
