@@ -101,7 +101,7 @@ class Client:
 
     def send(self, path: str, body: dict[str, Any] | None) -> None:
         data = b"" if body is None else msgspec.json.encode(body)
-        head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nhost: b\r\n"
+        head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n"
         if body is not None:
             head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n"
         self.writer.write(head.encode() + b"\r\n" + data)

@@ -84,7 +84,11 @@ ENGINE_FLAGS = (
     Flag("scheduler.max_num_batched_tokens", "tokens in one step"),
     Flag("scheduler.policy", "who runs first", "scheduling-policy"),
     Flag("scheduler.max_queue", "waiting sequences before new ones get 503"),
-    Flag("scheduler.queue_timeout_s", "who would wait longer for a turn gets 503", "queue-timeout"),
+    Flag(
+        "scheduler.queue_timeout_s",
+        "who would wait longer for a turn gets 503; inf: nobody does",
+        "queue-timeout",
+    ),
     Flag("scheduler.max_step_ms", "a step with prompt tokens is cut to about this long"),
     Flag("scheduler.enable_prefix_caching", "reuse the KV blocks of equal prompt beginnings"),
     Flag("scheduler.aging_s", "how long a waiting request may be passed by smaller ones", "aging"),

@@ -96,7 +96,8 @@ def measure(port: int) -> float:
 async def _read_all(port: int) -> float:
     body = b'{"model":"m","messages":[{"role":"user","content":"go"}],"stream":true}'
     head = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+        b"content-type: application/json\r\n"
         b"content-length: %d\r\n\r\n" % len(body)
     )
 

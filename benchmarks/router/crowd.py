@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LARGE_TOKENS: Final = 65536  # asks for an answer that a slow reader does not take
 _LARGE: Final = b'{"text":"' + b"x" * (256 * 1024) + b'"}'
 _FULL: Final = b'{"error":{"message":"full","type":"overloaded","code":"full"}}'
-_CHAT: Final = "POST /v1/chat/completions HTTP/1.1\r\nHost: masses\r\n"
+_CHAT: Final = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 _DRIP_S: Final = 1.0  # between two bytes of a slow head
 _NUM_DRIPS: Final = 50  # they come in so many groups a second
 _CONNECTING: Final = 200  # at once

@@ -151,7 +151,7 @@ class Crowd:
         ).encode()
         deadline = f"x-octavo-timeout-ms: {PATIENCE_S * 1e3:.0f}\r\n"
         head = (
-            "POST /v1/completions HTTP/1.1\r\nhost: impatient\r\nconnection: close\r\n"
+            "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
             f"{deadline if self.story == 'deadline' else ''}\r\n"
         )

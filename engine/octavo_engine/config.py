@@ -36,7 +36,8 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048  # tokens in one step
     policy: Policy = "fcfs"
     max_queue: int = 1024  # waiting sequences before new ones are refused (503)
-    queue_timeout_s: float = 30.0  # one that would wait longer for its turn is refused (503)
+    # Who would wait longer for a turn, or longer than clients do, is refused (503); inf: nobody.
+    queue_timeout_s: float = 30.0
     max_step_ms: float = (
         200.0  # a step with prefill is cut to about this long while others are decoding
     )

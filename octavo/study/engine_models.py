@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 from octavo_engine.backends.sim.backend import step_seconds
@@ -61,8 +62,13 @@ def engine_models() -> dict[str, EngineModel]:
             SimConfig(
                 step_base_ms=6.0, decode_token_ms=0.1, prefill_token_ms=0.04, kv_blocks=26_000
             ),
-            SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=8192, max_queue=8192),
+            SchedulerConfig(
+                max_num_seqs=256,
+                max_num_batched_tokens=8192,
+                max_queue=8192,
+                queue_timeout_s=math.inf,
+            ),
         ),
-        _fitted("cpu-sim", SimConfig(), SchedulerConfig()),
+        _fitted("cpu-sim", SimConfig(), SchedulerConfig(queue_timeout_s=math.inf)),
     )
     return {model.name: model for model in models}

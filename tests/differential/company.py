@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.core.engine import Engine
 from octavo_engine.core.outputs import CompletionOutput, RequestOutput
-from octavo_engine.errors import DeadlineExceeded, RequestError
+from octavo_engine.errors import DeadlineExceeded, QueueFull, RequestError
 from octavo_engine.scheduling.invariants import check_invariants
 from tests.differential.difference import Difference, first_difference
 from tests.differential.models import Settings, any_settings, told
@@ -127,7 +127,9 @@ class Company:
             told.output.absorb(news)
         if request.error is not None:
             told.error = request.error.message
-            told.was_cut |= isinstance(request.error, DeadlineExceeded)
+            # Who could not be done by its deadline may be refused before it begins.
+            too_late = QueueFull if wish.deadline_s is not None else DeadlineExceeded
+            told.was_cut |= isinstance(request.error, (DeadlineExceeded, too_late))
 
     def _abort(self, ids: list[str]) -> None:
         for id_ in ids:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,7 @@ class Settings:
     num_threads: int = 1
     scheduler: SchedulerConfig = field(
         default_factory=lambda: SchedulerConfig(
-            max_num_batched_tokens=512, enable_prefix_caching=False
+            max_num_batched_tokens=512, enable_prefix_caching=False, queue_timeout_s=math.inf
         )
     )
     speculative_config: str | None = None
@@ -159,6 +160,7 @@ def any_settings(rng: Random) -> Settings:
             max_num_batched_tokens=rng.choice([16, 40, 128, 512]),
             enable_prefix_caching=rng.random() < 0.7,
             policy=rng.choice(["fcfs", "priority"]),
+            queue_timeout_s=math.inf,  # refusals are no answers
         ),
         speculative_config=guessing,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 PLAIN = EngineConfig(
     model="m", device="sim", max_model_len=512,
-    scheduler=SchedulerConfig(enable_prefix_caching=False),
+    scheduler=SchedulerConfig(enable_prefix_caching=False, queue_timeout_s=math.inf),
     sim=SimConfig(vocab_size=VOCAB, kv_blocks=256),
 )  # fmt: skip
 
@@ -39,7 +40,9 @@ def any_config(rng: Random) -> EngineConfig:
         stream_interval=rng.choice([1, 1, 3, 20]),
         speculative_config=guessing if rng.random() < 0.5 else None,
         scheduler=SchedulerConfig(
-            max_num_seqs=rng.choice([1, 3, 8]), max_num_batched_tokens=rng.choice([16, 64, 512])
+            max_num_seqs=rng.choice([1, 3, 8]),
+            max_num_batched_tokens=rng.choice([16, 64, 512]),
+            queue_timeout_s=math.inf,  # refusals are no answers
         ),
         sim=SimConfig(vocab_size=VOCAB, kv_blocks=rng.choice([33, 64])),
     )

@@ -184,7 +184,7 @@ class Forecast:
         now: float,
         *,
         work_ahead: float,
-        max_wait_s: float,  # as it was configured
+        max_wait_s: float,  # as it was configured; infinite: only deadlines count
         time_left_s: float = math.inf,  # to its deadline
         max_tokens: int = 0,  # of its answer
         is_whole: bool = False,  # nothing of the answer is seen before its end
@@ -194,8 +194,10 @@ class Forecast:
         if wait_s <= 0.0:
             return 0.0
         service_s = self.service.least_s(max_tokens)
-        longest_s = min(max_wait_s, self.longest_wait_s(now))
-        if is_whole:
+        longest_s = max_wait_s
+        if not math.isinf(max_wait_s):
+            longest_s = min(max_wait_s, self.longest_wait_s(now))
+        if is_whole and not math.isinf(max_wait_s):
             waiting_s = _SHARE * (self.patience.seconds(now) - service_s)
             longest_s = min(longest_s, max(MIN_PATIENCE_S, waiting_s))
         return max(wait_s - longest_s, wait_s / _SHARE + service_s - time_left_s)

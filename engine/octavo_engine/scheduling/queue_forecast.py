@@ -107,6 +107,8 @@ class QueueForecast:
 
     def longest_wait_s(self, now: float) -> float:
         """Who would wait longer is refused."""
+        if math.isinf(self._config.queue_timeout_s):
+            return math.inf
         return min(self._config.queue_timeout_s, self._forecast.longest_wait_s(now))
 
     # -- inside

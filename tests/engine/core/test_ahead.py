@@ -283,7 +283,7 @@ def test_grammars_are_kept_and_hold_nobody_back_for_good() -> None:
     for config in (CONFIG, WAITING):
         backend = LaunchingBackend(64)
         engine, log = make_engine(backend, config)
-        free = make_request(12, request_id="free", max_tokens=60)
+        free = make_request(12, request_id="free", max_tokens=300)
         choices = choice_spec(["yes and so on", "no", "perhaps"])
         engine.add(free)
         engine.add(make_request(7, request_id="guided", max_tokens=40, grammar=choices, eos=(256,)))

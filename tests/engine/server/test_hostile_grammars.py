@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from octavo_engine.server.settings import ServerSettings
 from tests.fakes.simulated import Simulated, simulating
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Simulated]:
-    with simulating() as server:
+    # With a form for calls, so that no tool is described in the prompt, which would be too long.
+    with simulating(settings=ServerSettings(tool_call_parser="hermes")) as server:
         yield server
 
 

@@ -11,6 +11,7 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel
 
+from octavo_engine.server.settings import ServerSettings
 from tests.fakes.simulated import Simulated, simulating
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ LEFT = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Simulated]:
-    with simulating() as server:
+    # With a form for calls, so that no tool is described in the prompt, which would be too long.
+    with simulating(settings=ServerSettings(tool_call_parser="hermes")) as server:
         yield server
 
 

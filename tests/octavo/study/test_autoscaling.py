@@ -26,7 +26,11 @@ MODEL = EngineModel(
     "small",
     SimConfig(step_base_ms=120.0, decode_token_ms=4.0, prefill_token_ms=1.0, kv_blocks=256),
     SchedulerConfig(
-        max_num_seqs=64, max_num_batched_tokens=512, max_queue=8192, max_model_len=4096
+        max_num_seqs=64,
+        max_num_batched_tokens=512,
+        max_queue=8192,
+        max_model_len=4096,
+        queue_timeout_s=math.inf,  # all wait: how long is what is measured
     ),
 )
 STARTUP_S = 20.0
