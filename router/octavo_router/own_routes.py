@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from octavo_router.flow.admin import AdminAccess
     from octavo_router.http.messages import Handler
     from octavo_router.metrics import RouterMetrics
-    from octavo_router.routing.models import Models
+    from octavo_router.routing.models import Card, Models
 
 _MODELS = "/v1/models/"
 
@@ -65,16 +66,32 @@ class OwnRoutes:
         return Reply(body=body, content_type=content_type)
 
     def models(self, request: Inbound) -> Reply:
-        return Reply.json(self._models.listing(self._created))
+        """In Anthropic's shape, all on one page, for clients that send anthropic-version."""
+        cards = self._models.cards()
+        data = [self._shown(card, request) for card in cards]
+        if not _speaks_anthropic(request):
+            return Reply.json({"object": "list", "data": data})
+        first, last = (cards[0].name, cards[-1].name) if cards else (None, None)
+        return Reply.json({"data": data, "has_more": False, "first_id": first, "last_id": last})
 
     def model(self, request: Inbound) -> Reply:
         name = unquote(request.path.removeprefix(_MODELS))
         for card in self._models.cards():
             if card.name == name:
-                return Reply.json(card.to_json(self._created))
+                return Reply.json(self._shown(card, request))
         raise Refused(
             404, "model_not_found", f"The model `{name[:200]}` does not exist.", param="model"
         )
 
     def version(self, request: Inbound) -> Reply:
         return Reply.json({"version": self._metrics.version})
+
+    def _shown(self, card: Card, request: Inbound) -> dict[str, object]:
+        if not _speaks_anthropic(request):
+            return card.to_json(self._created)
+        created = datetime.fromtimestamp(self._created, UTC)
+        return card.to_anthropic(created.strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+
+def _speaks_anthropic(request: Inbound) -> bool:
+    return bool(request.headers.get("anthropic-version"))

@@ -78,6 +78,12 @@ async def test_it_is_ready_when_it_has_heard_from_its_engines_and_routes_to_them
         assert [card["id"] for card in (await client.get("/v1/models")).json["data"]] == ["m"]
         assert (await client.get("/v1/models/m")).json["id"] == "m"
         assert (await client.get("/v1/models/n")).code == "model_not_found"
+        anthropic = "anthropic-version: 2023-06-01\r\n"
+        page = (await client.get("/v1/models", more=anthropic)).json
+        assert (page["first_id"], page["last_id"], page["has_more"]) == ("m", "m", False)
+        (card,) = page["data"]
+        assert (card["type"], card["id"], card["display_name"]) == ("model", "m", "m")
+        assert (await client.get("/v1/models/m", more=anthropic)).json == card
         assert (await client.ask(chat())).status == 200
         metrics = (await client.get("/metrics")).body.decode()
         assert 'octavo_router_requests_total{code="200"' in metrics

@@ -69,6 +69,18 @@ class Card:
             "vocab_size": self.vocab_size or None,
         }
 
+    def to_anthropic(self, created_at: str) -> dict[str, object]:
+        """As Anthropic's API lists a model."""
+        return {
+            "type": "model",
+            "id": self.name,
+            "display_name": self.name,
+            "created_at": created_at,
+            "lifecycle": "active",
+            "max_input_tokens": self.max_model_len or None,
+            "max_tokens": self.max_model_len or None,
+        }
+
 
 class Models:
     """See the module. Cheap for names without weights: one dictionary look-up."""
@@ -141,10 +153,6 @@ class Models:
             names.update(model.adapters)
         hidden = {model.name for model in self._config.values() if model.hidden}
         return [self._card(name) for name in sorted(names - hidden)]
-
-    def listing(self, created: int) -> dict[str, object]:
-        """The body of /v1/models."""
-        return {"object": "list", "data": [card.to_json(created) for card in self.cards()]}
 
     def pools_of(self, name: str) -> list[str]:
         """Every pool that could get a request for this name."""

@@ -219,7 +219,7 @@ def test_an_adapter_is_a_model_with_a_parent():
     registry.changed(endpoint)
     models = Models(registry)
     assert models.resolve("sql-lora") == Route("pool", adapter="sql-lora")
-    assert models.listing(created=7)["data"] == [
+    assert [card.to_json(7) for card in models.cards()] == [
         {
             "id": "base",
             "object": "model",
