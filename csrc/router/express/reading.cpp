@@ -103,8 +103,7 @@ bool Lane::take_answer(PyObject* connection, std::string_view data) {
         shapes_.answer.status.as_int(head.ptr()) < 200 ||
         !shapes_.answer.keep_alive.is_true(head.ptr()) ||
         shapes_.answer.content_length.is_none(head.ptr()) ||
-        shapes_.answer.content_length.as_int(head.ptr()) != static_cast<int64_t>(text.size()) ||
-        has_unsent(shape.transport.get(connection))) {
+        shapes_.answer.content_length.as_int(head.ptr()) != static_cast<int64_t>(text.size())) {
         return false;
     }
     const nb::object body =

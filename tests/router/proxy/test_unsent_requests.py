@@ -101,3 +101,48 @@ async def test_a_connection_whose_request_has_left_is_kept():
             assert (await client.ask(chat())).status == 200
         assert hasty.num_connections == before
         await rig.settled()
+
+
+class Deaf(Hasty):
+    """Reads nothing more of what is larger than that, until it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(ANSWERS["in one piece"])
+        self.is_over = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self.pieces[0])
+                size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                if size > 100_000:
+                    await self.is_over.wait()
+                    return
+                await reader.readexactly(size)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@on_loop
+async def test_a_connection_that_was_kept_before_is_not_kept_with_a_part_still_to_send():
+    """Native code takes these: the connection is there, and the answer's head is known."""
+    deaf = Deaf()
+    async with (
+        listening(deaf) as port,
+        routing_to(port) as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        for _ in range(3):
+            assert (await client.ask(chat())).status == 200
+        pool = rig.upstreams.of(rig.endpoints[0]).pool
+        assert (pool.num_idle, deaf.num_connections) == (1, 1)
+        assert (await client.ask(LARGE)).json == CHAT
+        assert (pool.num_idle, deaf.num_connections) == (0, 1)
+        assert (await client.ask(chat())).status == 200
+        assert deaf.num_connections == 2
+        deaf.is_over.set()
+        await rig.settled()
