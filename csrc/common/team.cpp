@@ -15,6 +15,7 @@ namespace octavo {
 namespace {
 
 constexpr int kMaxThreads = 1024;
+
 void pause() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();

@@ -1,4 +1,4 @@
-// Worker threads that compute together: the caller is worker 0, the others spin for a
+// Worker threads that compute together: the caller is worker 0, the others wait for a
 // while, then park (patience.h).
 #pragma once
 
@@ -53,9 +53,6 @@ class Team {
         });
     }
 
-    // Wakes workers that have parked, for a run that is about to come.
-    void rouse();
-
     // Within run: no worker passes before all have arrived. What was written before is seen after.
     void barrier();
 
@@ -67,6 +64,7 @@ class Team {
     void wait_for_run(uint32_t seen);
     using Budget = int64_t (Patience::*)(int64_t now_ns) const;
     bool spin_while(const std::atomic<uint32_t>& value, uint32_t old, Budget budget);
+    void rouse();  // those that have parked
     void stop();
 
     const int num_threads_;
