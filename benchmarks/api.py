@@ -53,7 +53,7 @@ async def serve(step_ms: float) -> None:
     from octavo_engine.core.async_engine import AsyncEngine, in_child_process
     from octavo_engine.core.logs import set_up_logging
     from octavo_engine.server.app import build_app
-    from octavo_engine.server.port import open_port
+    from octavo_engine.server.http.listen import open_port
     from octavo_engine.server.run import make_server
     from octavo_engine.server.settings import ServerSettings
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from octavo_engine.core.llm import LLM
+from octavo_engine.core.offline.llm import LLM
 from octavo_engine.weights.source import locate
 
 if TYPE_CHECKING:

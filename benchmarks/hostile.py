@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.servers import Server
-from octavo_engine.server.port import open_port
+from octavo_engine.server.http.listen import open_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -30,7 +30,7 @@ from benchmarks.servers import (
     warn_if_busy,
 )
 from octavo.measure import roofline, study
-from octavo.measure.beside import batch_best
+from octavo.measure.batch_limits import batch_best
 from octavo.measure.limits import Limits, measure_limits
 from octavo.measure.shapes import write_shape
 from octavo.measure.work import ModelWork, Step

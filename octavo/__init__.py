@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.async_engine import AsyncEngine
     from octavo_engine.core.beam_search import BeamSearchParams
-    from octavo_engine.core.llm import LLM
-    from octavo_engine.core.structured_output import structured_output
+    from octavo_engine.core.offline.llm import LLM
+    from octavo_engine.core.offline.structured_output import structured_output
     from octavo_engine.state.sampling_params import RequestOutputKind, SamplingParams
 
     __version__: str
@@ -28,10 +28,10 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "LLM": "octavo_engine.core.llm",
+    "LLM": "octavo_engine.core.offline.llm",
     "AsyncEngine": "octavo_engine.core.async_engine",
     "BeamSearchParams": "octavo_engine.core.beam_search",
-    "structured_output": "octavo_engine.core.structured_output",
+    "structured_output": "octavo_engine.core.offline.structured_output",
     "EngineConfig": "octavo_engine.config",
     "RequestOutputKind": "octavo_engine.state.sampling_params",
     "SamplingParams": "octavo_engine.state.sampling_params",

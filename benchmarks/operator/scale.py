@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from octavo_operator.kube_cluster import KubeCluster
-from octavo_operator.kube_config import load
+from octavo_operator.cluster.kube import KubeCluster
+from octavo_operator.cluster.kube_config import load
 from octavo_operator.process import Operator, RunSettings
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.deployments import CPU_IMAGE, with_images

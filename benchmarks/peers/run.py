@@ -33,11 +33,11 @@ from benchmarks.servers import (
     free_port,
     warn_if_busy,
 )
-from octavo import load
-from octavo.bench_report import random_prompts
+from octavo.bench import load
+from octavo.bench.report import random_prompts
 from octavo.http_client import Address
 from octavo.measure.limits import Limits, measure_limits
-from octavo.measure.stolen import Stolen
+from octavo.measure.steal_time import Stolen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

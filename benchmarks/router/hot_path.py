@@ -19,13 +19,13 @@ from typing import Any, cast
 
 import uvloop
 
-from benchmarks.router.paced import request_bytes
+from benchmarks.router.added_latency import request_bytes
 from benchmarks.router.stand import ANSWER
 from octavo_router.app import App
-from octavo_router.config_load import load_config
+from octavo_router.config.load import load_config
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 from octavo_router.http.client_connection import ClientConnection
-from octavo_router.http.shared import Shared
+from octavo_router.http.connection_settings import Shared
 from octavo_router.http.upstream_connection import UpstreamConnection
 
 CLIENTS = 32

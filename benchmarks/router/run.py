@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.router import chunks, paced, stand
+from benchmarks.router import added_latency, chunks, stand
 from benchmarks.router.contenders import BARE, OCTAVO, Contender, install_peers
 
 CONNECTIONS = (32, 256)
@@ -91,9 +91,11 @@ def latency(cores: stand.Cores, rounds: int) -> dict[str, float]:
             stand.until_answers(stand.ROUTER_PORT, process, within_s=60)
             for number in range(rounds):
                 direct.append(
-                    paced.measure(stand.FIRST_ENGINE_PORT, rate=500, seconds=5, seed=number)
+                    added_latency.measure(stand.FIRST_ENGINE_PORT, rate=500, seconds=5, seed=number)
                 )
-                routed.append(paced.measure(stand.ROUTER_PORT, rate=500, seconds=5, seed=number))
+                routed.append(
+                    added_latency.measure(stand.ROUTER_PORT, rate=500, seconds=5, seed=number)
+                )
     median = statistics.median
     return {
         "direct_p50_ms": median(run.p50_ms for run in direct),

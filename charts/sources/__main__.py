@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from charts.sources import alerts, dashboards, runbook, values_docs, values_file, values_schema
-from octavo_operator import rbac
+from octavo_operator.cluster import rbac
 from octavo_operator.process import LEASE_NAME
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _operator_rules() -> str:
         "served": rbac.render_rules(rbac.SERVED),
         "own": rbac.render_rules((*rbac.leading(LEASE_NAME), *rbac.ROUTERS)),
     }
-    head = "# Made from octavo_operator/rbac.py; each right has its reason there.\n"
+    head = "# Made from octavo_operator/cluster/rbac.py; each right has its reason there.\n"
     return head + yaml.dump(rules, Dumper=_PlainDumper, sort_keys=False, width=100)
 
 

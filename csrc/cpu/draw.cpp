@@ -5,7 +5,7 @@
 #include <cmath>
 #include <span>
 
-#include "cpu/masses.h"
+#include "cpu/softmax_weights.h"
 
 namespace octavo {
 namespace {

@@ -7,10 +7,10 @@
 #include "cpu/heads.h"
 #include "cpu/linear.h"
 #include "cpu/linear_quantized.h"
-#include "cpu/masses.h"
 #include "cpu/norm.h"
 #include "cpu/pool.h"
 #include "cpu/quantize.h"
+#include "cpu/softmax_weights.h"
 
 #define OCTAVO_STRING(name) #name
 #define OCTAVO_STRING_OF(name) OCTAVO_STRING(name)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 from octavo_engine.errors import ConfigError
-from octavo_engine.server.batches.lines import Done, done_so_far
+from octavo_engine.server.openai.batches.lines import Done, done_so_far
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

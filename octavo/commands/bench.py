@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from octavo.command_parser import CommandParser, positive
+from octavo.options.parser import CommandParser, positive
 
 if TYPE_CHECKING:
     import argparse

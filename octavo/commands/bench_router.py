@@ -7,8 +7,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.bench_report import write_json
-from octavo.command_parser import CommandParser, positive, whole_number
+from octavo.bench.report import write_json
+from octavo.options.parser import CommandParser, positive, whole_number
 from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _number(text: str) -> float:
 
 
 def _policies(text: str) -> list[str]:
-    from octavo_router.config import POLICIES
+    from octavo_router.config.settings import POLICIES
 
     known = [policy for policy in POLICIES if policy != "prefill-decode"]  # which needs two roles
     chosen = [policy.strip() for policy in text.split(",")]

@@ -7,15 +7,15 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
-from octavo.bench_report import random_prompts, show, write_json
-from octavo.command_parser import CommandParser, not_negative, positive, whole_number
+from octavo.bench.report import random_prompts, show, write_json
 from octavo.commands.bench import add_size_options
+from octavo.options.parser import CommandParser, not_negative, positive, whole_number
 from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo.load import Plan
+    from octavo.bench.load import Plan
 
 DEFAULT_VOCAB_SIZE = 256  # of servers that do not say; every model has a token for each byte
 
@@ -60,7 +60,7 @@ def rate(text: str) -> float:
 async def _main(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from octavo import load
+    from octavo.bench import load
 
     plan = await _plan(args)
     if args.num_warmups:
@@ -77,8 +77,8 @@ async def _main(args: argparse.Namespace) -> int:
 
 
 async def _plan(args: argparse.Namespace) -> Plan:
+    from octavo.bench.load import Plan
     from octavo.http_client import Address, ServerError, get_json
-    from octavo.load import Plan
 
     address = Address.parse(args.base_url or f"http://{args.host}:{args.port}")
     if not address.is_loopback and not args.allow_remote:

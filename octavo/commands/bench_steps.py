@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.bench_report import write_json
-from octavo.command_parser import CommandParser, positive
-from octavo.options import add_engine_options, engine_config
+from octavo.bench.report import write_json
+from octavo.options.parser import CommandParser, positive
+from octavo.options.settings import add_engine_options, engine_config
 from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from octavo.bench_report import random_prompts, show, write_json
-from octavo.command_parser import CommandParser, positive
+from octavo.bench.report import random_prompts, show, write_json
 from octavo.commands.bench import add_profile_option, add_size_options
-from octavo.options import add_engine_options, engine_config
+from octavo.options.parser import CommandParser, positive
+from octavo.options.settings import add_engine_options, engine_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +22,9 @@ def main(prog: str, argv: Sequence[str]) -> int:
     add_engine_options(parser)
     args = parser.parse_args(argv)
     config = engine_config(args)
-    from octavo.measure.beside import of_limit
+    from octavo.measure.batch_limits import of_limit
     from octavo.measure.limits import limits_for
-    from octavo_engine.core.llm import LLM
+    from octavo_engine.core.offline.llm import LLM
     from octavo_engine.state.sampling_params import SamplingParams
 
     limits = limits_for(config)

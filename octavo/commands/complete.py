@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo.terminal import Completion, parser, run
+from octavo.chat.terminal import Completion, parser, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

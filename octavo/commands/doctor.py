@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from octavo.command_parser import CommandParser
+from octavo.options.parser import CommandParser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from octavo.command_parser import CommandParser
+from octavo.options.parser import CommandParser
 from octavo_engine.errors import OctavoError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.command_parser import CommandParser, positive
+from octavo.options.parser import CommandParser, positive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

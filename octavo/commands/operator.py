@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from octavo.command_parser import CommandParser
+from octavo.options.parser import CommandParser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

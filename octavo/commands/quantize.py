@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.command_parser import CommandParser
+from octavo.options.parser import CommandParser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

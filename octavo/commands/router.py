@@ -8,12 +8,12 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from octavo.command_parser import CommandParser
+from octavo.options.parser import CommandParser
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from octavo_router.config_load import Flag
+    from octavo_router.config.load import Flag
 
 _EXAMPLE = """examples:
   octavo router --upstreams http://10.0.0.1:8000,http://10.0.0.2:8000
@@ -28,7 +28,7 @@ Precedence: flag > environment > file > default. The file has far more settings 
 def main(prog: str, argv: Sequence[str]) -> int:
     began_at = time.monotonic()
     from octavo_router import cli
-    from octavo_router.config_load import all_flags
+    from octavo_router.config.load import all_flags
     from octavo_router.errors import ConfigInvalid
 
     parser = _make_parser(prog, all_flags())
@@ -89,7 +89,7 @@ def _listed(text: str) -> list[str]:
 def _render(config: Any) -> str:
     import yaml
 
-    from octavo_router.config_show import dump
+    from octavo_router.config.show import dump
 
     tree: Mapping[str, Any] = dump(config)
     text: str = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)

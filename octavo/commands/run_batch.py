@@ -9,17 +9,17 @@ from typing import IO, TYPE_CHECKING
 
 from octavo.batch.files import count_lines, earlier, opened_input, opened_output
 from octavo.batch.remote import is_remote, local_input, local_output
-from octavo.command_parser import CommandParser, positive
-from octavo.options import add_engine_options, engine_config
+from octavo.options.parser import CommandParser, positive
+from octavo.options.settings import add_engine_options, engine_config
 from octavo_engine.errors import ConfigError
-from octavo_engine.server.batches.lines import Reader
+from octavo_engine.server.openai.batches.lines import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from octavo_engine.config import EngineConfig
-    from octavo_engine.server.batches.lines import Broken, Task
-    from octavo_engine.server.batches.run import Tally
+    from octavo_engine.server.openai.batches.lines import Broken, Task
+    from octavo_engine.server.openai.batches.run import Tally
 
 DESCRIPTION = """Answer a file of requests in OpenAI's batch format, one JSON object a line.
 
@@ -79,7 +79,7 @@ async def _run(
     from octavo_engine.core.async_engine import AsyncEngine
     from octavo_engine.core.logs import set_up_logging
     from octavo_engine.server.app import build_app
-    from octavo_engine.server.batches.run import run
+    from octavo_engine.server.openai.batches.run import run
     from octavo_engine.server.settings import ServerSettings
 
     set_up_logging("text", "warning")

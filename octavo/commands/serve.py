@@ -9,15 +9,15 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from octavo.command_parser import CommandParser
-from octavo.compat_flags import translate
-from octavo.options import (
+from octavo.options.parser import CommandParser
+from octavo.options.settings import (
     add_engine_options,
     add_server_options,
     render_config,
     serve_settings,
     warn_of_unknown_environment,
 )
+from octavo.options.vllm_flags import translate
 from octavo_engine.protocol.loading import LOADING
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def main(prog: str, argv: Sequence[str]) -> int:
 
 def _serve(config: EngineConfig, settings: ServerSettings) -> int:
     began_at = time.monotonic()
-    from octavo_engine.server.dialect import known_formats
-    from octavo_engine.server.port import open_port, open_unix_socket
+    from octavo_engine.server.http.listen import open_port, open_unix_socket
+    from octavo_engine.server.openai.chat.dialect import known_formats
 
     known_formats(settings)  # a name that is none is said before anybody can connect
     if settings.uds:

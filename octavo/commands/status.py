@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from octavo.command_parser import CommandParser, not_negative
+from octavo.options.parser import CommandParser, not_negative
 from octavo_engine.errors import OctavoError
 
 if TYPE_CHECKING:

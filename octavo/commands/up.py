@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from octavo.command_parser import CommandParser, not_negative, whole_number
+from octavo.options.parser import CommandParser, not_negative, whole_number
 from octavo_engine.errors import ConfigError
 from octavo_engine.protocol.endpoints import ROUTER_PORT
 

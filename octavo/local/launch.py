@@ -6,10 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from octavo import flags
+from octavo.options import flags
 from octavo_engine.config import HOST_MEMORY_FRACTION
 from octavo_engine.errors import ConfigError
-from octavo_operator import names
 from octavo_operator.desired.engine_options import (
     Option,
     engine_options,
@@ -18,6 +17,7 @@ from octavo_operator.desired.engine_options import (
 )
 from octavo_operator.desired.probes import startup_budget_s
 from octavo_operator.desired.weights import fetch_arguments, model_folder, weights
+from octavo_operator.objects import names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING
 from octavo.local.fetching import Fetching
 from octavo.local.replica import Replica
 from octavo.local.snapshot import PoolRow, ReplicaRow
-from octavo_operator import autoscale, canary, names
-from octavo_operator.canary import CanaryState, Sample, Verdict
-from octavo_operator.plan import HOLD, Wish, plan_capacity
-from octavo_operator.rollout import Replica as Seen
-from octavo_operator.rollout import group_replicas, victims
+from octavo_operator.decide import autoscale, canary
+from octavo_operator.decide.canary import CanaryState, Sample, Verdict
+from octavo_operator.decide.plan import HOLD, Wish, plan_capacity
+from octavo_operator.decide.rollout import Replica as Seen
+from octavo_operator.decide.rollout import group_replicas, victims
+from octavo_operator.objects import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from octavo.local.home import Home
     from octavo.local.launch import Launch, Share
-    from octavo_operator.routers import Demand
+    from octavo_operator.routers.poller import Demand
     from octavo_operator.spec import LLMDeployment
 
 AUTOSCALE_S = 5.0

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from octavo.local.home import Home
     from octavo.local.pool import Pool
-    from octavo_operator.routers import Demand
+    from octavo_operator.routers.poller import Demand
 
 NAME = "router"
 TIMEOUT_S = 2.0

@@ -16,7 +16,7 @@ from octavo.local.pool import Pool
 from octavo.local.router import Router
 from octavo.local.snapshot import Snapshot
 from octavo_engine.errors import ConfigError
-from octavo_operator.routers import Demand
+from octavo_operator.routers.poller import Demand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

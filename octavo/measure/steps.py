@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.bench_report import random_prompts
+from octavo.bench.report import random_prompts
 from octavo.measure.work import Step
 from octavo_engine.errors import OctavoError
 from octavo_engine.state.request import EngineRequest

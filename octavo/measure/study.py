@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.measure.limits import limits_for
+from octavo.measure.steal_time import Stolen, describe
 from octavo.measure.steps import WARM_UP_STEPS, Stepper
-from octavo.measure.stolen import Stolen, describe
 from octavo.measure.work import ModelWork
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ConfigError

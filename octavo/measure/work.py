@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from octavo.measure.forms import held_by_cpu, held_by_gpu
+from octavo.measure.weight_formats import held_by_cpu, held_by_gpu
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.registry import build_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo.measure.forms import Held
     from octavo.measure.limits import Limits
+    from octavo.measure.weight_formats import Held
     from octavo_engine.config import EngineConfig
     from octavo_engine.weights.source import ModelFiles
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.stream import HEARTBEAT_S, Delta, Load
-from octavo_engine.server.stream import FLUSH_S, LOAD_S
+from octavo_engine.server.routers.push_stream import FLUSH_S, LOAD_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Publisher:
-    """Follows the cadence of the engine's stream: see octavo_engine.server.stream."""
+    """Follows the cadence of the engine's stream: see octavo_engine.server.routers.push_stream."""
 
     def __init__(
         self,

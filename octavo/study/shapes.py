@@ -12,7 +12,7 @@ import numpy as np
 
 from octavo.study.workload import tokens_of
 from octavo_engine.protocol import route_keys
-from octavo_engine.server.prompt_map import label_ids, label_text
+from octavo_engine.server.routers.label_offsets import label_ids, label_text
 from octavo_router.residency.api import CHAT
 from octavo_router.routing.request import RouteRequest
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from octavo.study.shapes import POOL
 from octavo_engine.protocol.stream import Hello, Snapshot
-from octavo_router.config import RouterConfig, RoutingConfig
+from octavo_router.config.settings import RouterConfig, RoutingConfig
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 from octavo_router.endpoints.registry import Registry
 from octavo_router.metrics.counts import SignalCounts

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from octavo_operator.kube_config import KubeConfig
+    from octavo_operator.cluster.kube_config import KubeConfig
     from octavo_operator.process import RunSettings
 
 PREFIX = "OCTAVO_OPERATOR_"
@@ -106,8 +106,8 @@ def read_settings(
     values: Mapping[str, str], environment: Mapping[str, str]
 ) -> tuple[KubeConfig, Settings, RunSettings]:
     """Raises SettingsInvalid."""
-    from octavo_operator.kube_config import load
-    from octavo_operator.leader import LeaseTimes
+    from octavo_operator.cluster.kube_config import load
+    from octavo_operator.cluster.leader import LeaseTimes
     from octavo_operator.process import RunSettings
 
     settings = Settings(
@@ -151,7 +151,7 @@ def read_settings(
 
 
 def _run(config: KubeConfig, settings: Settings, run_settings: RunSettings) -> int:
-    from octavo_operator.kube_cluster import KubeCluster
+    from octavo_operator.cluster.kube import KubeCluster
     from octavo_operator.process import Operator
 
     async def main() -> None:

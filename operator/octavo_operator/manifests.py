@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from octavo_operator import rbac
+from octavo_operator.cluster import rbac
 from octavo_operator.process import LEASE_NAME
 
 RBAC = Path("manifests/base/operator-rbac.yaml")

@@ -16,28 +16,29 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from octavo_engine.protocol.endpoints import OPERATOR_PORT
-from octavo_operator import handlers, kinds
-from octavo_operator.connections import Session
+from octavo_operator.cluster.connections import Session
+from octavo_operator.cluster.guard import GuardedCluster, TokenBucket
+from octavo_operator.cluster.leader import Leader, LeaseTimes
 from octavo_operator.errors import ClusterError
-from octavo_operator.events import EventRecorder
-from octavo_operator.guard import GuardedCluster, TokenBucket
 from octavo_operator.health import Health, HealthServer
-from octavo_operator.intake import Intake
-from octavo_operator.leader import Leader, LeaseTimes
 from octavo_operator.loop_watch import MAX_LAG_S, LoopWatch
 from octavo_operator.metrics import Metrics
-from octavo_operator.observe import WATCHED, Key, World, are_synced
+from octavo_operator.objects import kinds
 from octavo_operator.reconcile import Reconciler
-from octavo_operator.router_fetch import TIMEOUT_S, RouterFetch, router_tls
-from octavo_operator.routers import Demand, RouterPoller
-from octavo_operator.served_namespaces import ASK_AGAIN_S, permitted, until_permitted
-from octavo_operator.work_queue import Outcome, Pace, Schedule, WorkQueue
+from octavo_operator.report.events import EventRecorder
+from octavo_operator.routers.fetch import TIMEOUT_S, RouterFetch, router_tls
+from octavo_operator.routers.poller import Demand, RouterPoller
+from octavo_operator.watch import kopf_source
+from octavo_operator.watch.informer import Intake
+from octavo_operator.watch.namespaces import ASK_AGAIN_S, permitted, until_permitted
+from octavo_operator.watch.work_queue import Outcome, Pace, Schedule, WorkQueue
+from octavo_operator.watch.world import WATCHED, Key, World, are_synced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo_operator.kube_cluster import KubeCluster
-    from octavo_operator.kube_config import KubeConfig
+    from octavo_operator.cluster.kube import KubeCluster
+    from octavo_operator.cluster.kube_config import KubeConfig
     from octavo_operator.settings import Settings
 
 logger = logging.getLogger("octavo.operator")
@@ -201,7 +202,7 @@ class Operator:
     async def _watch_in(self, namespaces: Sequence[str], missing: Sequence[str]) -> None:
         """Until the watches end, or one of the `missing` namespaces can be watched too."""
         watching = asyncio.create_task(
-            handlers.watch(
+            kopf_source.watch(
                 self._config, self.intake, namespaces=namespaces, loop_watch=self._watch_loop
             )
         )

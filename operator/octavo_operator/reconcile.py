@@ -11,9 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from octavo_operator import adopt, canary, gate, kinds, labels
-from octavo_operator.accepted import accept
-from octavo_operator.autoscale import Memory, decide
+from octavo_operator.cluster.execute import execute, set_gate
+from octavo_operator.cluster.guard import NotLeader
+from octavo_operator.decide import adopt, canary, readiness_gate
+from octavo_operator.decide.accepted_spec import accept
+from octavo_operator.decide.autoscale import Memory, decide
+from octavo_operator.decide.plan import HOLD, Wish, plan_capacity, plan_changes
+from octavo_operator.decide.rollout_slots import RolloutSlots
 from octavo_operator.desired import Traffic, check_autoscaler, desired_objects
 from octavo_operator.desired.revision import image_of
 from octavo_operator.errors import (
@@ -23,39 +27,36 @@ from octavo_operator.errors import (
     NotFound,
     SpecInvalid,
 )
-from octavo_operator.execute import execute, set_gate
-from octavo_operator.faults import Fault, refusal, unexplained
-from octavo_operator.guard import NotLeader
-from octavo_operator.observe import waits_for_gate
-from octavo_operator.plan import HOLD, Wish, plan_capacity, plan_changes
-from octavo_operator.reasons import Reason
-from octavo_operator.reporting import Reporter, Told
-from octavo_operator.rollout_slots import RolloutSlots
-from octavo_operator.status import (
+from octavo_operator.objects import kinds, labels
+from octavo_operator.report.faults import Fault, refusal, unexplained
+from octavo_operator.report.reasons import Reason
+from octavo_operator.report.reporter import Reporter, Told
+from octavo_operator.report.status import (
     Scaling,
     rollout_from_status,
     scaling_from_status,
 )
-from octavo_operator.view import View
-from octavo_operator.work_queue import Outcome
+from octavo_operator.snapshot import View
+from octavo_operator.watch.work_queue import Outcome
+from octavo_operator.watch.world import waits_for_gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from octavo_operator.accepted import Accepted
-    from octavo_operator.canary import CanaryState, Sample, Verdict
-    from octavo_operator.cluster import Cluster
+    from octavo_operator.cluster.api import Cluster
+    from octavo_operator.cluster.execute import Report
+    from octavo_operator.decide.accepted_spec import Accepted
+    from octavo_operator.decide.canary import CanaryState, Sample, Verdict
+    from octavo_operator.decide.plan import Plan
+    from octavo_operator.decide.rollout import Replica
     from octavo_operator.errors import NameConflict
-    from octavo_operator.events import EventRecorder
-    from octavo_operator.execute import Report
-    from octavo_operator.kinds import Kind, Object
-    from octavo_operator.loading import Loading
-    from octavo_operator.observe import Key, Observed, World
-    from octavo_operator.plan import Plan
-    from octavo_operator.rollout import Replica
-    from octavo_operator.routers import Demand
+    from octavo_operator.objects.kinds import Kind, Object
+    from octavo_operator.report.events import EventRecorder
+    from octavo_operator.report.loading import Loading
+    from octavo_operator.routers.poller import Demand
     from octavo_operator.settings import Settings
     from octavo_operator.spec import LLMDeployment
+    from octavo_operator.watch.world import Key, Observed, World
 
 logger = logging.getLogger("octavo.operator.reconcile")
 # While something is decided by the passing of time, and not by an event.
@@ -297,9 +298,9 @@ class Reconciler:
             uid = kinds.uid_of(pod)
             holders = self._demand.holders(uid)
             since = held_since.get(uid, now)
-            if waits_for_gate(pod) and gate.has_quorum(holders):
+            if waits_for_gate(pod) and readiness_gate.has_quorum(holders):
                 memory.held_since[uid] = since
-            wanted = gate.decide(pod, holders, now - since)
+            wanted = readiness_gate.decide(pod, holders, now - since)
             if wanted is None:
                 continue
             stored = await set_gate(self._cluster, pod, wanted, now=self._now_text())

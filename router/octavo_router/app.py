@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, cast
 
 from octavo_engine.protocol.endpoints import STATE_PATH
 from octavo_router.access_log import AccessLog
-from octavo_router.config_show import differences
+from octavo_router.admin.routes import OwnRoutes, is_for_admins
+from octavo_router.admin.state import StateReporter
+from octavo_router.config.show import differences
 from octavo_router.console.build import make_console
 from octavo_router.discovery.build import make_sources
 from octavo_router.discovery.discovery import Discovery
@@ -23,8 +25,8 @@ from octavo_router.discovery.pool_config import discovered_models, discovered_po
 from octavo_router.endpoints.registry import Registry
 from octavo_router.errors import ConfigInvalid
 from octavo_router.flow.admin import AdminAccess
+from octavo_router.flow.admission import Gate
 from octavo_router.flow.budget import RetryBudget, Throttle
-from octavo_router.flow.gate import Gate
 from octavo_router.flow.keys_file import KeysFile
 from octavo_router.flow.memory import Level, MemoryWatch
 from octavo_router.gauges import make_gauges, make_shadow_gauges
@@ -35,18 +37,16 @@ from octavo_router.logs import change_level
 from octavo_router.loop_watch import LoopWatch
 from octavo_router.metrics import RouterMetrics
 from octavo_router.observer import MetricsObserver
-from octavo_router.own_routes import OwnRoutes, is_for_admins
 from octavo_router.proxy.canary import Canaries
-from octavo_router.proxy.seams import Parts
+from octavo_router.proxy.interfaces import Parts
 from octavo_router.proxy.service import Proxy
 from octavo_router.proxy.upstreams import Upstreams
 from octavo_router.residency import native
 from octavo_router.routing.build import build_dispatcher, policy_names, reconfigure
+from octavo_router.routing.capacity import Rooms
 from octavo_router.routing.models import Models
-from octavo_router.routing.rooms import Rooms
 from octavo_router.signals.settings import SignalSettings
 from octavo_router.signals.signals import Signals
-from octavo_router.state import StateReporter
 from octavo_router.tracing import make_tracing
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from typing import Self
 
     from octavo_router.access_log import Mode
-    from octavo_router.config import RouterConfig
+    from octavo_router.config.settings import RouterConfig
     from octavo_router.console.live import Live
-    from octavo_router.discovery.found import PoolRoute
+    from octavo_router.discovery.source import PoolRoute
     from octavo_router.discovery.upstreams import Upstreams as StaticUpstreams
     from octavo_router.epp.server import EppServer
     from octavo_router.flow.keys import KeyTable
@@ -139,8 +139,8 @@ class App:
             known_pools=lambda: self._pool_routes,
         )  # fmt: skip
         if config.server.debug_endpoints:
-            from octavo_router.debug import Debug
-            from octavo_router.debug_request import RequestReader
+            from octavo_router.admin.debug import Debug
+            from octavo_router.admin.request_reader import RequestReader
 
             self.admin_routes |= Debug(
                 self.dispatcher,

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo_router.config import KeyConfig
-from octavo_router.config_load import load_config
+from octavo_router.config.load import load_config
+from octavo_router.config.settings import KeyConfig
 from octavo_router.errors import ConfigInvalid
 from octavo_router.http.sockets import open_listener
 from octavo_router.logs import set_up_logging
@@ -21,7 +21,7 @@ from octavo_router.logs import set_up_logging
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from octavo_router.config import RouterConfig
+    from octavo_router.config.settings import RouterConfig
 
 logger = logging.getLogger("octavo.router")
 

@@ -18,13 +18,13 @@ from octavo_router.errors import ConfigInvalid, Refused
 from octavo_router.flow.handshakes import TlsListener
 from octavo_router.gauges import make_connection_gauges
 from octavo_router.http.client_connection import ClientConnection
+from octavo_router.http.connection_settings import Shared
 from octavo_router.http.cors import Cors
+from octavo_router.http.loopback import is_loopback, names_this_machine
 from octavo_router.http.request_head import HeadRules
-from octavo_router.http.shared import Shared
 from octavo_router.http.sockets import affordable_connections, open_listener
-from octavo_router.http.this_machine import is_loopback, names_this_machine
 from octavo_router.http.tls import FileWatch, server_context
-from octavo_router.proxy.admin import AdminService
+from octavo_router.proxy.admin_service import AdminService
 from octavo_router.proxy.paths import UPLOADS
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from octavo_router.app import App
-    from octavo_router.config import RouterConfig, ServerConfig
+    from octavo_router.config.settings import RouterConfig, ServerConfig
     from octavo_router.http.network import Listening
 
 logger = logging.getLogger("octavo.router")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from benchmarks.router.impatient import QUICK, Crowd, Ending, judge
+from benchmarks.router.impatient_clients import QUICK, Crowd, Ending, judge
 
 PEAK = 8.0
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 import uvloop
 
-from benchmarks.router import masses
-from benchmarks.router.apart import waited_s
-from benchmarks.router.crowd import Engine, Load
-from benchmarks.router.masses import QUICK, STORIES
+from benchmarks.router import overload
+from benchmarks.router.load import Engine, Load
+from benchmarks.router.load_process import waited_s
+from benchmarks.router.overload import QUICK, STORIES
 
 SCALE = replace(QUICK, num_slow=120, seconds=1.0)
 
@@ -30,7 +30,7 @@ def test_nothing_is_lost_and_bounds_are_kept(name: str):
 def test_a_storm_that_costs_too_much_is_told():
     """Whoever allows each refusal a repeat sees twice the load."""
     retry = {"budget": 1.0, "budget_min": 1000, "client_share": 1.0}
-    verdict = uvloop.run(masses.storm(SCALE, retry=retry))
+    verdict = uvloop.run(overload.storm(SCALE, retry=retry))
     assert any("where clients made" in complaint for complaint in verdict.complaints)
 
 

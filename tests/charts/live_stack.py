@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from octavo_operator.cluster.leader import LeaseTimes
 from octavo_operator.health import HealthServer
-from octavo_operator.leader import LeaseTimes
-from octavo_operator.work_queue import Pace
+from octavo_operator.watch.work_queue import Pace
 from tests.charts.broken_model import write_broken_model
 from tests.charts.hurry import hurried
 from tests.charts.prometheus import booted

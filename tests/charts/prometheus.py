@@ -16,7 +16,7 @@ import httpx
 import yaml
 
 from octavo_operator.metrics import Metrics
-from octavo_operator.work_queue import Outcome
+from octavo_operator.watch.work_queue import Outcome
 from tests.fakes.process import serving
 from tests.fakes.router_process import routing, stream
 

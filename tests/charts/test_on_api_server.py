@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from octavo_operator import rbac
+from octavo_operator.cluster import rbac
 from octavo_operator.process import LEASE_NAME
 from tests.charts.combinations import COMBINATIONS
 from tests.fakes.apiserver import ApiError

@@ -12,7 +12,7 @@ import yaml
 
 from octavo_engine.protocol.kubernetes import COMPONENT_LABEL, ROUTER_COMPONENT
 from octavo_operator.cli import PREFIX, add_options, read_settings, read_values
-from octavo_router.config_load import all_flags, load_config
+from octavo_router.config.load import all_flags, load_config
 from tests.charts.combinations import COMBINATIONS, DIGEST, EPP, GATEWAY, KEYS
 from tests.fakes.chart import CHART, NOTES, Chart, RenderError, laid_over, nested, one
 

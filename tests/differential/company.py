@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.core.engine import Engine
-from octavo_engine.core.outputs import CompletionOutput, RequestOutput
+from octavo_engine.core.text.outputs import CompletionOutput, RequestOutput
 from octavo_engine.errors import DeadlineExceeded, QueueFull, RequestError
 from octavo_engine.scheduling.invariants import check_invariants
 from tests.differential.difference import Difference, first_difference
@@ -17,8 +17,8 @@ from tests.differential.wishes import Wish, Wisher
 if TYPE_CHECKING:
     from random import Random
 
-    from octavo_engine.core.llm import LLM
-    from octavo_engine.core.output_processor import Request
+    from octavo_engine.core.offline.llm import LLM
+    from octavo_engine.core.text.output_processor import Request
     from tests.differential.models import Model
 
 _SAID = ("index", "token_ids", "text", "finish_reason", "stop_reason", "num_tokens", "logprobs")

@@ -11,7 +11,7 @@ import numpy as np
 
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
-from octavo_engine.core.llm import LLM
+from octavo_engine.core.offline.llm import LLM
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.weights.dummy import SCALE, DummyCheckpoint
 from tests.fakes.talkative import VOCAB

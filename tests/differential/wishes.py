@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.core.structured_output import structured_output
+from octavo_engine.core.offline.structured_output import structured_output
 from octavo_engine.state.sampling_params import RepetitionDetection, SamplingParams
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import yaml
 
 from octavo.cli import COMMANDS
 from octavo.commands.bench import KINDS
-from octavo.compat_flags import ALWAYS_SO, IGNORED, RENAMED, REPLACED
+from octavo.options.vllm_flags import ALWAYS_SO, IGNORED, RENAMED, REPLACED
 from octavo_operator.spec import LLMDeployment
 from tests.docs.pages import DOCS, GENERATED, ROOT, blocks, name, pages, prose
 

@@ -11,7 +11,7 @@ import pytest
 
 from octavo import cli
 from octavo_engine.config import SimConfig
-from octavo_engine.core.llm import LLM
+from octavo_engine.core.offline.llm import LLM
 from octavo_engine.errors import ConfigError, InvalidRequest
 from octavo_engine.grammar.normal import regex_spec
 from octavo_engine.profile import StepProfile

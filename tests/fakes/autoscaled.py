@@ -19,17 +19,17 @@ from octavo.study.shapes import POOL, TokenIds
 from octavo.study.study_router import StudyRouter
 from octavo.study.timeline import Timeline
 from octavo_engine.protocol.state import State
-from octavo_operator.autoscale import Memory, decide
+from octavo_operator.decide.autoscale import Memory, decide
 from octavo_operator.reconcile import TICK_S
-from octavo_operator.routers import Demand
+from octavo_operator.routers.poller import Demand
+from octavo_router.admin.state import StateReporter
 from octavo_router.endpoints.endpoint import Address, Endpoint, EndpointSpec
 from octavo_router.flow.admin import AdminAccess
-from octavo_router.flow.gate import Demand as Waiting
+from octavo_router.flow.admission import Demand as Waiting
 from octavo_router.metrics import RequestRecord, RouterMetrics
 from octavo_router.observer import MetricsObserver
 from octavo_router.residency import native
 from octavo_router.routing.outcome import Outcome, Result
-from octavo_router.state import StateReporter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from octavo_operator import kinds
-from octavo_operator.cluster import Listing
+from octavo_operator.cluster.api import Listing
 from octavo_operator.errors import ClusterError, Conflict, NotFound, Refused
-from octavo_operator.kinds import Kind, Object
+from octavo_operator.objects import kinds
+from octavo_operator.objects.kinds import Kind, Object
 
 MANAGER = "octavo-operator"
 WRITES = frozenset(("apply", "apply_status", "create", "replace", "patch", "condition", "delete"))

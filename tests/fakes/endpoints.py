@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.stream import Load
-from octavo_router.config import RouterConfig
+from octavo_router.config.settings import RouterConfig
 from octavo_router.endpoints.endpoint import Address, Endpoint, EndpointSpec
 from octavo_router.endpoints.registry import Registry
 from octavo_router.routing.build import build_dispatcher

@@ -16,9 +16,14 @@ import numpy as np
 
 from octavo_engine.config import EngineConfig
 from octavo_engine.core.info import Health, ModelInfo
-from octavo_engine.core.outputs import CompletionOutput, DecodedLogprobs, RequestOutput, TokenChoice
-from octavo_engine.core.pooling import check_items
-from octavo_engine.core.residency_feed import ResidencyFeed
+from octavo_engine.core.kv_events.residency_feed import ResidencyFeed
+from octavo_engine.core.pooling.async_pooling import check_items
+from octavo_engine.core.text.outputs import (
+    CompletionOutput,
+    DecodedLogprobs,
+    RequestOutput,
+    TokenChoice,
+)
 from octavo_engine.core.validate import settle_params
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.state.outputs import EngineStats
@@ -28,9 +33,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from octavo_engine.core.news import Tap
-    from octavo_engine.core.pooling import PoolingItem
-    from octavo_engine.core.told import Told
+    from octavo_engine.core.pooling.async_pooling import PoolingItem
+    from octavo_engine.core.text.output_stream import Tap
+    from octavo_engine.core.text.resumed import Told
     from octavo_engine.errors import RequestError
     from octavo_engine.protocol.loading import LoadProgress
     from octavo_engine.state.labels import Labels

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from octavo_router.config import EppConfig, RouterConfig
+from octavo_router.config.settings import EppConfig, RouterConfig
 from octavo_router.endpoints.registry import Registry
 from octavo_router.epp.picker import PickerParts
 from octavo_router.epp.server import PROCESS, EppServer
 from octavo_router.epp.structs import read_struct
 from octavo_router.epp.wire import blob, blobs, fields, number_field
 from octavo_router.flow.admin import AdminAccess
-from octavo_router.flow.gate import Gate
+from octavo_router.flow.admission import Gate
 from octavo_router.flow.keys import KeyTable
 from octavo_router.metrics import RouterMetrics
 from octavo_router.residency import native
 from octavo_router.routing.build import build_dispatcher
+from octavo_router.routing.capacity import Rooms
 from octavo_router.routing.models import Models
-from octavo_router.routing.rooms import Rooms
 from tests.fakes.endpoints import FakeIndex, make_spec
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 from aiohttp import web
 
-from octavo_operator.kube_config import KubeConfig
+from octavo_operator.cluster.kube_config import KubeConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable

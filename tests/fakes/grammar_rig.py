@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.build import build_engine
-from octavo_engine.core.grammars import Grammars
+from octavo_engine.core.grammar_queue import Grammars
 from octavo_engine.grammar.compiler import CompilerSettings, GrammarCompiler
 from octavo_engine.grammar.normal import choice_spec, grammar_spec, json_schema_spec, regex_spec
 from octavo_engine.grammar.vocabulary import Vocabulary

@@ -7,13 +7,13 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from octavo_operator import kinds
-from octavo_operator.kube_cluster import KubeCluster
-from octavo_operator.kube_config import load
-from octavo_operator.leader import LeaseTimes
+from octavo_operator.cluster.kube import KubeCluster
+from octavo_operator.cluster.kube_config import load
+from octavo_operator.cluster.leader import LeaseTimes
+from octavo_operator.objects import kinds
 from octavo_operator.process import Operator, RunSettings
 from octavo_operator.settings import Settings
-from octavo_operator.work_queue import Pace
+from octavo_operator.watch.work_queue import Pace
 from tests.fakes.apiserver import ApiError
 from tests.fakes.deployments import with_images
 from tests.fakes.operator import make_deployment
@@ -21,7 +21,7 @@ from tests.fakes.operator import make_deployment
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from octavo_operator.kube_config import KubeConfig
+    from octavo_operator.cluster.kube_config import KubeConfig
     from tests.fakes.apiserver import ApiServer
 
 GATE = "octavo.dev/Routable"

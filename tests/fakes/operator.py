@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import GROUP, KIND, VERSION
 from octavo_engine.protocol.state import EndpointState, PoolState, RevisionState, State
-from octavo_operator import kinds
-from octavo_operator.cluster import Listing
-from octavo_operator.events import EventRecorder
-from octavo_operator.guard import GuardedCluster, TokenBucket
+from octavo_operator.cluster.api import Listing
+from octavo_operator.cluster.guard import GuardedCluster, TokenBucket
 from octavo_operator.metrics import Metrics
-from octavo_operator.observe import WATCHED, Key, World
+from octavo_operator.objects import kinds
 from octavo_operator.reconcile import Reconciler
-from octavo_operator.routers import Demand
+from octavo_operator.report.events import EventRecorder
+from octavo_operator.routers.poller import Demand
+from octavo_operator.watch.world import WATCHED, Key, World
 from tests.fakes.clock import ManualClock
 from tests.fakes.cluster import FakeCluster
 from tests.fakes.deployments import with_images
 from tests.fakes.workloads import Workloads
 
 if TYPE_CHECKING:
-    from octavo_operator.kinds import Kind, Object
+    from octavo_operator.objects.kinds import Kind, Object
     from octavo_operator.settings import Settings
-    from octavo_operator.work_queue import Outcome
+    from octavo_operator.watch.work_queue import Outcome
     from tests.fakes.cluster import Call
 
 KEY = Key("default", "smollm2")

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from octavo_operator import kinds
+from octavo_operator.objects import kinds
 from tests.fakes.live_operator import engines, live, until
 from tests.fakes.operator import make_deployment
 

@@ -6,15 +6,15 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from octavo_engine.core.outputs import CompletionOutput, RequestOutput
+from octavo_engine.core.text.outputs import CompletionOutput, RequestOutput
 from octavo_engine.core.validate import settle_params
 from tests.fakes.engine import EOS, FakeEngine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from octavo_engine.core.news import Tap
-    from octavo_engine.core.told import Told
+    from octavo_engine.core.text.output_stream import Tap
+    from octavo_engine.core.text.resumed import Told
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.sampling_params import SamplingParams
 

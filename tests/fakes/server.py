@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from octavo_engine.server.admin.reload import KeyFiles, Reloader
 from octavo_engine.server.app import build_app
-from octavo_engine.server.port import open_port, open_unix_socket
-from octavo_engine.server.reload import KeyFiles, Reloader
+from octavo_engine.server.http.listen import open_port, open_unix_socket
+from octavo_engine.server.http.tls import TlsFiles
 from octavo_engine.server.run import make_server
 from octavo_engine.server.settings import ServerSettings
-from octavo_engine.server.tls import TlsFiles
 from tests.fakes.engine import FakeEngine
 
 if TYPE_CHECKING:

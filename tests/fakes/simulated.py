@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.build_core import build_core
-from octavo_engine.core.in_process_client import InProcessClient
+from octavo_engine.core.process.in_process_client import InProcessClient
 from octavo_engine.scheduling.invariants import check_invariants
 from octavo_engine.server.app import build_app
-from octavo_engine.server.port import open_port
+from octavo_engine.server.http.listen import open_port
 from octavo_engine.server.run import make_server
 from octavo_engine.server.settings import ServerSettings
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from octavo_engine.backends.backend import Backend
-    from octavo_engine.core.client import Listener
+    from octavo_engine.core.process.client import Listener
     from octavo_engine.server.service import Service
 
 CONFIG = EngineConfig(

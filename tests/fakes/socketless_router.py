@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING, Any, cast
 
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 from octavo_router.endpoints.registry import Registry
+from octavo_router.flow.admission import Gate
 from octavo_router.flow.budget import RetryBudget, Throttle
-from octavo_router.flow.gate import Gate
 from octavo_router.flow.keys import KeyTable
 from octavo_router.flow.quarantine import Watch
 from octavo_router.http.client_connection import ClientConnection
+from octavo_router.http.connection_settings import Shared
 from octavo_router.http.deadlines import Deadlines
 from octavo_router.http.network import Network, P
-from octavo_router.http.shared import Shared
 from octavo_router.metrics import RouterMetrics
 from octavo_router.observer import MetricsObserver
-from octavo_router.proxy.seams import Parts
+from octavo_router.proxy.interfaces import Parts
 from octavo_router.proxy.service import Proxy
 from octavo_router.proxy.upstreams import Upstreams
 from octavo_router.routing.build import build_dispatcher
+from octavo_router.routing.capacity import Rooms
 from octavo_router.routing.models import Models
-from octavo_router.routing.rooms import Rooms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from octavo_router.config import RouterConfig
+    from octavo_router.config.settings import RouterConfig
     from octavo_router.endpoints.endpoint import Kind
     from octavo_router.http.deadlines import Waiting
     from octavo_router.http.upstream_connection import UpstreamConnection

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.kubernetes import DELETION_COST_ANNOTATION, ROUTABLE_CONDITION
-from octavo_operator import kinds
+from octavo_operator.objects import kinds
 
 if TYPE_CHECKING:
-    from octavo_operator.kinds import Object
+    from octavo_operator.objects.kinds import Object
     from tests.fakes.cluster import FakeCluster
 
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from octavo import cli, flags
+from octavo import cli
 from octavo.commands import doctor
+from octavo.options import flags
 from octavo_engine.config import EngineConfig
 from octavo_engine.server.settings import ServerSettings
 

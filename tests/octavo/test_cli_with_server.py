@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from octavo import bench_report, load
+from octavo.bench import load, report
 from octavo.http_client import Address
 from tests.fakes.process import environment, serving
 
@@ -138,17 +138,15 @@ def test_offline_benches_run_the_engine_in_process(kind, flags, figure):
 
 
 def test_percentiles_interpolate_between_ranks():
-    assert bench_report.percentile([3, 1, 2], 50) == 2
-    assert bench_report.percentile([1, 2], 75) == 1.75
-    assert bench_report.percentile([5], 99) == 5
-    assert bench_report.summary("x", []) == {}
+    assert report.percentile([3, 1, 2], 50) == 2
+    assert report.percentile([1, 2], 75) == 1.75
+    assert report.percentile([5], 99) == 5
+    assert report.summary("x", []) == {}
 
 
 def test_prompt_i_of_a_seed_is_the_same_whatever_the_count():
-    assert (
-        bench_report.random_prompts(1, 2, 9, 500) == bench_report.random_prompts(1, 5, 9, 500)[:2]
-    )
-    assert all(100 <= token < 500 for token in bench_report.random_prompts(1, 1, 99, 500)[0])
+    assert report.random_prompts(1, 2, 9, 500) == report.random_prompts(1, 5, 9, 500)[:2]
+    assert all(100 <= token < 500 for token in report.random_prompts(1, 1, 99, 500)[0])
 
 
 def test_arrivals_of_an_open_loop_have_the_asked_rate():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from octavo_operator.kube_config import load
+from octavo_operator.cluster.kube_config import load
 from tests.fakes.deployments import CPU_IMAGE
 from tests.fakes.effort import sample
 from tests.fakes.fault_proxy import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from octavo_operator import kinds
+from octavo_operator.objects import kinds
 from tests.fakes.operator import OperatorBench, running_operator
 
 REPLICAS = 3

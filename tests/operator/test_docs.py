@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from octavo_operator import cli, kinds, metrics, reasons_docs
-from octavo_operator.reasons import Reason
+from octavo_operator import cli, metrics
+from octavo_operator.objects import kinds
+from octavo_operator.report import reasons_docs
+from octavo_operator.report.reasons import Reason
 from octavo_operator.spec import LLMDeployment
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +23,9 @@ def blocks() -> list[str]:
 
 
 def test_the_reasons_are_current():
-    assert reasons_docs.with_reasons(PAGE) == PAGE, "run python -m octavo_operator.reasons_docs"
+    assert reasons_docs.with_reasons(PAGE) == PAGE, (
+        "run python -m octavo_operator.report.reasons_docs"
+    )
 
 
 def test_every_reason_is_below_a_title():

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from octavo_operator.cluster.guard import GuardedCluster, TokenBucket
+from octavo_operator.cluster.kube import KubeCluster
+from octavo_operator.cluster.kube_config import load
 from octavo_operator.errors import ClusterUnavailable
-from octavo_operator.events import EventRecorder
-from octavo_operator.guard import GuardedCluster, TokenBucket
-from octavo_operator.intake import Intake
-from octavo_operator.kube_cluster import KubeCluster
-from octavo_operator.kube_config import load
 from octavo_operator.metrics import Metrics
-from octavo_operator.observe import WATCHED, Key, World
 from octavo_operator.reconcile import Reconciler
-from octavo_operator.routers import Demand
+from octavo_operator.report.events import EventRecorder
+from octavo_operator.routers.poller import Demand
 from octavo_operator.settings import Settings
+from octavo_operator.watch.informer import Intake
+from octavo_operator.watch.world import WATCHED, Key, World
 from tests.fakes.clock import ManualClock
 from tests.fakes.deployments import with_images
 from tests.fakes.effort import is_full, sample
@@ -32,7 +32,7 @@ from tests.fakes.operator import KEY, make_deployment
 from tests.fakes.operator_story import snapshot
 
 if TYPE_CHECKING:
-    from octavo_operator.kube_config import KubeConfig
+    from octavo_operator.cluster.kube_config import KubeConfig
     from tests.fakes.apiserver import ApiServer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]

@@ -9,12 +9,12 @@ import msgspec
 
 from octavo_engine.protocol.loading import LoadProgress
 from octavo_engine.protocol.state import State
-from octavo_operator import kinds
-from octavo_operator.names import ENGINE_CONTAINER
+from octavo_operator.objects import kinds
+from octavo_operator.objects.names import ENGINE_CONTAINER
+from octavo_router.admin.state import StateReporter
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 from octavo_router.flow.admin import AdminAccess
-from octavo_router.flow.gate import Demand
-from octavo_router.state import StateReporter
+from octavo_router.flow.admission import Demand
 from tests.fakes.engine import FakeEngine
 from tests.fakes.facts import until
 from tests.fakes.listening import Listening, listening

@@ -13,7 +13,7 @@ import pytest
 from octavo_engine.protocol.kubernetes import COMPONENT_LABEL, ROUTER_COMPONENT
 from octavo_operator import manifests
 from octavo_operator.cli import PREFIX, add_options, read_values
-from octavo_router.config_load import all_flags
+from octavo_router.config.load import all_flags
 from tests.fakes.quick_yaml import one_line, read_all_yaml, read_yaml
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from octavo_operator import kinds
-from octavo_operator.cluster import Listing
-from octavo_operator.intake import NEWEST, Intake
+from octavo_operator.cluster.api import Listing
 from octavo_operator.metrics import Metrics
+from octavo_operator.objects import kinds
 from octavo_operator.settings import OPTIONAL_KINDS, POD_MONITOR, SERVICE_MONITOR
+from octavo_operator.watch.informer import NEWEST, Intake
 from tests.fakes.apiserver import ApiError
 from tests.fakes.clock import ManualClock
 from tests.fakes.cluster import FakeCluster
@@ -24,7 +24,7 @@ from tests.fakes.live_operator import conditions, operator, until
 from tests.fakes.operator import OperatorBench, make_deployment
 
 if TYPE_CHECKING:
-    from octavo_operator.kinds import Kind, Object
+    from octavo_operator.objects.kinds import Kind, Object
     from tests.fakes.apiserver import ApiServer
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

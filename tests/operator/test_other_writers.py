@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from octavo_operator import kinds
-from octavo_operator.cluster import Listing
-from octavo_operator.observe import Key
+from octavo_operator.cluster.api import Listing
+from octavo_operator.objects import kinds
+from octavo_operator.watch.world import Key
 from tests.fakes.operator import KEY, OperatorBench, make_deployment, running_operator, verbs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_operator.kinds import Kind
+    from octavo_operator.objects.kinds import Kind
     from tests.fakes.cluster import Call
 
 

@@ -9,13 +9,13 @@ from functools import partial
 
 import pytest
 
-from octavo_operator import handlers
-from octavo_operator.kube_cluster import KubeCluster
-from octavo_operator.kube_config import KubeConfig, load
-from octavo_operator.leader import LeaseTimes
-from octavo_operator.observe import Key
+from octavo_operator.cluster.kube import KubeCluster
+from octavo_operator.cluster.kube_config import KubeConfig, load
+from octavo_operator.cluster.leader import LeaseTimes
 from octavo_operator.process import Operator, RunSettings
 from octavo_operator.settings import Router, Settings
+from octavo_operator.watch import kopf_source
+from octavo_operator.watch.world import Key
 from tests.fakes.deployments import with_images
 from tests.fakes.live_operator import conditions, engines, live, operator, until
 from tests.fakes.operator import make_deployment
@@ -181,10 +181,10 @@ def test_it_stops_at_once_also_within_the_first_listing(apiserver, namespace, af
 
 def test_a_namespace_that_is_gone_stops_no_other(apiserver, namespace, monkeypatch, caplog):
     """With a namespace goes its Role, and every watch in it is refused from then on."""
-    watch_settings = handlers.make_settings()
+    watch_settings = kopf_source.make_settings()
     watch_settings.networking.error_backoffs = (0.1,)
     watch_settings.watching.server_timeout = 1  # rights are looked at when a watch begins
-    monkeypatch.setattr(handlers, "make_settings", lambda: watch_settings)
+    monkeypatch.setattr(kopf_source, "make_settings", lambda: watch_settings)
     other = apiserver.make_namespace()
     roles = {place: _give_rights(apiserver, place) for place in (namespace, other)}
     full = load({}, str(apiserver.kubeconfig))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from octavo_operator import kinds
+from octavo_operator.objects import kinds
 from tests.fakes.operator import OperatorBench, make_state, running_operator, verbs
 
 UNSETTLED = {"engine": {"maxNumSeqs": 7}}

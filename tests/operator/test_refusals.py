@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from octavo_operator.kube_config import KubeConfig, load
+from octavo_operator.cluster.kube_config import KubeConfig, load
 from tests.fakes.apiserver import ApiError
 from tests.fakes.live_operator import conditions, engines, operator, until
 from tests.fakes.operator import make_deployment
@@ -17,7 +17,7 @@ from tests.fakes.operator import make_deployment
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_operator.kinds import Object
+    from octavo_operator.objects.kinds import Object
     from tests.fakes.apiserver import ApiServer
 
 pytestmark = pytest.mark.cluster

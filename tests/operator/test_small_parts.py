@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from octavo_operator import kinds
 from octavo_operator.cli import add_options, read_settings, read_values
-from octavo_operator.cluster import Listing
-from octavo_operator.compare import holds
+from octavo_operator.cluster.api import Listing
+from octavo_operator.cluster.guard import GuardedCluster, TokenBucket
 from octavo_operator.errors import ClusterUnavailable, Refused, SettingsInvalid
-from octavo_operator.events import EventRecorder
-from octavo_operator.guard import GuardedCluster, TokenBucket
 from octavo_operator.health import Health, HealthServer
-from octavo_operator.intake import Intake
 from octavo_operator.metrics import Metrics
-from octavo_operator.observe import WATCHED, Key, World, are_synced
-from octavo_operator.served_namespaces import permitted
-from octavo_operator.work_queue import Outcome
+from octavo_operator.objects import kinds
+from octavo_operator.objects.compare import holds
+from octavo_operator.report.events import EventRecorder
+from octavo_operator.watch.informer import Intake
+from octavo_operator.watch.namespaces import permitted
+from octavo_operator.watch.work_queue import Outcome
+from octavo_operator.watch.world import WATCHED, Key, World, are_synced
 from tests.fakes.clock import ManualClock
 from tests.fakes.cluster import FakeCluster
 from tests.fakes.operator import make_deployment
@@ -30,7 +30,7 @@ from tests.fakes.operator import make_deployment
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_operator.kinds import Kind
+    from octavo_operator.objects.kinds import Kind
     from tests.fakes.cluster import Call
 
 

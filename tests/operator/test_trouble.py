@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from octavo_operator import kinds
 from octavo_operator.errors import ClusterUnavailable, Conflict, Refused
-from octavo_operator.observe import Key
+from octavo_operator.objects import kinds
+from octavo_operator.watch.world import Key
 from tests.fakes.effort import sample
 from tests.fakes.operator import KEY, OperatorBench, make_deployment, running_operator
 

@@ -11,16 +11,16 @@ import pytest
 import yaml
 
 from octavo_engine.protocol import metric_names
-from octavo_router import config_check, config_docs
-from octavo_router.config import KeyConfig, UpstreamConfig
-from octavo_router.config_load import load_config, parse_part
+from octavo_router.config import check, docs
+from octavo_router.config.load import load_config, parse_part
+from octavo_router.config.settings import KeyConfig, UpstreamConfig
 from octavo_router.discovery.kubernetes.routing import Routing
 from octavo_router.flow.keys import make_table
 from octavo_router.proxy.paths import PROXIED
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "router" / "octavo_router"
-PAGE = (ROOT / config_docs.PAGE).read_text(encoding="utf-8")
+PAGE = (ROOT / docs.PAGE).read_text(encoding="utf-8")
 
 
 def section(title: str) -> str:
@@ -69,12 +69,12 @@ def refusals() -> dict[tuple[int, str], set[bool]]:
 
 
 def test_the_settings_are_current():
-    assert config_docs.with_settings(PAGE) == PAGE, "run python -m octavo_router.config_docs"
+    assert docs.with_settings(PAGE) == PAGE, "run python -m octavo_router.config.docs"
 
 
 def test_a_page_without_the_marks_is_an_error():
     with pytest.raises(ValueError, match="must have the lines"):
-        config_docs.with_settings("# Router\n")
+        docs.with_settings("# Router\n")
 
 
 def test_every_error_is_in_the_table_and_no_other():
@@ -102,9 +102,9 @@ def test_every_metric_is_in_the_table_and_no_other():
 
 def test_every_policy_that_can_be_had_is_in_the_table():
     told = {row[0].split("`")[1] for row in rows(section("Policies"))}
-    assert told == set(config_check.POLICIES)
+    assert told == set(check.POLICIES)
     profiles = section("Policies").partition("**Profiles**")[2]
-    assert {*config_check.FILTER_NAMES, *config_check.SCORER_NAMES} <= names(profiles)
+    assert {*check.FILTER_NAMES, *check.SCORER_NAMES} <= names(profiles)
 
 
 def test_the_paths_that_are_let_through_are_those_in_the_list():

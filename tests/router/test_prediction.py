@@ -14,7 +14,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
-from octavo_router.config import RouterConfig
+from octavo_router.config.settings import RouterConfig
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 from octavo_router.endpoints.registry import Registry
 from octavo_router.metrics import SignalCounts

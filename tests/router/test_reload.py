@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from octavo_router.config import (
+from octavo_router.config.load import walk
+from octavo_router.config.settings import (
     KeyConfig,
     ModelConfig,
     PoolConfig,
@@ -17,8 +18,7 @@ from octavo_router.config import (
     UpstreamConfig,
     WeightedConfig,
 )
-from octavo_router.config_load import walk
-from octavo_router.config_show import RESTART_ONLY, differences
+from octavo_router.config.show import RESTART_ONLY, differences
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import on_loop
 from tests.fakes.upstream import Received, ScriptedUpstream

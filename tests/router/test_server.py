@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo_router.app import App
-from octavo_router.config_load import load_config
+from octavo_router.config.load import load_config
 from octavo_router.errors import ConfigInvalid
 from octavo_router.http.sockets import open_listener
 from octavo_router.server import Server
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from octavo_router.config import RouterConfig
+    from octavo_router.config.settings import RouterConfig
 
 MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "x"}]}
 

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from benchmarks.router.soak import MIB, Sample, gauge, slope, soak
-from octavo_router.config import RouterConfig
+from octavo_router.config.settings import RouterConfig
 from octavo_router.residency import native
 from octavo_router.residency.api import CHAT, MESSAGES, RESPONSES
 

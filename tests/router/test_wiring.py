@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from octavo_router.discovery.found import PoolRoute
+from octavo_router.discovery.source import PoolRoute
 from octavo_router.errors import ConfigInvalid
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import on_loop
@@ -17,7 +17,7 @@ from tests.router.test_server import configuration, plain_server, running, until
 
 if TYPE_CHECKING:
     from octavo_router.app import App
-    from octavo_router.config import RouterConfig
+    from octavo_router.config.settings import RouterConfig
     from octavo_router.metrics.record import RequestRecord
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -35,7 +35,7 @@ struct PrefixLoadShape : Shape {
 };
 
 struct RoomsShape : Shape {
-    RoomsShape() : Shape("octavo_router.routing.rooms", "Rooms") {}
+    RoomsShape() : Shape("octavo_router.routing.capacity", "Rooms") {}
     Slot config{type, "config"};
 };
 
@@ -57,7 +57,7 @@ struct RegistryShape : Shape {
 };
 
 struct GateShape : Shape {
-    GateShape() : Shape("octavo_router.flow.gate", "Gate") {}
+    GateShape() : Shape("octavo_router.flow.admission", "Gate") {}
     Slot authenticate{type, "authenticate"};
 };
 
@@ -116,7 +116,7 @@ struct ClientShape : Shape {
 };
 
 struct SharedShape : Shape {
-    SharedShape() : Shape("octavo_router.http.shared", "Shared") {}
+    SharedShape() : Shape("octavo_router.http.connection_settings", "Shared") {}
     Slot is_closing{type, "is_closing"};
     Slot service{type, "service"};
     Slot timeouts{type, "timeouts"};
@@ -136,7 +136,7 @@ struct RequestHeadShape : Shape {
 };
 
 struct FactsShape : Shape {
-    FactsShape() : Shape("octavo_router.proxy.facts", "HeadFacts") {}
+    FactsShape() : Shape("octavo_router.proxy.head_facts", "HeadFacts") {}
     Slot is_plain{type, "is_plain"};
     Slot needs_key{type, "needs_key"};
     Slot path{type, "path"};
@@ -306,7 +306,7 @@ struct HealthRecordShape : Shape {
 };
 
 struct TimeoutsShape : Shape {
-    TimeoutsShape() : Shape("octavo_router.config", "TimeoutsConfig") {}
+    TimeoutsShape() : Shape("octavo_router.config.settings", "TimeoutsConfig") {}
     Slot first_token_per_1k_s{type, "first_token_per_1k_s"};
     Slot first_token_s{type, "first_token_s"};
     Slot idle_s{type, "idle_s"};
@@ -314,7 +314,7 @@ struct TimeoutsShape : Shape {
 };
 
 struct FlowShape : Shape {
-    FlowShape() : Shape("octavo_router.config", "FlowConfig") {}
+    FlowShape() : Shape("octavo_router.config.settings", "FlowConfig") {}
     Slot in_flight_factor{type, "in_flight_factor"};
     Slot max_in_flight{type, "max_in_flight"};
 };

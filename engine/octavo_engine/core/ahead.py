@@ -18,7 +18,7 @@ from octavo_engine.scheduling import ahead
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_engine.core.heartbeat import Heartbeat
+    from octavo_engine.core.process.heartbeat import Heartbeat
     from octavo_engine.executor.executor import LaunchesBatches, UnderWay
     from octavo_engine.profile import Laps
     from octavo_engine.scheduling.scheduler import Scheduler

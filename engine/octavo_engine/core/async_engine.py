@@ -9,18 +9,18 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from octavo_engine.core import wire
 from octavo_engine.core.build import load_model_tokenizer, localized, resolve
 from octavo_engine.core.build_core import build_core
-from octavo_engine.core.in_process_client import InProcessClient
 from octavo_engine.core.info import Health, ModelInfo
+from octavo_engine.core.kv_events.residency_feed import ResidencyFeed
 from octavo_engine.core.load_meter import LoadMeter
-from octavo_engine.core.news import Reader
-from octavo_engine.core.output_processor import OutputProcessor, Submission
-from octavo_engine.core.pooling import PoolingDesk, check_items, check_task
-from octavo_engine.core.process_client import ProcessClient
-from octavo_engine.core.residency_feed import ResidencyFeed
+from octavo_engine.core.pooling.async_pooling import PoolingDesk, check_items, check_task
+from octavo_engine.core.process import wire
+from octavo_engine.core.process.in_process_client import InProcessClient
+from octavo_engine.core.process.process_client import ProcessClient
 from octavo_engine.core.seeds import Seeds
+from octavo_engine.core.text.output_processor import OutputProcessor, Submission
+from octavo_engine.core.text.output_stream import Reader
 from octavo_engine.core.validate import check_choices, settle_params, tokenized_bad_words
 from octavo_engine.errors import EngineDead, InvalidRequest, OctavoError, QueueFull
 from octavo_engine.protocol.admission import retry_after_s
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.config import EngineConfig
-    from octavo_engine.core.client import EngineClient, Listener
-    from octavo_engine.core.news import Tap
-    from octavo_engine.core.output_processor import Processed, Request
-    from octavo_engine.core.outputs import RequestOutput
-    from octavo_engine.core.pooling import PoolingItem
-    from octavo_engine.core.told import Told
+    from octavo_engine.core.pooling.async_pooling import PoolingItem
+    from octavo_engine.core.process.client import EngineClient, Listener
+    from octavo_engine.core.text.output_processor import Processed, Request
+    from octavo_engine.core.text.output_stream import Tap
+    from octavo_engine.core.text.outputs import RequestOutput
+    from octavo_engine.core.text.resumed import Told
     from octavo_engine.errors import RequestError
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import StepOutput

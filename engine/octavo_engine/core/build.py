@@ -14,8 +14,8 @@ from octavo_engine.core.engine import Engine
 from octavo_engine.core.extension import require_extension
 from octavo_engine.core.identity import architecture_of, format_of, identify
 from octavo_engine.core.info import ModelInfo
-from octavo_engine.core.kv_event_publisher import KVEventPublisher
-from octavo_engine.core.kv_events import KVEventRecorder
+from octavo_engine.core.kv_events.publisher import KVEventPublisher
+from octavo_engine.core.kv_events.recorder import KVEventRecorder
 from octavo_engine.core.memory import free_memory
 from octavo_engine.errors import ConfigError
 from octavo_engine.executor.uni import UniExecutor
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import Backend
     from octavo_engine.config import EngineConfig
-    from octavo_engine.core.grammars import Grammars
+    from octavo_engine.core.grammar_queue import Grammars
     from octavo_engine.grammar.compiler import CompilerSettings
     from octavo_engine.tokenization.tokenizer import Tokenizer
     from octavo_engine.weights.source import ModelFiles
@@ -213,7 +213,7 @@ def make_grammars(
     now: Callable[[], float] = time.monotonic,
 ) -> Grammars:
     """What compiles grammars for a model. Its vocabulary is read with the first one."""
-    from octavo_engine.core.grammars import Grammars
+    from octavo_engine.core.grammar_queue import Grammars
     from octavo_engine.grammar.compiler import GrammarCompiler
     from octavo_engine.grammar.vocabulary import Vocabulary
 

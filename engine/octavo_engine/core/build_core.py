@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.core.build import build_engine, resolve
-from octavo_engine.core.pooling_build import build_pooling_engine, pooling_config
+from octavo_engine.core.pooling.build import build_pooling_engine, pooling_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable

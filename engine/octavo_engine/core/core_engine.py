@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo_engine.core.heartbeat import Heartbeat
+    from octavo_engine.core.process.heartbeat import Heartbeat
     from octavo_engine.errors import RequestError
     from octavo_engine.profile import StepProfile
     from octavo_engine.state.labels import Labels

@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from octavo_engine.core.ahead import Ahead
-from octavo_engine.core.heartbeat import Heartbeat
-from octavo_engine.core.pooling import WrongTask
+from octavo_engine.core.pooling.async_pooling import WrongTask
+from octavo_engine.core.process.heartbeat import Heartbeat
 from octavo_engine.errors import InvalidRequest, ModelError, OctavoError, RequestError
 from octavo_engine.executor.executor import ReleasesKV, ReleasesWeights
 from octavo_engine.profile import Lapped
@@ -21,9 +21,9 @@ from octavo_engine.state.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from octavo_engine.core.grammars import Grammars
-    from octavo_engine.core.kv_event_publisher import KVEventPublisher
-    from octavo_engine.core.kv_events import KVEventRecorder
+    from octavo_engine.core.grammar_queue import Grammars
+    from octavo_engine.core.kv_events.publisher import KVEventPublisher
+    from octavo_engine.core.kv_events.recorder import KVEventRecorder
     from octavo_engine.executor.executor import Executor, LaunchesBatches
     from octavo_engine.grammar.run import GrammarRun
     from octavo_engine.profile import StepProfile

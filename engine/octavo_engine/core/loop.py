@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from octavo_engine.core import wire
+from octavo_engine.core.process import wire
 from octavo_engine.errors import EngineDead, GenerationFailed, OctavoError, RequestError
 from octavo_engine.profile import StepProfile
 from octavo_engine.state.outputs import ProfileWritten

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from octavo_engine.core.info import ModelInfo
-    from octavo_engine.core.told import Told
+    from octavo_engine.core.text.resumed import Told
     from octavo_engine.state.sampling_params import SamplingParams
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from octavo_engine.backends.backend import Step
 from octavo_engine.config import BLOCK_SIZE
-from octavo_engine.model_runner.wishes import RowWishes
+from octavo_engine.model_runner.row_params import RowWishes
 from octavo_engine.sampling.adjust import AdjustedRow, build_lists, ragged
 from octavo_engine.sampling.batch import SamplingBatch
 from octavo_engine.sampling.processors import ProcessedRow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from octavo_engine.server.pages import api_page, errors_page
+from octavo_engine.server.docs.pages import api_page, errors_page
 from octavo_engine.server.routes import ROUTES
 
 

@@ -16,13 +16,13 @@ from starlette.routing import Route
 from octavo_engine.core.logs import REQUEST_ID
 from octavo_engine.errors import RequestError
 from octavo_engine.protocol.endpoints import POD_UID_HEADER
-from octavo_engine.server.batches.runner import Batches
-from octavo_engine.server.batches.shelf import Shelf
-from octavo_engine.server.exchange import Exchange
-from octavo_engine.server.http_errors import from_routing, internal_error
-from octavo_engine.server.openapi import document
-from octavo_engine.server.presence import ClientGone
-from octavo_engine.server.ranks import RANK_HEADER, check_rank
+from octavo_engine.server.compat.data_parallel_rank import RANK_HEADER, check_rank
+from octavo_engine.server.docs.openapi import document
+from octavo_engine.server.http.disconnect import ClientGone
+from octavo_engine.server.http.errors import from_routing, internal_error
+from octavo_engine.server.http.exchange import Exchange
+from octavo_engine.server.openai.batches.runner import Batches
+from octavo_engine.server.openai.batches.shelf import Shelf
 from octavo_engine.server.routes import served_routes
 from octavo_engine.server.service import Service
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from octavo_engine.server.reload import KeyFiles
+    from octavo_engine.server.admin.reload import KeyFiles
     from octavo_engine.server.routes import Row
     from octavo_engine.server.service import ServedEngine
     from octavo_engine.server.settings import ServerSettings
@@ -66,7 +66,7 @@ def build_app(
     app.router.redirect_slashes = False  # a scraper or client follows no redirect
     app.state.service = service
     if settings.allowed_origins:
-        from octavo_engine.server.cors import allow_origins  # only where browsers call
+        from octavo_engine.server.http.cors import allow_origins  # only where browsers call
 
         allow_origins(app, settings)
     return app

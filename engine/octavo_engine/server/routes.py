@@ -10,34 +10,35 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from octavo_engine.protocol.endpoints import DRAIN_PATH, STREAM_PATH
-from octavo_engine.server import (
-    admin,
-    answers,
-    dev,
-    docs,
-    listing,
-    probes,
-    render,
-    sagemaker,
-    schemas,
-    tokens,
-    unserved,
-)
-from octavo_engine.server.aborts import Aborted, AbortRequest, abort_requests
-from octavo_engine.server.batches import batches, files
-from octavo_engine.server.batches import shapes as batch_shapes
-from octavo_engine.server.chat import chat_completions
-from octavo_engine.server.chat_many import ChatBatchRequest, chat_batch
-from octavo_engine.server.completions import completions
-from octavo_engine.server.exchange import Exchange
-from octavo_engine.server.generative_scoring import (
+from octavo_engine.server.admin import dev, drain, probes
+from octavo_engine.server.admin.aborts import Aborted, AbortRequest, abort_requests
+from octavo_engine.server.anthropic import bodies as message_bodies
+from octavo_engine.server.anthropic import shapes as message_shapes
+from octavo_engine.server.anthropic.create import count_tokens, create_message
+from octavo_engine.server.compat import not_implemented, render, sagemaker
+from octavo_engine.server.compat.generative_scoring import (
     GenerativeScores,
     GenerativeScoringRequest,
     generative_scoring,
 )
-from octavo_engine.server.messages import bodies as message_bodies
-from octavo_engine.server.messages import shapes as message_shapes
-from octavo_engine.server.messages.create import count_tokens, create_message
+from octavo_engine.server.compat.token_generate import (
+    TokenAnswer,
+    TokenChunk,
+    TokenRequest,
+    token_generate,
+)
+from octavo_engine.server.docs import endpoints
+from octavo_engine.server.http.exchange import Exchange
+from octavo_engine.server.openai import models, response_schemas, schemas, tokenize
+from octavo_engine.server.openai.batches import batches, files
+from octavo_engine.server.openai.batches import shapes as batch_shapes
+from octavo_engine.server.openai.chat.batch import ChatBatchRequest, chat_batch
+from octavo_engine.server.openai.chat.endpoint import chat_completions
+from octavo_engine.server.openai.completions import completions
+from octavo_engine.server.openai.responses import bodies as response_bodies
+from octavo_engine.server.openai.responses import shapes as response_shapes
+from octavo_engine.server.openai.responses import stored as stored_responses
+from octavo_engine.server.openai.responses.create import count_input_tokens, create_response
 from octavo_engine.server.pooling import bodies, shapes
 from octavo_engine.server.pooling.classify import classify
 from octavo_engine.server.pooling.cohere_embed import cohere_embed
@@ -45,21 +46,11 @@ from octavo_engine.server.pooling.embeddings import embeddings
 from octavo_engine.server.pooling.pooling import pooling
 from octavo_engine.server.pooling.rerank import rerank, rerank_v2
 from octavo_engine.server.pooling.score import score
-from octavo_engine.server.responses import bodies as response_bodies
-from octavo_engine.server.responses import shapes as response_shapes
-from octavo_engine.server.responses import stored as stored_responses
-from octavo_engine.server.responses.create import count_input_tokens, create_response
+from octavo_engine.server.routers.push_stream import stream
 from octavo_engine.server.service import Service
-from octavo_engine.server.stream import stream
-from octavo_engine.server.token_generate import (
-    TokenAnswer,
-    TokenChunk,
-    TokenRequest,
-    token_generate,
-)
 
 if TYPE_CHECKING:
-    from octavo_engine.server.keys import Access
+    from octavo_engine.server.http.auth import Access
     from octavo_engine.server.settings import ServerSettings
 
 Handler = Callable[[Exchange, Service], Awaitable[None]]
@@ -96,17 +87,17 @@ def served_routes(settings: ServerSettings) -> tuple[Row, ...]:
 
 # /metrics is public because scrapers of clusters send no key; it holds no prompt and no key.
 ROUTES = (
-    Row("GET", "/v1/models", listing.list_models, "key",
+    Row("GET", "/v1/models", models.list_models, "key",
         says="The models served here; in Anthropic's shape for clients that send anthropic-version",
-        query=listing.ModelsQuery, answer=answers.ModelList),
-    Row("GET", "/v1/models/{model:path}", listing.get_model, "key",
-        says="One model", answer=answers.ModelCard, also=(404,)),
+        query=models.ModelsQuery, answer=response_schemas.ModelList),
+    Row("GET", "/v1/models/{model:path}", models.get_model, "key",
+        says="One model", answer=response_schemas.ModelCard, also=(404,)),
     Row("POST", "/v1/completions", completions, "key", works=True,
         says="Continue one or several prompts", body=schemas.CompletionRequest,
-        answer=answers.Completion, events=answers.CompletionChunk),
+        answer=response_schemas.Completion, events=response_schemas.CompletionChunk),
     Row("POST", "/v1/chat/completions", chat_completions, "key", works=True,
         says="Answer a conversation", body=schemas.ChatCompletionRequest,
-        answer=answers.ChatCompletion, events=answers.ChatCompletionChunk),
+        answer=response_schemas.ChatCompletion, events=response_schemas.ChatCompletionChunk),
     Row("POST", "/v1/responses", create_response, "key", works=True,
         says="Answer in OpenAI's Responses shape", body=response_bodies.ResponsesRequest,
         answer=response_shapes.Response, events=response_shapes.Event),
@@ -156,7 +147,7 @@ ROUTES = (
         answer=shapes.PooledList),
     Row("POST", "/v1/chat/completions/batch", chat_batch, "key", works=True,
         says="Answer several conversations", body=ChatBatchRequest,
-        answer=answers.ChatCompletion),
+        answer=response_schemas.ChatCompletion),
     Row("POST", "/v1/chat/completions/render", render.render_chat, "key", works=True,
         says="What a conversation comes to, without an answer",
         body=schemas.ChatCompletionRequest, answer=render.Rendered),
@@ -169,11 +160,11 @@ ROUTES = (
     Row("POST", "/generative_scoring", generative_scoring, "key", works=True,
         says="How likely some tokens come next, per item", body=GenerativeScoringRequest,
         answer=GenerativeScores),
-    Row("POST", "/v1/audio/transcriptions", unserved.audio, "key", works=True,
-        says="Refused until a speech model is served", form=unserved.AudioForm, also=(415,)),
-    Row("POST", "/v1/audio/translations", unserved.audio, "key", works=True,
-        says="Refused until a speech model is served", form=unserved.AudioForm, also=(415,)),
-    Row("GET", "/v1/realtime", unserved.realtime, "key",
+    Row("POST", "/v1/audio/transcriptions", not_implemented.audio, "key", works=True,
+        says="Refused until a speech model is served", form=not_implemented.AudioForm, also=(415,)),
+    Row("POST", "/v1/audio/translations", not_implemented.audio, "key", works=True,
+        says="Refused until a speech model is served", form=not_implemented.AudioForm, also=(415,)),
+    Row("GET", "/v1/realtime", not_implemented.realtime, "key",
         says="Not there: it would need a speech model", also=(501,)),
     Row("POST", "/v1/files", files.upload_file, "key", needs="files_dir",
         says="Leave a file of requests here, for a batch", form=batch_shapes.FileForm,
@@ -197,10 +188,10 @@ ROUTES = (
         says="How far a batch is", answer=batch_shapes.Batch, also=(404,)),
     Row("POST", "/v1/batches/{batch_id}/cancel", batches.cancel_batch, "key", needs="files_dir",
         says="End a batch; what is answered is kept", answer=batch_shapes.Batch, also=(404,)),
-    Row("POST", "/v1/load_lora_adapter", unserved.load_adapter, "admin",
-        says="Not there yet", body=unserved.LoadAdapter, also=(501,)),
-    Row("POST", "/v1/unload_lora_adapter", unserved.unload_adapter, "admin",
-        says="Not there yet", body=unserved.UnloadAdapter, also=(501,)),
+    Row("POST", "/v1/load_lora_adapter", not_implemented.load_adapter, "admin",
+        says="Not there yet", body=not_implemented.LoadAdapter, also=(501,)),
+    Row("POST", "/v1/unload_lora_adapter", not_implemented.unload_adapter, "admin",
+        says="Not there yet", body=not_implemented.UnloadAdapter, also=(501,)),
     Row("POST", "/abort_requests", abort_requests, "admin",
         says="End requests by their ids", body=AbortRequest, answer=Aborted),
     Row("POST", "/invocations", sagemaker.invocations, "key", works=True,
@@ -209,11 +200,11 @@ ROUTES = (
         probes=True),
     Row("POST", "/ping", sagemaker.ping, "public", says="As /health, for SageMaker", media="",
         probes=True),
-    Row("GET", "/load", listing.load, "public", says="Requests in flight",
-        answer=answers.ServerLoad),
-    Row("GET", "/tokenizer_info", tokens.tokenizer_info, "key", works=True,
+    Row("GET", "/load", models.load, "public", says="Requests in flight",
+        answer=response_schemas.ServerLoad),
+    Row("GET", "/tokenizer_info", tokenize.tokenizer_info, "key", works=True,
         needs="tokenizer_info", says="Special tokens and chat template",
-        answer=answers.TokenizerInfo),
+        answer=response_schemas.TokenizerInfo),
     Row("POST", "/sleep", dev.sleep, "admin", needs="dev_mode",
         says="Refuse work and give memory back: the KV cache's, on a GPU the weights' too",
         query=dev.SleepQuery, media=""),
@@ -231,8 +222,8 @@ ROUTES = (
     Row("GET", "/get_world_size", dev.world_size, "key", needs="dev_mode",
         says="How many processes hold weights", answer=dev.WorldSize),
     *(
-        Row("POST", path, unserved.weight_update, "admin", needs="dev_mode", says="Not there",
-            also=(501,))
+        Row("POST", path, not_implemented.weight_update, "admin", needs="dev_mode",
+            says="Not there", also=(501,))
         for path in ("/init_weight_transfer_engine", "/start_weight_update", "/update_weights",
                      "/finish_weight_update", "/release_kv_cache_memory")
     ),
@@ -249,36 +240,37 @@ ROUTES = (
     Row("GET", "/server_info", dev.server_info, "admin", needs="dev_mode",
         says="Settings and environment, without secrets", query=dev.InfoQuery,
         answer=dev.ServerInfo),
-    Row("POST", "/collective_rpc", unserved.collective_rpc, "admin", needs="dev_mode",
-        says="Not there", body=unserved.WorkerCall, also=(501,)),
-    Row("POST", "/tokenize", tokens.tokenize, "key", works=True,
+    Row("POST", "/collective_rpc", not_implemented.collective_rpc, "admin", needs="dev_mode",
+        says="Not there", body=not_implemented.WorkerCall, also=(501,)),
+    Row("POST", "/tokenize", tokenize.tokenize, "key", works=True,
         says="The tokens of a prompt or conversation", body=schemas.TokenizeRequest,
-        answer=answers.Tokenized),
-    Row("POST", "/detokenize", tokens.detokenize, "key", works=True,
-        says="The text of tokens", body=schemas.DetokenizeRequest, answer=answers.Detokenized),
+        answer=response_schemas.Tokenized),
+    Row("POST", "/detokenize", tokenize.detokenize, "key", works=True,
+        says="The text of tokens", body=schemas.DetokenizeRequest,
+        answer=response_schemas.Detokenized),
     Row("GET", STREAM_PATH, stream, "key",
         says="Load and KV residency for a router, as frames of msgpack",
         media="application/octet-stream"),
-    Row("POST", DRAIN_PATH, admin.drain, "admin",
-        says="Stop taking work, finish what is in flight, exit", answer=answers.Draining,
+    Row("POST", DRAIN_PATH, drain.drain, "admin",
+        says="Stop taking work, finish what is in flight, exit", answer=response_schemas.Draining,
         status=202),
     Row("GET", "/health", probes.health, "public", says="200 while the engine makes progress",
         media="", probes=True),
     Row("GET", "/healthz", probes.health, "public", says="As /health", media="",
         probes=True),
     Row("GET", "/livez", probes.livez, "public", says="For liveness probes: 503 once restarting "
-        "would help", answer=answers.Probe, probes=True),
+        "would help", answer=response_schemas.Probe, probes=True),
     Row("GET", "/ready", probes.ready, "public", says="200 while new work is welcome",
-        answer=answers.Probe, probes=True),
+        answer=response_schemas.Probe, probes=True),
     Row("GET", "/readyz", probes.ready, "public", says="As /ready",
-        answer=answers.Probe, probes=True),
-    Row("GET", "/version", listing.version, "public", says="The release of this server",
-        answer=answers.Version),
-    Row("GET", "/openapi.json", docs.openapi, "public", needs="docs", says="This description",
-        answer=docs.OpenApi),
-    Row("GET", "/docs", docs.page, "public", needs="docs", says="A page that shows it",
+        answer=response_schemas.Probe, probes=True),
+    Row("GET", "/version", models.version, "public", says="The release of this server",
+        answer=response_schemas.Version),
+    Row("GET", "/openapi.json", endpoints.openapi, "public", needs="docs", says="This description",
+        answer=endpoints.OpenApi),
+    Row("GET", "/docs", endpoints.page, "public", needs="docs", says="A page that shows it",
         media="text/html"),
-    Row("GET", "/redoc", docs.page, "public", needs="docs", says="As /docs",
+    Row("GET", "/redoc", endpoints.page, "public", needs="docs", says="As /docs",
         media="text/html"),
     Row("GET", "/metrics", probes.metrics, "public", says="Metrics in Prometheus's text format",
         media="text/plain"),

@@ -13,11 +13,11 @@ from uvicorn.config import Config
 from uvicorn.server import Server
 
 from octavo_engine import __version__
+from octavo_engine.server.admin.reload import KeyFiles, Reloader
 from octavo_engine.server.app import build_app
-from octavo_engine.server.batches.shelf import Shelf
-from octavo_engine.server.http import http_protocol
-from octavo_engine.server.reload import KeyFiles, Reloader
-from octavo_engine.server.tls import TlsFiles
+from octavo_engine.server.http.connection import http_protocol
+from octavo_engine.server.http.tls import TlsFiles
+from octavo_engine.server.openai.batches.shelf import Shelf
 from octavo_engine.tracing import make_tracing
 
 if TYPE_CHECKING:

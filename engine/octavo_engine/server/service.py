@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ModelUnknown, OctavoError, QueueFull
 from octavo_engine.metrics import EngineMetrics, Snapshot
-from octavo_engine.server.dialect import Dialect, choose, known_formats
-from octavo_engine.server.http_errors import HttpError, unavailable
-from octavo_engine.server.pause import Pause
-from octavo_engine.server.reload import KeyFiles
-from octavo_engine.server.residency import Labeller
-from octavo_engine.server.responses.store import ResponseStore
-from octavo_engine.server.running import Running
-from octavo_engine.server.sleep import Sleep
-from octavo_engine.server.stream import Hub
+from octavo_engine.server.admin.pause import Pause
+from octavo_engine.server.admin.reload import KeyFiles
+from octavo_engine.server.admin.sleep import Sleep
+from octavo_engine.server.generation.inflight import Running
+from octavo_engine.server.http.errors import HttpError, unavailable
+from octavo_engine.server.openai.chat.dialect import Dialect, choose, known_formats
+from octavo_engine.server.openai.responses.store import ResponseStore
+from octavo_engine.server.routers.push_stream import Hub
+from octavo_engine.server.routers.route_labels import Labeller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.info import Health, ModelInfo
-    from octavo_engine.core.news import Tap
-    from octavo_engine.core.outputs import RequestOutput
-    from octavo_engine.core.pooling import PoolingItem
-    from octavo_engine.core.residency_feed import ResidencyFeed
-    from octavo_engine.core.told import Told
-    from octavo_engine.server.batches.runner import Batches
+    from octavo_engine.core.kv_events.residency_feed import ResidencyFeed
+    from octavo_engine.core.pooling.async_pooling import PoolingItem
+    from octavo_engine.core.text.output_stream import Tap
+    from octavo_engine.core.text.outputs import RequestOutput
+    from octavo_engine.core.text.resumed import Told
+    from octavo_engine.server.openai.batches.runner import Batches
     from octavo_engine.server.settings import ServerSettings
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import EngineStats

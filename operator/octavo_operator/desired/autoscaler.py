@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol import metric_names
 from octavo_engine.protocol.kubernetes import KIND
-from octavo_operator import names
 from octavo_operator.desired.metadata import child
 from octavo_operator.errors import SpecInvalid
+from octavo_operator.objects import names
 from octavo_operator.settings import SCALED_OBJECT
 from octavo_operator.spec import API_VERSION
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.endpoints import ENGINE_PORT
 from octavo_engine.protocol.kubernetes import REVISION_LABEL
-from octavo_operator import names
 from octavo_operator.desired.engine_options import Option, engine_options, to_toml
 from octavo_operator.desired.metadata import child
 from octavo_operator.desired.weights import weights
+from octavo_operator.objects import names
 
 if TYPE_CHECKING:
     from octavo_operator.spec import LLMDeployment

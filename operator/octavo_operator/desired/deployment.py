@@ -1,4 +1,7 @@
-"""The Deployment of one revision. While its pods run, its template never changes: adopt.py."""
+"""The Deployment of one revision. While its pods run, its template never changes.
+
+See decide/adopt.py.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import REVISION_LABEL
-from octavo_operator import labels, names
 from octavo_operator.desired.metadata import child
 from octavo_operator.desired.pod import pod_template
 from octavo_operator.desired.revision import revision_of
+from octavo_operator.objects import labels, names
 
 if TYPE_CHECKING:
     from octavo_operator.settings import Settings

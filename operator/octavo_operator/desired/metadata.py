@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import KIND
-from octavo_operator import labels
+from octavo_operator.objects import labels
 from octavo_operator.spec import API_VERSION
 
 if TYPE_CHECKING:

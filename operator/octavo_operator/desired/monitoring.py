@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL, REVISION_LABEL
-from octavo_operator import labels, names
 from octavo_operator.desired.metadata import child
 from octavo_operator.desired.probes import PORT_NAME
+from octavo_operator.objects import labels, names
 from octavo_operator.settings import POD_MONITOR, SERVICE_MONITOR
 
 if TYPE_CHECKING:

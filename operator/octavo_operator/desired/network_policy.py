@@ -6,9 +6,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import COMPONENT_LABEL, ROUTER_COMPONENT
-from octavo_operator import labels, names
 from octavo_operator.desired.metadata import child
 from octavo_operator.desired.probes import PORT_NAME
+from octavo_operator.objects import labels, names
 
 if TYPE_CHECKING:
     from octavo_operator.settings import Settings

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.endpoints import ENGINE_PORT
 from octavo_engine.protocol.kubernetes import POD_UID_ENV, REVISION_LABEL, ROUTABLE_CONDITION
-from octavo_operator import labels, names
 from octavo_operator.desired.config_map import CONFIG_FILE
 from octavo_operator.desired.engine_options import extra_arguments
 from octavo_operator.desired.merge import overlay
@@ -15,6 +14,7 @@ from octavo_operator.desired.probes import PORT_NAME, probes
 from octavo_operator.desired.revision import image_of
 from octavo_operator.desired.security import container_security, pod_security
 from octavo_operator.desired.weights import is_fetched, weights
+from octavo_operator.objects import labels, names
 
 if TYPE_CHECKING:
     from octavo_operator.settings import Settings

@@ -2,7 +2,8 @@
 
 Probes, security contexts, resources of the fetch step and the like are this version's. Another
 version has others, and pods that serve are no worse for the ones they have: they keep them until
-their next rollout (adopt.py). Where pods must be replaced all the same, TEMPLATE_EPOCH is raised.
+their next rollout (decide/adopt.py). Where pods must be replaced all the same, TEMPLATE_EPOCH is
+raised.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import json
 from dataclasses import MISSING, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from octavo_operator import names
 from octavo_operator.desired.weights import cache_source, is_fetched
 from octavo_operator.errors import SpecInvalid
+from octavo_operator.objects import names
 from octavo_operator.settings import ENGINE_USER
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.endpoints import ENGINE_PORT
 from octavo_engine.protocol.kubernetes import ROUTING_ANNOTATION
-from octavo_operator import labels, names
 from octavo_operator.desired.metadata import child
 from octavo_operator.desired.probes import PORT_NAME
+from octavo_operator.objects import labels, names
 from octavo_operator.spec.quantities import plain
 
 if TYPE_CHECKING:

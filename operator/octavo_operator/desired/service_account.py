@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from octavo_operator import names
 from octavo_operator.desired.metadata import child
+from octavo_operator.objects import names
 
 if TYPE_CHECKING:
     from octavo_operator.spec import LLMDeployment

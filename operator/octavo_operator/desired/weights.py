@@ -6,8 +6,8 @@ import posixpath
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from octavo_operator import names
 from octavo_operator.desired.security import container_security
+from octavo_operator.objects import names
 
 if TYPE_CHECKING:
     from octavo_operator.spec import LLMDeployment, Model

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import GROUP, KIND, VERSION
 from octavo_operator.errors import SpecInvalid
-from octavo_operator.names import ENGINE_CONTAINER
+from octavo_operator.objects.names import ENGINE_CONTAINER
 from octavo_operator.spec.autoscaling import Autoscaling, read_autoscaling
 from octavo_operator.spec.cache import Cache, read_cache
 from octavo_operator.spec.engine import Engine, Resources, read_engine, read_resources

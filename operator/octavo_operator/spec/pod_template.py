@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from octavo_operator import labels
 from octavo_operator.errors import SpecInvalid
+from octavo_operator.objects import labels
 from octavo_operator.spec.fields import Fields, show
 
 # Fields of the pod that may be laid over. Others would break a promise of ours (hostNetwork,

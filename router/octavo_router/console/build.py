@@ -13,9 +13,9 @@ from octavo_router.discovery.build import make_account
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from octavo_router.config import RouterConfig
+    from octavo_router.config.settings import RouterConfig
     from octavo_router.endpoints.registry import Registry
-    from octavo_router.flow.gate import Gate
+    from octavo_router.flow.admission import Gate
     from octavo_router.http.messages import Handler
     from octavo_router.metrics import RouterMetrics
     from octavo_router.residency.api import ResidencyIndex

@@ -13,7 +13,7 @@ from octavo_router.errors import ConfigInvalid
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from octavo_router.config import UpstreamConfig
+    from octavo_router.config.settings import UpstreamConfig
 
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 SRV_PREFIX = "_"  # a host such as _http._tcp.engines.default.svc: its records name the ports

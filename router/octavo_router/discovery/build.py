@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_router.config import UpstreamConfig
-from octavo_router.config_load import parse_part
+from octavo_router.config.load import parse_part
+from octavo_router.config.settings import UpstreamConfig
 from octavo_router.discovery.file import UpstreamsFile
 from octavo_router.discovery.resolver import SystemResolver
 from octavo_router.discovery.upstreams import Upstreams
@@ -13,9 +13,9 @@ from octavo_router.discovery.upstreams import Upstreams
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from octavo_router.config import DiscoveryConfig, KubernetesConfig
-    from octavo_router.discovery.found import Source
+    from octavo_router.config.settings import DiscoveryConfig, KubernetesConfig
     from octavo_router.discovery.kubernetes.account import Account
+    from octavo_router.discovery.source import Source
     from octavo_router.discovery.upstreams import Resolver
     from octavo_router.metrics import RouterMetrics
 

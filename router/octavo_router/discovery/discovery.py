@@ -7,14 +7,14 @@ import logging
 import random
 from typing import TYPE_CHECKING
 
-from octavo_router.discovery.found import Found, PoolRoute
+from octavo_router.discovery.source import Found, PoolRoute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
     from typing import Self
 
-    from octavo_router.discovery.found import Source
+    from octavo_router.discovery.source import Source
     from octavo_router.endpoints.registry import Registry
     from octavo_router.metrics import RouterMetrics
 

@@ -19,8 +19,8 @@ from octavo_router.errors import ConfigInvalid
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from octavo_router.config import UpstreamConfig
-    from octavo_router.discovery.found import Publish
+    from octavo_router.config.settings import UpstreamConfig
+    from octavo_router.discovery.source import Publish
     from octavo_router.discovery.upstreams import Resolver
     from octavo_router.metrics import DiscoveryCounts
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_router.config import BackendConfig, ModelConfig, PoolConfig
+from octavo_router.config.settings import BackendConfig, ModelConfig, PoolConfig
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from octavo_router.config import RouterConfig
-    from octavo_router.discovery.found import Claim, PoolRoute
+    from octavo_router.config.settings import RouterConfig
+    from octavo_router.discovery.source import Claim, PoolRoute
 
 
 def discovered_models(

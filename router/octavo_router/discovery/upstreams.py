@@ -13,7 +13,7 @@ import random
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_router.discovery.addresses import SRV_PREFIX, address_of, is_ip, key_of
-from octavo_router.discovery.found import Found
+from octavo_router.discovery.source import Found
 from octavo_router.endpoints.endpoint import Address, EndpointSpec, Kind, Role
 from octavo_router.errors import ConfigInvalid, Unreachable
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Protocol
 
-    from octavo_router.config import UpstreamConfig
-    from octavo_router.discovery.found import Publish
+    from octavo_router.config.settings import UpstreamConfig
+    from octavo_router.discovery.source import Publish
     from octavo_router.metrics import DiscoveryCounts
 
     class Resolver(Protocol):

@@ -14,7 +14,7 @@ from octavo_router.proxy.paths import PROXIED, ProxiedPath
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from octavo_router.config import RouterConfig
+    from octavo_router.config.settings import RouterConfig
     from octavo_router.epp.messages import Pair
 
 DESTINATION: Final = "x-gateway-destination-endpoint"

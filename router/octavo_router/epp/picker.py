@@ -7,23 +7,23 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from octavo_router.epp.asking import Asker
 from octavo_router.epp.head import HeadReader
 from octavo_router.epp.hints import within
 from octavo_router.epp.messages import NONE
+from octavo_router.epp.request_reader import Asker
 from octavo_router.flow.admin import AdminAccess
 from octavo_router.http.fields import ADMIN_KEY_HEADER
-from octavo_router.proxy.handover import prompt_question
+from octavo_router.proxy.prefill_decode.kv_transfer import prompt_question
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from octavo_router.config import RouterConfig
+    from octavo_router.config.settings import RouterConfig
     from octavo_router.endpoints.registry import Registry
-    from octavo_router.epp.asking import Asked
     from octavo_router.epp.head import Head
     from octavo_router.epp.messages import Pair
-    from octavo_router.flow.gate import Gate
+    from octavo_router.epp.request_reader import Asked
+    from octavo_router.flow.admission import Gate
     from octavo_router.metrics.record import RequestRecord
     from octavo_router.residency.api import ScanFunction
     from octavo_router.routing.dispatcher import Dispatcher, Lease

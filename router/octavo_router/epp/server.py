@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from octavo_router.config import EppConfig
+    from octavo_router.config.settings import EppConfig
     from octavo_router.epp.picker import PickerParts
 
 logger = logging.getLogger("octavo.router")

@@ -21,25 +21,25 @@ from octavo_engine.protocol.endpoints import (
     SERVED_BY_HEADER,
 )
 from octavo_router.epp import messages
-from octavo_router.epp.asking import nobody
 from octavo_router.epp.head import DESTINATION, PREFILLER
 from octavo_router.epp.hints import NAMESPACE, read_failure, read_served, read_subset
+from octavo_router.epp.placed_request import Placed
 from octavo_router.epp.refusals import refusal, status_of
-from octavo_router.epp.settling import Placed
+from octavo_router.epp.request_reader import nobody
 from octavo_router.epp.wire import WireError
 from octavo_router.errors import Refused
-from octavo_router.flow.gate import Ticket
+from octavo_router.flow.admission import Ticket
 from octavo_router.metrics.record import RequestRecord
 from octavo_router.proxy.heads import explanation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from octavo_router.epp.asking import Asked
     from octavo_router.epp.head import Head
     from octavo_router.epp.messages import Message, Pair
     from octavo_router.epp.picker import Picker
-    from octavo_router.flow.gate import Waiting
+    from octavo_router.epp.request_reader import Asked
+    from octavo_router.flow.admission import Waiting
     from octavo_router.flow.tenant import Tenant
     from octavo_router.routing.decision import Decision
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from octavo_router.errors import Refused
 from octavo_router.http.fields import ADMIN_KEY_HEADER
-from octavo_router.http.this_machine import is_made_here
+from octavo_router.http.loopback import is_made_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from octavo_router.config import RetryConfig
+    from octavo_router.config.settings import RetryConfig
 
 Spent = Literal["", "budget", "client_budget"]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from octavo_router.http.shared import Shared
+    from octavo_router.http.connection_settings import Shared
 
 logger = logging.getLogger("octavo.router")
 

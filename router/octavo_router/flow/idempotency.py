@@ -18,7 +18,7 @@ from octavo_router.errors import Refused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_router.config import FlowConfig
+    from octavo_router.config.settings import FlowConfig
 
 MAX_ANSWER_BYTES: Final = 2**20
 MAX_KEYS: Final = 65_536

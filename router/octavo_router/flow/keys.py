@@ -12,7 +12,7 @@ from octavo_router.errors import ConfigInvalid
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from octavo_router.config import KeyConfig
+    from octavo_router.config.settings import KeyConfig
 
 _HEX = re.compile(r"[0-9a-fA-F]{64}")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo_router.config import FlowConfig, KeyConfig
-from octavo_router.config_load import parse_part
+from octavo_router.config.load import parse_part
+from octavo_router.config.settings import FlowConfig, KeyConfig
 from octavo_router.errors import ConfigInvalid
 from octavo_router.flow.keys import KeyTable, make_table
 

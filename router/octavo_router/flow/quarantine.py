@@ -21,7 +21,7 @@ from octavo_router.errors import Refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from octavo_router.config import RetryConfig
+    from octavo_router.config.settings import RetryConfig
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.endpoints.registry import Change
 

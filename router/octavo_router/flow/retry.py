@@ -25,7 +25,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo_router.config import RetryConfig
+    from octavo_router.config.settings import RetryConfig
 
 
 class Failure(StrEnum):

@@ -14,13 +14,13 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from octavo_router.errors import Refused
-from octavo_router.http import answers
+from octavo_router.http import responses
 from octavo_router.http.chunked import ChunkDecoder, ChunkError
 from octavo_router.http.deadlines import NEVER
 from octavo_router.http.request_head import RequestHead, too_large
 
 if TYPE_CHECKING:
-    from octavo_router.http.shared import Shared
+    from octavo_router.http.connection_settings import Shared
     from octavo_router.residency.api import Scan
 
 HEAD, BODY, BUSY, LINGER, CLOSED = range(5)
@@ -252,7 +252,7 @@ class ClientConnection(asyncio.Protocol):
     def refuse(self, error: Refused, request_id: str) -> None:
         """Answers with an error, and finishes."""
         keep_alive = not (error.close or self.wants_close)
-        self.write(answers.refusal(error, request_id, self.head, keep_alive=keep_alive))
+        self.write(responses.refusal(error, request_id, self.head, keep_alive=keep_alive))
         self.finish(keep_alive=keep_alive)
 
     def abort(self) -> None:
@@ -357,7 +357,7 @@ class ClientConnection(asyncio.Protocol):
         self._buffer = b""
         self._shared.on_body(size)
         if head.expects_continue and len(data) == at:
-            self.write(answers.CONTINUE)
+            self.write(responses.CONTINUE)
         if len(data) > at:
             self._take_body(data[at:])
         return self._state == HEAD
@@ -436,7 +436,7 @@ class ClientConnection(asyncio.Protocol):
         self.owner = None
         request_id = (head.request_id if head else "") or shared.service.new_request_id()
         keep_alive = is_read and not (error.close or self.wants_close)
-        self.write(answers.refusal(error, request_id, head, keep_alive=keep_alive))
+        self.write(responses.refusal(error, request_id, head, keep_alive=keep_alive))
         shared.service.refused(self, head, error, request_id)
         if is_read:
             self.finish(keep_alive=keep_alive)
@@ -463,7 +463,7 @@ class ClientConnection(asyncio.Protocol):
     def _probe(self) -> None:
         """Finds out whether a client that sends no more is still there."""
         if not self.has_begun and self.head is not None and not self.head.is_http10:
-            self.write(answers.CONTINUE)
+            self.write(responses.CONTINUE)
         elif self.owner is not None and (harmless := self.owner.probe()):
             self.write(harmless)
         else:

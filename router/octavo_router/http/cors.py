@@ -10,7 +10,7 @@ from octavo_router.http.messages import Inbound, Reply
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo_router.config import ServerConfig
+    from octavo_router.config.settings import ServerConfig
 
 _MAX_AGE_S: Final = 600
 _EXPOSED: Final = "x-request-id, request-id, x-error-code, x-served-by, retry-after"

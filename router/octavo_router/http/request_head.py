@@ -18,7 +18,7 @@ from octavo_router.http.fields import ADMIN_KEY_HEADER, CONTROLS, TOKEN, is_inte
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from octavo_router.config import LimitsConfig
+    from octavo_router.config.settings import LimitsConfig
 
 # what a header line is to us
 FORWARD, DROP, SPECIAL = 0, 1, 2

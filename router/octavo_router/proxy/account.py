@@ -11,7 +11,7 @@ from octavo_router.routing.outcome import Outcome, Result
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from octavo_router.flow.gate import Ending, Ticket
+    from octavo_router.flow.admission import Ending, Ticket
     from octavo_router.metrics.histogram import Histogram
     from octavo_router.metrics.record import RequestRecord
     from octavo_router.proxy.heads import EndpointLines

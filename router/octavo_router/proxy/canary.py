@@ -6,11 +6,11 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Final
 
-from octavo_router.proxy.asking import Asking, Told
-from octavo_router.proxy.failing import NOT_ACCEPTED
+from octavo_router.proxy.failures import NOT_ACCEPTED
+from octavo_router.proxy.prefill_decode.engine_call import Asking, Told
 
 if TYPE_CHECKING:
-    from octavo_router.config import RouterConfig
+    from octavo_router.config.settings import RouterConfig
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.proxy.upstreams import Upstreams
     from octavo_router.routing.dispatcher import Dispatcher

@@ -16,16 +16,16 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from octavo_router.errors import Refused
-from octavo_router.flow.gate import Ticket
+from octavo_router.flow.admission import Ticket
 from octavo_router.flow.quarantine import Watch, key_of
 from octavo_router.flow.retry import Failure
 from octavo_router.http.deadlines import NEVER
-from octavo_router.proxy import failing, heads, streams
-from octavo_router.proxy.answering import ClientAnswer
+from octavo_router.proxy import failures, heads, streams
+from octavo_router.proxy.client_response import ClientAnswer
 from octavo_router.proxy.events import error_events_of
 from octavo_router.proxy.resume import DONE, ENGINE_DEAD
+from octavo_router.proxy.retry_state import Next, Tries
 from octavo_router.proxy.token_stream import StreamError
-from octavo_router.proxy.tries import Next, Tries
 from octavo_router.residency.usage import NO_USAGE
 from octavo_router.routing.outcome import Result
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from octavo_router.endpoints.endpoint import Endpoint
-    from octavo_router.flow.gate import Waiting
+    from octavo_router.flow.admission import Waiting
     from octavo_router.http.client_connection import ClientConnection
     from octavo_router.http.request_head import RequestHead
     from octavo_router.http.response_head import AnswerHead
@@ -176,7 +176,7 @@ class Exchange:
         if lease is None:
             entry = proxy.hold(request, self._account, num_bytes=len(self._body))
             if entry is None:
-                self._give_up(failing.no_endpoint(request.pool), "refused")
+                self._give_up(failures.no_endpoint(request.pool), "refused")
             else:
                 self._wait_for(entry)
             return
@@ -323,7 +323,7 @@ class Exchange:
         self._upstream = self._connecting = None
         try:
             self._proxy.note_loss(self._account.lease, problem)
-            self._fail(failing.FAILURE_OF[loss])
+            self._fail(failures.FAILURE_OF[loss])
         except Exception:
             self.broke()
 
@@ -369,9 +369,9 @@ class Exchange:
     def _end_whole(self) -> None:
         head, answer = self._upstream_head, self._answer
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        code = failing.code_of(body) if head.status == 503 else ""
-        failure = failing.failure_on(head.status, code)
-        if head.status == failing.WRONG_POD:
+        code = failures.code_of(body) if head.status == 503 else ""
+        failure = failures.failure_on(head.status, code)
+        if head.status == failures.WRONG_POD:
             self._proxy.note_stranger(self._account.lease)
         is_dead = code == ENGINE_DEAD
         if failure is not None and self._repeat(
@@ -382,13 +382,13 @@ class Exchange:
             self._fail(Failure.BAD_ANSWER)
             return
         if answer.has_begun:  # the client was given a stream while it waited
-            error = failing.refused_for(Failure.BAD_ANSWER)
+            error = failures.refused_for(Failure.BAD_ANSWER)
             answer.write(error_events_of(body, error, self._path.path, answer.request_id.decode()))
             answer.end()
         else:
             answer.send_whole(head, self._account.lines, body)
         self._pieces = [body]
-        self._finish(*failing.verdict_on(head.status))
+        self._finish(*failures.verdict_on(head.status))
 
     def _pass_on(self) -> None:
         """Too large to be kept: from here on it passes through as it comes."""
@@ -407,9 +407,9 @@ class Exchange:
         if memory is not None and memory.missing and not memory.is_untouched:
             self._answer.write(DONE)  # only the end was lost
             self._answer.end()
-            self._finish(failing.RESULT_OF[failure], "ok")
+            self._finish(failures.RESULT_OF[failure], "ok")
             return
-        self._give_up(failing.refused_for(failure), failure.value, failing.RESULT_OF[failure])
+        self._give_up(failures.refused_for(failure), failure.value, failures.RESULT_OF[failure])
 
     def _repeat(self, failure: Failure, *, retry_after: bytes = b"", is_dead: bool = False) -> bool:
         """Tries again where that is safe and affordable. The old attempt is cancelled first.
@@ -437,7 +437,7 @@ class Exchange:
         if following is None and is_suspect:
             error = self._proxy.quarantine.refusal(self._key)
             if error is not None:
-                self._give_up(error, "quarantined", failing.RESULT_OF[failure])
+                self._give_up(error, "quarantined", failures.RESULT_OF[failure])
                 return True
         if following is None:
             return False

@@ -17,25 +17,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from octavo_router.endpoints.registry import Registry
+from octavo_router.flow.admission import Gate, Ticket
 from octavo_router.flow.budget import RetryBudget, Throttle
-from octavo_router.flow.gate import Gate, Ticket
 from octavo_router.metrics import RouterMetrics
 from octavo_router.observer import MetricsObserver
 from octavo_router.proxy.account import Account
 from octavo_router.proxy.exchange import Exchange
+from octavo_router.routing.capacity import Rooms
 from octavo_router.routing.decision import Decision
 from octavo_router.routing.dispatcher import Dispatcher, Lease
 from octavo_router.routing.health import Health
 from octavo_router.routing.models import Models
 from octavo_router.routing.request import RouteRequest
-from octavo_router.routing.rooms import Rooms
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from octavo_router._fast import Flight, Lane
-    from octavo_router.proxy.facts import HeadFacts
-    from octavo_router.proxy.seams import Parts
+    from octavo_router.proxy.head_facts import HeadFacts
+    from octavo_router.proxy.interfaces import Parts
     from octavo_router.proxy.service import Proxy
 
 logger = logging.getLogger("octavo.router")

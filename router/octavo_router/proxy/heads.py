@@ -14,8 +14,8 @@ from octavo_engine.protocol.endpoints import (
     STREAM_HEADER,
     TIMEOUT_HEADER,
 )
-from octavo_router.http import answers
-from octavo_router.proxy.kept import place_of
+from octavo_router.http import responses
+from octavo_router.proxy.response_affinity import place_of
 
 if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import Endpoint
@@ -76,7 +76,7 @@ def request_bytes(
             b"" if lines.hides_authorization else head.authorization,
             lines.extra,
             internal,
-            answers.REQUEST_ID,
+            responses.REQUEST_ID,
             request_id,
             b"\r\ncontent-length: %d\r\n\r\n" % len(body),
             body,
@@ -100,8 +100,9 @@ def answer_head(
     """The head of the answer for the client. `framing`: how its body ends, and the connection."""
     return _JOIN(
         (
-            answers.STATUS_LINES.get(head.status) or answers.status_line(head.status, head.reason),
-            answers.REQUEST_ID,
+            responses.STATUS_LINES.get(head.status)
+            or responses.status_line(head.status, head.reason),
+            responses.REQUEST_ID,
             request_id,
             lines.served_by,
             explanation,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from octavo_router.http.response_head import AnswerHead
     from octavo_router.http.upstream_connection import UpstreamConnection
     from octavo_router.http.upstream_pool import OnItsWay
-    from octavo_router.proxy.seams import Dispatching
+    from octavo_router.proxy.interfaces import Dispatching
     from octavo_router.proxy.upstreams import Upstream, Upstreams
     from octavo_router.routing.dispatcher import Lease
     from octavo_router.routing.models import Copy

@@ -23,13 +23,13 @@ from octavo_router.proxy.account import Account
 from octavo_router.proxy.events import EventRelay
 from octavo_router.proxy.exchange import Exchange
 from octavo_router.proxy.express import make_lane
-from octavo_router.proxy.facts import FactReader, HeadFacts
-from octavo_router.proxy.kept import Kept
+from octavo_router.proxy.head_facts import FactReader, HeadFacts
+from octavo_router.proxy.local_response import OwnAnswer
 from octavo_router.proxy.mirror import Mirrors
-from octavo_router.proxy.own import OwnAnswer
-from octavo_router.proxy.paired import PairedExchange
-from octavo_router.proxy.privileged import for_engines
-from octavo_router.proxy.recording import Recorder, replay
+from octavo_router.proxy.prefill_decode.exchange import PairedExchange
+from octavo_router.proxy.privileged_fields import for_engines
+from octavo_router.proxy.response_affinity import Kept
+from octavo_router.proxy.response_recorder import Recorder, replay
 from octavo_router.proxy.resume import StreamMemory
 from octavo_router.residency.api import ScanError
 from octavo_router.routing.models import Route
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from octavo_router._fast import Flight
-    from octavo_router.config import RouterConfig
+    from octavo_router.config.settings import RouterConfig
     from octavo_router.endpoints.endpoint import Endpoint
-    from octavo_router.flow.gate import Waiting
+    from octavo_router.flow.admission import Waiting
     from octavo_router.flow.idempotency import Kept as KeptAnswer
     from octavo_router.flow.tenant import Tenant
     from octavo_router.http.client_connection import ClientConnection
     from octavo_router.http.request_head import RequestHead
     from octavo_router.metrics.histogram import Histogram
-    from octavo_router.proxy.seams import Parts
+    from octavo_router.proxy.interfaces import Parts
     from octavo_router.residency.api import Scan
     from octavo_router.routing.dispatcher import Lease
     from octavo_router.routing.outcome import Result

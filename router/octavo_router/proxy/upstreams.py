@@ -11,7 +11,7 @@ from octavo_router.proxy.heads import EndpointLines
 if TYPE_CHECKING:
     import asyncio
 
-    from octavo_router.config import TimeoutsConfig
+    from octavo_router.config.settings import TimeoutsConfig
     from octavo_router.endpoints.endpoint import Address, Endpoint
     from octavo_router.endpoints.registry import Change
     from octavo_router.http.deadlines import Deadlines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_router.config import POLICIES, ProfileConfig, RouterConfig, RoutingConfig
+from octavo_router.config.settings import POLICIES, ProfileConfig, RouterConfig, RoutingConfig
 from octavo_router.errors import ConfigInvalid
 from octavo_router.residency.underway import Underway
 from octavo_router.routing.adapters import LoraAffinity

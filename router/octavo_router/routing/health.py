@@ -25,7 +25,7 @@ from octavo_router.routing.outcome import Result
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from octavo_router.config import HealthConfig
+    from octavo_router.config.settings import HealthConfig
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.endpoints.registry import Change, Registry
     from octavo_router.routing.outcome import Outcome

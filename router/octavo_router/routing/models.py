@@ -19,7 +19,7 @@ from octavo_router.errors import Refused
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from octavo_router.config import BackendConfig, ModelConfig
+    from octavo_router.config.settings import BackendConfig, ModelConfig
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.endpoints.registry import Registry
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from octavo_router.metrics import Tally
-    from octavo_router.signals.seams import Index
+    from octavo_router.signals.interfaces import Index
 
 TOKEN_BYTES = 4
 MAX_BLOCKS = 1_000_000

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from octavo_router.endpoints.registry import Change, Registry
     from octavo_router.http.deadlines import Deadlines
     from octavo_router.metrics import RouterMetrics
-    from octavo_router.signals.seams import Index
+    from octavo_router.signals.interfaces import Index
     from octavo_router.signals.settings import SignalSettings
 
 logger = logging.getLogger(__name__)

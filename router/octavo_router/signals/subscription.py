@@ -20,7 +20,7 @@ from octavo_router.errors import Unreachable
 from octavo_router.http.fetch import Connection
 from octavo_router.signals.follow import Follower, Stranger, StreamBroken
 from octavo_router.signals.frames import FrameReader
-from octavo_router.signals.plain import PlainFollower
+from octavo_router.signals.plain_server import PlainFollower
 from octavo_router.signals.settings import backoff_s
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from octavo_router.http.deadlines import Deadlines
     from octavo_router.http.fetch import Response
     from octavo_router.metrics import SignalCounts
-    from octavo_router.signals.seams import Index, States
+    from octavo_router.signals.interfaces import Index, States
     from octavo_router.signals.settings import SignalSettings
 
 logger = logging.getLogger(__name__)

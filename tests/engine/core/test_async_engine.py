@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
-from octavo_engine.core import wire
 from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.build import build_engine
-from octavo_engine.core.in_process_client import InProcessClient
-from octavo_engine.core.told import Told
+from octavo_engine.core.process import wire
+from octavo_engine.core.process.in_process_client import InProcessClient
+from octavo_engine.core.text.resumed import Told
 from octavo_engine.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -249,7 +249,7 @@ def test_a_slow_reader_loses_nothing_and_gets_larger_pieces():
 
 def test_a_reader_that_stands_still_holds_no_row_and_no_memory(monkeypatch):
     """Its sequence goes on where it was, token for token, once it reads again."""
-    monkeypatch.setattr("octavo_engine.core.news.SUSPEND_AFTER_S", 0.05)
+    monkeypatch.setattr("octavo_engine.core.text.output_stream.SUSPEND_AFTER_S", 0.05)
 
     async def test():
         backend = FakeBackend(256)

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from octavo_engine.core.beam_search import BeamSearch, BeamSearchParams, Choice
-from octavo_engine.core.llm import LLM
-from octavo_engine.core.structured_output import structured_output
+from octavo_engine.core.offline.llm import LLM
+from octavo_engine.core.offline.structured_output import structured_output
 from octavo_engine.errors import InvalidRequest, OctavoError
 from octavo_engine.state.sampling_params import SamplingParams
 

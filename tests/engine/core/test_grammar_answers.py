@@ -10,7 +10,7 @@ import pytest
 
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.async_engine import AsyncEngine
-from octavo_engine.core.llm import LLM
+from octavo_engine.core.offline.llm import LLM
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.grammar.normal import (
     choice_spec,

@@ -18,8 +18,8 @@ from octavo_engine.backends.sim.backend import SimBackend
 from octavo_engine.backends.sim.clock import VirtualClock
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.build import build_engine
-from octavo_engine.core.grammars import Grammars
-from octavo_engine.core.llm import LLM
+from octavo_engine.core.grammar_queue import Grammars
+from octavo_engine.core.offline.llm import LLM
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.normal import grammar_spec, json_schema_spec, regex_spec
 from octavo_engine.grammar.vocabulary import Vocabulary

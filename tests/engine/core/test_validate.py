@@ -3,7 +3,7 @@
 import pytest
 
 from octavo_engine.core.info import ModelInfo
-from octavo_engine.core.told import Told
+from octavo_engine.core.text.resumed import Told
 from octavo_engine.core.validate import MAX_CHOICES, check_choices, settle_params
 from octavo_engine.errors import ContextLengthExceeded, InvalidRequest
 from octavo_engine.state.sampling_params import SamplingParams

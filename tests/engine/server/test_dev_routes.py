@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from octavo_engine.server.dev import public_environment
+from octavo_engine.server.admin.dev import public_environment
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.engine import FakeEngine
 from tests.fakes.server import running

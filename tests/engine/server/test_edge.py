@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from octavo_engine.errors import ConfigError
+from octavo_engine.server.http.listen import open_unix_socket
+from octavo_engine.server.http.tls import TlsFiles
 from octavo_engine.server.limits import Limits
-from octavo_engine.server.port import open_unix_socket
 from octavo_engine.server.settings import ServerSettings
-from octavo_engine.server.tls import TlsFiles
 from tests.fakes.certificates import make_authority
 from tests.fakes.engine import FakeEngine
 from tests.fakes.server import running

@@ -22,10 +22,10 @@ from octavo_engine.errors import (
     QueueFull,
     RequestError,
 )
-from octavo_engine.server import http_errors
-from octavo_engine.server.http_errors import CATALOGUE, ROWS
+from octavo_engine.server.docs.pages import errors_page
+from octavo_engine.server.http import errors as http_errors
+from octavo_engine.server.http.errors import CATALOGUE, ROWS
 from octavo_engine.server.limits import Limits
-from octavo_engine.server.pages import errors_page
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.engine import FakeEngine
 from tests.fakes.server import RunningServer, post, running

@@ -10,8 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo_engine.errors import RequestError
-from octavo_engine.server import strict_json
-from octavo_engine.server.schemas import ChatCompletionRequest, CompletionRequest, SamplingFields
+from octavo_engine.server.http import strict_json
+from octavo_engine.server.openai.schemas import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    SamplingFields,
+)
 from tests.fakes.server import post, running
 
 PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo_engine.errors import ConfigError
-from octavo_engine.server import reload
-from octavo_engine.server.keys import Guard, KeyRing, parse_keys
-from octavo_engine.server.reload import FileWatch, KeyFiles
+from octavo_engine.server.admin import reload
+from octavo_engine.server.admin.reload import FileWatch, KeyFiles
+from octavo_engine.server.http.auth import Guard, KeyRing, parse_keys
 from octavo_engine.server.routes import ROUTES
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.server import running

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from octavo_engine.server.compat.sagemaker import handler_of
 from octavo_engine.server.limits import Limits
-from octavo_engine.server.sagemaker import handler_of
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.engine import FakeEngine
 from tests.fakes.server import running

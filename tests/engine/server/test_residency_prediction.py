@@ -31,7 +31,7 @@ from octavo_engine.backends.sim.backend import KV_BYTES_PER_TOKEN, SimBackend
 from octavo_engine.config import BLOCK_SIZE, EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.async_engine import AsyncEngine, in_process
 from octavo_engine.core.build import build_engine
-from octavo_engine.core.in_process_client import InProcessClient
+from octavo_engine.core.process.in_process_client import InProcessClient
 from octavo_engine.protocol import route_keys
 from octavo_engine.protocol.stream import DELTA, HELLO, SNAPSHOT
 from octavo_engine.server.app import build_app
@@ -40,9 +40,9 @@ from octavo_engine.server.settings import ServerSettings
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from octavo_engine.core.client import Listener
+    from octavo_engine.core.process.client import Listener
+    from octavo_engine.server.routers.push_stream import Subscriber
     from octavo_engine.server.service import Service
-    from octavo_engine.server.stream import Subscriber
 
 TRACE = Path(
     os.environ.get("OCTAVO_TRACE", Path(__file__).parents[2] / "data/mooncake_excerpt.jsonl")

@@ -1,5 +1,5 @@
-"""The parts of uvicorn that server/http.py and server/run.py lean on: they are no promise of
-uvicorn's, so a release that changes them must be told by its name here, not by odd failures."""
+"""The parts of uvicorn that server/http/connection.py and server/run.py depend on. They are no
+stable API of uvicorn, so a release that changes them must fail here, by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import uvicorn
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.server import Server
 
-from octavo_engine.server.http import BoundedProtocol, CycleLine
+from octavo_engine.server.http.connection import BoundedProtocol, CycleLine
 from octavo_engine.server.run import HttpServer
 from tests.fakes.server import running
 
@@ -40,22 +40,22 @@ def met():
             seen.setdefault("written", []).append(payload)
             super().write(payload)
 
-    from octavo_engine.server import http
+    from octavo_engine.server.http import connection
 
     class Protocol(BoundedProtocol):
         def on_headers_complete(self) -> None:
             super().on_headers_complete()
             seen["protocol"] = self
 
-    before = http.CycleLine, http.BoundedProtocol
-    http.CycleLine, http.BoundedProtocol = Noted, Protocol  # type: ignore[misc]  # put back below
+    before = connection.CycleLine, connection.BoundedProtocol
+    connection.CycleLine, connection.BoundedProtocol = Noted, Protocol  # type: ignore[misc]  # put back below
     try:
         with running() as server, server.client() as client:
             body = {"prompt": "a", "max_tokens": 6, "ignore_eos": True, "stream": True}
             seen["text"] = client.post("/v1/completions", json=body).text
             yield seen
     finally:
-        http.CycleLine, http.BoundedProtocol = before  # type: ignore[misc]  # as above
+        connection.CycleLine, connection.BoundedProtocol = before  # type: ignore[misc]  # as above
 
 
 def test_a_connection_has_what_we_read_of_it(met):

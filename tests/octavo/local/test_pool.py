@@ -18,9 +18,9 @@ from octavo.local.screen import PlainScreen, render
 from octavo.local.snapshot import Snapshot
 from octavo_engine.protocol.loading import LoadProgress
 from octavo_engine.protocol.state import EndpointState, PoolState, RevisionState, State
-from octavo_operator.routers import Demand
+from octavo_operator.routers.poller import Demand
 from octavo_operator.spec import LLMDeployment
-from octavo_router.config_load import load_config
+from octavo_router.config.load import load_config
 from tests.fakes.clock import ManualClock
 
 SHARE = Share(num_threads=1)

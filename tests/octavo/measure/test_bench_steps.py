@@ -10,7 +10,7 @@ import pytest
 
 from octavo import plotting
 from octavo.commands import bench_latency, bench_throughput
-from octavo.measure import beside, limits, roofline, study
+from octavo.measure import batch_limits, limits, roofline, study
 from octavo.measure.limits import Limits
 from octavo.measure.shapes import SHAPES, write_shape
 from octavo.measure.steps import Stepper
@@ -178,7 +178,7 @@ def test_other_benches_stand_beside_the_limits_too(tmp_path, monkeypatch, comman
 def test_more_sequences_than_fit_at_once_come_in_waves(tmp_path):
     work = ModelWork.of(config_of(tmp_path), resolve_model(str(tmp_path)), kv_bytes_per_token=512.0)
     sizes = {"input_len": 8, "output_len": 3}
-    two = beside.batch_best(work, LIMITS, count=8, at_once=4, **sizes)
-    one = beside.batch_best(work, LIMITS, count=4, at_once=4, **sizes)
+    two = batch_limits.batch_best(work, LIMITS, count=8, at_once=4, **sizes)
+    one = batch_limits.batch_best(work, LIMITS, count=4, at_once=4, **sizes)
     assert two == pytest.approx([2 * seconds for seconds in one])
     assert one.seconds >= max(one.reading_s, one.multiplying_s)

@@ -13,9 +13,9 @@ import torch
 
 from octavo.commands import bench_latency, bench_steps
 from octavo.measure import device_limits, limits
-from octavo.measure.forms import held_by_gpu
 from octavo.measure.limits import Limits
 from octavo.measure.shapes import write_shape
+from octavo.measure.weight_formats import held_by_gpu
 from octavo_engine.backends.torch import build_cuda, cuda
 from octavo_engine.config import EngineConfig
 from octavo_engine.errors import ConfigError

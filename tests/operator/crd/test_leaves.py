@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from octavo_engine.protocol.state import TTFT_BOUNDS_S
-from octavo_operator import canary
-from octavo_operator.autoscale import Memory, Signals, decide
-from octavo_operator.canary import CanaryState, Sample
+from octavo_operator.decide import canary
+from octavo_operator.decide.autoscale import Memory, Signals, decide
+from octavo_operator.decide.canary import CanaryState, Sample
+from octavo_operator.decide.plan import Wish, plan_capacity
+from octavo_operator.decide.rollout import Group
 from octavo_operator.desired import desired_objects, revision_of
 from octavo_operator.errors import SpecInvalid
-from octavo_operator.plan import Wish, plan_capacity
-from octavo_operator.rollout import Group
 from octavo_operator.settings import OPTIONAL_KINDS, Settings
 from tests.fakes.deployments import make_deployment, with_images
 from tests.fakes.random_specs import leaves, spec_schema, template_fields
@@ -29,7 +29,7 @@ from tests.fakes.random_specs import leaves, spec_schema, template_fields
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from octavo_operator.plan import CapacityPlan
+    from octavo_operator.decide.plan import CapacityPlan
     from octavo_operator.spec import Autoscaling, Rollout
 
 SETTINGS = with_images(Settings(capabilities=OPTIONAL_KINDS))

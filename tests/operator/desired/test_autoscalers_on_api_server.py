@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from octavo_operator import kinds
 from octavo_operator.desired.autoscaler import autoscalers
+from octavo_operator.objects import kinds
 from octavo_operator.settings import SCALED_OBJECT, Settings
 from octavo_operator.spec import LLMDeployment
 from tests.apiserver.keda import scaled_object_crd
@@ -23,7 +23,7 @@ from tests.fakes.operator import make_deployment
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from octavo_operator.kinds import Object
+    from octavo_operator.objects.kinds import Object
     from tests.fakes.apiserver import ApiServer
 
 pytestmark = pytest.mark.cluster

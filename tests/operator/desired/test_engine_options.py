@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from octavo.flags import ENGINE_FLAGS, ENGINE_ROOTS, SERVER_FLAGS, resolve
+from octavo.options.flags import ENGINE_FLAGS, ENGINE_ROOTS, SERVER_FLAGS, resolve
 from octavo_engine.config import EngineConfig
 from octavo_engine.server.settings import ServerSettings
 from octavo_operator.desired import engine_options, to_toml

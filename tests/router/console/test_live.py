@@ -13,7 +13,7 @@ from octavo_engine.protocol.loading import LoadProgress
 from octavo_router.console.live import MAX_VIEWERS, Live, Sources
 from octavo_router.console.recent import NUM_KEPT, Recent
 from octavo_router.errors import Refused
-from octavo_router.flow.gate import Demand
+from octavo_router.flow.admission import Demand
 from octavo_router.http.messages import Headers, Inbound
 from octavo_router.metrics import RequestRecord, RouterMetrics
 from octavo_router.residency.index import ResidencyIndex

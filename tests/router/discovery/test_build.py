@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo_router.config import (
+from octavo_router.config.settings import (
     BackendConfig,
     DiscoveryConfig,
     KubernetesConfig,
@@ -15,7 +15,6 @@ from octavo_router.config import (
     UpstreamConfig,
 )
 from octavo_router.discovery.build import make_sources
-from octavo_router.discovery.found import Claim, PoolRoute
 from octavo_router.discovery.kubernetes.account import in_cluster
 from octavo_router.discovery.pool_config import (
     discovered_models,
@@ -23,6 +22,7 @@ from octavo_router.discovery.pool_config import (
     foreign_claims,
     owners_of,
 )
+from octavo_router.discovery.source import Claim, PoolRoute
 from octavo_router.errors import ConfigInvalid
 from octavo_router.metrics import RouterMetrics
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from octavo_router.config import UpstreamConfig
-from octavo_router.config_load import parse_part
+from octavo_router.config.load import parse_part
+from octavo_router.config.settings import UpstreamConfig
 from octavo_router.discovery.discovery import Discovery
 from octavo_router.discovery.file import UpstreamsFile
-from octavo_router.discovery.found import Found, PoolRoute
+from octavo_router.discovery.source import Found, PoolRoute
 from octavo_router.discovery.upstreams import Upstreams
 from octavo_router.endpoints.endpoint import Address
 from octavo_router.endpoints.registry import Registry
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from typing import Any
 
-    from octavo_router.discovery.found import Publish, Source
+    from octavo_router.discovery.source import Publish, Source
 
 
 class FakeResolver:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from octavo_router.config import KeyConfig
+from octavo_router.config.settings import KeyConfig
 from octavo_router.flow.keys import make_table
 from tests.fakes.envoy import (
     BUFFERED,

@@ -11,7 +11,7 @@ import pytest
 
 from octavo_engine.protocol import route_keys
 from octavo_engine.protocol.stream import Load
-from octavo_router.config import (
+from octavo_router.config.settings import (
     BackendConfig,
     KeyConfig,
     LimitsConfig,

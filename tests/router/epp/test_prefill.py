@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from octavo_router.config import RouterConfig, RoutingConfig
+from octavo_router.config.settings import RouterConfig, RoutingConfig
 from tests.fakes.endpoints import make_spec
 from tests.fakes.envoy import (
     BUFFERED,

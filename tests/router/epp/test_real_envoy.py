@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from octavo_router.config import FlowConfig, LimitsConfig, ModelConfig, RouterConfig
+from octavo_router.config.settings import FlowConfig, LimitsConfig, ModelConfig, RouterConfig
 from octavo_router.endpoints.endpoint import Address
 from tests.fakes.endpoints import make_spec
 from tests.fakes.envoy import PickerRig, picking

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from octavo_router.app import App
-from octavo_router.config_load import load_config
+from octavo_router.config.load import load_config
 from octavo_router.epp.build import make_server
 from octavo_router.epp.server import PROCESS, SERVICE
 from octavo_router.errors import ConfigInvalid

@@ -12,7 +12,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from octavo_router.config import FlowConfig, KeyConfig, RouterConfig
+from octavo_router.config.settings import FlowConfig, KeyConfig, RouterConfig
 from octavo_router.flow.keys import make_table
 from tests.fakes.endpoints import make_spec
 from tests.fakes.envoy import (

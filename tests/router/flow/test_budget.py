@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from octavo_router.config import RetryConfig
+from octavo_router.config.settings import RetryConfig
 from octavo_router.flow.budget import MAX_TENANTS, Losses, RetryBudget, Throttle, Windowed
 from octavo_router.routing.outcome import Result
 from tests.fakes.clock import ManualClock

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from octavo_router.config_load import load_config
+from octavo_router.config.load import load_config
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import on_loop
 from tests.fakes.upstream import Peer, Received, ScriptedUpstream, event
@@ -20,7 +20,7 @@ from tests.router.test_server import plain_server, running, until_ready
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from octavo_router.config import RouterConfig
+    from octavo_router.config.settings import RouterConfig
 
 
 def configured(folder: Path, port: int, rate: float, header_s: float = 10.0) -> RouterConfig:

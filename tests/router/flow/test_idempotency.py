@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_router.config import FlowConfig
+from octavo_router.config.settings import FlowConfig
 from octavo_router.errors import Refused
 from octavo_router.flow import idempotency
 from octavo_router.flow.idempotency import IdempotencyKeys, Kept

@@ -5,7 +5,7 @@ from hashlib import sha256
 
 import pytest
 
-from octavo_router.config import FlowConfig, KeyConfig
+from octavo_router.config.settings import FlowConfig, KeyConfig
 from octavo_router.errors import ConfigInvalid
 from octavo_router.flow.keys import make_table
 from octavo_router.flow.keys_file import KeysFile

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo_router.errors import Refused
-from octavo_router.flow.gate import Ticket
+from octavo_router.flow.admission import Ticket
 from octavo_router.flow.memory import Level, Memory, MemoryWatch, level_of, read_memory
-from tests.router.flow.test_gate import World, refusal
+from tests.router.flow.test_admission import World, refusal
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,9 +11,9 @@ from functools import partial
 import pytest
 
 from octavo.study.timeline import Timeline
-from octavo_router.config import FlowConfig, KeyConfig
+from octavo_router.config.settings import FlowConfig, KeyConfig
 from octavo_router.errors import Refused
-from octavo_router.flow.gate import Gate, Ticket
+from octavo_router.flow.admission import Gate, Ticket
 from octavo_router.flow.keys import make_table
 from tests.fakes.endpoints import make_request
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from octavo_router.config import RetryConfig
+from octavo_router.config.settings import RetryConfig
 from octavo_router.endpoints.endpoint import Address, Endpoint, EndpointSpec
 from octavo_router.endpoints.registry import Change
 from octavo_router.flow import quarantine as module

@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo_router.config import RetryConfig
+from octavo_router.config.settings import RetryConfig
 from octavo_router.flow.retry import Action, Attempt, Failure, Verdict, decide
 
 CONFIG = RetryConfig()  # 3 attempts, 1 other after a refusal, 2 resumes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from octavo_router.config import KeyConfig, RouterConfig, ServerConfig
+from octavo_router.config.settings import KeyConfig, RouterConfig, ServerConfig
 from octavo_router.errors import ConfigInvalid
 from octavo_router.flow.keys import make_table
 from octavo_router.http.cors import Cors

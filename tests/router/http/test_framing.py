@@ -9,12 +9,12 @@ import httptools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_router.config import LimitsConfig, TimeoutsConfig
+from octavo_router.config.settings import LimitsConfig, TimeoutsConfig
 from octavo_router.http.chunked import ChunkDecoder, ChunkError, chunk
 from octavo_router.http.client_connection import ClientConnection
+from octavo_router.http.connection_settings import Shared
 from octavo_router.http.deadlines import Deadlines
 from octavo_router.http.response_head import AnswerError, AnswerParser
-from octavo_router.http.shared import Shared
 
 if TYPE_CHECKING:
     from octavo_router.errors import Refused

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from octavo_router.config import KeyConfig
+from octavo_router.config.settings import KeyConfig
 from octavo_router.flow.keys import make_table
 from tests.fakes.bad_http import (
     BAD_CHUNKS,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo_engine.protocol import metric_names as names
-from octavo_router.config import RouterConfig, RoutingConfig
-from octavo_router.flow.gate import Demand
+from octavo_router.config.settings import RouterConfig, RoutingConfig
+from octavo_router.flow.admission import Demand
 from octavo_router.gauges import make_connection_gauges, make_gauges, make_shadow_gauges
 from octavo_router.metrics import RequestRecord, RouterMetrics
 from octavo_router.metrics.router_metrics import BUNDLE

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from octavo_engine.errors import RequestError
-from octavo_engine.server.error_shapes import anthropic_type
+from octavo_engine.server.http.error_shapes import anthropic_type
 from octavo_router.errors import Refused
 from octavo_router.flow.keys import KeyTable
 from tests.fakes.http_client import RawClient, chat

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from octavo_engine.protocol.stream import Load
-from octavo_router.config import RouterConfig
+from octavo_router.config.settings import RouterConfig
 from octavo_router.http.client_connection import ClientConnection
 from octavo_router.http.upstream_connection import UpstreamConnection
 from octavo_router.proxy import exchange

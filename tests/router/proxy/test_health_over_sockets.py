@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from octavo_router.config import HealthConfig
+from octavo_router.config.settings import HealthConfig
 from octavo_router.proxy.canary import Canaries
 from octavo_router.routing.health import Health
 from octavo_router.routing.policies import Policies

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from octavo_router.config import KeyConfig
+from octavo_router.config.settings import KeyConfig
 from octavo_router.flow.keys import make_table
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import fast_config, on_loop, routing_to

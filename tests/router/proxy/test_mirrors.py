@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from octavo_router.config import BackendConfig, MirrorConfig, ModelConfig
+from octavo_router.config.settings import BackendConfig, MirrorConfig, ModelConfig
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 from octavo_router.proxy.mirror import MAX_COPIES
 from tests.fakes.http_client import RawClient, chat

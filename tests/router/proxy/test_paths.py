@@ -7,8 +7,8 @@ import json
 import pytest
 
 from octavo_engine.server.routes import ROUTES, Row
-from octavo_router.proxy.kept import place_of
 from octavo_router.proxy.paths import PROXIED, kept_path
+from octavo_router.proxy.response_affinity import place_of
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import on_loop, routing_to
 from tests.fakes.upstream import Peer, Received, ScriptedUpstream

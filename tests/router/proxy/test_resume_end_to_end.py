@@ -18,7 +18,7 @@ import pytest
 from octavo_engine.protocol.endpoints import RESUME_HEADER, STREAM_HEADER
 from octavo_router.proxy.resume import StreamMemory
 from octavo_router.residency import native
-from tests.engine.server.test_resume import told
+from tests.engine.server.generation.test_resume import told
 from tests.fakes.process import serving
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from octavo_router.config import KeyConfig
+from octavo_router.config.settings import KeyConfig
 from octavo_router.flow.keys import make_table
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import fast_config, on_loop, routing_to

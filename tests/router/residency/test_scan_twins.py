@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_engine.errors import RequestError
-from octavo_engine.server import strict_json
+from octavo_engine.server.http import strict_json
 from octavo_router.residency import native
 from octavo_router.residency import scan as slow
 from octavo_router.residency.api import CHAT, COMPLETION, OTHER, ScanError

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from octavo_router.config import RouterConfig, RoutingConfig
+from octavo_router.config.settings import RouterConfig, RoutingConfig
 from octavo_router.routing.outcome import Outcome, Result
 from tests.fakes.endpoints import World, make_keys, make_request
 

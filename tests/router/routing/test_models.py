@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo_router.config import BackendConfig, MirrorConfig, ModelConfig
+from octavo_router.config.settings import BackendConfig, MirrorConfig, ModelConfig
 from octavo_router.endpoints.registry import Registry
 from octavo_router.errors import Refused
 from octavo_router.routing.models import Models, Route

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_router.config import FlowConfig
+from octavo_router.config.settings import FlowConfig
 from octavo_router.residency.underway import Underway, names_of, num_common, num_inner
+from octavo_router.routing.capacity import Rooms
 from octavo_router.routing.estimate import TokenRates
 from octavo_router.routing.outcome import Result
-from octavo_router.routing.rooms import Rooms
 from tests.fakes.endpoints import World, make_endpoint, make_keys
 
 

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from octavo_router.config import ProfileConfig, RouterConfig, RoutingConfig, WeightedConfig
-from octavo_router.config_load import load_config
+from octavo_router.config.load import load_config
+from octavo_router.config.settings import ProfileConfig, RouterConfig, RoutingConfig, WeightedConfig
 from octavo_router.errors import ConfigInvalid
 from octavo_router.residency.underway import Underway
 from octavo_router.routing.build import build_policies, build_policy, reconfigure

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from octavo_router.config import PoolConfig, RouterConfig, RoutingConfig
+from octavo_router.config.settings import PoolConfig, RouterConfig, RoutingConfig
 from octavo_router.routing.outcome import Outcome, Result
 from tests.fakes.endpoints import World, make_keys, make_request
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from octavo_engine.server.schemas import Conversation, Message
+from octavo_engine.server.openai.schemas import Conversation, Message
 
 Side = Literal["left", "right"]
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]

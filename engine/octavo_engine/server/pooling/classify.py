@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's signature)
+from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.pooling.bodies import ClassifyRequest
 from octavo_engine.server.pooling.items import text_items
 from octavo_engine.server.pooling.work import begin, choose, pool, reply_list, usage

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from octavo_engine.errors import InvalidRequest
-from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's signature)
-from octavo_engine.server.http_errors import not_supported
+from octavo_engine.server.http.errors import not_supported
+from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.pooling.bodies import CohereEmbedRequest, PoolingFields
 from octavo_engine.server.pooling.encoding import Encoding, signs
 from octavo_engine.server.pooling.items import Cut, check_count, encoded

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from octavo_engine.core import pooling_text
-from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's signature)
+from octavo_engine.core.pooling import tokenize
+from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.pooling.bodies import EmbeddingRequest
 from octavo_engine.server.pooling.encoding import Encoding
 from octavo_engine.server.pooling.items import text_items
@@ -19,7 +19,7 @@ async def embeddings(exchange: Exchange, service: Service) -> None:
     asked = begin(exchange, service, request, "embd")
     task = choose(service, "embed")
     params = PoolingParams(task=task, activate=request.activate, dimensions=request.dimensions)
-    prefix = pooling_text.prompt_of(service.engine.info, request.prompt_name)
+    prefix = tokenize.prompt_of(service.engine.info, request.prompt_name)
     items = await text_items(service, request, prefix=prefix)
     rows = await pool_texts(exchange, service, asked, items, params)
     await reply_vectors(

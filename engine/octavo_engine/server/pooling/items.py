@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo_engine.core.pooling import PoolingItem
+from octavo_engine.core.pooling.async_pooling import PoolingItem
 from octavo_engine.errors import InvalidRequest
-from octavo_engine.server.conversations import rendered
-from octavo_engine.server.prompts import COUNTED
+from octavo_engine.server.generation.prompts import COUNTED
+from octavo_engine.server.openai.chat.conversation import rendered
 from octavo_engine.tokenization.threads import off_loop
 from octavo_engine.tokenization.tokenizer import check_length
 

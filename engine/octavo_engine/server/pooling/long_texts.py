@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from octavo_engine.core.pooling import PoolingItem
+from octavo_engine.core.pooling.async_pooling import PoolingItem
 from octavo_engine.errors import ContextLengthExceeded
 from octavo_engine.server.pooling.work import pool
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from octavo_engine.server.exchange import Exchange
+    from octavo_engine.server.http.exchange import Exchange
     from octavo_engine.server.pooling.work import Asked
     from octavo_engine.server.service import Service
     from octavo_engine.state.pooling import PoolingParams

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from octavo_engine.core import pooling_text
-from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's signature)
+from octavo_engine.core.pooling import tokenize
+from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.pooling.bodies import PoolingRequest
 from octavo_engine.server.pooling.encoding import Encoding
 from octavo_engine.server.pooling.items import text_items
@@ -23,9 +23,7 @@ async def pooling(exchange: Exchange, service: Service) -> None:
     else:
         task = choose(service, "token_embed", "token_classify", "embed", "classify", "score")
     params = PoolingParams(task=task, activate=request.activate, dimensions=request.dimensions)
-    prefix = (
-        pooling_text.prompt_of(service.engine.info, request.prompt_name) if task in EMBEDS else ""
-    )
+    prefix = tokenize.prompt_of(service.engine.info, request.prompt_name) if task in EMBEDS else ""
     items = await text_items(service, request, prefix=prefix)
     rows = await pool(exchange, service, asked, items, params)
     await reply_vectors(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from octavo_engine.errors import InvalidRequest
-from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's signature)
-from octavo_engine.server.http_errors import not_supported
+from octavo_engine.server.http.errors import not_supported
+from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.pooling.bodies import RerankRequest
 from octavo_engine.server.pooling.scoring import Sides, score_sides
 from octavo_engine.server.pooling.work import begin, num_tokens

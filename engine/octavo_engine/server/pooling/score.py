@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from octavo_engine.errors import InvalidRequest
-from octavo_engine.server.exchange import Exchange  # noqa: TC001  (a route's signature)
+from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.pooling.bodies import ScoreRequest
 from octavo_engine.server.pooling.scoring import Sides, score_sides
 from octavo_engine.server.pooling.work import begin, reply_list, usage

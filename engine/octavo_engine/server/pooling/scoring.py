@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from octavo_engine.core import pooling_text
-from octavo_engine.core.pooling import check_items
+from octavo_engine.core.pooling import tokenize
+from octavo_engine.core.pooling.async_pooling import check_items
 from octavo_engine.errors import ContextLengthExceeded, InvalidRequest, RequestError
-from octavo_engine.server.http_errors import not_supported
+from octavo_engine.server.http.errors import not_supported
 from octavo_engine.server.pooling.items import Cut, check_count, encoded
 from octavo_engine.server.pooling.prompts import prompt_of
 from octavo_engine.server.pooling.work import choose, pool
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.core.info import ModelInfo
-    from octavo_engine.core.pooling import PoolingItem
-    from octavo_engine.server.exchange import Exchange
+    from octavo_engine.core.pooling.async_pooling import PoolingItem
+    from octavo_engine.server.http.exchange import Exchange
     from octavo_engine.server.pooling.bodies import ScoringFields
     from octavo_engine.server.pooling.work import Asked
     from octavo_engine.server.service import Service
@@ -93,7 +93,7 @@ async def _by_pairs(
     def work() -> list[PoolingItem]:
         items = []
         for index, (a, b) in enumerate(zip(first, sides.second, strict=True)):
-            item = pooling_text.pair(tokenizer, a, b, None if cut.keep is None else room)
+            item = tokenize.pair(tokenizer, a, b, None if cut.keep is None else room)
             if len(item.token_ids) > room:
                 raise ContextLengthExceeded(
                     f"pair {index} has {len(item.token_ids)} tokens, but the model takes at most "

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from octavo_engine.core.pooling import PoolingItem
-    from octavo_engine.server.exchange import Exchange
+    from octavo_engine.core.pooling.async_pooling import PoolingItem
+    from octavo_engine.server.http.exchange import Exchange
     from octavo_engine.server.pooling.encoding import Encoding
     from octavo_engine.server.pooling.work import Asked
 

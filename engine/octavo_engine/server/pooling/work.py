@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from octavo_engine import tracing
-from octavo_engine.core.pooling import WrongTask
+from octavo_engine.core.pooling.async_pooling import WrongTask
 from octavo_engine.errors import DeadlineExceeded, InvalidRequest, RequestError
-from octavo_engine.server.http_errors import not_supported
-from octavo_engine.server.request_ids import adopt
-from octavo_engine.server.running import names_of
+from octavo_engine.server.generation.inflight import names_of
+from octavo_engine.server.http.errors import not_supported
+from octavo_engine.server.http.request_ids import adopt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from octavo_engine.core.pooling import PoolingItem
-    from octavo_engine.server.exchange import Exchange
+    from octavo_engine.core.pooling.async_pooling import PoolingItem
+    from octavo_engine.server.http.exchange import Exchange
     from octavo_engine.server.pooling.bodies import PoolingFields
     from octavo_engine.server.service import Service
     from octavo_engine.state.pooling import PoolingParams, PoolingTask

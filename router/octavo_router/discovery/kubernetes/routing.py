@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL, ROUTING_ANNOTATION
-from octavo_router.discovery.found import Claim, PoolRoute
+from octavo_router.discovery.source import Claim, PoolRoute
 
 if TYPE_CHECKING:
     from octavo_router.discovery.kubernetes.objects import Service

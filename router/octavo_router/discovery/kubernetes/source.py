@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from octavo_engine.protocol.kubernetes import COMPONENT_LABEL, DEPLOYMENT_LABEL, ENGINE_COMPONENT
 from octavo_router.discovery.kubernetes import specs
 from octavo_router.discovery.kubernetes.objects import EndpointSlice, Pod, Service
-from octavo_router.discovery.kubernetes.steadiness import Steadiness
+from octavo_router.discovery.kubernetes.readiness_damping import Steadiness
 from octavo_router.discovery.kubernetes.watch import Mirror, WatchSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from octavo_router.discovery.found import Publish
     from octavo_router.discovery.kubernetes.account import Account
+    from octavo_router.discovery.source import Publish
     from octavo_router.metrics import DiscoveryCounts
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.protocol.endpoints import ENGINE_PORT
 from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL, REVISION_LABEL
-from octavo_router.discovery.found import Found, PoolRoute
 from octavo_router.discovery.kubernetes.routing import (
     Routing,
     RoutingInvalid,
@@ -19,6 +18,7 @@ from octavo_router.discovery.kubernetes.routing import (
     pool_route,
     routing_of,
 )
+from octavo_router.discovery.source import Found, PoolRoute
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         SliceEndpoint,
         SlicePort,
     )
-    from octavo_router.discovery.kubernetes.steadiness import Steadiness
+    from octavo_router.discovery.kubernetes.readiness_damping import Steadiness
 
 SERVICE_LABEL = "kubernetes.io/service-name"  # on an EndpointSlice
 

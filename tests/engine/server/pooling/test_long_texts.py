@@ -87,7 +87,7 @@ def test_a_real_model_finds_a_long_text_near_to_what_it_is_about():
 
     from octavo_engine.core.async_engine import AsyncEngine, in_process
     from octavo_engine.server.app import build_app
-    from octavo_engine.server.loopback import post
+    from octavo_engine.server.http.loopback import post
 
     cats, lorries = "The cat sleeps on the sofa. " * 120, "The lorry is on the motorway. " * 120
 

@@ -14,9 +14,9 @@ import pytest
 
 from octavo_engine.config import EngineConfig
 from octavo_engine.core.async_engine import AsyncEngine, in_process
-from octavo_engine.core.pooling import PoolingItem
+from octavo_engine.core.pooling.async_pooling import PoolingItem
 from octavo_engine.server.app import build_app
-from octavo_engine.server.loopback import post
+from octavo_engine.server.http.loopback import post
 from octavo_engine.server.settings import ServerSettings
 from octavo_engine.state.pooling import PoolingParams
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from octavo_router.discovery.found import Found
+    from octavo_router.discovery.source import Found
     from octavo_router.endpoints.endpoint import EndpointSpec
     from tests.fakes.apiserver import ApiServer
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from octavo_router.discovery.found import Claim, Found, PoolRoute
 from octavo_router.discovery.kubernetes.account import at_url
 from octavo_router.discovery.kubernetes.source import KubernetesSource
 from octavo_router.discovery.kubernetes.watch import WatchSettings
+from octavo_router.discovery.source import Claim, Found, PoolRoute
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 from octavo_router.metrics import DiscoveryCounts
 from tests.fakes.clock import ManualClock

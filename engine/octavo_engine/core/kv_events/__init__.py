@@ -1,0 +1,1 @@
+"""What enters and leaves the prefix cache, published as events and as labels for routers."""

@@ -1,0 +1,1 @@
+"""`LLM`: the engine in the process of its caller, without a server."""

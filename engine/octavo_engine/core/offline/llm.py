@@ -1,0 +1,417 @@
+"""Offline inference: a model in this process, a list of prompts in, a list of answers out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import operator
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+
+from octavo_engine.config import (
+    Device,
+    DType,
+    EngineConfig,
+    KVCacheDType,
+    Quantization,
+    SchedulerConfig,
+    SimConfig,
+)
+from octavo_engine.core.build import load_model_tokenizer, localized, resolve
+from octavo_engine.core.build_core import build_core
+from octavo_engine.core.offline.beam_search import beam_search
+from octavo_engine.core.offline.pooling import PoolingMethods
+from octavo_engine.core.offline.progress_bar import generation_bar, loading_bar
+from octavo_engine.core.pooling.async_pooling import check_task
+from octavo_engine.core.seeds import Seeds
+from octavo_engine.core.text.output_processor import OutputProcessor, Submission
+from octavo_engine.core.validate import settle_params
+from octavo_engine.errors import InvalidRequest, OctavoError, RequestError
+from octavo_engine.profile import StepProfile
+from octavo_engine.state.sampling_params import SamplingParams
+from octavo_engine.tokenization.tokenizer import check_vocab, ends_of_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Literal, Self
+
+    from octavo_engine.backends.backend import Backend
+    from octavo_engine.core.beam_search import BeamSearchParams
+    from octavo_engine.core.info import ModelInfo
+    from octavo_engine.core.offline.beam_search import BeamSearchOutput
+    from octavo_engine.core.text.output_processor import Request
+    from octavo_engine.core.text.outputs import RequestOutput
+    from octavo_engine.tokenization.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class PromptDict(TypedDict, total=False):
+    """One of the two at least; the tokens count, the text is for the reader."""
+
+    prompt: str
+    prompt_token_ids: Sequence[int]
+
+
+Prompt: TypeAlias = str | Sequence[int] | PromptDict
+Message: TypeAlias = Mapping[str, Any]  # role, content, and what a template may want beside them
+
+_NO_LIMIT = 2**31 - 1
+
+
+class LLM(PoolingMethods):
+    """One model, loaded when this is made. Not for use from several threads at once.
+
+    >>> with LLM("demo://smollm2") as llm:
+    ...     llm.generate("The capital of France is")[0].outputs[0].text
+    """
+
+    _closed = False
+
+    def __init__(
+        self,
+        model: str | PathLike[str] = "demo://smollm2",
+        *,
+        tokenizer: str | PathLike[str] | None = None,
+        revision: str | None = None,
+        device: Device = "auto",
+        dtype: DType = "auto",
+        quantization: Quantization = "auto",
+        activation_bits: int = 16,
+        kv_cache_dtype: KVCacheDType = "auto",
+        load_format: Literal["auto", "dummy"] = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 128,
+        max_num_batched_tokens: int = 2048,
+        enable_prefix_caching: bool = True,
+        kv_cache_memory_bytes: int | None = None,
+        memory_fraction: float | None = None,
+        num_threads: int | None = None,
+        seed: int = 0,
+        chat_template: str | None = None,
+        speculative_config: Mapping[str, Any] | None = None,
+        sim: SimConfig | None = None,
+    ) -> None:
+        """Names as in vLLM. Raises ConfigError or ModelError."""
+        scheduler = SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            enable_prefix_caching=enable_prefix_caching,
+        )
+        config = EngineConfig(
+            model=fspath(model),
+            tokenizer=None if tokenizer is None else fspath(tokenizer),
+            revision=revision,
+            device=device,
+            dtype=dtype,
+            quantization=quantization,
+            activation_bits=activation_bits,
+            kv_cache_dtype=kv_cache_dtype,
+            load_format=load_format,
+            max_model_len=max_model_len,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            memory_fraction=memory_fraction,
+            num_threads=num_threads,
+            seed=seed,
+            chat_template=chat_template,
+            speculative_config=(
+                None if speculative_config is None else json.dumps(dict(speculative_config))
+            ),
+            scheduler=scheduler,
+            sim=sim or SimConfig(),
+        )
+        self._load(config, None)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, *, backend: Backend | None = None) -> Self:
+        """With all settings there are, or on a backend made elsewhere."""
+        llm = cls.__new__(cls)
+        llm._load(config, backend)
+        return llm
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """The answers in the order of the prompts. A list of ints is one prompt of token ids.
+
+        All prompts are checked before the first is computed. One whose computation fails has
+        finish_reason "error"; the others are not touched. Ctrl-C aborts all and leaves this usable.
+        """
+        self._check_open()
+        check_task("generate", self._info)
+        listed = _as_list(prompts)
+        submissions = []
+        for index, (prompt, params) in enumerate(
+            zip(listed, self._params_list(sampling_params, len(listed)), strict=True)
+        ):
+            try:
+                submissions.append(self._submission(index, prompt, params))
+            except RequestError as error:
+                error.add_note(f"in prompt {index}")
+                raise
+        return self._run(submissions, use_tqdm=use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """The next message of one conversation, or of each of several."""
+        template = self._tokenizer.chat_template
+        if template is None:
+            raise InvalidRequest(
+                "the model has no chat template; give one as chat_template", param="messages"
+            )
+        options: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt,
+            "tools": tools,
+            "continue_final_message": continue_final_message,
+            **(chat_template_kwargs or {}),
+        }
+        # Tokens are not made of the rendered text: what a message spells must not become control.
+        prompts: list[Prompt] = [
+            {
+                "prompt": template.render(conversation, **options),
+                "prompt_token_ids": self._tokenizer.encode_chat(conversation, **options),
+            }
+            for conversation in _as_conversations(messages)
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` likeliest answers to each prompt, without sampling."""
+        self._check_open()
+        parts = []
+        for prompt in _as_list(prompts):
+            text, token_ids = _parts(prompt)
+            parts.append(
+                (text, self._tokenizer.encode(text or "") if token_ids is None else token_ids)
+            )
+        return beam_search(
+            parts, params, info=self._info, tokenizer=self._tokenizer,
+            generate=lambda tokens, one: self.generate(tokens, one, use_tqdm=False),
+        )  # fmt: skip
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    @property
+    def info(self) -> ModelInfo:
+        """What was loaded: backend, context, vocabulary, size of the KV pool."""
+        return self._info
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's makers recommend, where they do."""
+        return SamplingParams(**self._info.default_params)  # type: ignore[arg-type]  # by name
+
+    def start_profile(self) -> None:
+        """Record every step from now on."""
+        self._engine.record(StepProfile())
+
+    def stop_profile(self, path: str | PathLike[str] = "octavo-profile.json") -> None:
+        """Write what was recorded, for ui.perfetto.dev. Raises ConfigError."""
+        profile = self._engine.profile
+        self._engine.record(None)
+        if profile is None:
+            raise InvalidRequest("start_profile comes first")
+        profile.write(fspath(path))
+
+    def reset_prefix_cache(self) -> bool:
+        return self._engine.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Let go of the model's memory. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OctavoError("this LLM was closed; make a new one")
+
+    def _load(self, config: EngineConfig, backend: Backend | None) -> None:
+        scheduler = dataclasses.replace(
+            config.scheduler, max_queue=_NO_LIMIT, queue_timeout_s=math.inf
+        )
+        config = config.replace(scheduler=scheduler)  # the whole list is the queue
+        with loading_bar(f"Fetching {config.names[0]}") as progress:
+            files = resolve(config, progress)
+        self._tokenizer = load_model_tokenizer(config, files)
+        with loading_bar(f"Loading {config.names[0]}") as progress:
+            self._engine, self._info = build_core(
+                localized(config, files), progress=progress, backend=backend
+            )
+        check_vocab(self._tokenizer, self._info.vocab_size)
+        self._processor = OutputProcessor(self._tokenizer)
+        self._seeds = Seeds(config.seed)
+
+    def _params_list(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, length: int
+    ) -> Sequence[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [given] * length
+        if len(given) != length:
+            raise InvalidRequest(
+                f"{length} prompts, but {len(given)} sampling_params", param="sampling_params"
+            )
+        return given
+
+    def _submission(self, index: int, prompt: Prompt, params: SamplingParams) -> Submission:
+        text, token_ids = _parts(prompt)
+        if token_ids is None:
+            assert text is not None
+            token_ids = self._tokenizer.encode(text)
+        if params.grammar is not None:
+            from octavo_engine.grammar.check import check  # most have none
+
+            check(params.grammar)
+        return Submission(
+            request_id=str(index),
+            prompt=text,
+            prompt_token_ids=token_ids,
+            params=settle_params(token_ids, params, self._info, self._tokenizer),
+            seed=self._seeds.settle(params.seed),
+            eos_token_ids=ends_of_text(self._tokenizer, self._info.eos_token_ids),
+            arrival_at=time.monotonic(),
+        )
+
+    def _run(self, submissions: Sequence[Submission], *, use_tqdm: bool) -> list[RequestOutput]:
+        requests: list[Request] = []
+        try:
+            with (
+                _deferred_interrupt() as interrupted,
+                generation_bar(len(submissions), enabled=use_tqdm) as show,
+            ):
+                requests += map(self._start, submissions)
+                num_tokens = 0
+                while self._engine.has_work and not interrupted():
+                    outputs = self._engine.step().outputs
+                    for refused_id, error in self._engine.take_refused():
+                        for sequence_id in self._processor.refuse(refused_id, error).aborts:
+                            self._engine.abort(sequence_id)
+                    for sequence_id in self._processor.process(outputs).aborts:
+                        self._engine.abort(sequence_id)
+                    num_tokens += sum(len(output.token_ids) for output in outputs)
+                    show(sum(request.finished for request in requests), num_tokens)
+            if interrupted():
+                raise KeyboardInterrupt
+            return [self._result(request) for request in requests]
+        finally:
+            for request in requests:
+                if not request.finished:
+                    for sequence_id in self._processor.abort(request):
+                        self._engine.abort(sequence_id)
+
+    def _start(self, submission: Submission) -> Request:
+        request, sequences = self._processor.add(submission)
+        for sequence in sequences:
+            try:
+                self._engine.add(sequence)
+            except RequestError as error:
+                for other in self._processor.refuse(sequence.request_id, error).aborts:
+                    self._engine.abort(other)
+                break
+        return request
+
+    def _result(self, request: Request) -> RequestOutput:
+        if request.error is not None:
+            logger.warning(
+                "Prompt %s failed: %s", request.submission.request_id, request.error.message
+            )
+            for answer in request.answers:
+                if not answer.finished:
+                    request.news_of(answer).finish_reason = "error"
+            request.news().finished = True
+        result = request.take()
+        assert result is not None  # finished, so there is an output for each answer
+        return result
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Sequence):
+        return [prompts]  # one, or something that is none, of which an error tells
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]  # type: ignore[list-item]  # all ints: one prompt of token ids
+    return prompts  # type: ignore[return-value]  # what is left is a sequence of prompts
+
+
+def _parts(prompt: Prompt) -> tuple[str | None, list[int] | None]:
+    """Text and token ids; one of them at least."""
+    if isinstance(prompt, str):
+        return prompt, None
+    if not isinstance(prompt, Mapping):
+        return None, _token_ids(prompt)
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if token_ids is not None:
+        return (text if isinstance(text, str) else None), _token_ids(token_ids)
+    if isinstance(text, str):
+        return text, None
+    raise InvalidRequest(
+        "a prompt given as a dict needs the key prompt or prompt_token_ids", param="prompt"
+    )
+
+
+def _token_ids(prompt: object) -> list[int]:
+    """Whatever holds whole numbers, arrays too."""
+    try:
+        return [operator.index(token) for token in prompt]  # type: ignore[attr-defined]  # the except
+    except TypeError:
+        raise InvalidRequest(
+            f"a prompt is a text, a list of token ids, or a dict of them; got {prompt!r:.80}",
+            param="prompt",
+        ) from None
+
+
+def _as_conversations(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+) -> Sequence[Sequence[Message]]:
+    if messages and isinstance(messages[0], Mapping):
+        return [messages]  # type: ignore[list-item]  # messages, so one conversation
+    return messages  # type: ignore[return-value]
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C is noted and acted upon between steps, never inside one; a second one acts at once."""
+    seen = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield seen.is_set  # signals are handled elsewhere
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(_signal: int, _frame: object) -> None:
+        seen.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield seen.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,1 @@
+"""The engine of encoders: whole texts in, vectors or scores out."""

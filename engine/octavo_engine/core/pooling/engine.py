@@ -1,0 +1,289 @@
+"""The engine of models that pool: whole texts wait, a step takes as many as its budget holds.
+
+Texts lie one behind the other without padding, so a step costs what its tokens cost and they need
+no sorting. The first one that waits is in every next step, so none waits longer than those before
+it take; later ones fill what room it leaves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from octavo_engine.backends.pooling import make_step
+from octavo_engine.core.pooling.async_pooling import PER_TOKEN, WrongTask
+from octavo_engine.core.pooling.postprocess import finish
+from octavo_engine.core.process.heartbeat import Heartbeat
+from octavo_engine.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelError,
+    OctavoError,
+    QueueFull,
+)
+from octavo_engine.scheduling.step_time import StepTimeModel
+from octavo_engine.state.outputs import EngineStats, SequenceOutput, StepOutput
+from octavo_engine.state.pooling import PoolingOutput, PoolingParams, PoolingRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from octavo_engine.backends.pooling import PoolingBackend
+    from octavo_engine.errors import RequestError
+    from octavo_engine.profile import StepProfile
+    from octavo_engine.state.labels import Labels
+    from octavo_engine.state.pooling import PoolingTask
+    from octavo_engine.state.request import EngineRequest
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILED_STEPS = 3  # in a row; then something is broken that no request is to blame for
+LOOK_AHEAD = 256  # texts that may be passed over to fill a step
+_RATE_WEIGHT = 0.2  # of the last step in the running average
+
+
+class PoolingLimits(NamedTuple):
+    """How large things may get."""
+
+    max_model_len: int  # tokens of a text
+    max_tokens: int  # of a step
+    max_texts: int  # of a step
+    max_queue: int  # texts that wait before new ones are refused
+
+
+class PoolingEngine:
+    """A CoreEngine over a model that pools."""
+
+    def __init__(
+        self,
+        backend: PoolingBackend,
+        limits: PoolingLimits,
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.backend = backend
+        self.limits = limits
+        self.heartbeat = Heartbeat(now)
+        self.last_step_was_empty = False
+        self.profile: StepProfile | None = None
+        self._now = now
+        self._waiting: dict[str, PoolingRequest] = {}  # in the order they came
+        self._waiting_tokens = 0
+        self._refused: list[tuple[str, RequestError]] = []
+        self._failed_steps = 0
+        self._stats = EngineStats()
+        self._step_time = StepTimeModel()
+        backend.prepare(max_tokens=limits.max_tokens, max_texts=limits.max_texts)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting) or bool(self._refused)
+
+    def add(self, request: EngineRequest) -> None:
+        tasks = ", ".join(self.backend.config.tasks)
+        raise WrongTask(f"this model cannot generate; it can {tasks}", param="model")
+
+    def add_pooling(self, requests: Sequence[PoolingRequest]) -> None:
+        """All of them or none: what came in one call is one queue entry for the limit."""
+        if len(self._waiting) >= self.limits.max_queue:
+            raise QueueFull(f"{len(self._waiting)} texts wait already", retry_after_s=1)
+        for request in requests:
+            self._check(request)
+        for request in requests:
+            self._waiting[request.request_id] = request
+            self._waiting_tokens += len(request.token_ids)
+
+    def abort(self, request_id: str, *, has_left: bool = False) -> SequenceOutput | None:
+        self._take(request_id)
+        return None
+
+    def suspend(self, request_id: str, *, on: bool) -> None:
+        """Its answers are small and whole: there is nothing to wait for."""
+
+    def step(self) -> StepOutput:
+        """Compute one batch. What a whole step raises fails its texts, not the engine."""
+        outputs: list[PoolingOutput] = []
+        profile = self.profile
+        if profile is not None:
+            profile.begin_step()
+        self._expire()
+        batch = self._next_batch()
+        self.last_step_was_empty = not batch
+        if batch:
+            for request in batch:
+                self._take(request.request_id)
+            if profile is not None:
+                profile.laps.mark("schedule")
+            outputs = self._compute(batch)
+        stats = self._snapshot()
+        if profile is not None and batch:
+            profile.laps.mark("compute")
+            tokens = sum(len(request.token_ids) for request in batch)
+            profile.end_pooling_step(len(batch), tokens, stats)
+        return StepOutput(pooled=outputs, stats=stats)
+
+    def record(self, profile: StepProfile | None) -> None:
+        self.profile = profile
+
+    def report(self, outputs: list[SequenceOutput]) -> StepOutput:
+        return StepOutput(outputs=outputs, stats=self._snapshot())
+
+    def take_refused(self) -> list[tuple[str, RequestError]]:
+        refused, self._refused = self._refused, []
+        return refused
+
+    def label(self, request_id: str, labels: Labels) -> None:
+        """There is no cache whose content could be told."""
+
+    def watch(self, *, on: bool) -> None:
+        """As for labels."""
+
+    def reset_prefix_cache(self) -> bool:
+        return True
+
+    def sleep(self, *, on: bool, level: int = 1) -> None:
+        """There is no KV cache."""
+
+    def warm_up(self) -> None:
+        """Compute one text, so that the first request finds memory touched and times known."""
+        task: PoolingTask = "classify" if self.backend.config.is_classifier else "embed"
+        tokens = [0] * min(16, self.limits.max_model_len)
+        request = PoolingRequest(
+            request_id="warm-up", token_ids=tokens, params=PoolingParams(task=task)
+        )
+        self.add_pooling([request])
+        for output in self.step().pooled:
+            if output.error is not None:
+                raise ModelError(f"the model cannot compute: {output.error}")
+        self._stats = EngineStats()
+
+    def close(self) -> None:
+        self.backend.close()
+
+    def _check(self, request: PoolingRequest) -> None:
+        """What would end a whole step rather than this text."""
+        config = self.backend.config
+        if request.params.task not in config.tasks:
+            tasks = ", ".join(config.tasks)
+            raise WrongTask(f"this model cannot {request.params.task}; it can {tasks}")
+        length = len(request.token_ids)
+        if not 1 <= length <= self.limits.max_model_len:
+            raise InvalidRequest(
+                f"the input has {length} tokens; this model takes 1 to {self.limits.max_model_len}"
+            )
+        if max(request.token_ids) >= config.body.vocab_size or min(request.token_ids) < 0:
+            raise InvalidRequest(f"a token id is not in the vocabulary of {config.body.vocab_size}")
+        types = request.type_ids
+        if types and (
+            len(types) != length or min(types) < 0 or max(types) >= max(config.num_types, 2)
+        ):
+            raise InvalidRequest("the type ids do not fit the tokens, or the model")
+
+    def _expire(self) -> None:
+        """Refuse the texts whose deadline has passed."""
+        now = self._now()
+        late = [
+            request.request_id
+            for request in self._waiting.values()
+            if request.deadline_at is not None and request.deadline_at <= now
+        ]
+        for request_id in late:
+            self._take(request_id)
+            error = DeadlineExceeded("the deadline passed before this text was computed")
+            self._refused.append((request_id, error))
+
+    def _next_batch(self) -> list[PoolingRequest]:
+        """The first text that waits, and what fits beside it and is asked the same way."""
+        batch: list[PoolingRequest] = []
+        room = self.limits.max_tokens
+        for request in itertools.islice(self._waiting.values(), self.limits.max_texts + LOOK_AHEAD):
+            if len(batch) == self.limits.max_texts or room == 0:
+                break
+            same = not batch or _is_per_token(request) == _is_per_token(batch[0])
+            if same and len(request.token_ids) <= room:
+                batch.append(request)
+                room -= len(request.token_ids)
+        return batch
+
+    def _compute(self, batch: list[PoolingRequest]) -> list[PoolingOutput]:
+        num_tokens = sum(len(request.token_ids) for request in batch)
+        self.heartbeat.expect(self._step_time.prefill_s(num_tokens))
+        started = self._now()
+        try:
+            outputs = self._pool(batch)
+            self._failed_steps = 0
+        except Exception as error:
+            outputs = self._fail(batch, error)
+        step_s = self._now() - started
+        self._step_time.observe(0, num_tokens, step_s)
+        self._note(num_tokens, step_s)
+        return outputs
+
+    def _pool(self, batch: list[PoolingRequest]) -> list[PoolingOutput]:
+        config = self.backend.config
+        # A model without a table of types does not tell the texts of a pair apart.
+        with_types = config.num_types > 1
+        step = make_step(
+            [(r.token_ids, r.type_ids if with_types else ()) for r in batch],
+            is_last=config.pooling == "last",
+        )
+        if _is_per_token(batch[0]):
+            rows = self.backend.token_rows(step)
+            starts = step.starts.tolist()
+        else:
+            rows = self.backend.pool(step)
+            starts = range(len(batch) + 1)
+        outputs = []
+        for request, start, end in zip(batch, starts[:-1], starts[1:], strict=True):
+            own = rows[start:end]
+            if np.isfinite(own).all():
+                data = finish(own, request.params, config).astype("<f4", copy=False).tobytes()
+                outputs.append(
+                    PoolingOutput(request_id=request.request_id, data=data, rows=end - start)
+                )
+                continue
+            self._stats.nan_failures += 1
+            message = "the model's numbers for this text are not finite"
+            outputs.append(PoolingOutput(request_id=request.request_id, error=message))
+        return outputs
+
+    def _fail(self, batch: list[PoolingRequest], error: Exception) -> list[PoolingOutput]:
+        self._failed_steps += 1
+        logger.exception("A step failed", extra={"in_a_row": self._failed_steps})
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            raise OctavoError(
+                f"{self._failed_steps} steps in a row failed, the last with "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        message = f"the engine failed to compute a step: {type(error).__name__}"
+        return [PoolingOutput(request_id=r.request_id, error=message) for r in batch]
+
+    def _take(self, request_id: str) -> None:
+        request = self._waiting.pop(request_id, None)
+        if request is not None:
+            self._waiting_tokens -= len(request.token_ids)
+
+    def _note(self, num_tokens: int, step_s: float) -> None:
+        stats = self._stats
+        stats.steps += 1
+        stats.prompt_tokens += num_tokens
+        stats.step_tokens = num_tokens
+        stats.step_ms = step_s * 1e3
+        stats.last_step_at = self._now()
+        rate = num_tokens / max(step_s, 1e-6)
+        before = stats.prefill_tokens_per_s or rate
+        stats.prefill_tokens_per_s = before + _RATE_WEIGHT * (rate - before)
+
+    def _snapshot(self) -> EngineStats:
+        stats = self._stats
+        stats.num_waiting = len(self._waiting)
+        stats.queued_tokens = self._waiting_tokens
+        return EngineStats(**{name: getattr(stats, name) for name in stats.__struct_fields__})
+
+
+def _is_per_token(request: PoolingRequest) -> bool:
+    return request.params.task in PER_TOKEN

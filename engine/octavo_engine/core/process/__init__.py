@@ -1,0 +1,1 @@
+"""The core as a supervised process: messages, clients, heartbeat, restarts."""

@@ -1,0 +1,157 @@
+"""One run of the engine core as a child process: its pid, its socket, what it said last."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, cast
+
+from octavo_engine.core.logs import format_in_use
+from octavo_engine.core.process import wire
+from octavo_engine.core.process.child import STACK_DUMP_SIGNAL
+from octavo_engine.core.process.client import CoreNews
+from octavo_engine.core.process.heartbeat import Pulse
+from octavo_engine.core.process.supervision import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from octavo_engine.config import EngineConfig
+    from octavo_engine.core.process.client import Listener
+    from octavo_engine.core.process.supervision import Timing
+
+logger = logging.getLogger(__name__)
+
+CORE_COMMAND = (sys.executable, "-m", "octavo_engine.core.process.child")
+
+
+class CoreHandle(asyncio.Protocol):
+    """Started by `launch`; `ended` is set when the socket closes, which a death does at once."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], listener: Listener, timing: Timing
+    ) -> None:
+        self.process = process
+        self.started_at = time.monotonic()
+        self.ended = asyncio.Event()
+        self.changed = asyncio.Event()  # it got ready, or ended
+        self.news = CoreNews(listener)
+        self.watch = Watch(timing)
+        self._reader = wire.FrameReader(wire.FROM_CORE)
+        self._transport: asyncio.Transport | None = None
+        self._pings = 0
+
+    @classmethod
+    async def launch(
+        cls,
+        config: EngineConfig,
+        listener: Listener,
+        timing: Timing,
+        command: Sequence[str] = CORE_COMMAND,
+    ) -> CoreHandle:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(  # noqa: ASYNC220  (fork and exec take a millisecond)
+                [*command, "--fd", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        core = cls(process, listener, timing)
+        ours.setblocking(False)
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: core, sock=ours)
+        except BaseException:
+            ours.close()
+            process.kill()
+            process.wait()
+            raise
+        level = logging.getLogger("octavo_engine").getEffectiveLevel()
+        core.send(wire.Configure(config, level, format_in_use()))
+        return core
+
+    # ── what the event loop calls ──
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast, not a check: uvloop's transports are none of asyncio's classes.
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            messages = self._reader.feed(data)
+        except wire.WireError:
+            logger.exception("The engine core sent something that is no message")
+            self.kill()
+            return
+        for message in messages:
+            if isinstance(message, wire.Pong):
+                self.watch.ponged(_pulse(message))
+                continue
+            self.news.receive(message)
+            if isinstance(message, wire.Ready):
+                self.changed.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set()
+        self.changed.set()
+
+    # ── what the supervisor calls ──
+
+    @property
+    def is_loading(self) -> bool:
+        return self.news.info is None
+
+    def send(self, message: wire.ToCore) -> None:
+        if self._transport is not None and not self.ended.is_set():
+            self._transport.write(wire.encode(message))
+
+    def ping(self, now: float) -> None:
+        self._pings += 1
+        self.watch.pinged(now)
+        self.send(wire.Ping(self._pings))
+
+    def stall(self, now: float) -> str:
+        return self.watch.stall(now, loading=self.is_loading)
+
+    def dump_stacks(self) -> None:
+        """Have it write to stderr where each of its threads is; a stopped one does so later."""
+        if not self.is_loading and self.process.poll() is None:
+            self.process.send_signal(STACK_DUMP_SIGNAL)
+
+    def kill(self) -> None:
+        self.process.kill()  # SIGKILL: it works on a stopped process too
+
+    async def reap(self) -> str:
+        """Wait for the end of the process; says how it ended."""
+        self._close()
+        code = await asyncio.to_thread(self.process.wait)
+        if self.news.fatal is not None:
+            return f"the engine core ended: {self.news.fatal}"
+        if code >= 0:
+            return f"the engine core ended with exit code {code}"
+        name = signal.Signals(-code).name
+        hint = " (is the memory limit too small?)" if name == "SIGKILL" else ""
+        return f"the engine core was ended by {name}{hint}"
+
+    async def stop(self, patience_s: float) -> None:
+        """Ask it to end, then make it."""
+        self.send(wire.Shutdown())
+        try:
+            async with asyncio.timeout(patience_s):
+                await self.ended.wait()
+        except TimeoutError:
+            logger.warning("The engine core did not end when asked to; it is killed")
+            self.kill()
+        await self.reap()
+
+    def _close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _pulse(pong: wire.Pong) -> Pulse:
+    return Pulse(pong.steps, pong.step_age_s, pong.expected_s, pong.slowest_s)

@@ -1,0 +1,156 @@
+"""The engine core in a supervised child process: what dies or hangs is reported and restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from octavo_engine.core.info import Health
+from octavo_engine.core.process.core_handle import CORE_COMMAND, CoreHandle
+from octavo_engine.core.process.supervision import Restarts, Timing
+from octavo_engine.errors import EngineDead, OctavoError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from octavo_engine.config import EngineConfig
+    from octavo_engine.core.info import ModelInfo
+    from octavo_engine.core.process import wire
+    from octavo_engine.core.process.client import Listener
+
+logger = logging.getLogger(__name__)
+
+
+class ProcessClient:
+    """An EngineClient that keeps one core process alive. Make it on the event loop."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        listener: Listener,
+        *,
+        timing: Timing | None = None,
+        command: Sequence[str] = CORE_COMMAND,
+    ) -> None:
+        self._config = config
+        self._listener = listener
+        self._timing = timing or Timing()
+        self._command = command
+        self._core: CoreHandle | None = None
+        self._settled = asyncio.Event()  # the first start succeeded or failed
+        self._start_error: OctavoError | None = None
+        self._info: ModelInfo | None = None  # of the first start
+        self._down = ""  # why there is no core; also after it was given up
+        self._supervisor = asyncio.create_task(self._supervise(), name="octavo-supervisor")
+
+    @property
+    def pid(self) -> int | None:
+        """Of the core at hand."""
+        return None if self._core is None else self._core.process.pid
+
+    async def ready(self) -> ModelInfo:
+        await self._settled.wait()
+        if self._info is None:
+            raise self._start_error or OctavoError("the engine was stopped while it loaded")
+        return self._info
+
+    def send(self, message: wire.ToEngine) -> None:
+        if self._core is not None and not self._core.is_loading:
+            self._core.send(message)
+
+    def health(self) -> Health:
+        core = self._core
+        if core is None:
+            return Health("dead", self._down) if self._down else Health("loading", progress=0.0)
+        if core.ended.is_set():
+            return Health("dead", "the engine core ended")
+        stall = core.stall(time.monotonic())
+        if stall:
+            return Health("stalled", stall)
+        if core.is_loading:
+            return core.news.loading()
+        return Health("ready")
+
+    async def stop(self) -> None:
+        self._supervisor.cancel()
+        await asyncio.wait([self._supervisor])
+        self._settled.set()
+        core, self._core = self._core, None
+        self._down = "the engine was stopped"
+        if core is not None:
+            await core.stop(self._timing.stop)
+
+    async def _supervise(self) -> None:
+        try:
+            await self._keep_alive()
+        except Exception as error:  # such as no memory for a fork: nobody supervises any more
+            logger.exception("Supervision of the engine core failed")
+            self._down = f"supervision of the engine core failed: {error}"
+            self._start_error = OctavoError(self._down)
+            self._settled.set()
+            self._listener.on_lost(EngineDead(self._down))
+
+    async def _keep_alive(self) -> None:
+        restarts = Restarts(self._timing)
+        while True:
+            core = await CoreHandle.launch(
+                self._config, self._listener, self._timing, self._command
+            )
+            self._core = core
+            killed_for = await self._attend(core)
+            how = await core.reap()
+            self._core = None
+            reason = f"{killed_for}; it was killed" if killed_for else how
+            if self._info is None:  # what fails at the first start would fail again
+                self._start_error = core.news.fatal or OctavoError(f"{reason} while it loaded")
+                self._down = str(self._start_error)
+                self._settled.set()
+                return
+            delay = restarts.failed(time.monotonic() - core.started_at)
+            if delay is None:
+                self._down = f"{reason}; given up after {restarts.fast_failures} failures in a row"
+            else:
+                self._down = f"{reason}; it is started again in {delay:g} s"
+            logger.error("Lost the engine core: %s", self._down)
+            retry_after = None if delay is None else max(1, round(delay) + 1)
+            self._listener.on_lost(EngineDead(self._down, retry_after_s=retry_after))
+            if delay is None:
+                return
+            await asyncio.sleep(delay)
+
+    async def _attend(self, core: CoreHandle) -> str:
+        """Ping until the core ends; why it was killed, if it was."""
+        timing = self._timing
+        tick = timing.ping / 2
+        next_ping = looked_at = time.monotonic()
+        stall = killed_for = ""
+        while not core.ended.is_set():
+            now = time.monotonic()
+            if now - looked_at > 2 * tick + 1.0:
+                core.watch.forgive(now)
+            looked_at = now
+            if now >= next_ping:
+                core.ping(now)
+                next_ping = now + timing.ping
+            self._note_start(core)
+            before, stall = stall, core.stall(now)
+            if stall and not before:
+                logger.warning("The engine core seems to hang: %s; its stacks follow", stall)
+                core.dump_stacks()
+            if not killed_for and core.watch.must_be_killed(now, stall):
+                logger.error("Killing the engine core: %s", stall)
+                killed_for = stall
+                core.kill()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(tick):
+                    await (core.changed if core.is_loading else core.ended).wait()
+        self._note_start(core)  # it may have come and gone within one tick
+        return killed_for
+
+    def _note_start(self, core: CoreHandle) -> None:
+        if self._info is None and core.news.info is not None:
+            self._info = core.news.info
+            self._settled.set()

@@ -1,0 +1,1 @@
+"""From the core's tokens to text: detokenised, cut at stop strings, delivered to its readers."""

@@ -1,0 +1,1 @@
+"""Routes for operators: probes, metrics, drain, pause, sleep, aborts, development."""

@@ -1,0 +1,103 @@
+"""POST /v1/messages and POST /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from octavo_engine.core.pooling.async_pooling import check_task
+from octavo_engine.errors import RequestError
+from octavo_engine.server.anthropic import shapes
+from octavo_engine.server.anthropic.answer import Answer, frames
+from octavo_engine.server.anthropic.bodies import CountTokensRequest, MessagesRequest
+from octavo_engine.server.anthropic.request import read_turn
+from octavo_engine.server.generation.prompts import COUNTED
+from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
+from octavo_engine.server.openai.chat.conversation import rendered
+from octavo_engine.server.openai.chat.prepare import prepare
+from octavo_engine.server.openai.chat.session import ChatRun
+from octavo_engine.server.service import Service  # noqa: TC001
+
+if TYPE_CHECKING:
+    from octavo_engine.server.openai.chat.prepare import Asked
+
+
+async def create_message(exchange: Exchange, service: Service) -> None:
+    request = await exchange.json(MessagesRequest)
+    turn = read_turn(request)
+    if service.dialect.reasoning is None:  # clients switch thinking on whatever model they meet
+        turn.chat.thinking_token_budget = None
+    try:
+        asked = await prepare(exchange, service, turn.chat, prefix="msg", kind="messages")
+        asked, is_cut_short = _with_room(asked, service.engine.info.max_model_len)
+        run = ChatRun(service, asked)
+        answer = Answer(
+            id=f"msg_{secrets.token_hex(12)}", model=asked.model, usage=run.usage,
+            is_cut_short=is_cut_short,
+        )  # fmt: skip
+        async with exchange.while_present():
+            if request.stream:
+                await _streamed(exchange, run, answer)
+            else:
+                await _whole(exchange, run, answer)
+    except RequestError as error:
+        turn.rename(error)
+        raise
+
+
+async def count_tokens(exchange: Exchange, service: Service) -> None:
+    """Of the prompt that the same fields would make for /v1/messages."""
+    request = await exchange.json(CountTokensRequest)
+    turn = read_turn(request)
+    try:
+        service.check_model(request.model)
+        check_task("generate", service.engine.info)
+        if turn.chat.tool_choice == "none" and service.settings.exclude_tools_when_tool_choice_none:
+            turn.chat.tools = None
+        prompt = await rendered(
+            service.engine.tokenizer, turn.chat.conversation, service.settings.limits,
+            trust_template=False, describes_tools=service.dialect.describes_tools,
+            most=COUNTED * service.engine.info.max_model_len,
+        )  # fmt: skip
+    except RequestError as error:
+        turn.rename(error)
+        raise
+    await exchange.reply(msgspec.json.encode(shapes.TokenCount(input_tokens=len(prompt.ids))))
+
+
+def _with_room(asked: Asked, max_model_len: int) -> tuple[Asked, bool]:
+    """Clients must say max_tokens and say the most that any model can: it is cut to the room."""
+    params = asked.job.params
+    room = max_model_len - len(asked.job.prompts[0])
+    if params.max_tokens is None or not 0 < room < params.max_tokens:
+        return asked, False
+    params = msgspec.structs.replace(params, max_tokens=room)
+    return dataclasses.replace(asked, job=dataclasses.replace(asked.job, params=params)), True
+
+
+async def _whole(exchange: Exchange, run: ChatRun, answer: Answer) -> None:
+    async with aclosing(run.news(stream=False)) as pieces:
+        async for piece in pieces:
+            for news in piece.choices:
+                answer.read(news)
+    answer.end()
+    await exchange.reply(msgspec.json.encode(answer.whole()))
+
+
+async def _streamed(exchange: Exchange, run: ChatRun, answer: Answer) -> None:
+    async with aclosing(run.news(stream=True)) as pieces:
+        async for piece in pieces:
+            events = []
+            if not exchange.started:
+                events = answer.begin()
+                await exchange.open_stream()
+            for news in piece.choices:
+                events += answer.read(news)
+            if piece.finished:
+                await exchange.close(frames(events + answer.end()))
+            elif events:
+                await exchange.write(frames(events))

@@ -1,0 +1,1 @@
+"""Endpoints and fields of other servers, served or refused under their own names."""

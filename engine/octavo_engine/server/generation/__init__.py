@@ -1,0 +1,1 @@
+"""One generation request, whatever the protocol: parameters, job, usage, resume, stream."""

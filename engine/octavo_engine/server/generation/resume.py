@@ -1,0 +1,128 @@
+"""Going on with a generation that another engine began: reads and checks what a router knows of it.
+
+The headers are honoured whoever sends them: a resumed request costs its sender what any request
+with so many prompt tokens costs, says nothing that `return_token_ids` would not say, and needs the
+API key like every other. There is nothing to be trusted, so there is no switch.
+
+Only streams are resumed. Of a request that is not streamed its client has seen nothing until all is
+there, so a lost one is simply asked again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING
+
+from octavo_engine.core.seeds import prompt_seed
+from octavo_engine.core.text.resumed import Told
+from octavo_engine.errors import ContextLengthExceeded, InvalidRequest, RequestError
+from octavo_engine.protocol.endpoints import RESUME_HEADER
+from octavo_engine.protocol.resume import Resume, unpack
+from octavo_engine.server.http import strict_json
+from octavo_engine.state.sampling_params import MAX_SEED
+
+if TYPE_CHECKING:
+    from octavo_engine.server.generation.job import Job
+    from octavo_engine.server.http.exchange import Exchange
+    from octavo_engine.server.service import Service
+
+_ID = re.compile(r"[A-Za-z0-9_.:\-]{1,160}")
+_MAX_DEPTH = 8
+_MAX_TOKEN_ID = 2**31 - 1
+
+
+def read_frame(data: bytes) -> tuple[Resume, bytes]:
+    """What is known, and the original body. Raises RequestError (400)."""
+    try:
+        told, body = unpack(data)
+    except ValueError as error:
+        raise _bad(str(error)) from None
+    try:
+        resume = strict_json.decode(told, Resume, max_depth=_MAX_DEPTH)
+    except RequestError as error:
+        raise _bad(error.message) from None
+    _check(resume)
+    return resume, body
+
+
+def opened(resume: Resume | None) -> set[int]:
+    """The answers of which the client has seen an event."""
+    if resume is None:
+        return set()
+    begun = (index for index, ids in enumerate(resume.tokens) if ids)
+    return {*resume.opened, *resume.finished, *begun}
+
+
+def continued(exchange: Exchange, service: Service, job: Job, *, stream: bool) -> Job:
+    """The job with what a router needs: known seeds, and what was told. Raises RequestError."""
+    resume = exchange.resume
+    if resume is None and not (stream and exchange.wants_tokens):
+        return job
+    given = job.params.seed
+    if resume is None:
+        seed = prompt_seed(service.engine.settle_seed(given), 0)
+    elif not stream:
+        raise _bad("only a streamed answer can be resumed; ask again for one that is not")
+    elif given is not None and given != resume.seed:
+        raise _bad(f"the seed was {resume.seed}, but the request says {given}")
+    else:
+        seed = resume.seed
+    numbers = range(len(job.prompts))
+    return dataclasses.replace(
+        job,
+        seed=seed,
+        seeds=tuple(seed if given is not None else prompt_seed(seed, number) for number in numbers),
+        told=() if resume is None else _told(resume, job, service),
+    )
+
+
+def _told(resume: Resume, job: Job, service: Service) -> tuple[Told, ...]:
+    """All of it is checked before the first prompt runs."""
+    n, info = job.params.n, service.engine.info
+    if len(resume.tokens) != len(job.prompts) * n:
+        raise _bad(
+            f"tokens tell of {len(resume.tokens)} answers, but {len(job.prompts)} prompts times "
+            f"n = {n} have {len(job.prompts) * n}"
+        )
+    for index, ids in enumerate(resume.tokens):
+        if ids and max(ids) >= info.vocab_size:
+            raise _bad(
+                f"token id {max(ids)} is not in the vocabulary of {info.vocab_size}: the engines "
+                "do not serve the same model"
+            )
+        limit = job.params.max_tokens
+        if limit is not None and len(ids) > limit:
+            raise _bad(f"answer {index} has {len(ids)} tokens already, but max_tokens is {limit}")
+        length = len(job.prompts[index // n]) + len(ids)
+        if length > info.max_model_len:
+            raise ContextLengthExceeded(
+                f"{RESUME_HEADER}: prompt and answer {index} have {length} tokens, but the model's "
+                f"context holds {info.max_model_len}",
+                param=RESUME_HEADER,
+            )
+    finished = set(resume.finished)
+    return tuple(Told(ids, index in finished) for index, ids in enumerate(resume.tokens))
+
+
+def _check(resume: Resume) -> None:
+    if not _ID.fullmatch(resume.id):
+        raise _bad("id is not one that an engine gives")
+    if not 0 <= resume.created < 2**53:
+        raise _bad("created is not a time in seconds")
+    if not -MAX_SEED - 1 <= resume.seed <= MAX_SEED:
+        raise _bad("seed does not fit 64 bits")
+    for ids in resume.tokens:
+        if ids and not (min(ids) >= 0 and max(ids) <= _MAX_TOKEN_ID):
+            raise _bad("tokens are not all token ids")
+    for name in ("finished", "opened"):
+        indices: list[int] = getattr(resume, name)
+        if len(set(indices)) != len(indices):
+            raise _bad(f"{name} names an answer twice")
+        for index in indices:
+            if not 0 <= index < len(resume.tokens):
+                raise _bad(f"{name} names answer {index}, but there are {len(resume.tokens)}")
+
+
+def _bad(problem: str) -> InvalidRequest:
+    return InvalidRequest(f"{RESUME_HEADER}: {problem}", param=RESUME_HEADER)

@@ -1,0 +1,1 @@
+"""HTTP under every endpoint: connections, bodies, errors, keys, TLS, server-sent events."""

@@ -1,0 +1,274 @@
+"""A chat as it runs, in no client's shape: what each answer says, thinks and calls, as it comes.
+
+Every protocol that serves chats is written over this: `prepare` of chat_request, then `run`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections import deque
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo_engine.dialects.events import Arguments, CallBegun, Content, Event, Reasoning
+from octavo_engine.errors import RequestError
+from octavo_engine.server.generation import job as generation
+from octavo_engine.server.generation.reasoning_tokens import ReasoningTokens
+from octavo_engine.server.generation.structured import name_field
+from octavo_engine.server.generation.usage import Usage
+from octavo_engine.tokenization.detokenizer import Detokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from octavo_engine.core.text.output_stream import Tap
+    from octavo_engine.core.text.outputs import CompletionOutput, DecodedLogprobs, RequestOutput
+    from octavo_engine.core.text.resumed import Told
+    from octavo_engine.server.openai.chat.prepare import Asked
+    from octavo_engine.server.service import Service
+
+_LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_ID_CHARS, _SHORT_ID_CHARS = 24, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Stands among the events before what this token says, however many tokens come at once."""
+
+    entry: DecodedLogprobs
+
+
+@dataclass(slots=True)
+class CallNews:
+    """News of one tool call. Name and id come with its first news."""
+
+    index: int  # among the answer's calls
+    name: str = ""
+    id: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class ChoiceNews:
+    """News of one answer: what is new since the last."""
+
+    index: int
+    content: str = ""
+    reasoning: str = ""
+    calls: list[CallNews] = field(default_factory=list)
+    # The same in the order in which it was said, with the tokens where logprobs are asked for;
+    # empty where the text is the content as it comes.
+    events: list[Event | Token] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: Sequence[DecodedLogprobs] | None = None  # one a token, where asked
+    finish_reason: str | None = None  # the engine's, or tool_calls
+    stop_reason: str | int | None = None
+    num_tokens: int = 0  # of the whole answer so far
+    reasoning_tokens: int = 0  # of those
+
+    @property
+    def says_something(self) -> bool:
+        return bool(self.content or self.reasoning or self.calls or self.finish_reason)
+
+
+@dataclass(slots=True)
+class ChatNews:
+    """One piece of news of a request. The first tells of the prompt."""
+
+    choices: list[ChoiceNews]
+    finished: bool
+    output: RequestOutput  # of the engine, with all that is said of the prompt
+
+
+def told_reason(asked: Asked, reason: str | None) -> str | None:
+    """Why an answer ended, in the words of the chat endpoint's clients."""
+    return "function_call" if reason == "tool_calls" and asked.has_functions else reason
+
+
+class ChatRun:
+    """One request's. `usage` is true after each piece of news."""
+
+    def __init__(self, service: Service, asked: Asked) -> None:
+        self.usage = Usage(asked.job)
+        self._service = service
+        self._asked = asked
+        self._answers: dict[int, _Answer] = {}
+        # A resumed answer numbers its calls as it did before; nobody else's are like them.
+        seed = asked.job.seed
+        self._secret = secrets.token_hex(16) if seed is None else f"{asked.created} {seed}"
+        if asked.reading.reasoning is not None:
+            for index, told in enumerate(asked.job.told):
+                self._account(index, told)
+
+    async def news(
+        self, *, stream: bool, tap: Tap[ChatNews] | None = None
+    ) -> AsyncGenerator[ChatNews, None]:
+        """With `stream` false one piece, or a few; but for those that `tap` takes. Closing it
+        aborts. Raises RequestError."""
+        tapped = None if tap is None else tap.after(self._told)
+        async with aclosing(
+            generation.run(self._service, self._asked.job, stream=stream, tap=tapped)
+        ) as pieces:
+            try:
+                async for piece in pieces:
+                    yield self._told(piece)
+            except RequestError as error:
+                name_field(error, self._asked.request)
+                raise
+
+    def call_id(self, choice: int, call: int) -> str:
+        """`call_` and 24 letters; nine letters for models that take no other ids."""
+        asked = self._asked
+        material = f"{self._secret} {asked.id} {choice} {call}".encode()
+        number = int.from_bytes(hashlib.blake2b(material, digest_size=24).digest())
+        letters: list[str] = []
+        short = asked.reading.short_ids
+        for _ in range(_SHORT_ID_CHARS if short else _ID_CHARS):
+            number, letter = divmod(number, len(_LETTERS))
+            letters.append(_LETTERS[letter])
+        return "".join(letters) if short else "call_" + "".join(letters)
+
+    def _account(self, index: int, told: Told) -> None:
+        """Thoughts of answers that began elsewhere count from the first sum on, be it that their
+        turn is yet to come or that they have ended."""
+        job = self._asked.job
+        detokenizer = Detokenizer(
+            self._service.engine.tokenizer,
+            skip_special_tokens=job.params.skip_special_tokens,
+            shown_special_ids=job.params.shown_special_ids,
+            prompt_token_ids=job.prompts[0],
+        )
+        answer = _Answer(self, self._asked, self._service, index)
+        ids = told.token_ids
+        answer.replay(detokenizer.push(ids), ids, ended=told.ended)
+        if answer.tokens is not None:
+            self.usage.note_reasoning(index, answer.tokens.count)
+
+    def _told(self, piece: generation.Piece) -> ChatNews:
+        output = piece.news
+        self.usage.add(0, output)
+        return ChatNews([self._read(new) for new in output.outputs], output.finished, output)
+
+    def _read(self, new: CompletionOutput) -> ChoiceNews:
+        """Hot path: once per answer and piece of news."""
+        choice = ChoiceNews(
+            new.index,
+            token_ids=new.token_ids,
+            logprobs=new.logprobs,
+            finish_reason=new.finish_reason,
+            stop_reason=new.stop_reason,
+            num_tokens=new.num_tokens,
+        )
+        if self._asked.reading.is_plain:
+            choice.content = new.text
+            if new.logprobs is not None:
+                choice.events = [*map(Token, new.logprobs), Content(new.text)]
+            return choice
+        answer = self._answers.get(new.index)
+        if answer is None:
+            answer = self._answers[new.index] = self._begin(new)
+        answer.read(new, choice)
+        if answer.tokens is not None:
+            choice.reasoning_tokens = answer.tokens.count
+            self.usage.note_reasoning(new.index, answer.tokens.count)
+        return choice
+
+    def _begin(self, new: CompletionOutput) -> _Answer:
+        answer, told = _Answer(self, self._asked, self._service, new.index), self._asked.job.told
+        if told:  # its tokens count, even if all their text was held back
+            answer.replay(new.told_text, told[new.index].token_ids)
+        return answer
+
+
+class _Answer:
+    """One answer's parser, and what is known of it so far."""
+
+    def __init__(self, run: ChatRun, asked: Asked, service: Service, index: int) -> None:
+        reading = asked.reading
+        self._run = run
+        self._reading = reading
+        self._index = index
+        self._parser = reading.parser()
+        self._has_calls = False
+        self._num_chars = 0  # read by the parser
+        self._unsaid: deque[DecodedLogprobs] = deque()  # tokens whose text has not come
+        self.tokens: ReasoningTokens | None = None
+        if self._parser.reasoning is not None:
+            tokenizer = service.engine.tokenizer
+            hidden: frozenset[int] = frozenset()
+            if asked.job.params.skip_special_tokens:
+                hidden = tokenizer.special_ids.difference(reading.shown_ids)
+            self.tokens = ReasoningTokens(tokenizer, hidden)
+
+    def replay(self, text: str, ids: list[int], *, ended: bool = False) -> None:
+        """What its client has been told already."""
+        events = self._parser.push(text)
+        if ended:  # what was undecided is decided
+            events += self._parser.finish()
+        self._has_calls = any(isinstance(event, CallBegun) for event in events)
+        self._num_chars = len(text)
+        self._count(ids, text)
+
+    def read(self, new: CompletionOutput, choice: ChoiceNews) -> None:
+        if new.logprobs is not None:
+            self._read_tokens(new.text, new.logprobs, choice)
+        elif new.text:
+            self._push(new.text, choice)
+        if new.finish_reason is not None:
+            for event in self._parser.finish():
+                self._tell(event, choice)
+            choice.events += map(Token, self._unsaid)
+        self._count(new.token_ids, new.text)
+        if new.finish_reason == "stop" and self._has_calls and self._reading.ends_with_calls:
+            choice.finish_reason = "tool_calls"
+
+    def _push(self, text: str, choice: ChoiceNews) -> None:
+        for event in self._parser.push(text):
+            self._tell(event, choice)
+
+    def _read_tokens(
+        self, text: str, entries: Sequence[DecodedLogprobs], choice: ChoiceNews
+    ) -> None:
+        """Each token's text by itself: which of them a thought or a call is made of must not depend
+        on how many came at once."""
+        unsaid = self._unsaid
+        unsaid += entries
+        while text:
+            while unsaid and unsaid[0].offset <= self._num_chars:
+                choice.events.append(Token(unsaid.popleft()))
+            length = unsaid[0].offset - self._num_chars if unsaid else len(text)
+            said, text = text[:length], text[length:]
+            self._num_chars += len(said)
+            self._push(said, choice)
+
+    def _count(self, ids: list[int], text: str) -> None:
+        if self.tokens is not None and self._parser.reasoning is not None:
+            self.tokens.add(ids, text, self._parser.reasoning)
+
+    def _tell(self, event: Event, choice: ChoiceNews) -> None:
+        match event:
+            case Content(text=text):
+                choice.content += text
+                choice.events.append(event)
+            case Reasoning(text=text):
+                if self._reading.shows_reasoning:
+                    choice.reasoning += text
+                    choice.events.append(event)
+            case CallBegun(index=index, name=name, id=id):
+                self._has_calls = True
+                if self._is_wanted(index):
+                    id = id or self._run.call_id(self._index, index)
+                    choice.calls.append(CallNews(index, name, id))
+                    choice.events.append(CallBegun(index, name, id))
+            case Arguments(index=index, text=text):
+                if not self._is_wanted(index):
+                    return
+                choice.events.append(event)
+                if not choice.calls or choice.calls[-1].index != index:
+                    choice.calls.append(CallNews(index))
+                choice.calls[-1].arguments += text
+
+    def _is_wanted(self, index: int) -> bool:
+        return index == 0 or self._reading.offer.parallel

@@ -1,0 +1,139 @@
+"""A chat's answer as server-sent chunks: one a piece of news, none that says nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from octavo_engine.server.generation import sse_writer
+from octavo_engine.server.generation.logprobs import chat_logprobs
+from octavo_engine.server.http.sse import DONE, Chunks
+from octavo_engine.server.openai.chat.session import ChatRun, told_reason
+from octavo_engine.server.routers.token_lines import TokenLines
+
+if TYPE_CHECKING:
+    from octavo_engine.server.http.exchange import Exchange
+    from octavo_engine.server.openai.chat.prepare import Asked
+    from octavo_engine.server.openai.chat.session import CallNews, ChatNews, ChoiceNews
+    from octavo_engine.server.service import Service
+
+
+async def answer_stream(exchange: Exchange, service: Service, asked: Asked) -> None:
+    teller = _Teller(exchange, service, asked)
+    news = teller.run.news(stream=True, tap=sse_writer.tap(exchange, teller))
+    await sse_writer.tell(exchange, teller, news)
+
+
+class _Teller:
+    """News to bytes, for one request."""
+
+    def __init__(self, exchange: Exchange, service: Service, asked: Asked) -> None:
+        request = asked.request
+        options = request.stream_options
+        self.run = ChatRun(service, asked)
+        self.lines = TokenLines(
+            asked.job, self.run.usage, id=asked.id, created=asked.created,
+            wanted=exchange.wants_tokens,
+        )  # fmt: skip
+        self._asked = asked
+        self._chunks = Chunks(
+            id=asked.id, model=asked.model, created=asked.created, chat=True, role=asked.role
+        )
+        self._wants_ids = bool(request.return_token_ids)
+        self._wants_sum = service.settings.force_include_usage or (
+            options is not None and bool(options.include_usage)
+        )
+        self._wants_sums = options is not None and options.wants_sums
+        # Chunks without text are sent too where they carry something else.
+        self._is_verbose = bool(request.logprobs) or self._wants_ids or self._wants_sums
+        self._sums = self.run.usage.copy()  # of what was written, an event after the other
+        self._is_plain = asked.reading.is_plain
+        self._is_brief = self._is_plain and not self._is_verbose
+        self._has_begun = False
+
+    def events(self, piece: ChatNews) -> bytes:
+        """Hot path: once per piece of news."""
+        frames: list[bytes] = []
+        if self._wants_sums:
+            self._sums.note_prompt(0, piece.output)
+        if not self._has_begun:
+            self._has_begun = True
+            frames += self._opening(piece)
+        for news in piece.choices:
+            self.lines.note(news.index, news.token_ids)
+            if self._is_brief and news.finish_reason is None:
+                if news.content:
+                    head = self.lines.head(news.index)
+                    frames += (head, self._chunks.text(news.index, news.content))
+            elif news.says_something or (self._is_verbose and news.token_ids):
+                frames.append(self.lines.head(news.index))
+                frames.append(self._chunk(news))
+        return b"".join(frames)
+
+    def is_last(self, piece: ChatNews) -> bool:
+        return piece.finished
+
+    def end(self) -> bytes:
+        if not self._wants_sum:
+            return DONE
+        return self._chunks.usage(self.run.usage.as_dict()) + DONE
+
+    def _opening(self, piece: ChatNews) -> list[bytes]:
+        """The role of each choice that was not opened before, and what is echoed."""
+        asked = self._asked
+        frames: list[bytes] = []
+        for index in range(asked.job.params.n):
+            if index in asked.opened:
+                continue
+            head: dict[str, Any] = {}
+            if index == 0 and self._wants_ids:
+                head["prompt_token_ids"] = piece.output.prompt_token_ids
+            if index == 0 and asked.request.return_prompt_text:
+                head["prompt_text"] = asked.prompt
+            if self._wants_sums:
+                head["usage"] = self._sums.as_dict()
+            frames.append(self.lines.head(index))
+            frames.append(self._chunks.role(index, content=asked.echo, **head))
+        return frames
+
+    def _chunk(self, news: ChoiceNews) -> bytes:
+        logprobs = usage = None
+        news.finish_reason = told_reason(self._asked, news.finish_reason)
+        if self._wants_sums:
+            self._sums.note_answer(0, news.index, news.num_tokens)
+            if news.reasoning_tokens:
+                self._sums.note_reasoning(news.index, news.reasoning_tokens)
+            usage = self._sums.as_dict()
+        if news.logprobs is not None:
+            logprobs = chat_logprobs(news.logprobs, as_ids=self._asked.as_ids)
+        return self._chunks.delta(
+            news.index,
+            news,
+            news.content,
+            delta=None if self._is_plain else self._delta(news),
+            logprobs=logprobs,
+            token_ids=news.token_ids if self._wants_ids else None,
+            usage=usage,
+        )
+
+    def _delta(self, news: ChoiceNews) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        if news.reasoning:
+            delta["reasoning"] = news.reasoning
+        if news.content:
+            delta["content"] = news.content
+        if news.calls and self._asked.has_functions:  # there is one at most
+            delta["function_call"] = _call(news.calls[0])["function"]
+        elif news.calls:
+            delta["tool_calls"] = [_call(call) for call in news.calls]
+        return delta
+
+
+def _call(call: CallNews) -> dict[str, Any]:
+    if not call.name:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {
+        "index": call.index,
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }

@@ -1,0 +1,124 @@
+"""A chat's answer in one piece of JSON, nulls included."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from octavo_engine.server.compat.orca import load_headers
+from octavo_engine.server.generation.logprobs import chat_logprobs, prompt_logprobs
+from octavo_engine.server.generation.structured import note_validity
+from octavo_engine.server.http.exchange import JSON
+from octavo_engine.server.openai.chat.session import ChatRun, told_reason
+
+if TYPE_CHECKING:
+    from octavo_engine.core.text.outputs import DecodedLogprobs, RequestOutput
+    from octavo_engine.server.http.exchange import Exchange
+    from octavo_engine.server.openai.chat.prepare import Asked
+    from octavo_engine.server.openai.chat.session import CallNews, ChoiceNews
+    from octavo_engine.server.service import Service
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """All that one answer said, put together from its news."""
+
+    index: int
+    content: str = ""
+    reasoning: str = ""
+    calls: dict[int, CallNews] = field(default_factory=dict)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[DecodedLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, news: ChoiceNews) -> None:
+        self.content += news.content
+        self.reasoning += news.reasoning
+        for call in news.calls:
+            known = self.calls.setdefault(call.index, call)
+            if known is not call:
+                known.arguments += call.arguments
+        self.token_ids += news.token_ids
+        if news.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *news.logprobs]
+        self.finish_reason, self.stop_reason = news.finish_reason, news.stop_reason
+
+
+async def collect(run: ChatRun) -> tuple[list[WholeChoice], RequestOutput]:
+    """All answers in order, and the engine's own output for what it says of the prompt."""
+    choices: dict[int, WholeChoice] = {}
+    result: RequestOutput | None = None
+    async with aclosing(run.news(stream=False)) as pieces:
+        async for piece in pieces:
+            for news in piece.choices:
+                choices.setdefault(news.index, WholeChoice(news.index)).add(news)
+            if result is None:
+                result = piece.output
+            else:
+                result.absorb(piece.output)
+    assert result is not None  # a request ends with an output or an error
+    return [choices[index] for index in sorted(choices)], result
+
+
+async def answer_whole(exchange: Exchange, service: Service, asked: Asked) -> None:
+    run = ChatRun(service, asked)
+    choices, result = await collect(run)
+    request = asked.request
+    scores = result.prompt_logprobs if request.prompt_logprobs is not None else None
+    texts = [choice.content for choice in choices if not choice.calls]
+    await note_validity(exchange, request, asked.reading.grammar, texts)
+    await exchange.reply(
+        msgspec.json.encode(
+            {
+                "id": asked.id,
+                "object": "chat.completion",
+                "created": asked.created,
+                "model": asked.model,
+                "choices": [_choice(asked, choice) for choice in choices],
+                "service_tier": None,
+                "system_fingerprint": None,
+                "usage": run.usage.as_dict(),
+                "prompt_logprobs": None if scores is None else prompt_logprobs(scores),
+                "prompt_token_ids": result.prompt_token_ids if request.return_token_ids else None,
+                "prompt_text": asked.prompt if request.return_prompt_text else None,
+                "kv_transfer_params": None,
+            }
+        ),
+        headers=[JSON, *load_headers(exchange, service)],
+    )
+
+
+def _choice(asked: Asked, choice: WholeChoice) -> dict[str, Any]:
+    logprobs = None
+    if choice.logprobs is not None:
+        logprobs = chat_logprobs(choice.logprobs, as_ids=asked.as_ids)
+    content: str | None = asked.echo + choice.content
+    if not content and (choice.calls or choice.reasoning):
+        content = None
+    calls = [{"name": call.name, "arguments": call.arguments} for call in choice.calls.values()]
+    message: dict[str, Any] = {
+        "role": asked.role,
+        "content": content,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": calls[0] if calls and asked.has_functions else None,
+        "reasoning": choice.reasoning or None,
+    }
+    if calls and not asked.has_functions:  # an empty list is no list to some clients
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": function}
+            for call, function in zip(choice.calls.values(), calls, strict=True)
+        ]
+    return {
+        "index": choice.index,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": told_reason(asked, choice.finish_reason),
+        "stop_reason": choice.stop_reason,
+        "token_ids": choice.token_ids if asked.request.return_token_ids else None,
+    }

@@ -1,0 +1,378 @@
+"""POST /v1/completions: texts and token ids in, text out, streamed or whole."""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from octavo_engine.core.pooling.async_pooling import check_task
+from octavo_engine.core.text.outputs import RequestOutput
+from octavo_engine.errors import InvalidRequest, RequestError
+from octavo_engine.server.compat.orca import load_headers
+from octavo_engine.server.compat.unsupported_fields import refuse_unsupported
+from octavo_engine.server.generation import job as generation
+from octavo_engine.server.generation import sse_writer
+from octavo_engine.server.generation.logprobs import completion_logprobs, prompt_logprobs
+from octavo_engine.server.generation.params import check_sizes, sampling_params
+from octavo_engine.server.generation.prompts import encode, split_prompts, truncate
+from octavo_engine.server.generation.resume import continued, opened
+from octavo_engine.server.generation.structured import (
+    name_field,
+    note_left_over,
+    note_validity,
+    with_grammar,
+)
+from octavo_engine.server.generation.usage import Usage
+from octavo_engine.server.http.errors import not_supported
+from octavo_engine.server.http.exchange import JSON
+from octavo_engine.server.http.request_ids import adopt
+from octavo_engine.server.http.sse import DONE, Chunks
+from octavo_engine.server.openai.schemas import CompletionRequest
+from octavo_engine.server.routers.token_lines import TokenLines
+from octavo_engine.tokenization.detokenizer import offsets
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from octavo_engine.core.text.outputs import CompletionOutput, DecodedLogprobs, PromptLogprobs
+    from octavo_engine.server.http.exchange import Exchange
+    from octavo_engine.server.service import Service
+    from octavo_engine.tokenization.tokenizer import Tokenizer
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+async def completions(exchange: Exchange, service: Service) -> None:
+    request = await exchange.json(CompletionRequest)
+    asked = await prepare(exchange, service, request)
+    try:
+        async with exchange.while_present():
+            if request.stream:
+                await _stream(exchange, service, asked)
+            else:
+                await _whole(exchange, service, asked)
+    except RequestError as error:
+        name_field(error, request)
+        raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A completion request, checked."""
+
+    request: CompletionRequest
+    id: str
+    model: str
+    created: int
+    job: generation.Job
+    texts: list[str]  # of the prompts, for echo; empty strings otherwise
+    no_tokens: bool  # max_tokens 0: the prompt is scored, the one token made is thrown away
+    opened: set[int]  # choices that began before: of a stream that is resumed
+
+    @property
+    def as_ids(self) -> bool:
+        return bool(self.request.return_tokens_as_token_ids)
+
+
+async def prepare(exchange: Exchange, service: Service, request: CompletionRequest) -> Asked:
+    """Raises RequestError for whatever cannot be served."""
+    model = service.check_model(request.model)
+    check_task("generate", service.engine.info)
+    refuse_unsupported(request)
+    adopt(exchange, request.request_id)
+    limits = service.settings.limits
+    check_sizes(request, limits)
+    prompts = split_prompts(request.prompt, limits)
+    no_tokens = request.max_tokens == 0 and bool(request.echo)
+    if request.max_tokens == 0 and not no_tokens:
+        raise InvalidRequest(
+            "max_tokens 0 is for echo: true, which scores the prompt", param="max_tokens"
+        )
+    if request.thinking_token_budget not in (None, -1):
+        raise not_supported(
+            "thinking_token_budget", "only of a chat are thoughts told from what is said"
+        )
+    if no_tokens and request.logprob_token_ids:
+        raise InvalidRequest(
+            "logprob_token_ids is of tokens that are generated; with max_tokens 0 there are none",
+            param="logprob_token_ids",
+        )
+    tokenizer, info = service.engine.tokenizer, service.engine.info
+    special = request.add_special_tokens is not False
+    ids: list[list[int]] = []
+    most = info.max_model_len if request.truncate_prompt_tokens is None else None
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            prompt = await encode(tokenizer, prompt, add_special_tokens=special, most=most)
+        keep, side = request.truncate_prompt_tokens, request.truncation_side
+        ids.append(truncate(prompt, keep, info.max_model_len, side))
+    max_tokens = 1 if no_tokens else request.max_tokens
+    if max_tokens is None:
+        max_tokens = generation.default_max_tokens(DEFAULT_MAX_TOKENS, ids, info)
+    params = sampling_params(
+        request,
+        max_tokens=max_tokens,
+        logprobs=request.logprobs,
+        defaults=info.default_params if service.settings.generation_config == "auto" else {},
+        limits=limits,
+    )
+    params = await with_grammar(request, params)
+    note_left_over(exchange, params.grammar)
+    if request.echo and request.logprobs is not None:
+        wishes = (request.logprobs, request.prompt_logprobs or 0)
+        wanted = -1 if -1 in wishes else max(wishes)
+        params = msgspec.structs.replace(params, prompt_logprobs=wanted)
+    texts = [""] * len(ids)
+    if request.echo:
+        texts = [
+            _echo(tokenizer, request, prompt, tokens)
+            for prompt, tokens in zip(prompts, ids, strict=True)
+        ]
+    id_ = f"cmpl-{exchange.request_id}"
+    job = generation.make_job(service, request, id_, ids, params)
+    job = await generation.routed(exchange, service, job, "completion")
+    resume = exchange.resume
+    return Asked(
+        request=request,
+        id=id_ if resume is None else resume.id,
+        model=model,
+        created=int(time.time()) if resume is None else resume.created,
+        job=continued(exchange, service, job, stream=bool(request.stream)),
+        texts=texts,
+        no_tokens=no_tokens,
+        opened=opened(resume),
+    )
+
+
+def _echo(
+    tokenizer: Tokenizer, request: CompletionRequest, prompt: str | list[int], tokens: list[int]
+) -> str:
+    """The prompt as it came; of token ids all that they say, unless the client skips some."""
+    if isinstance(prompt, str) and request.truncate_prompt_tokens is None:
+        return prompt
+    skip = request.skip_special_tokens
+    return tokenizer.decode(
+        tokens, skip_special_tokens=isinstance(prompt, str) if skip is None else skip
+    )
+
+
+# ── whole ──
+
+
+async def _whole(exchange: Exchange, service: Service, asked: Asked) -> None:
+    usage = Usage(asked.job)
+    results: dict[int, RequestOutput] = {}
+    async with aclosing(generation.run(service, asked.job, stream=False)) as pieces:
+        async for piece in pieces:
+            usage.add(piece.prompt_index, piece.news)
+            if asked.no_tokens:
+                _forget_tokens(piece.news)
+                usage.forget_completion()
+            known = results.setdefault(piece.prompt_index, piece.news)
+            if known is not piece.news:
+                known.absorb(piece.news)
+    choices = [
+        _choice(service, asked, prompt_index, results[prompt_index], output)
+        for prompt_index in sorted(results)
+        for output in results[prompt_index].outputs
+    ]
+    texts = [output.text for result in results.values() for output in result.outputs]
+    await note_validity(exchange, asked.request, asked.job.params.grammar, texts)
+    await exchange.reply(
+        msgspec.json.encode(
+            {
+                "id": asked.id,
+                "object": "text_completion",
+                "created": asked.created,
+                "model": asked.model,
+                "choices": choices,
+                "service_tier": None,
+                "system_fingerprint": None,
+                "usage": usage.as_dict(),
+                "kv_transfer_params": None,
+            }
+        ),
+        headers=[JSON, *load_headers(exchange, service)],
+    )
+
+
+def _choice(
+    service: Service, asked: Asked, prompt_index: int, result: RequestOutput,
+    output: CompletionOutput,
+) -> dict[str, Any]:  # fmt: skip
+    request = asked.request
+    choice: dict[str, Any] = {
+        "index": prompt_index * asked.job.params.n + output.index,
+        "text": asked.texts[prompt_index] + output.text,
+        "logprobs": None,
+        "finish_reason": output.finish_reason,
+        "stop_reason": output.stop_reason,
+        "token_ids": None,
+        "prompt_logprobs": None,
+        "prompt_token_ids": None,
+    }
+    if request.logprobs is not None:
+        choice["logprobs"] = _logprobs(
+            service, asked, result, output.logprobs or [],
+            echo=asked.texts[prompt_index], opening=True,
+        )  # fmt: skip
+    if request.prompt_logprobs is not None and result.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = prompt_logprobs(result.prompt_logprobs)
+    if request.return_token_ids:
+        choice["token_ids"] = output.token_ids
+        choice["prompt_token_ids"] = result.prompt_token_ids
+    return choice
+
+
+def _logprobs(
+    service: Service, asked: Asked, news: RequestOutput, entries: Sequence[DecodedLogprobs], *,
+    echo: str, opening: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Of the new tokens, and before them of the prompt's when it is echoed."""
+    as_ids = asked.as_ids
+    answer = completion_logprobs(entries, [len(echo) + e.offset for e in entries], as_ids=as_ids)
+    if not opening or not asked.request.echo or news.prompt_logprobs is None:
+        return answer
+    tokenizer, ids = service.engine.tokenizer, news.prompt_token_ids
+    prompt = completion_logprobs(
+        news.prompt_logprobs, _offsets_in(echo, tokenizer, ids), as_ids=as_ids,
+        first=tokenizer.token_text(ids[0]) if ids else "",
+    )  # fmt: skip
+    return {name: [*prompt[name], *answer[name]] for name in prompt}
+
+
+def _offsets_in(echo: str, tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+    """Where each token of the prompt begins in the echoed text. Tokens that have no part in it,
+    such as that of the beginning, stand where the next one does."""
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    before = len(text) - len(echo) if text.endswith(echo) else 0
+    return [min(max(at - before, 0), len(echo)) for at in offsets(tokenizer, ids)]
+
+
+def _forget_tokens(news: RequestOutput) -> None:
+    """The prompt was to be scored; the one token that the engine made on top is not told."""
+    for output in news.outputs:
+        output.text, output.token_ids, output.logprobs = "", [], None
+        output.stop_reason = None
+        if output.finish_reason in ("stop", "length"):
+            output.finish_reason = "length"
+
+
+# ── streamed ──
+
+
+async def _stream(exchange: Exchange, service: Service, asked: Asked) -> None:
+    teller = _Teller(exchange, service, asked)
+    pieces = generation.run(service, asked.job, stream=True, tap=sse_writer.tap(exchange, teller))
+    await sse_writer.tell(exchange, teller, pieces)
+
+
+class _Teller:
+    """News to bytes, for one request."""
+
+    def __init__(self, exchange: Exchange, service: Service, asked: Asked) -> None:
+        request, job = asked.request, asked.job
+        options = request.stream_options
+        self._service = service
+        self._asked = asked
+        self._chunks = Chunks(id=asked.id, model=asked.model, created=asked.created, chat=False)
+        self._usage = Usage(job)
+        self.lines = TokenLines(
+            job, self._usage, id=asked.id, created=asked.created, wanted=exchange.wants_tokens
+        )
+        self._wants_ids = bool(request.return_token_ids)
+        self._wants_sum = service.settings.force_include_usage or (
+            options is not None and bool(options.include_usage)
+        )
+        self._wants_sums = options is not None and options.wants_sums
+        # Chunks without text are sent too where they carry something else.
+        self._is_verbose = request.logprobs is not None or self._wants_ids or self._wants_sums
+        self._begun = set(asked.opened)  # choices that have had their first chunk
+        # Of the prompts that are echoed with them, and choices that came before them:
+        self._wants_scores = bool(request.echo) and request.logprobs is not None
+        self._scores: dict[int, PromptLogprobs] = {}
+        self._early: dict[int, RequestOutput] = {}
+        self._unfinished = len(job.prompts)
+        if asked.no_tokens:
+            self._usage.forget_completion()
+
+    def events(self, piece: generation.Piece) -> bytes:
+        """Hot path: once per piece of news."""
+        asked, news, place = self._asked, piece.news, piece.prompt_index
+        self._usage.note_prompt(place, news)
+        if asked.no_tokens:
+            _forget_tokens(news)
+        if self._wants_scores:
+            news = self._with_scores(place, news)
+        frames: list[bytes] = []
+        for output in news.outputs:
+            index = place * asked.job.params.n + output.index
+            self.lines.note(index, output.token_ids)
+            if not asked.no_tokens:
+                self._usage.note_answer(place, output.index, output.num_tokens)
+            text = output.text
+            opening = index not in self._begun
+            if opening:
+                self._begun.add(index)
+                text = asked.texts[place] + text
+            if output.finish_reason is None and not self._is_verbose:
+                if text:
+                    frames += (self.lines.head(index), self._chunks.text(index, text))
+            elif text or output.finish_reason or output.token_ids:
+                frames.append(self.lines.head(index))
+                frames.append(self._chunk(news, place, output, text, opening=opening))
+        self._unfinished -= news.finished
+        return b"".join(frames)
+
+    def is_last(self, piece: generation.Piece) -> bool:
+        return self._unfinished == 0
+
+    def end(self) -> bytes:
+        return self._chunks.usage(self._usage.as_dict()) + DONE if self._wants_sum else DONE
+
+    def _with_scores(self, place: int, news: RequestOutput) -> RequestOutput:
+        """Each choice begins with the prompt's scores. They come with one choice's first token, and
+        another one, which found the prompt cached, may be quicker: it waits for them."""
+        early = self._early.pop(place, None)
+        if early is not None:
+            early.absorb(news)
+            news = early
+        if news.prompt_logprobs is None:
+            news.prompt_logprobs = self._scores.get(place)
+        if news.prompt_logprobs is not None:
+            self._scores[place] = news.prompt_logprobs
+        elif not news.finished:
+            first, begun = place * self._asked.job.params.n, self._begun
+            waiting = [o for o in news.outputs if first + o.index not in begun]
+            news.outputs = [o for o in news.outputs if first + o.index in begun]
+            if waiting:
+                self._early[place] = RequestOutput(
+                    news.request_id, news.prompt, news.prompt_token_ids, waiting
+                )
+        return news
+
+    def _chunk(
+        self, news: RequestOutput, place: int, output: CompletionOutput, text: str, *,
+        opening: bool,
+    ) -> bytes:  # fmt: skip
+        asked = self._asked
+        logprobs = None
+        if asked.request.logprobs is not None:
+            logprobs = _logprobs(
+                self._service, asked, news, output.logprobs or [],
+                echo=asked.texts[place], opening=opening,
+            )  # fmt: skip
+        ids = self._wants_ids
+        return self._chunks.delta(
+            place * asked.job.params.n + output.index,
+            output,
+            text,
+            logprobs=logprobs,
+            token_ids=output.token_ids if ids else None,
+            prompt_token_ids=news.prompt_token_ids if ids and opening else None,
+            usage=self._usage.as_dict() if self._wants_sums else None,
+        )

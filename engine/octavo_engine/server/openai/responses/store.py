@@ -1,0 +1,112 @@
+"""The responses that this process keeps, for as long and as many as it was told. No disk."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from octavo_engine.protocol.endpoints import OWNER_HEADER
+from octavo_engine.server.http.auth import given_key
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    from octavo_engine.server.http.auth import Guard
+    from octavo_engine.server.http.exchange import Exchange
+    from octavo_engine.server.limits import Limits
+    from octavo_engine.server.openai.responses.log import EventLog
+    from octavo_engine.server.openai.responses.shapes import Response
+    from octavo_engine.server.openai.schemas import Message
+
+
+@dataclass(slots=True)
+class Stored:
+    """A response and what is needed to go on from it."""
+
+    response: Response
+    owner: bytes  # whose API key asked; nobody else sees it
+    input_items: list[dict[str, Any]]
+    messages: Sequence[Message]  # all that was said, the answer included once it is there
+    task: asyncio.Task[None] | None = None  # of one that runs in the background
+    log: EventLog | None = None  # of one that does and can be streamed
+    num_bytes: int = 0
+    expires_at: float = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        return self.response.status in ("queued", "in_progress")
+
+
+class ResponseStore:
+    """The oldest go first; what still runs stays. Belongs to the event loop."""
+
+    def __init__(self, limits: Limits, now: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._now = now
+        self._kept: OrderedDict[str, Stored] = OrderedDict()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def put(self, stored: Stored) -> bool:
+        """A new one, or one that has changed; false if it is too large to be kept at all.
+
+        A conversation counts in full with each of its responses, though they share its messages:
+        so it never takes more than is counted.
+        """
+        self.drop(stored.response.id)
+        parts = (stored.response, stored.input_items, stored.messages)
+        stored.num_bytes = sum(len(msgspec.json.encode(part)) for part in parts)
+        if stored.log is not None:
+            stored.num_bytes += stored.log.num_bytes
+        if stored.num_bytes > self._limits.max_stored_response_bytes:
+            return False
+        stored.expires_at = self._now() + self._limits.response_ttl_s
+        self._kept[stored.response.id] = stored
+        self.num_bytes += stored.num_bytes
+        self._make_room()
+        return True
+
+    def get(self, id_: str, owner: bytes) -> Stored | None:
+        self._make_room()
+        stored = self._kept.get(id_)
+        return stored if stored is not None and stored.owner == owner else None
+
+    def drop(self, id_: str) -> None:
+        stored = self._kept.pop(id_, None)
+        if stored is not None:
+            self.num_bytes -= stored.num_bytes
+
+    def _make_room(self) -> None:
+        limits, now = self._limits, self._now()
+        for id_, stored in list(self._kept.items()):
+            is_over = (
+                len(self._kept) > limits.max_stored_responses
+                or self.num_bytes > limits.max_stored_response_bytes
+            )
+            if not is_over and stored.expires_at > now:
+                return
+            if not stored.is_running:
+                self.drop(id_)
+
+
+def owner_of(exchange: Exchange, guard: Guard) -> bytes:
+    """Of a request, by its key and the tenant that a router tells: a digest.
+
+    Behind a router all requests have the router's key. Where there is neither, all are one.
+    """
+    tenant = exchange.header(OWNER_HEADER.encode())
+    key = ""
+    if guard.keys.is_required:
+        key = given_key(exchange.header(b"authorization"), exchange.header(b"x-api-key"))
+    elif not tenant:
+        return b""
+    whole = f"{key}\0{tenant}" if tenant else key
+    return hashlib.blake2b(whole.encode(), digest_size=16).digest()

@@ -1,0 +1,347 @@
+"""GET /octavo/v1/stream: load and residency, pushed to every router as they change.
+
+The hub merges what the core's steps tell and sends it on, at most every few milliseconds, to all
+subscribers. It holds no keys: a subscriber that joins is given a snapshot that the core makes, and
+what comes after it. A subscriber that does not read is cut off; it will come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from octavo_engine import __version__
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.protocol.stream import (
+    CONTENT_TYPE,
+    DELTA,
+    DRAINING,
+    HEARTBEAT_S,
+    HELLO,
+    KEY_BYTES,
+    SNAPSHOT,
+    STORED_BYTES,
+    Delta,
+    Draining,
+    Hello,
+    Load,
+    Snapshot,
+)
+from octavo_engine.server.admin import probes
+from octavo_engine.server.http.disconnect import ClientGone
+from octavo_engine.server.http.errors import unavailable
+from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from octavo_engine.server.service import Service
+    from octavo_engine.state.labels import ResidencyChange
+    from octavo_engine.state.outputs import EngineStats, StepOutput
+
+FLUSH_S = 0.005  # between frames that tell of residency
+LOAD_S = 0.02  # between frames that tell of load
+MAX_QUEUE_BYTES = 16 * 2**20  # of frames that a subscriber has not read; a snapshot does not count
+SNAPSHOT_BYTES = 2**20 // STORED_BYTES * STORED_BYTES  # in one frame
+_SMOOTHING = 0.1  # weight of the newest step in the typical one
+
+_HEADERS = [
+    (b"content-type", CONTENT_TYPE.encode()),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_LENGTH = struct.Struct("<I")
+_encoder = msgspec.msgpack.Encoder()
+
+
+async def stream(exchange: Exchange, service: Service) -> None:
+    """Ends when the cache is lost or the server leaves. 503 while there is no core; of one that
+    loads it tells how far it is, as /ready does."""
+    if service.engine.health().state == "loading":
+        await probes.ready(exchange, service)
+        return
+    hub = service.hub
+    subscriber = hub.subscribe()
+    try:
+        async with exchange.while_present():
+            await exchange.open_stream(_HEADERS)
+            while payload := await subscriber.read():
+                await exchange.write(payload)
+        await exchange.close()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if subscriber.is_cut and task is not None and task.uncancel() == 0:
+            raise ClientGone from None
+        raise
+    finally:
+        hub.leave(subscriber)
+
+
+def frame(kind: str, fields: Hello | Snapshot | Delta | Draining) -> bytes:
+    body = _encoder.encode((kind, fields))
+    return _LENGTH.pack(len(body)) + body
+
+
+class Subscriber:
+    """Frames on their way to one router. Lives in the task that made it."""
+
+    def __init__(self) -> None:
+        self.is_live = False  # has its snapshot, and gets deltas
+        self.is_cut = False
+        self._task = asyncio.current_task()
+        self._seq = 0
+        self._frames: list[bytes] = []
+        self._num_bytes = 0
+        self._has_ended = False
+        self._news = asyncio.Event()
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._frames)
+
+    def start(self, snapshot: bytes) -> None:
+        """From here on it gets deltas, after the snapshot."""
+        self.is_live = True
+        self._frames += _snapshot_frames(snapshot)
+        self._news.set()
+
+    def delta(self, stored: bytes, evicted: bytes, load: Load | None) -> None:
+        self._seq += 1
+        self.put(frame(DELTA, Delta(self._seq, stored, evicted, load)))
+
+    def put(self, payload: bytes) -> None:
+        if self.is_cut:
+            return
+        self._frames.append(payload)
+        self._num_bytes += len(payload)
+        self._news.set()
+        if self._num_bytes > MAX_QUEUE_BYTES:
+            self.is_cut = True
+            self._frames.clear()
+            if self._task is not None:
+                self._task.cancel()  # it waits for a client that does not read
+
+    def end(self) -> None:
+        """What is queued is sent, nothing after it."""
+        self._has_ended = True
+        self._news.set()
+
+    async def read(self) -> bytes:
+        """All that is there, once something is; empty at the end."""
+        while not self._frames and not self._has_ended:
+            self._news.clear()
+            await self._news.wait()
+        payload = b"".join(self._frames)
+        self._frames.clear()
+        self._num_bytes = 0
+        return payload
+
+
+class Hub:
+    """All subscribers of one engine. A StepListener; belongs to the event loop."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._feed = service.engine.residency
+        self._feed.listen(self)
+        self._subscribers: set[Subscriber] = set()
+        self._changes: list[ResidencyChange] = []
+        self._stats = service.engine.stats
+        self._load = Load()
+        self._step_s = 0.0
+        self._sent_at = self._load_at = self._changes_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._wakes_at = 0.0
+        self._draining: Draining | None = None
+        # Whether any router was ever here. Until then prompts are not labelled: nobody would know.
+        self.was_joined = False
+
+    def __len__(self) -> int:
+        return len(self._subscribers)
+
+    def subscribe(self) -> Subscriber:
+        """Raises 503 while there is no core to tell of."""
+        engine = self._service.engine
+        state = engine.health().state
+        if state not in ("ready", "draining"):
+            raise unavailable("loading", f"The engine is {state}.", retry_after_s=1)
+        info = engine.info
+        self.was_joined = True
+        subscriber = Subscriber()
+        hello = Hello(
+            epoch=self._feed.epoch,
+            model=info.names[0],
+            names=list(info.names),
+            block_size=BLOCK_SIZE,
+            num_blocks=info.num_blocks,
+            max_model_len=info.max_model_len,
+            max_num_seqs=engine.config.scheduler.max_num_seqs,
+            version=__version__,
+            architecture=info.architecture,
+            format=info.format,
+            vocab_size=info.vocab_size,
+            pod_uid=self._service.settings.pod_uid,
+        )
+        subscriber.put(frame(HELLO, hello))
+        self._subscribers.add(subscriber)
+        self._feed.watch(on=True)
+        return subscriber
+
+    def leave(self, subscriber: Subscriber) -> None:
+        self._subscribers.discard(subscriber)
+        if not self._subscribers:
+            self._feed.watch(on=False)
+            self._changes.clear()
+            self._stop_timer()
+
+    def drain(self, deadline_s: float) -> None:
+        """Tell everybody, those who come later too."""
+        if self._draining is not None:
+            return
+        self._draining = Draining(deadline_s)
+        for subscriber in self._subscribers:
+            if subscriber.is_live:
+                subscriber.put(frame(DRAINING, self._draining))
+
+    # ── what the feed calls ──
+
+    def on_step(self, step: StepOutput) -> None:
+        """Hot path: once per step."""
+        if step.stats is not None:
+            self._service.metrics.note_step(step.stats)
+        if not self._subscribers:
+            return
+        if step.stats is not None:
+            self._note(step.stats)
+        residency = step.residency
+        if residency is not None:
+            if residency.stored or residency.evicted:
+                self._changes.append(residency)
+            if residency.snapshot is not None:
+                self._flush()  # what came before belongs to those who were there before
+                self._start(residency.snapshot)
+        if self._changes:
+            self._wake_at(self._changes_at + FLUSH_S)
+        elif self._has_new_load():
+            self._wake_at(self._load_at + LOAD_S)
+
+    def on_lost(self) -> None:
+        self._changes.clear()
+        self._stop_timer()
+        for subscriber in self._subscribers:
+            subscriber.end()
+        self._subscribers.clear()  # what the next core tells is not for them
+
+    # ── inside ──
+
+    def _start(self, snapshot: bytes) -> None:
+        for subscriber in self._subscribers:
+            if subscriber.is_live:
+                continue
+            subscriber.start(snapshot)
+            subscriber.delta(b"", b"", self._load_now())
+            if self._draining is not None:
+                subscriber.put(frame(DRAINING, self._draining))
+        self._wake_at(_now() + HEARTBEAT_S)
+
+    def _flush(self) -> None:
+        """Send what changed; a sign of life if nothing did for long."""
+        self._stop_timer()
+        now = _now()
+        stored, evicted = _merged(self._changes)
+        is_due = now - self._sent_at >= HEARTBEAT_S * 0.99
+        # A core that hangs is shown by silence.
+        beats = is_due and self._service.engine.health().is_live
+        load = None
+        if beats or (self._has_new_load() and now - self._load_at >= LOAD_S):
+            load = self._load = self._load_now()
+            self._load_at = now
+        if stored or evicted or load is not None:
+            for subscriber in self._subscribers:
+                if subscriber.is_live:
+                    subscriber.delta(stored, evicted, load)
+            self._sent_at = now
+        if self._changes:
+            self._changes.clear()
+            self._changes_at = now
+        soon = self._load_at + LOAD_S if self._has_new_load() else now + HEARTBEAT_S
+        self._wake_at(min(soon, max(self._sent_at, now - HEARTBEAT_S / 2) + HEARTBEAT_S))
+
+    def _wake_at(self, at: float) -> None:
+        if self._timer is not None:
+            if self._wakes_at <= at:
+                return
+            self._timer.cancel()
+        # Kept here, for uvloop's timer does not know its time once that has come.
+        self._wakes_at = at
+        self._timer = asyncio.get_running_loop().call_at(max(at, _now()), self._flush)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _note(self, stats: EngineStats) -> None:
+        self._stats = stats
+        step_s = stats.step_ms / 1e3
+        if step_s:
+            before = self._step_s or step_s
+            self._step_s = before + _SMOOTHING * (step_s - before)
+
+    def _has_new_load(self) -> bool:
+        """Steps differ in length all the time: that alone is no news."""
+        stats, load = self._stats, self._load
+        return (
+            stats.num_running != load.running
+            or stats.num_waiting != load.waiting
+            or stats.queued_tokens != load.queued_tokens
+            or abs(_usage(stats) - load.kv_usage) > 1 / 256
+        )
+
+    def _load_now(self) -> Load:
+        stats = self._stats
+        return Load(
+            running=stats.num_running,
+            waiting=stats.num_waiting,
+            queued_tokens=stats.queued_tokens,
+            kv_usage=_usage(stats),
+            step_s=self._step_s,
+            prefill_tokens_per_s=stats.prefill_tokens_per_s,
+            is_saturated=self._service.is_saturated,
+        )
+
+
+def _snapshot_frames(snapshot: bytes) -> Iterator[bytes]:
+    for start in range(0, max(len(snapshot), 1), SNAPSHOT_BYTES):
+        end = start + SNAPSHOT_BYTES
+        yield frame(SNAPSHOT, Snapshot(snapshot[start:end], last=end >= len(snapshot)))
+
+
+def _merged(changes: list[ResidencyChange]) -> tuple[bytes, bytes]:
+    """Stored and evicted; of several changes the last word on each key."""
+    if not changes:
+        return b"", b""
+    if len(changes) == 1:
+        return changes[0].stored, changes[0].evicted
+    last: dict[bytes, bytes] = {}
+    for change in changes:
+        evicted, stored = change.evicted, change.stored
+        for at in range(0, len(evicted), KEY_BYTES):
+            last[evicted[at : at + KEY_BYTES]] = b""
+        for at in range(0, len(stored), STORED_BYTES):
+            last[stored[at : at + KEY_BYTES]] = stored[at + KEY_BYTES : at + STORED_BYTES]
+    return (
+        b"".join([key + tokens for key, tokens in last.items() if tokens]),
+        b"".join([key for key, tokens in last.items() if not tokens]),
+    )
+
+
+def _usage(stats: EngineStats) -> float:
+    return stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,1 @@
+"""`octavo bench`: load generation and reports."""

@@ -1,0 +1,1 @@
+"""`octavo chat` and `octavo complete`: the dialogue in the terminal and its back ends."""

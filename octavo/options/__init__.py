@@ -1,0 +1,1 @@
+"""Command-line flags, environment variables and files, and the settings that they become."""

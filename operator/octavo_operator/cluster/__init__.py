@@ -1,0 +1,1 @@
+"""The Kubernetes API: clients, credentials, rights, the leader lease, guarded writes."""

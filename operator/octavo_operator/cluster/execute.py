@@ -1,0 +1,151 @@
+"""Carries out a plan in its order. What comes back from each write is what we know from then on."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo_engine.protocol.kubernetes import (
+    DELETION_COST_ANNOTATION,
+    REVISION_LABEL,
+    ROUTABLE_CONDITION,
+)
+from octavo_operator.decide.plan import FINGERPRINT_ANNOTATION, owner_text, stamp
+from octavo_operator.errors import Conflict, NameConflict, NotFound, Refused
+from octavo_operator.objects import kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from octavo_operator.cluster.api import Cluster
+    from octavo_operator.decide.plan import Plan, ScaleOrder
+    from octavo_operator.decide.readiness_gate import Gate
+    from octavo_operator.objects.kinds import Kind, Object
+    from octavo_operator.watch.world import World
+
+logger = logging.getLogger("octavo.operator.execute")
+GOES_FIRST = "-100"  # below every pod that nobody has marked
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of a plan."""
+
+    refused: list[tuple[Object, Refused]] = field(default_factory=list)
+    conflicts: list[NameConflict] = field(default_factory=list)
+    absent: list[Kind] = field(default_factory=list)  # optional kinds that are served no more
+    settled: dict[tuple[Kind, str], tuple[str, str]] = field(default_factory=dict)
+
+
+async def execute(
+    cluster: Cluster, world: World, plan: Plan, *, namespace: str, owner_uid: str,
+    pods: Sequence[Object],
+) -> Report:  # fmt: skip
+    """Raises ClusterError where the rest must wait. An object that the API server refuses does not
+    keep others from their place, but no engine starts without all that comes before it."""
+    report = Report()
+    for body in plan.apply:
+        kind = kinds.kind_of(body)
+        is_engine = REVISION_LABEL in kinds.labels_of(body) and kind == kinds.DEPLOYMENT
+        if is_engine and (report.refused or report.conflicts):
+            continue
+        try:
+            stored = await _apply(cluster, body, owner_uid)
+        except Refused as error:
+            report.refused.append((body, error))
+            continue
+        except NameConflict as error:
+            report.conflicts.append(error)
+            continue
+        except NotFound:
+            if not kind.is_optional:
+                raise
+            report.absent.append(kind)  # the next resync will know; engines need not wait for it
+            continue
+        world.keep(kind, stored)
+        mark = kinds.annotations_of(body)[FINGERPRINT_ANNOTATION]
+        report.settled[(kind, kinds.name_of(body))] = (mark, stamp(stored))
+    for order in plan.scale:
+        await _mark_leaving(cluster, namespace, order, pods)
+        world.keep(kinds.DEPLOYMENT, await _scale(cluster, namespace, order))
+    for body in plan.delete:
+        await cluster.delete(
+            kinds.kind_of(body),
+            namespace,
+            kinds.name_of(body),
+            uid=kinds.uid_of(body),
+            resource_version=str(body["metadata"]["resourceVersion"]),
+        )
+        # No watch need say so: where one is deaf, we would delete for ever. What lingers for its
+        # finalizers has changed, and comes back as an event.
+        world.drop(kinds.kind_of(body), body)
+    for detail in plan.details:
+        logger.info("%s", detail, extra={"namespace": namespace})
+    return report
+
+
+async def _apply(cluster: Cluster, body: Object, owner_uid: str) -> Object:
+    """NOTE: server-side apply would take over a stranger's object of the same name, which our
+    watches (by label) do not show: what is new is looked up first. What was found is what may be
+    changed: an object that somebody has changed or exchanged since is looked at anew."""
+    kind, namespace, name = kinds.kind_of(body), kinds.namespace_of(body), kinds.name_of(body)
+    found = await cluster.get(kind, namespace, name)
+    if found is not None and kinds.controller_uid(found) != owner_uid:
+        raise NameConflict(kind.name, name, owner_text(found))
+    if found is not None:
+        seen = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
+        body = {**body, "metadata": {**body["metadata"], **seen}}
+    return await cluster.apply(body)
+
+
+async def _scale(cluster: Cluster, namespace: str, order: ScaleOrder) -> Object:
+    patch = {
+        "metadata": {"uid": order.uid, "resourceVersion": order.resource_version},
+        "spec": {"replicas": order.replicas},
+    }
+    return await cluster.patch(kinds.DEPLOYMENT, namespace, order.name, patch)
+
+
+async def _mark_leaving(
+    cluster: Cluster, namespace: str, order: ScaleOrder, pods: Sequence[Object]
+) -> None:
+    """The ReplicaSet removes pods of the lowest cost first. Best effort: capacity does not depend
+    on who leaves."""
+    wanted: Mapping[str, str] = dict.fromkeys(order.leaving, GOES_FIRST)
+    for pod in pods:
+        if kinds.labels_of(pod).get(REVISION_LABEL) != order.revision:
+            continue
+        cost = wanted.get(kinds.uid_of(pod))
+        if kinds.annotations_of(pod).get(DELETION_COST_ANNOTATION) == cost:
+            continue
+        patch = {
+            "metadata": {
+                "uid": kinds.uid_of(pod), "annotations": {DELETION_COST_ANNOTATION: cost}
+            }
+        }  # fmt: skip
+        try:
+            await cluster.patch(kinds.POD, namespace, kinds.name_of(pod), patch)
+        except (NotFound, Conflict):
+            continue  # it has left already
+        except Refused as error:
+            logger.warning("Could not mark a pod", extra={"error": str(error)})
+
+
+async def set_gate(cluster: Cluster, pod: Object, gate: Gate, *, now: str) -> Object | None:
+    """Set the pod's readiness gate. None where the pod has gone meanwhile."""
+    condition = {
+        "podUid": kinds.uid_of(pod),
+        "type": ROUTABLE_CONDITION,
+        "status": "True" if gate.is_open else "False",
+        "reason": gate.reason,
+        "message": gate.message,
+        "lastProbeTime": None,
+        "lastTransitionTime": now,
+    }
+    try:
+        return await cluster.set_pod_condition(
+            kinds.namespace_of(pod), kinds.name_of(pod), condition
+        )
+    except (NotFound, Conflict):
+        return None

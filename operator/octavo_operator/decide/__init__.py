@@ -1,0 +1,1 @@
+"""Pure decisions: plan, rollout, canary, autoscaling, readiness gates."""

@@ -1,0 +1,85 @@
+"""Which spec is carried out: the one that is written, or the last one that could be.
+
+A spec that is refused must not freeze what runs: gates, scaling and waking go on by the spec that
+was accepted before. That one is kept in the status, as text, so that a restarted operator has it
+too and no schema of another version can prune it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from octavo_operator.errors import SpecInvalid
+from octavo_operator.spec import LLMDeployment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from octavo_operator.objects.kinds import Object
+
+MAX_SPEC_CHARS = 262_144  # as the schema has it; with the spec itself it fits into etcd
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A spec that can be carried out."""
+
+    deployment: LLMDeployment
+    generation: int  # of the spec
+    spec: str  # as canonical JSON
+    refusal: SpecInvalid | None = None  # why the written spec is not the one
+
+    def to_status(self) -> Object:
+        if len(self.spec) > MAX_SPEC_CHARS:
+            return {}
+        return {"generation": self.generation, "spec": self.spec}
+
+
+def accept(body: Object, check: Callable[[LLMDeployment], None]) -> Accepted:
+    """`check` knows what the parser cannot: the cluster, and who owns which name. Raises
+    SpecInvalid where neither the written spec nor an earlier one can be carried out."""
+    try:
+        deployment = LLMDeployment.parse_stored(body)
+        check(deployment)
+        text = msgspec.json.encode(body["spec"], order="deterministic").decode()
+        return Accepted(deployment, deployment.generation, text)
+    except SpecInvalid as error:
+        refusal = error
+    earlier = accepted_of(body)
+    if earlier is None:
+        raise refusal
+    generation, text = earlier
+    try:
+        deployment = LLMDeployment.parse_stored({**body, "spec": msgspec.json.decode(text)})
+    except SpecInvalid:  # accepted by a newer version
+        raise refusal from None
+    return Accepted(deployment, generation, text, refusal)
+
+
+def accepted_of(body: Mapping[str, Any]) -> tuple[int, str] | None:
+    """The generation and text of the spec that was accepted last; None where there is none, or
+    somebody has edited it into something else."""
+    told = (body.get("status") or {}).get("accepted")
+    if not isinstance(told, dict):
+        return None
+    generation, text = told.get("generation"), told.get("spec")
+    if not isinstance(generation, int) or not isinstance(text, str):
+        return None
+    try:
+        msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return None
+    return generation, text
+
+
+def served_names(spec: object, deployment_name: str) -> tuple[str, ...]:
+    """The model names in a spec that need not be valid."""
+    model = spec.get("model") if isinstance(spec, dict) else None
+    model = model if isinstance(model, dict) else {}
+    aliases = model.get("aliases")
+    names = [model.get("servedName") or deployment_name]
+    names += aliases if isinstance(aliases, list) else []
+    return tuple(dict.fromkeys(str(name) for name in names))

@@ -1,0 +1,365 @@
+"""What to do now: desired objects against observed ones, and the next step of capacity.
+
+Pure: no client, no clock. `plan_capacity` knows replicas and revisions only, so that processes can
+take the place of pods; `plan_changes` adds the objects of a cluster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from octavo_engine.protocol.kubernetes import (
+    MANAGED_BY,
+    MANAGED_BY_LABEL,
+    REVISION_LABEL,
+)
+from octavo_operator.decide import canary
+from octavo_operator.decide.canary import CanaryState, Verdict
+from octavo_operator.decide.rollout import (
+    Group,
+    Limits,
+    Replica,
+    Step,
+    limits_of,
+    next_step,
+    recreate_step,
+    victims,
+)
+from octavo_operator.errors import NameConflict
+from octavo_operator.objects import kinds
+from octavo_operator.objects.compare import holds
+from octavo_operator.spec.traffic import Rollout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from octavo_operator.objects.kinds import Kind, Object
+    from octavo_operator.watch.world import Observed
+
+FINGERPRINT_ANNOTATION = "octavo.dev/fingerprint"  # of the object as it was last applied
+HOLD = Verdict("hold", "CanaryWaitingForTraffic", "no router tells how the canary does")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the spec says about capacity, once everything is resolved."""
+
+    revision: str
+    replicas: int
+    rollout: Rollout = field(default_factory=Rollout)
+
+    @property
+    def limits(self) -> Limits:
+        return limits_of(self.replicas, self.rollout.max_surge, self.rollout.max_unavailable)
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityPlan:
+    """Targets by revision to write now, and where the rollout stands."""
+
+    step: Step
+    state: CanaryState
+    weights: dict[str, int] = field(default_factory=dict)  # percent by revision; empty: no canary
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleOrder:
+    """Another number of replicas for one revision. `leaving` are those who should go first."""
+
+    revision: str
+    name: str
+    uid: str
+    resource_version: str
+    was: int
+    replicas: int
+    leaving: tuple[str, ...] = ()  # pod UIDs
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """In the order in which it is carried out; every prefix leaves what was promised."""
+
+    apply: tuple[Object, ...] = ()
+    scale: tuple[ScaleOrder, ...] = ()
+    delete: tuple[Object, ...] = ()
+    hold: tuple[str, ...] = ()  # what has to happen elsewhere first
+    conflicts: tuple[NameConflict, ...] = ()  # objects that are not ours, and are left alone
+    details: tuple[str, ...] = ()  # what is done and why, for logs and events
+    requeue_after_s: float | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.apply or self.scale or self.delete)
+
+
+def plan_capacity(
+    wish: Wish,
+    groups: Sequence[Group],
+    state: CanaryState,
+    *,
+    verdict: Verdict = HOLD,
+    now: float = 0.0,
+) -> CapacityPlan:
+    """The next step of the rollout. `state` comes from the status, and goes back there."""
+    if wish.rollout.strategy == "Canary":
+        state = _with_stable(wish, groups, state)
+        if _is_on_trial(wish, groups, state):
+            return _plan_canary(wish, groups, state, verdict, now)
+    if wish.rollout.strategy == "Recreate":
+        step = recreate_step(wish.limits, wish.revision, groups)
+    else:
+        step = next_step(wish.limits, {wish.revision: wish.replicas}, groups)
+    return CapacityPlan(step, _settled(state, wish, step))
+
+
+def _with_stable(wish: Wish, groups: Sequence[Group], state: CanaryState) -> CanaryState:
+    """Until a first rollout has ended, and after the status was lost, nothing names the stable
+    revision: it is the one that serves most, unless that is the wanted one."""
+    if any(group.revision == state.stable for group in groups):
+        return state
+    most = max(groups, key=lambda g: (g.serving, g.revision != wish.revision), default=None)
+    if most is None or not most.serving or most.revision == wish.revision:
+        return state
+    return replace(state, stable=most.revision)
+
+
+def _is_on_trial(wish: Wish, groups: Sequence[Group], state: CanaryState) -> bool:
+    """Where the stable revision serves, another one is judged against it; an edit of what serves
+    nobody is not. A trial or a rejection outlives a time without replicas."""
+    if wish.revision == state.stable:
+        return False
+    stable = next((group for group in groups if group.revision == state.stable), None)
+    if stable is None:
+        return False
+    is_known = wish.revision in (state.revision, state.rejected)
+    return is_known or (stable.target > 0 and wish.replicas > 0)
+
+
+def _plan_canary(
+    wish: Wish,
+    groups: Sequence[Group],
+    state: CanaryState,
+    verdict: Verdict,
+    now: float,
+) -> CapacityPlan:
+    by_name = {group.revision: group for group in groups}
+    limits, rules = wish.limits, wish.rollout.canary
+    details: list[str] = []
+    if state.rejected != wish.revision:
+        begun = canary.begin(state, wish.revision)
+        if begun != state:
+            details.append(f"Began a canary of revision {wish.revision}")
+            verdict = HOLD
+        state = begun
+        if not canary.is_complete(state, rules):
+            # The stable revision may be short of replicas: that must not hold up its successor.
+            share = canary.shares(limits, rules, state)[wish.revision]
+            in_place = wish.revision in by_name and by_name[wish.revision].serving >= share > 0
+            after = canary.advance(state, rules, verdict, now, is_in_place=in_place)
+            if after.rejected:
+                details.append(f"Rolled back revision {wish.revision}: {after.message}")
+            elif after.step != state.step:
+                details.append(f"Moved the canary to step {after.step + 1}")
+            state = after
+    if state.rejected == wish.revision:
+        step = next_step(limits, {state.stable: limits.replicas}, groups)
+        return CapacityPlan(step, state, {}, tuple(details))
+    step = next_step(limits, canary.shares(limits, rules, state), groups)
+    if canary.is_complete(state, rules):
+        return CapacityPlan(step, _settled(state, wish, step), {}, tuple(details))
+    trial = by_name.get(wish.revision)
+    # Until the canary serves, all traffic is the stable revision's.
+    shown = canary.weights(rules, state) if trial is not None and trial.serving else {}
+    return CapacityPlan(step, state, shown or {state.stable: 100}, tuple(details))
+
+
+def _settled(state: CanaryState, wish: Wish, step: Step) -> CanaryState:
+    """A finished rollout makes its revision the stable one."""
+    if not step.is_done:
+        if state.revision and state.revision != wish.revision:  # the trial was called off
+            return CanaryState(stable=state.stable)
+        if state.rejected and state.rejected != wish.revision:
+            return replace(state, rejected="", message="")
+        return state
+    return CanaryState(stable=wish.revision)
+
+
+def plan_changes(
+    desired: Sequence[Object],
+    observed: Observed,
+    capacity: CapacityPlan,
+    *,
+    owner_uid: str,
+    owner_name: str,
+    revision: str,
+    replicas: Sequence[Replica] = (),
+    settled: Mapping[tuple[Kind, str], tuple[str, str]] | None = None,
+) -> Plan:
+    """Everything to write, in order. `settled` names objects that came back from the server
+    unchanged after an apply: (fingerprint, generation), so that what the server stores in another
+    form is not written for ever. No engine is made or changed while an object that comes before it
+    is not ours; those that run are still scaled."""
+    applies: list[Object] = []
+    hold: list[str] = []
+    conflicts: list[NameConflict] = []
+    details = list(capacity.details)
+    for wanted in desired:
+        kind, name = kinds.kind_of(wanted), kinds.name_of(wanted)
+        body = marked(wanted)
+        found = observed.children.get((kind, name))
+        is_engine = kind == kinds.DEPLOYMENT and REVISION_LABEL in kinds.labels_of(wanted)
+        if is_engine and conflicts:
+            continue
+        if found is None:
+            if is_engine:
+                target = capacity.step.targets.get(revision, 0)
+                if not target:
+                    continue
+                body = with_replicas(body, target)
+            applies.append(body)
+            details.append(f"Created {kind.name} {name}")
+            continue
+        owner = kinds.controller_uid(found)
+        if owner != owner_uid:
+            if is_of_predecessor(found, owner_name):
+                hold.append(f"{kind.name} {name} of a deleted LLMDeployment to vanish")
+                continue
+            conflicts.append(NameConflict(kind.name, name, owner_text(found)))
+            continue
+        if found["metadata"].get("deletionTimestamp"):
+            hold.append(f"{kind.name} {name} to be deleted")
+            continue
+        if is_engine:
+            body = with_replicas(body, int(found["spec"].get("replicas", 1)))
+        if is_current(body, found, settled):
+            continue
+        applies.append(body)
+        details.append(f"Updated {kind.name} {name}")
+    scales = _plan_scales(observed, capacity, replicas, owner_uid)
+    details += [
+        f"Scaled revision {order.revision} from {order.was} to {order.replicas}" for order in scales
+    ]
+    deletes = _plan_deletes(desired, observed, capacity, owner_uid)
+    details += [f"Deleted {body['kind']} {kinds.name_of(body)}" for body in deletes]
+    if capacity.step.waiting_for:
+        hold.append(capacity.step.waiting_for)
+    return Plan(
+        tuple(applies), tuple(scales), tuple(deletes), tuple(hold), tuple(conflicts), tuple(details)
+    )
+
+
+def marked(wanted: Object) -> Object:
+    """A desired object as it is applied: with a fingerprint, so that a removed field is noticed."""
+    annotations = {**kinds.annotations_of(wanted), FINGERPRINT_ANNOTATION: fingerprint(wanted)}
+    return {**wanted, "metadata": {**wanted["metadata"], "annotations": annotations}}
+
+
+def fingerprint(body: Object) -> str:
+    """Of all we would write but the number of replicas, which has its own path."""
+    text = json.dumps(_without_replicas(body), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def with_replicas(body: Object, replicas: int) -> Object:
+    return {**body, "spec": {**body["spec"], "replicas": replicas}}
+
+
+def is_current(
+    body: Object, found: Object, settled: Mapping[tuple[Kind, str], tuple[str, str]] | None
+) -> bool:
+    """Nothing of ours was removed (the fingerprint) nor changed by others (what is there)."""
+    mark = kinds.annotations_of(body)[FINGERPRINT_ANNOTATION]
+    if kinds.annotations_of(found).get(FINGERPRINT_ANNOTATION) != mark:
+        return False
+    if holds(found, body):
+        return True
+    seen = (settled or {}).get((kinds.kind_of(body), kinds.name_of(body)))
+    return seen == (mark, stamp(found))
+
+
+def stamp(found: Object) -> str:
+    """Changes with what we own of it: status updates do not count where the server counts specs."""
+    meta = found["metadata"]
+    return f"{meta.get('uid')}/{meta.get('generation') or meta.get('resourceVersion')}"
+
+
+def is_of_predecessor(found: Object, owner_name: str) -> bool:
+    """Belongs to an LLMDeployment of this name that was deleted: the garbage collector's."""
+    return any(
+        owner.get("kind") == kinds.LLM_DEPLOYMENT.name and owner.get("name") == owner_name
+        for owner in found["metadata"].get("ownerReferences") or []
+    )
+
+
+def _plan_scales(
+    observed: Observed, capacity: CapacityPlan, replicas: Sequence[Replica], owner_uid: str
+) -> list[ScaleOrder]:
+    orders = []
+    for revision, target in capacity.step.targets.items():
+        body = observed.engines.get(revision)
+        if body is None or kinds.controller_uid(body) != owner_uid:
+            continue
+        was = observed.targets[revision]
+        if was == target:
+            continue
+        own = [replica for replica in replicas if replica.revision == revision]
+        staying = sum(not replica.is_leaving for replica in own)
+        leaving = victims(own, staying - target) if target else []
+        orders.append(
+            ScaleOrder(
+                revision=revision,
+                name=kinds.name_of(body),
+                uid=kinds.uid_of(body),
+                resource_version=str(body["metadata"]["resourceVersion"]),
+                was=was,
+                replicas=target,
+                leaving=tuple(replica.id for replica in leaving),
+            )
+        )
+    return sorted(orders, key=lambda order: order.replicas < order.was)  # increases first
+
+
+def _plan_deletes(
+    desired: Sequence[Object], observed: Observed, capacity: CapacityPlan, owner_uid: str
+) -> list[Object]:
+    """What we made and nobody wants any more. Never a volume: data is the user's to delete."""
+    wanted = {(kinds.kind_of(body), kinds.name_of(body)) for body in desired}
+    vanished = set(capacity.step.vanished)
+    alive = set(observed.engines) - vanished
+    deletes = []
+    for (kind, name), body in observed.children.items():
+        if kind == kinds.VOLUME_CLAIM or kind not in kinds.OWNED:
+            continue
+        if kinds.controller_uid(body) != owner_uid:
+            continue
+        if kinds.labels_of(body).get(MANAGED_BY_LABEL) != MANAGED_BY:
+            continue
+        if body["metadata"].get("deletionTimestamp"):
+            continue
+        revision = kinds.labels_of(body).get(REVISION_LABEL, "")
+        if kind == kinds.DEPLOYMENT and revision:
+            if revision in vanished:
+                deletes.append(body)
+            continue
+        if (kind, name) in wanted or revision in alive:
+            continue
+        deletes.append(body)
+    return sorted(deletes, key=lambda body: -kinds.OWNED.index(kinds.kind_of(body)))
+
+
+def _without_replicas(body: Object) -> Any:
+    if body["kind"] != kinds.DEPLOYMENT.name:
+        return body
+    return {**body, "spec": {k: v for k, v in body["spec"].items() if k != "replicas"}}
+
+
+def owner_text(found: Object) -> str:
+    """Whose an object is, for people."""
+    owners = found["metadata"].get("ownerReferences") or []
+    if not owners:
+        return "nobody"
+    return f"{owners[0].get('kind')} {owners[0].get('name')}"

@@ -1,0 +1,56 @@
+"""How many LLMDeployments may change their revision at once.
+
+A new default image is a rollout of everybody, and a fleet has neither the room nor the patience of
+its users for all of them together. Counted from what is there, so that a restart changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo_operator.report.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from octavo_operator.decide.rollout import Replica
+    from octavo_operator.watch.world import Key, Observed, World
+
+
+class RolloutSlots:
+    """Confined to the event loop."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._begun: set[Key] = set()  # admitted, and not yet to be seen in the world
+
+    def admit(
+        self, key: Key, revision: str, observed: Observed, replicas: Iterable[Replica], *, most: int
+    ) -> str:
+        """The revision to run now: `revision`, or the one that serves until there is a slot.
+        `most` of 0 is no bound."""
+        serving = any(replica.routable and not replica.is_leaving for replica in replicas)
+        if not most or revision in observed.engines or not observed.engines or not serving:
+            self.release(key)  # under way already, or there is nothing to be careful of
+            return revision
+        under_way = self._under_way()
+        if key in under_way or len(under_way) < most:
+            self._begun.add(key)
+            return revision
+        return max(observed.targets, key=lambda name: observed.targets[name])
+
+    def release(self, key: Key) -> None:
+        self._begun.discard(key)
+
+    def _under_way(self) -> set[Key]:
+        candidates = {*self._begun, *self._world.rolling()}
+        return {key for key in candidates if not self._is_stuck(key)}
+
+    def _is_stuck(self, key: Key) -> bool:
+        """One that gets nowhere must not hold up the others."""
+        status = (self._world.deployment(key) or {}).get("status") or {}
+        return any(
+            condition.get("reason") == Reason.PROGRESS_DEADLINE_EXCEEDED
+            or (condition.get("type"), condition.get("status")) == ("Accepted", "False")
+            for condition in status.get("conditions") or ()
+        )

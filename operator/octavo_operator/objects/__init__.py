@@ -1,0 +1,1 @@
+"""The kinds, names and labels of the objects that the operator reads and writes."""

@@ -1,0 +1,1 @@
+"""What users see of an LLMDeployment: status, faults, reasons, Events."""

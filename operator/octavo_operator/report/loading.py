@@ -1,0 +1,228 @@
+"""How far the next pod is, and what its fetch found: from pods, a log's last line, and the routers.
+
+Asked for at most every few seconds per LLMDeployment, and only while something is on its way; so
+the status is written no more often for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from octavo_engine.protocol.loading import FETCHING, LoadProgress
+from octavo_operator.errors import ClusterError, Refused
+from octavo_operator.objects import kinds
+from octavo_operator.objects.names import ENGINE_CONTAINER, FETCH_CONTAINER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from octavo_operator.cluster.api import Cluster
+    from octavo_operator.objects.kinds import Object
+    from octavo_operator.routers.poller import Demand
+
+logger = logging.getLogger("octavo.operator.loading")
+
+EVERY_S = 5.0
+LOG_S = 2.0  # a kubelet that does not answer must not hold a worker
+DENIED_S = 600.0  # after a refusal of the log; a Role may change
+MAX_BYTES = 2**53
+
+Phase = Literal["Pending", "Fetching", "Loading", "Ready"]
+_ORDER: tuple[Phase, ...] = ("Pending", "Fetching", "Loading", "Ready")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """Where the most advanced replica of the new revision is, before it serves."""
+
+    phase: Phase
+    pod: str = ""
+    percent: int | None = None
+    bytes_done: int | None = None
+    bytes_total: int | None = None
+    bytes_per_s: int | None = None
+    remaining_s: int | None = None
+    message: str = ""
+
+    def to_status(self) -> Object:
+        told = {
+            "phase": self.phase,
+            "pod": self.pod or None,
+            "percent": self.percent,
+            "bytesDone": self.bytes_done,
+            "bytesTotal": self.bytes_total,
+            "bytesPerSecond": self.bytes_per_s,
+            "remainingSeconds": self.remaining_s,
+            "message": self.message[:512] or None,
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+
+class LoadingReader:
+    """Confined to the event loop. Losing what it knows costs one question."""
+
+    def __init__(self, cluster: Cluster, demand: Demand, clock: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._demand = demand
+        self._clock = clock
+        # by UID of the LLMDeployment: when, of which pod in which phase, what
+        self._told: dict[str, tuple[float, tuple[Phase, str], Loading]] = {}
+        self._denied_at = float("-inf")
+
+    async def read(self, uid: str, pods: Sequence[Object]) -> Loading | None:
+        """`pods`: those of the new revision. None where there are none."""
+        found = most_advanced(pods, self._demand.loading)
+        if found is None:
+            self._told.pop(uid, None)
+            return None
+        phase, pod = found
+        if phase in ("Pending", "Ready"):
+            self._told.pop(uid, None)
+            return Loading(phase=phase, percent=100 if phase == "Ready" else None)
+        now = self._clock()
+        subject = (phase, kinds.name_of(pod))
+        told = self._told.get(uid)
+        if told is not None and told[1] == subject and now - told[0] < EVERY_S:
+            return told[2]
+        loading = await self._look(phase, pod)
+        self._told[uid] = (now, subject, loading)
+        return loading
+
+    def forget(self, uid: str) -> None:
+        self._told.pop(uid, None)
+
+    async def _look(self, phase: Phase, pod: Object) -> Loading:
+        name = kinds.name_of(pod)
+        if phase == "Loading":
+            uid = kinds.uid_of(pod)
+            return loaded(name, self._demand.loading(uid), self._demand.progress(uid))
+        return fetched_so_far(name, await self._log(pod))
+
+    async def _log(self, pod: Object) -> str:
+        """The fetch's last lines; empty where nobody tells."""
+        now = self._clock()
+        if now - self._denied_at < DENIED_S:
+            return ""
+        namespace, name = kinds.namespace_of(pod), kinds.name_of(pod)
+        try:
+            async with asyncio.timeout(LOG_S):
+                return await self._cluster.log(namespace, name, FETCH_CONTAINER, lines=3)
+        except Refused as error:
+            if error.status == 403:
+                self._denied_at = now
+                told = {"error": str(error), "advice": "grant get on pods/log"}
+                logger.warning("May not read how far fetches are", extra=told)
+        except (ClusterError, TimeoutError) as error:
+            logger.debug("No log of a fetch", extra={"pod": name, "error": str(error)})
+        return ""
+
+
+def most_advanced(
+    pods: Sequence[Object], loading: Callable[[str], float | None]
+) -> tuple[Phase, Object] | None:
+    """Of equals the one that has loaded most, else the first by name."""
+    return max(
+        ((_phase(pod), pod) for pod in sorted(pods, key=kinds.name_of)),
+        key=lambda found: (_ORDER.index(found[0]), loading(kinds.uid_of(found[1])) or 0.0),
+        default=None,
+    )
+
+
+def loaded(pod: str, share: float | None, told: LoadProgress | None) -> Loading:
+    """`share` of the weights, from 0 to 1; `told` in bytes, by engines that know them."""
+    percent = None if share is None else int(100 * min(1.0, max(0.0, share)))
+    if told is None:
+        message = "" if percent is None else f"Loading weights: {percent} %."
+        return Loading(phase="Loading", pod=pod, percent=percent, message=message)
+    return _of_progress(pod, told, percent)
+
+
+def _of_progress(pod: str, told: LoadProgress, percent: int | None) -> Loading:
+    text = str(told)
+    return Loading(
+        # An engine fetches by itself what no step before it was told to.
+        phase="Fetching" if told.phase == FETCHING else "Loading",
+        pod=pod,
+        percent=percent if told.share is None else int(100 * told.share),
+        bytes_done=told.bytes_done,
+        bytes_total=told.bytes_total or None,
+        bytes_per_s=told.bytes_per_s or None,
+        remaining_s=told.remaining_s,
+        message=f"{text[0].upper()}{text[1:]}.",
+    )
+
+
+def fetched_so_far(pod: str, log: str) -> Loading:
+    """From lines of JSON as `octavo fetch` writes them."""
+    facts = last_facts(log)
+    if facts.get("phase") == "waiting":
+        text = "Waiting for another pod, which fetches the same model into the same volume."
+        return Loading(phase="Fetching", pod=pod, message=text)
+    done, total = _count(facts.get("bytes")), _count(facts.get("total"))
+    if done is None or not total:
+        return Loading(phase="Fetching", pod=pod, bytes_done=done)
+    told = LoadProgress(FETCHING, done, total, _count(facts.get("rate")) or 0)
+    return _of_progress(pod, told, None)
+
+
+def found_model(uri: str, pods: Sequence[Object], previous: Mapping[str, Any]) -> Object:
+    """What the pods' fetches found; what was known before stays, while it is about this model."""
+    model: Object = {"uri": uri}
+    if previous.get("uri") == uri:
+        model = {**previous}
+    for pod in sorted(pods, key=kinds.name_of):
+        ended = _state(pod, "initContainerStatuses", FETCH_CONTAINER).get("terminated") or {}
+        facts = last_facts(str(ended.get("message") or "")) if not ended.get("exitCode") else {}
+        if facts.get("phase") != "complete":
+            continue
+        told = {
+            "revision": str(facts.get("revision") or "")[:256] or None,
+            "digest": str(facts.get("digest") or "")[:128] or None,
+            "bytes": _count(facts.get("bytes")),
+        }
+        model |= {name: value for name, value in told.items() if value is not None}
+    return model
+
+
+def last_facts(text: str) -> dict[str, Any]:
+    """The last line that is a JSON object; a log may be cut anywhere."""
+    for line in reversed(text.splitlines()):
+        try:
+            facts = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(facts, dict):
+            return facts
+    return {}
+
+
+def _phase(pod: Object) -> Phase:
+    engine = _container(pod, "containerStatuses", ENGINE_CONTAINER)
+    if engine.get("ready"):
+        return "Ready"
+    if "running" in (engine.get("state") or {}):
+        return "Loading"
+    if "running" in _state(pod, "initContainerStatuses", FETCH_CONTAINER):
+        return "Fetching"
+    return "Pending"
+
+
+def _state(pod: Object, place: str, name: str) -> Object:
+    state: Object = _container(pod, place, name).get("state") or {}
+    return state
+
+
+def _container(pod: Object, place: str, name: str) -> Object:
+    found: Sequence[Object] = (pod.get("status") or {}).get(place) or []
+    return next((each for each in found if each.get("name") == name), {})
+
+
+def _count(value: object) -> int | None:
+    """What anybody may have written into a log, as the schema takes it."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e300:
+        return None
+    return min(int(value), MAX_BYTES)

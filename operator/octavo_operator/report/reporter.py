@@ -1,0 +1,209 @@
+"""What is said of one LLMDeployment: faults found, status written, Events sent; each once.
+
+What others wrote about its pods is asked for here, and only while something does not come up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo_engine.protocol.kubernetes import REVISION_LABEL
+from octavo_operator.cluster.guard import TokenBucket
+from octavo_operator.objects import kinds, labels
+from octavo_operator.report.faults import Fault, find_faults, newest_first, unexplained
+from octavo_operator.report.loading import LoadingReader, found_model
+from octavo_operator.report.reasons import Reason
+from octavo_operator.report.status import Facts, refused, summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from octavo_operator.cluster.api import Cluster
+    from octavo_operator.decide.accepted_spec import Accepted
+    from octavo_operator.objects.kinds import Object
+    from octavo_operator.report.events import EventRecorder
+    from octavo_operator.report.loading import Loading
+    from octavo_operator.routers.poller import Demand
+    from octavo_operator.snapshot import View
+    from octavo_operator.watch.world import Observed, World
+
+WARNINGS_EVERY_S = 4.0
+# What is normal for a while: how long nothing must have changed until it is a fault.
+PATIENCE_S = {
+    Reason.STARTUP_PROBE_FAILING: 4.0,
+    Reason.NOT_ROUTABLE: 15.0,
+    Reason.READINESS_PROBE_FAILING: 60.0,  # that is how loading looks from outside
+}
+# Lists of events are costly (nothing indexes them): of a fleet that fails together, some at a time.
+EVENT_LISTS_PER_S, EVENT_LIST_BURST = 5.0, 20
+MAX_SUSPECTS = 3  # pods of one LLMDeployment fail alike
+MAX_WARNINGS = 10
+MAX_WORD = 256  # of what an engine says of its model
+
+
+@dataclass(slots=True)
+class Told:
+    """What was said of one LLMDeployment last. Losing it costs a write or an Event, no more."""
+
+    uid: str = ""
+    progress: tuple[object, float] = ((), 0.0)  # the last picture of the rollout, and since when
+    faults: frozenset[Reason] = frozenset()
+    warnings: dict[str, tuple[float, list[Object]]] = field(default_factory=dict)  # by UID
+    loading: Loading | None = None
+
+
+class Reporter:
+    """Writes through the cluster it is given, and keeps nothing but what its reader knows."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        world: World,
+        demand: Demand,
+        events: EventRecorder,
+        *,
+        clock: Callable[[], float],
+        now_text: Callable[[], str],
+    ) -> None:
+        self._cluster = cluster
+        self._world = world
+        self._demand = demand
+        self._events = events
+        self._clock = clock
+        self._now_text = now_text
+        self._loading = LoadingReader(cluster, demand, clock)
+        self._event_lists = TokenBucket(
+            per_second=EVENT_LISTS_PER_S, burst=EVENT_LIST_BURST, clock=clock
+        )
+
+    def forget(self, told: Told) -> None:
+        self._loading.forget(told.uid)
+
+    async def report(
+        self,
+        body: Object,
+        view: View,
+        told: Told,
+        refusals: list[Fault],
+        *,
+        endpoint: str,
+    ) -> None:
+        """`refusals`: what the API server did not take just now, and names that are taken."""
+        previous = body.get("status") or {}
+        warnings = await self._warnings(view, told)
+        pods = _of_revision(view.observed, view.revision)
+        told.loading = await self._loading.read(told.uid, pods)
+        has_routers = self._demand.has_routers
+        stalled_s = self._stalled_s(view, told)
+        found = find_faults(view.observed, warnings, has_routers=has_routers)
+        faults = refusals + [f for f in found if stalled_s >= PATIENCE_S.get(f.reason, 0.0)]
+        step = view.capacity.step
+        refusal = _refusal(view.accepted)
+        facts = Facts(
+            generation=view.deployment.generation,
+            revision=view.revision,
+            wanted=view.wish.replicas,
+            least_serving=view.wish.limits.least_serving,
+            is_suspended=view.deployment.suspend,
+            is_done=step.is_done and not view.plan.hold,
+            waiting_for=", ".join(view.plan.hold),
+            replicas=view.replicas,
+            faults=faults,
+            loading=told.loading,
+            model=self._model(view, pods, previous),
+            canary=view.capacity.state,
+            weights=view.capacity.weights,
+            stalled_s=stalled_s,
+            progress_deadline_s=view.deployment.rollout.progress_deadline_s,
+            scaling=view.scaling,
+            accepted=view.accepted.to_status(),
+            refusal=refusal,
+            unknown=view.deployment.unknown,
+            selector=labels.selector_text(labels.engines(view.deployment.name)),
+            endpoint=endpoint,
+        )
+        await self._write_status(body, summarize(facts, previous, self._now_text()), previous)
+        if refusal is not None:
+            faults = [refusal, *faults]
+        reasons = frozenset(fault.reason for fault in faults)
+        for fault in faults:
+            if fault.reason not in told.faults:
+                await self._events.tell(body, "Warning", fault.reason, fault.message)
+        told.faults = reasons
+
+    async def refuse(self, body: Object, generation: int, reason: Reason, text: str) -> None:
+        previous = body.get("status") or {}
+        status = refused(generation, reason, text, previous, self._now_text())
+        if await self._write_status(body, status, previous):
+            await self._events.tell(body, "Warning", reason, text)
+
+    async def _write_status(self, body: Object, status: Object, previous: Object) -> bool:
+        if status == previous:
+            return False
+        # NOTE: the status subresource ignores a uid, but not a resourceVersion: a resource that was
+        # deleted and created anew, or edited meanwhile, is not told what was found of the old one.
+        names = ("namespace", "name", "uid", "resourceVersion")
+        stored = await self._cluster.apply_status(
+            {
+                "apiVersion": body["apiVersion"],
+                "kind": body["kind"],
+                "metadata": {name: body["metadata"][name] for name in names},
+                "status": status,
+            }
+        )
+        self._world.keep(kinds.LLM_DEPLOYMENT, stored)
+        return True
+
+    def _model(self, view: View, pods: Sequence[Object], previous: Object) -> Object:
+        """What is known of the model; of another revision's model nothing is known."""
+        known = previous.get("model") if previous.get("revision") == view.revision else None
+        model = found_model(
+            view.deployment.model.uri, pods, known if isinstance(known, dict) else {}
+        )
+        if length := self._demand.max_model_len(view.deployment.pool, view.revision):
+            model["maxModelLen"] = length
+        if served := self._demand.model(view.deployment.pool, view.revision):
+            told = {"id": served.id, "architecture": served.architecture, "format": served.format}
+            model |= {name: value[:MAX_WORD] for name, value in told.items() if value}
+        return model
+
+    def _stalled_s(self, view: View, told: Told) -> float:
+        picture = (
+            view.revision,
+            view.wish.replicas,
+            tuple((r.id, r.ready, r.routable) for r in view.replicas),
+        )
+        now = self._clock()
+        if told.progress[0] != picture or view.is_queued:
+            told.progress = (picture, now)
+        return now - told.progress[1]
+
+    async def _warnings(self, view: View, told: Told) -> dict[str, list[Object]]:
+        """Events about what nothing else explains. Asked for, not watched: a cluster has many, and
+        ours matter only while something does not come up."""
+        now = self._clock()
+        suspects = {kinds.uid_of(body): body for body in unexplained(view.observed)[:MAX_SUSPECTS]}
+        told.warnings = {u: found for u, found in told.warnings.items() if u in suspects}
+        for uid, body in suspects.items():
+            asked_at = told.warnings.get(uid, (float("-inf"), []))[0]
+            if now - asked_at < WARNINGS_EVERY_S or not self._event_lists.try_take():
+                continue  # what was found before is still told
+            listing = await self._cluster.find(
+                kinds.EVENT,
+                kinds.namespace_of(body),
+                fields=f"involvedObject.uid={uid},type=Warning",
+            )
+            told.warnings[uid] = (now, newest_first(listing.items)[:MAX_WARNINGS])
+        return {uid: found for uid, (_, found) in told.warnings.items()}
+
+
+def _refusal(accepted: Accepted) -> Fault | None:
+    error = accepted.refusal
+    return None if error is None else Fault(Reason(error.reason), str(error))
+
+
+def _of_revision(observed: Observed, revision: str) -> list[Object]:
+    return [
+        pod for pod in observed.engine_pods if kinds.labels_of(pod).get(REVISION_LABEL) == revision
+    ]

@@ -1,0 +1,1 @@
+"""The state that all router replicas report, polled and merged."""

@@ -1,0 +1,396 @@
+"""What all router replicas together know: who holds which pod, who waits, how revisions fare.
+
+`Demand` is that knowledge; `RouterPoller` fetches it once a second from each replica's state page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from octavo_engine.protocol.endpoints import ROUTER_PORT, STATE_PATH
+from octavo_engine.protocol.kubernetes import COMPONENT_LABEL, ROUTER_COMPONENT
+from octavo_engine.protocol.loading import LOADING, LoadProgress
+from octavo_engine.protocol.state import (
+    EndpointState,
+    ModelState,
+    PoolState,
+    RevisionState,
+    State,
+)
+from octavo_operator.decide.autoscale import Signals
+from octavo_operator.decide.canary import Sample
+from octavo_operator.errors import ClusterError
+from octavo_operator.objects import kinds
+from octavo_operator.watch.world import condition_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from octavo_operator.cluster.api import Cluster
+    from octavo_operator.metrics import Metrics
+
+logger = logging.getLogger("octavo.operator.routers")
+SELECTOR = f"{COMPONENT_LABEL}={ROUTER_COMPONENT}"
+# Older answers say nothing about now.
+MAX_AGE_S = 5.0
+TTFT_WINDOW_S = 60.0
+QUIET_S = 60.0  # between two complaints of one kind about one router
+_ADVICE: Final = MappingProxyType(
+    {
+        "unauthorized": "give the operator the routers' state token: --router-token",
+        "tls": "check --router-scheme and --router-tls-ca, and the names in the certificate",
+        "unreachable": "check that the operator may reach it, and by http or https: "
+        "--router-scheme",
+        "bad_answer": "check that it is a router of this version",
+    }
+)
+
+
+Trouble = Literal["unauthorized", "tls", "unreachable", "bad_answer"]
+
+
+class RouterUnheard(Exception):
+    """A router did not tell its state, and why."""
+
+    def __init__(self, reason: Trouble, problem: str) -> None:
+        super().__init__(problem)
+        self.reason: Trouble = reason
+
+
+class Fetch(Protocol):
+    """GET a URL. Raises RouterUnheard or OSError."""
+
+    async def __call__(self, url: str) -> bytes: ...
+
+
+class Holders(NamedTuple):
+    """Router replicas: those that send a pod traffic, those that tell their state, all."""
+
+    holding: int
+    answering: int
+    total: int
+    is_known: bool  # whether it was looked which replicas there are
+
+    @property
+    def are_all(self) -> bool:
+        """Without any router there is none to wait for."""
+        return self.is_known and self.holding == self.total
+
+
+@dataclass(slots=True)
+class _Replica:
+    state: State | None = None
+    at: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    at: float
+    sample: Sample
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Counters of one revision, summed over replicas and their restarts."""
+
+    total: Sample = field(default_factory=Sample)
+    history: list[_Past] = field(default_factory=list)
+
+
+class Demand:
+    """Confined to the event loop. Times are monotonic."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._replicas: dict[str, _Replica] = {}
+        self._tallies: dict[tuple[str, str], _Tally] = {}
+        self._last: dict[tuple[str, str, str, str], Sample] = {}  # replica, epoch, pool, revision
+        self._is_known = False
+
+    @property
+    def has_routers(self) -> bool:
+        return bool(self._replicas)
+
+    @property
+    def num_answering(self) -> int:
+        return len(self._fresh())
+
+    def expect(self, replicas: Collection[str]) -> None:
+        """The router replicas there are now. Before the first call nothing is routable: an operator
+        that has just started does not know whether there are any."""
+        self._is_known = True
+        for name in [name for name in self._replicas if name not in replicas]:
+            del self._replicas[name]
+            self._last = {key: value for key, value in self._last.items() if key[0] != name}
+        for name in replicas:
+            self._replicas.setdefault(name, _Replica())
+
+    def learn(self, name: str, state: State) -> set[str]:
+        """Take in one replica's answer; the pools about which something has changed."""
+        replica = self._replicas.get(name)
+        if replica is None:
+            return set()
+        changed = _changed_pools(replica.state, state)
+        is_known = replica.state is not None and replica.state.epoch == state.epoch
+        replica.state, replica.at = state, self._clock()
+        for pool in state.pools:
+            for revision in pool.revisions:
+                self._count(
+                    name, state.epoch, pool.pool, revision.revision, _sample(revision), is_known
+                )
+        return changed
+
+    def holders(self, pod_uid: str) -> Holders:
+        """Which router replicas send the pod traffic."""
+        fresh = self._fresh()
+        holding = sum(
+            any(e.id == pod_uid and e.state == "ready" for e in state.endpoints) for state in fresh
+        )
+        return Holders(holding, len(fresh), len(self._replicas), self._is_known)
+
+    def in_flight(self, pool: str) -> dict[str, int]:
+        """Requests by pod UID."""
+        counts: dict[str, int] = {}
+        for endpoint in self._endpoints(pool):
+            counts[endpoint.id] = counts.get(endpoint.id, 0) + endpoint.in_flight
+        return counts
+
+    def loading(self, pod_uid: str) -> float | None:
+        """How much of its weights a pod has loaded, from 0 to 1, as it told a router."""
+        told = [e.loading for state in self._fresh() for e in state.endpoints if e.id == pod_uid]
+        return max((share for share in told if share is not None), default=None)
+
+    def progress(self, pod_uid: str) -> LoadProgress | None:
+        """The same in bytes, where the engine tells them: the most that any router heard of."""
+        told = [e.progress for state in self._fresh() for e in state.endpoints if e.id == pod_uid]
+        known = [progress for progress in told if progress is not None]
+        # Loading comes after fetching, whatever the numbers.
+        return max(known, key=lambda p: (p.phase == LOADING, p.bytes_done), default=None)
+
+    def model(self, pool: str, revision: str) -> ModelState | None:
+        """What its engines say that they serve; None where none has told."""
+        told = (e.model for e in self._endpoints(pool) if e.revision == revision)
+        return next((model for model in told if model is not None), None)
+
+    def max_model_len(self, pool: str, revision: str) -> int:
+        """The longest sequence that its engines take; 0 where none has told."""
+        told = [e.max_model_len for e in self._endpoints(pool) if e.revision == revision]
+        return max(told, default=0)
+
+    def signals(self, pool: str, *, serving: int) -> Signals:
+        fresh = self._fresh()
+        if not fresh:
+            return Signals(serving=serving)
+        pools = [p for state in fresh for p in state.pools if p.pool == pool]
+        # Engines tell every router the same: the highest of what they told, once per engine.
+        engines: dict[str, EndpointState] = {}
+        for endpoint in self._endpoints(pool):
+            known = engines.get(endpoint.id)
+            if known is None or endpoint.queued_tokens > known.queued_tokens:
+                engines[endpoint.id] = endpoint
+        engines_running: dict[str, int] = {}
+        for endpoint in self._endpoints(pool):
+            if endpoint.state != "down":  # what it reported before it went is no work
+                busy = max(endpoint.running + endpoint.waiting, engines_running.get(endpoint.id, 0))
+                engines_running[endpoint.id] = busy
+        ages = [p.last_request_age_s for p in pools if p.last_request_age_s is not None]
+        usages = [e.kv_usage for e in engines.values() if e.state == "ready"]
+        return Signals(
+            serving=serving,
+            queued_tokens=sum(p.queued_tokens for p in pools)
+            + sum(e.queued_tokens for e in engines.values()),
+            kv_usage=sum(usages) / len(usages) if usages else None,
+            ttft_p95_s=self._recent(pool).ttft_p95_s,
+            in_flight=sum(p.in_flight for p in pools),
+            held=sum(p.held for p in pools),
+            last_request_age_s=min(ages, default=None),
+            running=sum(engines_running.values()),
+            is_known=True,
+            is_complete=len(fresh) == len(self._replicas),
+        )
+
+    def total(self, pool: str, revision: str) -> Sample:
+        """What clients got from a revision since this operator began to listen."""
+        tally = self._tallies.get((pool, revision))
+        return tally.total if tally else Sample()
+
+    def forget(self, pool: str) -> None:
+        for key in [key for key in self._tallies if key[0] == pool]:
+            del self._tallies[key]
+        self._last = {key: value for key, value in self._last.items() if key[2] != pool}
+
+    def _fresh(self) -> list[State]:
+        oldest = self._clock() - MAX_AGE_S
+        return [r.state for r in self._replicas.values() if r.state is not None and r.at >= oldest]
+
+    def _endpoints(self, pool: str) -> list[EndpointState]:
+        return [e for state in self._fresh() for e in state.endpoints if e.pool == pool]
+
+    def _count(
+        self, name: str, epoch: str, pool: str, revision: str, now: Sample, is_known: bool
+    ) -> None:
+        key = (name, epoch, pool, revision)
+        before = self._last.get(key)
+        self._last[key] = now
+        tally = self._tallies.setdefault((pool, revision), _Tally())
+        if before is None and is_known:
+            before = Sample()
+        if before is None:
+            # Counted before we looked: it may be hours old, or of this second. Not evidence.
+            return
+        tally.total = tally.total + (now - before)
+        at = self._clock()
+        if not tally.history or at - tally.history[-1].at >= 1.0:
+            tally.history.append(_Past(at, tally.total))
+        while len(tally.history) > 2 and tally.history[1].at <= at - TTFT_WINDOW_S:
+            tally.history.pop(0)
+
+    def _recent(self, pool: str) -> Sample:
+        recent = Sample()
+        for (name, _), tally in self._tallies.items():
+            if name == pool and tally.history:
+                recent = recent + (tally.total - tally.history[0].sample)
+        return recent
+
+
+class RouterPoller:
+    """Asks every router replica for its state; tells which pools to look at."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        demand: Demand,
+        *,
+        namespace: str,
+        fetch: Fetch,
+        wake: Callable[[str], None],
+        metrics: Metrics,
+        every_s: float = 1.0,
+        find_every_s: float = 10.0,
+        clock: Callable[[], float],
+        scheme: str = "http",
+    ) -> None:
+        self._cluster = cluster
+        self._scheme = scheme
+        self._complained_at: dict[tuple[str, Trouble], float] = {}
+        self._demand = demand
+        self._namespace = namespace
+        self._fetch = fetch
+        self._wake = wake
+        self._metrics = metrics
+        self._every_s = every_s
+        self._find_every_s = find_every_s
+        self._clock = clock
+        self._urls: dict[str, str] = {}
+        self._found_at = float("-inf")
+        self._decoder = msgspec.json.Decoder(State)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.poll()
+            await asyncio.sleep(self._every_s)
+
+    async def poll(self) -> None:
+        """One round."""
+        if self._clock() - self._found_at >= self._find_every_s:
+            await self._find()
+        async with asyncio.TaskGroup() as tasks:
+            for name, url in self._urls.items():
+                tasks.create_task(self._ask(name, url))
+        self._metrics.num_routers = self._demand.num_answering
+
+    async def _find(self) -> None:
+        try:
+            listing = await self._cluster.find(kinds.POD, self._namespace, selector=SELECTOR)
+        except ClusterError as error:
+            logger.warning("Could not list the routers", extra={"error": str(error)})
+            return
+        self._found_at = self._clock()
+        self._urls = {
+            kinds.name_of(pod): _url(self._scheme, str(pod["status"]["podIP"]))
+            for pod in listing.items
+            # One that is not ready gets no clients; one that is leaving gets no new ones.
+            if condition_of(pod, "Ready") == "True"
+            and not pod["metadata"].get("deletionTimestamp")
+            and (pod.get("status") or {}).get("podIP")
+        }
+        self._demand.expect(self._urls.keys())
+
+    async def _ask(self, name: str, url: str) -> None:
+        try:
+            body = await self._fetch(url)
+            state = self._decoder.decode(body)
+        except RouterUnheard as error:
+            self._complain(name, error.reason, str(error))
+            return  # what it said earlier grows old by itself
+        except OSError as error:  # TimeoutError is one
+            self._complain(name, "unreachable", str(error) or f"{url} did not answer in time")
+            return
+        except msgspec.MsgspecError as error:
+            self._complain(name, "bad_answer", str(error))
+            return
+        for pool in self._demand.learn(name, state):
+            self._wake(pool)
+
+    def _complain(self, name: str, reason: Trouble, problem: str) -> None:
+        """Its pods stay unroutable meanwhile: whoever looks for the cause must find it."""
+        self._metrics.router_errors[reason] += 1
+        now = self._clock()
+        self._complained_at = {
+            key: at for key, at in self._complained_at.items() if now - at < QUIET_S
+        }
+        if (name, reason) in self._complained_at:
+            return
+        self._complained_at[name, reason] = now
+        logger.warning(
+            "A router does not tell its state",
+            extra={
+                "router": name, "reason": reason, "problem": problem, "advice": _ADVICE[reason],
+            },
+        )  # fmt: skip
+
+
+def _url(scheme: str, address: str) -> str:
+    host = f"[{address}]" if ":" in address else address
+    return f"{scheme}://{host}:{ROUTER_PORT}{STATE_PATH}"
+
+
+def _changed_pools(before: State | None, now: State) -> set[str]:
+    """Those with other endpoints, or where somebody begins to wait."""
+    if before is None:
+        return {pool.pool for pool in now.pools} | {endpoint.pool for endpoint in now.endpoints}
+    old, new = _standing(before), _standing(now)
+    return {pool for pool, _ in old.items() ^ new.items()}
+
+
+def _standing(state: State) -> Mapping[str, frozenset[tuple[str, str]]]:
+    seen: dict[str, set[tuple[str, str]]] = {}
+    for endpoint in state.endpoints:
+        seen.setdefault(endpoint.pool, set()).add((endpoint.id, endpoint.state))
+    for pool in state.pools:
+        if _is_waiting(pool):
+            seen.setdefault(pool.pool, set()).add(("", "held"))
+    return {pool: frozenset(facts) for pool, facts in seen.items()}
+
+
+def _is_waiting(pool: PoolState) -> bool:
+    return pool.held > 0
+
+
+def _sample(revision: RevisionState) -> Sample:
+    return Sample(
+        requests=revision.requests,
+        errors=revision.errors,
+        ttft_s_sum=revision.ttft_s_sum,
+        ttft_count=revision.ttft_count,
+        itl_s_sum=revision.itl_s_sum,
+        itl_count=revision.itl_count,
+        ttft_buckets=tuple(revision.ttft_buckets),
+    )

@@ -1,0 +1,334 @@
+"""The world as the watches last told: every object that is ours, by the LLMDeployment it serves.
+
+Bodies are kept as bytes: a thousand LLMDeployments with all their children are some tens of
+megabytes this way, and several hundred as dicts. A reconcile decodes its own handful.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from octavo_engine.protocol.kubernetes import (
+    COMPONENT_LABEL,
+    DEPLOYMENT_LABEL,
+    ENGINE_COMPONENT,
+    REVISION_LABEL,
+    ROUTABLE_CONDITION,
+)
+from octavo_operator.decide.accepted_spec import accepted_of, served_names
+from octavo_operator.decide.rollout import Group, Replica, group_replicas
+from octavo_operator.objects import kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from octavo_operator.cluster.api import Listing
+    from octavo_operator.objects.kinds import Kind, Object
+
+# What watches keep up to date.
+WATCHED = (
+    kinds.LLM_DEPLOYMENT,
+    kinds.SERVICE_ACCOUNT,
+    kinds.CONFIG_MAP,
+    kinds.VOLUME_CLAIM,
+    kinds.SERVICE,
+    kinds.NETWORK_POLICY,
+    kinds.DISRUPTION_BUDGET,
+    kinds.DEPLOYMENT,
+    kinds.POD_AUTOSCALER,
+    kinds.POD,
+)
+# Listed at start and at each resync, not watched: a cluster may gain and lose them at any time, and
+# a watch on a kind that goes takes all others with it.
+LISTED = tuple(kind for kind in kinds.OWNED if kind.is_optional)
+
+
+class Key(NamedTuple):
+    """One LLMDeployment."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One picture of what an LLMDeployment has in the cluster."""
+
+    children: Mapping[tuple[Kind, str], Object] = field(default_factory=dict)
+    pods: tuple[Object, ...] = ()
+
+    @cached_property
+    def engines(self) -> dict[str, Object]:
+        """The engine Deployments by revision."""
+        return {
+            revision: body
+            for (kind, _), body in self.children.items()
+            if kind == kinds.DEPLOYMENT
+            and kinds.labels_of(body).get(COMPONENT_LABEL) == ENGINE_COMPONENT
+            and (revision := kinds.labels_of(body).get(REVISION_LABEL))
+        }
+
+    @cached_property
+    def targets(self) -> dict[str, int]:
+        return {
+            revision: int(body["spec"].get("replicas", 1))
+            for revision, body in self.engines.items()
+        }
+
+    def replicas(self, in_flight: Mapping[str, int]) -> list[Replica]:
+        """The engine pods; `in_flight` by pod UID, as the routers tell."""
+        return [replica_of(pod, in_flight.get(kinds.uid_of(pod), 0)) for pod in self.engine_pods]
+
+    @cached_property
+    def engine_pods(self) -> tuple[Object, ...]:
+        return tuple(
+            pod
+            for pod in self.pods
+            if kinds.labels_of(pod).get(REVISION_LABEL) and not is_finished(pod)
+        )
+
+    def groups(self, in_flight: Mapping[str, int]) -> list[Group]:
+        return group_replicas(self.targets, self.replicas(in_flight))
+
+
+class _Names(NamedTuple):
+    """The served names of one LLMDeployment."""
+
+    created: str  # RFC 3339
+    wanted: tuple[str, ...]  # by its spec
+    held: frozenset[str]  # by the spec that was accepted last
+
+    @property
+    def all(self) -> frozenset[str]:
+        return self.held | set(self.wanted)
+
+    def claim(self, name: str) -> tuple[bool, str]:
+        """The lower the better."""
+        return name not in self.held, self.created
+
+
+class World:
+    """Fed by watches and lists; read by reconciles. Confined to the event loop."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[Kind, dict[tuple[str, str], bytes]] = {}
+        self._versions: dict[tuple[Kind, str, str], tuple[str, int]] = {}  # uid, version
+        self._children: dict[Key, set[tuple[Kind, str]]] = {}
+        self._decoder = msgspec.json.Decoder(dict)
+        self._encoder = msgspec.json.Encoder()
+        self._servers: dict[str, set[Key]] = {}  # by served name, of all namespaces
+        self._names: dict[Key, _Names] = {}
+        self.synced: set[Kind] = set()
+
+    def keep(self, kind: Kind, body: Object) -> Key | None:
+        """Take in an object as it is now. The LLMDeployment to look at; None if it is old news."""
+        namespace, name = kinds.namespace_of(body), kinds.name_of(body)
+        version = _version(body)
+        known = self._versions.get((kind, namespace, name))
+        if known and known[0] == kinds.uid_of(body) and known[1] >= version:
+            return None
+        key = self._key_of(kind, body)
+        if key is None:
+            return None
+        self._versions[(kind, namespace, name)] = (kinds.uid_of(body), version)
+        trimmed = {**body, "metadata": {**body["metadata"]}}
+        trimmed["metadata"].pop("managedFields", None)
+        self._bodies.setdefault(kind, {})[(namespace, name)] = self._encoder.encode(trimmed)
+        if kind == kinds.LLM_DEPLOYMENT:
+            self._enter_names(key, body)
+        else:
+            self._children.setdefault(key, set()).add((kind, name))
+        return key
+
+    def drop(self, kind: Kind, body: Object) -> Key | None:
+        """The object was deleted. An old deletion does not undo a newer creation."""
+        namespace, name = kinds.namespace_of(body), kinds.name_of(body)
+        known = self._versions.get((kind, namespace, name))
+        if known and known[0] != kinds.uid_of(body):
+            return None
+        return self._forget(kind, namespace, name, self._key_of(kind, body))
+
+    def replace(self, kind: Kind, listing: Listing, *, namespace: str | None = None) -> set[Key]:
+        """A complete list: what it does not hold is gone. The keys that it touched."""
+        touched: set[Key] = set()
+        listed: set[tuple[str, str]] = set()
+        for body in listing.items:
+            listed.add((kinds.namespace_of(body), kinds.name_of(body)))
+            if (key := self.keep(kind, body)) is not None:
+                touched.add(key)
+        for place in [*self._bodies.get(kind, {})]:
+            if place in listed or namespace not in (None, place[0]):
+                continue
+            if self._versions[(kind, *place)][1] < listing.version:  # else newer than the list
+                body = self._decode(kind, *place)
+                if (key := self._forget(kind, *place, self._key_of(kind, body))) is not None:
+                    touched.add(key)
+        self.synced.add(kind)
+        return touched
+
+    def replace_children(self, key: Key, kind: Kind, listing: Listing) -> None:
+        """All there are of a kind for one LLMDeployment."""
+        listed = set()
+        for body in listing.items:
+            listed.add(kinds.name_of(body))
+            self.keep(kind, body)
+        for of, name in [*self._children.get(key, ())]:
+            if of != kind or name in listed:
+                continue
+            if self._versions[(kind, key.namespace, name)][1] < listing.version:
+                self._forget(kind, key.namespace, name, key)
+
+    def deployment(self, key: Key) -> Object | None:
+        if not self.has(key):
+            return None
+        return self._decode(kinds.LLM_DEPLOYMENT, *key)
+
+    def other_owner(self, key: Key, names: Sequence[str]) -> tuple[str, Key] | None:
+        """One of the served names that belongs to another LLMDeployment, and to which.
+
+        A name belongs to whoever was accepted with it; before that to the oldest that asks for it,
+        of all namespaces: routers know no others. An older one that adds a name later comes after.
+        """
+        for name in names:
+            claims = ((self._names[k].claim(name), k) for k in self._servers.get(name, ()))
+            owner = min(claims, default=None)
+            if owner is not None and owner[1] != key and key in self._names:
+                return name, owner[1]
+        return None
+
+    def rivals(self, key: Key) -> set[Key]:
+        """All others that ask for one of its served names."""
+        names = self._names[key].all if key in self._names else ()
+        return {other for name in names for other in self._servers[name]} - {key}
+
+    def has(self, key: Key) -> bool:
+        return key in self._bodies.get(kinds.LLM_DEPLOYMENT, {})
+
+    def all_keys(self) -> list[Key]:
+        return [Key(*place) for place in self._bodies.get(kinds.LLM_DEPLOYMENT, {})]
+
+    def rolling(self) -> list[Key]:
+        """Those that have engines of more than one revision."""
+        return [
+            key
+            for key, children in self._children.items()
+            if sum(kind == kinds.DEPLOYMENT for kind, _ in children) > 1 and self.has(key)
+        ]
+
+    def observe(self, key: Key) -> Observed:
+        """Everything that serves this LLMDeployment. Children of an earlier one of the same name
+        are included: the plan must see what is in its way."""
+        children: dict[tuple[Kind, str], Object] = {}
+        pods: list[Object] = []
+        for kind, name in self._children.get(key, ()):
+            body = self._decode(kind, key.namespace, name)
+            if kind == kinds.POD:
+                pods.append(body)
+            else:
+                children[(kind, name)] = body
+        pods.sort(key=kinds.name_of)
+        return Observed(children, tuple(pods))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._bodies.values()))
+
+    def _decode(self, kind: Kind, namespace: str, name: str) -> Object:
+        body: Object = self._decoder.decode(self._bodies[kind][(namespace, name)])
+        return body
+
+    def _forget(self, kind: Kind, namespace: str, name: str, key: Key | None) -> Key | None:
+        if self._bodies.get(kind, {}).pop((namespace, name), None) is None:
+            return None
+        self._versions.pop((kind, namespace, name), None)
+        if kind == kinds.LLM_DEPLOYMENT and key is not None:
+            self._leave_names(key)
+        if key is not None and (children := self._children.get(key)) is not None:
+            children.discard((kind, name))
+            if not children:
+                del self._children[key]
+        return key
+
+    def _enter_names(self, key: Key, body: Object) -> None:
+        self._leave_names(key)
+        earlier = accepted_of(body)
+        held = () if earlier is None else served_names(msgspec.json.decode(earlier[1]), key.name)
+        created = str(body["metadata"].get("creationTimestamp", ""))
+        names = _Names(created, served_names(body.get("spec"), key.name), frozenset(held))
+        self._names[key] = names
+        for name in names.all:
+            self._servers.setdefault(name, set()).add(key)
+
+    def _leave_names(self, key: Key) -> None:
+        if (names := self._names.pop(key, None)) is None:
+            return
+        for name in names.all:
+            servers = self._servers.get(name, set())
+            servers.discard(key)
+            if not servers:
+                self._servers.pop(name, None)
+
+    def _key_of(self, kind: Kind, body: Object) -> Key | None:
+        namespace = kinds.namespace_of(body)
+        if kind == kinds.LLM_DEPLOYMENT:
+            return Key(namespace, kinds.name_of(body))
+        name = kinds.labels_of(body).get(DEPLOYMENT_LABEL)
+        return Key(namespace, name) if name else None
+
+
+def replica_of(pod: Object, in_flight: int = 0) -> Replica:
+    return Replica(
+        id=kinds.uid_of(pod),
+        revision=kinds.labels_of(pod).get(REVISION_LABEL, ""),
+        ready=condition_of(pod, "ContainersReady") == "True",
+        routable=condition_of(pod, "Ready")
+        == "True",  # which waits for the gate, where there is one
+        in_flight=in_flight,
+        is_leaving=bool(pod["metadata"].get("deletionTimestamp")),
+    )
+
+
+def condition_of(body: Object, condition_type: str) -> str:
+    for condition in (body.get("status") or {}).get("conditions") or []:
+        if condition.get("type") == condition_type:
+            return str(condition.get("status", ""))
+    return ""
+
+
+def waits_for_gate(pod: Object) -> bool:
+    """Ready but for the routers' word."""
+    gates = (pod.get("spec") or {}).get("readinessGates") or []
+    return (
+        any(gate.get("conditionType") == ROUTABLE_CONDITION for gate in gates)
+        and condition_of(pod, ROUTABLE_CONDITION) != "True"
+        and condition_of(pod, "ContainersReady") == "True"
+        and not pod["metadata"].get("deletionTimestamp")
+    )
+
+
+def loses_gate(pod: Object) -> bool:
+    """Its engine restarts in place: the routers' word was about the one before."""
+    return (
+        condition_of(pod, ROUTABLE_CONDITION) == "True"
+        and condition_of(pod, "ContainersReady") == "False"
+        and not pod["metadata"].get("deletionTimestamp")
+    )
+
+
+def is_finished(pod: Object) -> bool:
+    """Failed or evicted: it will not serve again, and its ReplicaSet has replaced it."""
+    return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
+
+
+def are_synced(world: World, wanted: Collection[Kind]) -> bool:
+    return all(kind in world.synced for kind in wanted)
+
+
+def _version(body: Object) -> int:
+    """NOTE: resource versions are opaque by contract, and numbers in every API server there is;
+    since Kubernetes 1.35 clients may compare them."""
+    text = str(body["metadata"].get("resourceVersion", "0"))
+    return int(text) if text.isdigit() else 0

@@ -1,0 +1,1 @@
+"""The router's own routes: probes, metrics, models, state page, debug pages."""

@@ -1,0 +1,1 @@
+"""The router's settings: the tree, its checks, loading, printing, documentation."""

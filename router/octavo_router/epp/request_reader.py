@@ -1,0 +1,141 @@
+"""From a request as the gateway shows it to one that can be placed: its model, its pool, its keys.
+
+a body of JSON             its model decides; invalid 400, no model 400, unknown model 404
+no body, or another kind   x-gateway-model-name decides, else any pool that may be chosen
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo_router.epp.hints import within
+from octavo_router.errors import Refused
+from octavo_router.proxy.privileged_fields import for_engines
+from octavo_router.residency.api import OTHER, ScanError
+from octavo_router.routing.request import RouteRequest
+
+if TYPE_CHECKING:
+    from octavo_router.endpoints.registry import Registry
+    from octavo_router.epp.head import Head
+    from octavo_router.flow.keys import Limits
+    from octavo_router.residency.api import ScanFunction
+    from octavo_router.routing.models import Models, Route
+
+_NO_ENDPOINTS_RETRY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What to place, and the body that engines get."""
+
+    request: RouteRequest
+    body: bytes
+    is_rewritten: bool = False  # the body is not the client's
+    must_queue: bool = True  # it makes an engine work
+    is_known: bool = True  # its model is one of those there are
+
+
+class Asker:
+    """Reads bodies and settles names."""
+
+    def __init__(self, registry: Registry, models: Models, scan: ScanFunction) -> None:
+        self._registry = registry
+        self._models = models
+        self._scan = scan
+        self._adapters: dict[str, str] = {}
+        self._version = -1  # of the registry, when they were learnt
+
+    def ask(self, head: Head, body: bytes, subset: tuple[str, ...] | None, limits: Limits) -> Asked:
+        """Raises Refused."""
+        request = RouteRequest()
+        request.request_id = head.request_id
+        request.explain = head.explain
+        request.session = head.session
+        if head.may_pass_through:
+            return self._ask_by_head(request, head, body, subset)
+        kind = head.known_path.kind if head.known_path is not None else OTHER
+        if self._version != self._registry.version:
+            self._learn_adapters()
+        try:
+            scan = self._scan(body, kind, self._adapters)
+            sent, body = body, for_engines(body, scan, limits, head.known_path)
+            if body is not sent:
+                scan = self._scan(body, kind, self._adapters)
+        except ScanError as error:
+            raise Refused(400, "invalid_json", error.message) from None
+        request.model = scan.model or head.model
+        request.keys = scan.keys
+        request.prompt_bytes = scan.prompt_bytes
+        request.prompt_tokens = scan.num_prompt_ids
+        request.max_tokens = scan.max_tokens
+        request.num_answers = scan.num_answers
+        request.stream = scan.stream
+        request.priority = scan.priority
+        request.session = head.session or scan.session
+        needs_model = head.known_path is None or head.known_path.generates
+        if not request.model and needs_model:
+            raise Refused(400, "missing_model", "The request must name its model.", param="model")
+        route = self._settle(request, subset)
+        if route.upstream_model and scan.model_end:
+            name = json.dumps(route.upstream_model).encode()
+            body = b"".join((body[: scan.model_start], name, body[scan.model_end :]))
+            return Asked(request, body, is_rewritten=True, is_known=route.is_known)
+        return Asked(request, body, is_rewritten=body is not sent, is_known=route.is_known)
+
+    def _ask_by_head(
+        self, request: RouteRequest, head: Head, body: bytes, subset: tuple[str, ...] | None
+    ) -> Asked:
+        request.prompt_bytes = len(body)
+        request.model = head.model
+        is_known = False
+        if head.model:
+            is_known = self._settle(request, subset).is_known
+        else:
+            request.pool = self._any_pool(subset)
+            self._narrow(request, subset)
+        return Asked(request, body, must_queue=head.known_path is not None, is_known=is_known)
+
+    def _settle(self, request: RouteRequest, subset: tuple[str, ...] | None) -> Route:
+        route = self._models.resolve(
+            request.model, request_id=request.request_id, session=request.session
+        )
+        request.pool, request.revision = route.pool, route.revision
+        request.adapter = route.adapter
+        if subset is not None and not self._may_choose(request, subset):
+            # The gateway's pool may be another one that serves the same model.
+            for pool in self._models.pools_of(request.model):
+                if within(subset, self._registry.routable(pool)):
+                    request.pool, request.revision = pool, ""
+                    break
+        self._narrow(request, subset)
+        return route
+
+    def _narrow(self, request: RouteRequest, subset: tuple[str, ...] | None) -> None:
+        if subset is None:
+            return
+        request.subset = self._may_choose(request, subset)
+        if not request.subset:
+            raise nobody("None of the endpoints that the gateway offers is ready.")
+
+    def _may_choose(self, request: RouteRequest, subset: tuple[str, ...]) -> tuple[str, ...]:
+        return within(subset, self._registry.routable(request.pool, request.revision))
+
+    def _any_pool(self, subset: tuple[str, ...] | None) -> str:
+        for pool in self._registry.pools:
+            endpoints = self._registry.routable(pool)
+            if within(subset, endpoints) if subset is not None else endpoints:
+                return pool
+        raise nobody("No engine is ready.")
+
+    def _learn_adapters(self) -> None:
+        """Names that mean an adapter: it is part of what a prefix is."""
+        self._version = self._registry.version
+        endpoints = self._registry.endpoints.values()
+        self._adapters = {name: name for endpoint in endpoints for name in endpoint.adapters}
+
+
+def nobody(message: str) -> Refused:
+    """Nobody may serve it now."""
+    return Refused(503, "no_endpoints", message, retry_after_s=_NO_ENDPOINTS_RETRY_S)

@@ -1,0 +1,60 @@
+"""The table of rights and the calls in the code say the same."""
+
+from __future__ import annotations
+
+from octavo_operator.cluster import rbac
+from octavo_operator.objects import kinds
+from octavo_operator.watch.world import WATCHED
+from tests.fakes.operator import OperatorBench
+
+VERBS = {
+    "get": {"get"}, "find": {"list"}, "apply": {"patch", "create"}, "create": {"create"},
+    "patch": {"patch"}, "delete": {"delete"}, "replace": {"update"},
+}  # fmt: skip
+
+
+def granted(kind: kinds.Kind, subresource: str = "") -> set[str]:
+    rules = [r for r in rbac.SERVED if r.kind == kind and r.subresource == subresource]
+    return {verb for rule in rules for verb in rule.verbs}
+
+
+def test_every_call_of_a_whole_life_is_granted():
+    bench = OperatorBench()
+    bench.create(replicas=3)
+    bench.settle()
+    bench.edit(engine={"maxNumSeqs": 7})
+    bench.settle()
+    bench.edit(replicas=1)
+    bench.settle()
+    assert {call.verb for call in bench.cluster.calls} >= {"get", "find", "apply", "delete"}
+    for call in bench.cluster.calls:
+        if call.verb == "apply_status":
+            assert "patch" in granted(call.kind, "status"), call
+        elif call.verb == "condition":
+            assert "patch" in granted(kinds.POD, "status"), call
+        else:
+            assert VERBS[call.verb] <= granted(call.kind), call
+
+
+def test_everything_that_is_watched_may_be_watched():
+    for kind in WATCHED:
+        assert {"list", "watch"} <= granted(kind), kind
+
+
+def test_nothing_dangerous_is_granted():
+    every = [*rbac.SERVED, *rbac.leading("l"), *rbac.ROUTERS]
+    plurals = {rule.kind.plural for rule in every}
+    assert not plurals & {"secrets", "nodes", "roles", "rolebindings", "namespaces"}
+    assert not any("*" in verb for rule in every for verb in rule.verbs)
+    assert "delete" not in granted(kinds.VOLUME_CLAIM)
+    assert {rule.subresource for rule in every} <= {"", "status", "finalizers", "log"}
+
+
+def test_rules_are_rendered_once_per_group_and_verbs():
+    rendered = rbac.role("octavo-operator", rbac.SERVED)
+    assert rendered["kind"] == "ClusterRole"
+    assert {"apiGroups": ["octavo.dev"], "resources": ["llmdeployments/status"],
+            "verbs": ["patch"]} in rendered["rules"]  # fmt: skip
+    own = rbac.role("lease", rbac.leading("octavo-operator"), namespace="ops", labels={"a": "b"})
+    assert own["metadata"] == {"name": "lease", "namespace": "ops", "labels": {"a": "b"}}
+    assert own["rules"][1]["resourceNames"] == ["octavo-operator"]

@@ -1,0 +1,129 @@
+"""Routers are asked by address, with a token, over TLS where they serve it; failures have names."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ssl
+import subprocess
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from octavo_operator.cli import add_options, read_settings, read_values
+from octavo_operator.errors import SettingsInvalid
+from octavo_operator.routers.fetch import RouterFetch, router_tls
+from octavo_operator.routers.poller import RouterUnheard
+from octavo_operator.settings import Router
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOKEN = "hunter2"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority, and a certificate of the routers' Service."""
+    folder: Path = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*args: str) -> None:
+        subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True)
+
+    make = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    openssl(*make, "-x509", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "30")
+    for name in ("octavo-router.octavo-system.svc", "other.example"):
+        (folder / "names").write_text(f"subjectAltName=DNS:{name}")
+        openssl(*make, "-keyout", f"{name}.key", "-out", "csr", "-subj", "/CN=x")
+        openssl(
+            "x509", "-req", "-in", "csr", "-CA", "ca.pem", "-CAkey", "ca.key",
+            "-days", "30", "-CAcreateserial", "-out", f"{name}.pem", "-extfile", "names",
+        )  # fmt: skip
+    return folder
+
+
+async def state(request: web.Request) -> web.Response:
+    if request.headers.get("authorization") != f"Bearer {TOKEN}":
+        raise web.HTTPUnauthorized
+    if request.path != "/octavo/v1/state":
+        raise web.HTTPFound("/octavo/v1/state")
+    return web.Response(text="told")
+
+
+def ask(
+    router: Router, *, certificate: Path | None = None, path: str = "/octavo/v1/state"
+) -> bytes:
+    """Of a router that serves TLS where it has a certificate."""
+
+    async def story() -> bytes:
+        app = web.Application()
+        app.router.add_get("/{any:.*}", state)
+        tls = None
+        if certificate is not None:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(certificate, certificate.with_suffix(".key"))
+        server = TestServer(app, host="127.0.0.1")
+        await server.start_server(ssl=tls)
+        url = f"{router.scheme}://127.0.0.1:{server.port}{path}"
+        try:
+            async with aiohttp.ClientSession() as session:
+                return await RouterFetch(session, router, router_tls(router))(url)
+        finally:
+            await server.close()
+
+    return asyncio.run(story())
+
+
+def trouble(router: Router, *, certificate: Path | None = None, path: str = "/octavo/v1/state"):
+    with pytest.raises(RouterUnheard) as caught:
+        ask(router, certificate=certificate, path=path)
+    return caught.value.reason
+
+
+def test_the_token_opens_it():
+    assert ask(Router(token=TOKEN)) == b"told"
+    assert trouble(Router()) == "unauthorized"
+    assert trouble(Router(token="another")) == "unauthorized"
+    assert trouble(Router(token=TOKEN), path="/elsewhere") == "bad_answer"  # not followed
+
+
+def test_over_tls_the_certificate_must_be_that_of_the_service(certificates):
+    ca = str(certificates / "ca.pem")
+    right = certificates / "octavo-router.octavo-system.svc.pem"
+    router = Router(token=TOKEN, scheme="https", tls_ca=ca)
+    assert ask(router, certificate=right) == b"told"
+    assert trouble(router, certificate=certificates / "other.example.pem") == "tls"
+    assert trouble(Router(token=TOKEN, scheme="https"), certificate=right) == "tls"
+    assert trouble(router) == "tls"  # it speaks plain HTTP
+    assert trouble(Router(token=TOKEN), certificate=right) in ("unreachable", "bad_answer")
+
+
+def test_an_authority_that_cannot_be_read_ends_the_start(tmp_path):
+    missing = str(tmp_path / "ca.pem")
+    with pytest.raises(SettingsInvalid, match=r"--router-tls-ca: .*ca\.pem: No such file"):
+        router_tls(Router(scheme="https", tls_ca=missing))
+    (tmp_path / "ca.pem").write_text("nothing")
+    with pytest.raises(SettingsInvalid, match=r"ca\.pem holds no certificate"):
+        router_tls(Router(scheme="https", tls_ca=missing))
+
+
+def test_flags_and_variables_say_how(tmp_path):
+    config = tmp_path / "config"
+    config.write_text(
+        "clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]\n"
+        "contexts: [{name: x, context: {cluster: c, user: u}}]\n"
+        "users: [{name: u, user: {}}]\ncurrent-context: x\n"
+    )
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    args = parser.parse_args([f"--kubeconfig={config}", "--router-scheme=https"])
+    values = read_values(args, {"OCTAVO_OPERATOR_ROUTER_TOKEN": f"{TOKEN}\n"})
+    _, settings, _ = read_settings(values, {})
+    assert (settings.router.scheme, settings.router.token) == ("https", TOKEN)
+    assert settings.router.endpoint.startswith("https://")
+    values["router-scheme"] = "ftp"
+    with pytest.raises(SettingsInvalid, match="--router-scheme must be http or https; got ftp"):
+        read_settings(values, {})
