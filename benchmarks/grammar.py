@@ -17,7 +17,7 @@ import numpy as np
 
 from octavo_engine.config import EngineConfig
 from octavo_engine.core.build import load_model_tokenizer, resolve
-from octavo_engine.grammar.compiler import Compiled, GrammarCompiler
+from octavo_engine.grammar.compiler import CompiledGrammar, GrammarCompiler
 from octavo_engine.grammar.masks import MaskWorkers
 from octavo_engine.grammar.normal import (
     choice_spec,
@@ -95,7 +95,7 @@ SPECS = {
 }
 
 
-def walk(compiled: Compiled, rng: random.Random, max_tokens: int) -> list[float]:
+def walk(compiled: CompiledGrammar, rng: random.Random, max_tokens: int) -> list[float]:
     """Microseconds of each mask along one random text."""
     run = GrammarRun(
         compiled.matcher.deep_copy(), compiled.vocabulary, MaskWorkers(), is_jumping=False

@@ -31,16 +31,16 @@ from benchmarks.servers import (
 )
 from octavo.measure import roofline, study
 from octavo.measure.batch_limits import batch_best
-from octavo.measure.limits import Limits, measure_limits
+from octavo.measure.limits import MachineLimits, measure_limits
 from octavo.measure.shapes import write_shape
-from octavo.measure.work import ModelWork, Step
+from octavo.measure.work import ModelWork, WorkStep
 from octavo_engine.config import EngineConfig
 from octavo_engine.weights.source import resolve_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from octavo.measure.study import Sizes, Study
+    from octavo.measure.study import StepStudy, StudySizes
     from octavo_engine.config import Quantization
 
 IDLE_S = 5.0
@@ -126,7 +126,7 @@ def main() -> None:
         Path(args.json).write_text(json.dumps(document, indent=2) + "\n")
 
 
-def measure(limits: Limits, *, is_full: bool) -> Iterator[Figure]:
+def measure(limits: MachineLimits, *, is_full: bool) -> Iterator[Figure]:
     rounds = 5 if is_full else 2
     yield from start_up(rounds)
     yield step_overhead()
@@ -199,24 +199,26 @@ def idle(server: Server) -> Figure:
     return Figure("idle", 100 * used / IDLE_S, "% of a core", note="target below 1 %")
 
 
-def single_stream(url: str, name: str, work: ModelWork, limits: Limits, rounds: int) -> Figure:
+def single_stream(
+    url: str, name: str, work: ModelWork, limits: MachineLimits, rounds: int
+) -> Figure:
     runs = [
         bench(url, prompts=2, concurrency=1, input_len=32, output_len=128) for _ in range(rounds)
     ]
     seconds = statistics.median(run["p50_tpot_ms"] for run in runs) / 1e3
-    step = Step.decode(1, 32 + 64)
+    step = WorkStep.decode(1, 32 + 64)
     return Figure(
         f"one stream, {name}", 1 / seconds, "tok/s",
         work.best_s(step, limits) / seconds, f"of {work.bound(step, limits)}",
     )  # fmt: skip
 
 
-def prefill(url: str, name: str, work: ModelWork, limits: Limits, rounds: int) -> Figure:
+def prefill(url: str, name: str, work: ModelWork, limits: MachineLimits, rounds: int) -> Figure:
     runs = [
         bench(url, prompts=3, concurrency=1, input_len=PROMPT, output_len=2) for _ in range(rounds)
     ]
     seconds = statistics.median(run["p50_ttft_ms"] for run in runs) / 1e3
-    step = Step.prefill(PROMPT)
+    step = WorkStep.prefill(PROMPT)
     return Figure(
         f"prompt of {PROMPT}, {name}", PROMPT / seconds, "tok/s",
         work.best_s(step, limits) / seconds, f"of {work.bound(step, limits)}",
@@ -224,7 +226,7 @@ def prefill(url: str, name: str, work: ModelWork, limits: Limits, rounds: int) -
 
 
 def streams(
-    url: str, name: str, work: ModelWork, limits: Limits, rounds: int, *, is_full: bool
+    url: str, name: str, work: ModelWork, limits: MachineLimits, rounds: int, *, is_full: bool
 ) -> list[Figure]:
     count = STREAMS * (2 if is_full else 1)
     runs = [
@@ -262,9 +264,9 @@ def bench(
     return result
 
 
-def curves(limits: Limits, *, is_full: bool) -> Iterator[Study]:
+def curves(limits: MachineLimits, *, is_full: bool) -> Iterator[StepStudy]:
     """Single steps of the engine in this process: what one sequence more costs."""
-    sizes = study.Sizes(
+    sizes = study.StudySizes(
         batch_sizes=BATCHES,
         context_len=128 if is_full else 64,
         prompt_len=PROMPT,
@@ -281,7 +283,7 @@ def curves(limits: Limits, *, is_full: bool) -> Iterator[Study]:
             yield larger(quantization, sizes, limits)
 
 
-def larger(quantization: Quantization, sizes: Sizes, limits: Limits) -> Study:
+def larger(quantization: Quantization, sizes: StudySizes, limits: MachineLimits) -> StepStudy:
     """Random weights."""
     with tempfile.TemporaryDirectory(prefix="octavo-shape-") as folder:
         write_shape(LARGER, Path(folder))
@@ -289,7 +291,7 @@ def larger(quantization: Quantization, sizes: Sizes, limits: Limits) -> Study:
         return study.measure(_roomy(config, sizes), sizes, name=LARGER, limits=limits)
 
 
-def draw(path: Path, limits: Limits, studies: list[Study]) -> None:
+def draw(path: Path, limits: MachineLimits, studies: list[StepStudy]) -> None:
     from octavo_engine.errors import ConfigError
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -301,7 +303,7 @@ def draw(path: Path, limits: Limits, studies: list[Study]) -> None:
     print(f"roofline: {path}")
 
 
-def report(limits: Limits, figures: list[Figure]) -> None:
+def report(limits: MachineLimits, figures: list[Figure]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -312,7 +314,7 @@ def report(limits: Limits, figures: list[Figure]) -> None:
     Console().print(table)
 
 
-def _roomy(config: EngineConfig, sizes: Sizes) -> EngineConfig:
+def _roomy(config: EngineConfig, sizes: StudySizes) -> EngineConfig:
     return study.roomy(config.replace(kv_cache_memory_bytes=1 << 30), sizes)
 
 

@@ -25,7 +25,7 @@ from octavo_engine.state.request import EngineRequest
 from octavo_engine.state.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from octavo_engine.backends.backend import Step
+    from octavo_engine.backends.backend import BackendStep
     from octavo_engine.sampling.batch import SamplingBatch
 
 PROMPT_TOKENS = 32
@@ -46,7 +46,7 @@ class NullBackend:
         self.tokens = np.full(limits.max_logit_rows, 7, np.int32)
         self.status = np.zeros(limits.max_logit_rows, np.uint8)
 
-    def execute(self, step: Step, sampling: SamplingBatch) -> Sampled:
+    def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         num_rows = len(step.logit_rows)
         return Sampled(self.tokens[:num_rows], self.status[:num_rows])
 

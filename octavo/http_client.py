@@ -29,7 +29,7 @@ class Unanswered(ServerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ServerAddress:
     """Where a server is, as its URL says."""
 
     scheme: str
@@ -38,7 +38,7 @@ class Address:
     path: str  # before /v1; no slash at its end
 
     @classmethod
-    def parse(cls, url: str) -> Address:
+    def parse(cls, url: str) -> ServerAddress:
         try:
             parts = urlsplit(url if "://" in url else "http://" + url)
             port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -54,7 +54,7 @@ class Address:
 
 
 @dataclass(slots=True)
-class Reply:
+class ServerReply:
     """What came back, and when."""
 
     sent_at: float = 0.0
@@ -94,14 +94,14 @@ def _no_url(url: str) -> ServerError:
     return ServerError(f"{url} is not the URL of a server; expected http://HOST:PORT")
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One kept connection. Opened by `connect`; used by one caller at a time."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ServerAddress) -> None:
         self._address = address
         self._transport: asyncio.Transport | None = None
         self._done: asyncio.Future[None] | None = None
-        self._reply = Reply()
+        self._reply = ServerReply()
         self._on_event: Callable[[bytes, float], None] | None = None
         self._tail = b""
         self._now = 0.0
@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol):
         self.is_open = False
 
     @classmethod
-    async def connect(cls, address: Address) -> Connection:
+    async def connect(cls, address: ServerAddress) -> HttpConnection:
         """Raises ServerError."""
         loop = asyncio.get_running_loop()
         try:
@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
         *,
         headers: Mapping[str, str] | None = None,
         on_event: Callable[[bytes, float], None] | None = None,
-    ) -> Reply:
+    ) -> ServerReply:
         """The reply once it is whole; each event of a stream goes to `on_event` as it arrives."""
         assert self._transport is not None and self._done is None  # connected, and one at a time
         lines = [
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
         if body:
             lines.append("content-type: application/json")
         self._parser = httptools.HttpResponseParser(self)
-        self._reply, self._tail, self._on_event = Reply(), b"", on_event
+        self._reply, self._tail, self._on_event = ServerReply(), b"", on_event
         self._has_begun = False
         self._done = asyncio.get_running_loop().create_future()
         self._reply.sent_at = time.perf_counter()
@@ -215,9 +215,11 @@ class Connection(asyncio.Protocol):
             self._done.set_exception(error)
 
 
-async def get_json(address: Address, path: str, headers: Mapping[str, str] | None = None) -> Any:
+async def get_json(
+    address: ServerAddress, path: str, headers: Mapping[str, str] | None = None
+) -> Any:
     """Raises ServerError for whatever is not 200."""
-    connection = await Connection.connect(address)
+    connection = await HttpConnection.connect(address)
     try:
         reply = await connection.request("GET", path, headers=headers)
     finally:

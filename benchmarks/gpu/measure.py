@@ -82,11 +82,11 @@ def draw(
     kernels = bench.backend._kernels
     buffer = bench.backend._buffer
     assert buffer is not None
-    from octavo_engine.backends.torch.device_step import Sizes, cut_tiles
+    from octavo_engine.backends.torch.device_step import StepSizes, cut_tiles
 
     logits = torch.randn((num_rows, bench.backend.vocab_size), device=bench.backend.device) * 4
     step = bench.step([7] * num_rows, [1] * num_rows)
-    sizes = Sizes.of_decode(num_rows)
+    sizes = StepSizes.of_decode(num_rows)
     wishes: dict[str, dict[str, Any]] = {
         "greedy": {},
         "temperature": {"temperature": 0.8},

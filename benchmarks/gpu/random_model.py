@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from octavo_engine.backends.backend import BackendLimits, Step
+from octavo_engine.backends.backend import BackendLimits, BackendStep
 from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.cuda_loader import DeviceLinear
 from octavo_engine.config import BLOCK_SIZE
@@ -139,7 +139,7 @@ class Bench:
 
     def step(
         self, starts: list[int], counts: list[int], token_ids: list[int] | None = None
-    ) -> Step:
+    ) -> BackendStep:
         """Rows 0, 1, … each compute so many tokens from there on; the last one's logits."""
         rows = np.arange(len(starts), dtype=np.int32)
         seq_starts = np.cumsum([0, *counts]).astype(np.int32)
@@ -148,7 +148,7 @@ class Bench:
         positions = (np.arange(seq_starts[-1]) + first).astype(np.int32)
         slots = self.tables[owners, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
         ids = positions * 31 % 1000 if token_ids is None else np.array(token_ids)
-        return Step(
+        return BackendStep(
             token_ids=ids.astype(np.int32),
             positions=positions,
             slots=slots.astype(np.int32),
@@ -160,7 +160,7 @@ class Bench:
             copies=np.zeros((0, 3), np.int32),
         )
 
-    def sampling(self, step: Step, **fields: Any) -> SamplingBatch:
+    def sampling(self, step: BackendStep, **fields: Any) -> SamplingBatch:
         """What each row of logits wants; greedy unless `fields` of the table say otherwise."""
         table = new_table(self.limits.max_seqs)
         for name, value in fields.items():

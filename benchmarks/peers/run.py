@@ -35,9 +35,9 @@ from benchmarks.servers import (
 )
 from octavo.bench import load
 from octavo.bench.report import random_prompts
-from octavo.http_client import Address
-from octavo.measure.limits import Limits, measure_limits
-from octavo.measure.steal_time import Stolen
+from octavo.http_client import ServerAddress
+from octavo.measure.limits import MachineLimits, measure_limits
+from octavo.measure.steal_time import StealTime
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -200,15 +200,15 @@ def compare(
 def measure(standing: Standing, scenario: Scenario, seed: str) -> tuple[dict[str, float], str]:
     """What clients see of a scenario; and what went wrong, if anything."""
     prompts = random_prompts(_number(seed), scenario.num_requests, scenario.input_len, VOCAB_SIZE)
-    plan = load.Plan(
-        address=Address.parse(standing.server.url),
+    plan = load.LoadPlan(
+        address=ServerAddress.parse(standing.server.url),
         model="smollm2",
         prompts=prompts,
         output_len=scenario.output_len,
         max_concurrency=scenario.concurrency,
         extra=dict(standing.contender.extra),
     )
-    cpu_before, stolen = standing.server.cpu_s(), Stolen()
+    cpu_before, stolen = standing.server.cpu_s(), StealTime()
     results, elapsed_s = asyncio.run(load.run(plan))
     seen = load.figures(plan, results, elapsed_s)
     if seen["failed"] or seen["wrong_length"]:
@@ -227,7 +227,7 @@ def measure(standing: Standing, scenario: Scenario, seed: str) -> tuple[dict[str
 
 
 def report(
-    limits: Limits,
+    limits: MachineLimits,
     standings: Sequence[Standing],
     scenarios: Sequence[Scenario],
     failures: dict[str, str],
@@ -283,7 +283,7 @@ def advantage(
 
 
 def as_json(
-    limits: Limits,
+    limits: MachineLimits,
     standings: Sequence[Standing],
     scenarios: Sequence[Scenario],
     failures: dict[str, str],

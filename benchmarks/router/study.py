@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from octavo.study.figures import Figures
-    from octavo.study.judgement import Finding
+    from octavo.study.judgement import PolicyFinding
     from octavo.study.workload import Workload
 
 HERE = Path(__file__).parent
@@ -110,7 +110,7 @@ def _run(workload: Workload, setup: Setup, num_jobs: int) -> list[Figures]:
     return results
 
 
-def _judge(name: str, judged: str, results: list[Figures]) -> list[Finding]:
+def _judge(name: str, judged: str, results: list[Figures]) -> list[PolicyFinding]:
     match judged:
         case "sharing":
             return judge_sharing(name, results)
@@ -119,7 +119,7 @@ def _judge(name: str, judged: str, results: list[Figures]) -> list[Finding]:
     return []
 
 
-def _verdict(findings: list[Finding]) -> str:
+def _verdict(findings: list[PolicyFinding]) -> str:
     lines = [
         "| judged on | figure | against | better by | |",
         "|---|---|---|--:|---|",

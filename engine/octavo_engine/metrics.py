@@ -129,7 +129,7 @@ class MonotonicStats:
 
 
 @dataclass(slots=True)
-class Snapshot:
+class MetricsSnapshot:
     """What is true at the moment of a scrape."""
 
     stats: EngineStats = field(default_factory=EngineStats)
@@ -146,7 +146,7 @@ class EngineMetrics:
     def __init__(
         self,
         model_name: str,
-        snapshot: Callable[[], Snapshot],
+        snapshot: Callable[[], MetricsSnapshot],
         *,
         vllm_names: bool = False,
         now: Callable[[], float] = time.monotonic,
@@ -337,7 +337,7 @@ class EngineMetrics:
         family.add_metric([*self._labels.values(), *none.values()], 0.0)
         return family
 
-    def _cache_config(self, snapshot: Snapshot) -> Metric:
+    def _cache_config(self, snapshot: MetricsSnapshot) -> Metric:
         name = names.CACHE_CONFIG_INFO.removesuffix("_info")
         family = InfoMetricFamily(name, "Geometry of the KV cache.", labels=list(self._labels))
         blocks = str(snapshot.stats.kv_blocks_total)

@@ -42,12 +42,12 @@ _OPERATIONS = {
     "/v2/embed": "embeddings",
 }
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-_CURRENT: ContextVar[RequestTrace | None] = ContextVar("octavo_trace", default=None)
+_CURRENT: ContextVar[EngineTrace | None] = ContextVar("octavo_trace", default=None)
 
 Value = str | int | float | bool | list[str]
 
 
-class Parent(NamedTuple):
+class TraceParent(NamedTuple):
     """The caller's span."""
 
     trace: int
@@ -56,7 +56,7 @@ class Parent(NamedTuple):
 
 
 @dataclass(slots=True)
-class Timeline:
+class RequestTimeline:
     """What is learned of a request while it runs. Times are those of `time.monotonic`; 0: never."""
 
     arrived_at: float = 0.0
@@ -70,7 +70,7 @@ class Timeline:
     asked: dict[str, Value] = field(default_factory=dict)  # gen_ai.request.*
 
 
-def parse_traceparent(text: str) -> Parent | None:
+def parse_traceparent(text: str) -> TraceParent | None:
     """W3C Trace Context; None for whatever is none, which then counts as absent."""
     match = _TRACEPARENT.fullmatch(text.strip())
     if match is None:
@@ -79,17 +79,17 @@ def parse_traceparent(text: str) -> Parent | None:
     is_known = version == "00"
     if version == "ff" or (is_known and more) or not int(trace, 16) or not int(span, 16):
         return None
-    return Parent(int(trace, 16), int(span, 16), int(flags, 16))
+    return TraceParent(int(trace, 16), int(span, 16), int(flags, 16))
 
 
-def current() -> RequestTrace | None:
+def current() -> EngineTrace | None:
     """Of the request that this task works for, if it is traced."""
     return _CURRENT.get()
 
 
 def make_tracing(
     endpoint: str, *, sample_ratio: float = 1.0, version: str = "", instance: str = ""
-) -> Tracing | None:
+) -> EngineTracing | None:
     """None where no collector is configured. Raises ConfigError."""
     if not endpoint:
         return None
@@ -106,11 +106,11 @@ def make_tracing(
         ) from error
     target = endpoint if url.path.strip("/") else endpoint.rstrip("/") + OTLP_PATH
     processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=target))
-    return Tracing(processor, sample_ratio=sample_ratio, version=version, instance=instance)
+    return EngineTracing(processor, sample_ratio=sample_ratio, version=version, instance=instance)
 
 
-class Tracing:
-    """Makes a `RequestTrace` for each request. `close` sends what is left."""
+class EngineTracing:
+    """Makes an `EngineTrace` for each request. `close` sends what is left."""
 
     def __init__(
         self,
@@ -139,9 +139,9 @@ class Tracing:
         self._now = now
         self._clock_ns = clock_ns
 
-    def begin(self, method: str, route: str, *, traceparent: str = "") -> RequestTrace:
+    def begin(self, method: str, route: str, *, traceparent: str = "") -> EngineTrace:
         """It is `current` for this task and those it starts."""
-        trace = RequestTrace(
+        trace = EngineTrace(
             self._tracer, f"{method} {route}", route, traceparent, self._now, self._clock_ns
         )
         _CURRENT.set(trace)
@@ -152,7 +152,7 @@ class Tracing:
         self._provider.shutdown()
 
 
-class RequestTrace:
+class EngineTrace:
     """One request's spans; `timeline` is for those who know something of it to fill in."""
 
     def __init__(
@@ -161,7 +161,7 @@ class RequestTrace:
     ) -> None:  # fmt: skip
         from opentelemetry.trace import SpanKind, set_span_in_context
 
-        self.timeline = Timeline()
+        self.timeline = RequestTimeline()
         self._tracer = tracer
         self._route = route
         self._now = now

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 from octavo_engine.errors import ConfigError
-from octavo_engine.server.openai.batches.lines import Done, done_so_far
+from octavo_engine.server.openai.batches.lines import FinishedLine, done_so_far
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,14 +40,14 @@ def count_lines(path: str) -> int | None:
         return sum(1 for line in file if line.strip())
 
 
-def earlier(path: str, *, resume: bool, overwrite: bool) -> Done:
+def earlier(path: str, *, resume: bool, overwrite: bool) -> FinishedLine:
     """What the output holds already. Raises ConfigError where that would be lost."""
     if path == STANDARD:
         if resume:
             raise ConfigError("--resume needs an --output-file to go on with")
-        return Done()
+        return FinishedLine()
     if not os.path.exists(path) or os.path.getsize(path) == 0 or overwrite:
-        return Done()
+        return FinishedLine()
     if not resume:
         raise ConfigError(
             f"--output-file {path} has answers already; --resume goes on with it, --overwrite "

@@ -17,19 +17,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from octavo.bench.report import summary
-from octavo.http_client import DONE, Connection, Reply, ServerError, Unanswered
+from octavo.http_client import DONE, HttpConnection, ServerError, ServerReply, Unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from octavo.http_client import Address
+    from octavo.http_client import ServerAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class LoadPlan:
     """What to send, and how fast."""
 
-    address: Address
+    address: ServerAddress
     model: str
     prompts: Sequence[list[int]]
     output_len: int
@@ -42,7 +42,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Result:
+class LoadResult:
     """One request as its client saw it."""
 
     sent_at: float = 0.0
@@ -52,10 +52,10 @@ class Result:
     error: str = ""
 
 
-async def run(plan: Plan) -> tuple[list[Result], float]:
+async def run(plan: LoadPlan) -> tuple[list[LoadResult], float]:
     """All results, and the seconds it took. Errors are results, not exceptions."""
-    results = [Result() for _ in plan.prompts]
-    idle: list[Connection] = []
+    results = [LoadResult() for _ in plan.prompts]
+    idle: list[HttpConnection] = []
     gate = asyncio.Semaphore(plan.max_concurrency)
     began_at = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
@@ -71,7 +71,7 @@ async def run(plan: Plan) -> tuple[list[Result], float]:
     return results, elapsed_s
 
 
-def figures(plan: Plan, results: Sequence[Result], elapsed_s: float) -> dict[str, Any]:
+def figures(plan: LoadPlan, results: Sequence[LoadResult], elapsed_s: float) -> dict[str, Any]:
     """The sums and percentiles, under vLLM's names where it has them."""
     good = [result for result in results if not result.error]
     kinds: dict[str, int] = {}
@@ -106,7 +106,7 @@ def figures(plan: Plan, results: Sequence[Result], elapsed_s: float) -> dict[str
     }
 
 
-def _due(plan: Plan) -> Iterator[float]:
+def _due(plan: LoadPlan) -> Iterator[float]:
     """Seconds after the start at which each request is due."""
     rng = random.Random(f"{plan.seed}/arrivals")
     at = 0.0
@@ -117,7 +117,11 @@ def _due(plan: Plan) -> Iterator[float]:
 
 
 async def _one(
-    plan: Plan, prompt: list[int], result: Result, idle: list[Connection], gate: asyncio.Semaphore
+    plan: LoadPlan,
+    prompt: list[int],
+    result: LoadResult,
+    idle: list[HttpConnection],
+    gate: asyncio.Semaphore,
 ) -> None:
     body = {
         "model": plan.model,
@@ -162,14 +166,17 @@ async def _one(
 
 
 async def _send(
-    plan: Plan, payload: bytes, on_event: Callable[[bytes, float], None], idle: list[Connection]
-) -> tuple[Reply, Connection]:
+    plan: LoadPlan,
+    payload: bytes,
+    on_event: Callable[[bytes, float], None],
+    idle: list[HttpConnection],
+) -> tuple[ServerReply, HttpConnection]:
     """By a kept connection; by a new one if there is none, or the server has just given it up."""
     while True:
         while idle and not idle[-1].is_open:
             idle.pop()
         is_kept = bool(idle)
-        connection = idle.pop() if is_kept else await Connection.connect(plan.address)
+        connection = idle.pop() if is_kept else await HttpConnection.connect(plan.address)
         try:
             reply = await connection.request(
                 "POST", "/v1/completions", payload, headers=plan.headers, on_event=on_event

@@ -9,7 +9,7 @@ import sys
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
-from octavo.http_client import DONE, Address, Connection, ServerError, get_json
+from octavo.http_client import DONE, HttpConnection, ServerAddress, ServerError, get_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Message = dict[str, str]
 
 
-class Talker(Protocol):
+class ChatBackend(Protocol):
     """Streams answers; closing an answer's iterator stops its generation."""
 
     def chat(
@@ -30,14 +30,14 @@ class Talker(Protocol):
     async def close(self) -> None: ...
 
 
-class LocalTalker:
+class LocalBackend:
     """An engine of our own."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> LocalTalker:
+    async def start(cls, config: EngineConfig) -> LocalBackend:
         """Loads the model. Raises ConfigError, ModelError."""
         from octavo_engine.core.async_engine import AsyncEngine
 
@@ -86,18 +86,18 @@ class LocalTalker:
                     yield answer.text
 
 
-class RemoteTalker:
+class RemoteBackend:
     """Another server's model, through HTTP."""
 
-    def __init__(self, address: Address, model: str, headers: dict[str, str]) -> None:
+    def __init__(self, address: ServerAddress, model: str, headers: dict[str, str]) -> None:
         self._address = address
         self._model = model
         self._headers = headers
 
     @classmethod
-    async def start(cls, url: str, model: str | None, api_key: str | None) -> RemoteTalker:
+    async def start(cls, url: str, model: str | None, api_key: str | None) -> RemoteBackend:
         """Asks for the model's name where none is given. Raises ServerError."""
-        address = Address.parse(url)
+        address = ServerAddress.parse(url)
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         if model is None:
             try:
@@ -124,7 +124,7 @@ class RemoteTalker:
         """Nothing is kept between answers."""
 
     async def _stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
-        connection = await Connection.connect(self._address)
+        connection = await HttpConnection.connect(self._address)
         events: asyncio.Queue[bytes] = asyncio.Queue()
         payload = json.dumps({"model": self._model, "stream": True, **body}).encode()
         request = asyncio.create_task(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import AsyncGenerator
 
-    from octavo.chat.backends import Message, Talker
+    from octavo.chat.backends import ChatBackend, Message
 
 PROMPT = "> "
 
@@ -27,20 +27,22 @@ class Dialogue(Protocol):
     """What a line means, and what is remembered."""
 
     def ask(
-        self, talker: Talker, line: str, options: dict[str, Any]
+        self, talker: ChatBackend, line: str, options: dict[str, Any]
     ) -> AsyncGenerator[str, None]: ...
     def answered(self, line: str, answer: str) -> None: ...
     def reset(self) -> None: ...
 
 
-class Conversation:
+class ChatDialogue:
     """A chat: everything said so far goes along with each line."""
 
     def __init__(self, system: str | None = None) -> None:
         self._opening: list[Message] = [{"role": "system", "content": system}] if system else []
         self._messages = list(self._opening)
 
-    def ask(self, talker: Talker, line: str, options: dict[str, Any]) -> AsyncGenerator[str, None]:
+    def ask(
+        self, talker: ChatBackend, line: str, options: dict[str, Any]
+    ) -> AsyncGenerator[str, None]:
         return talker.chat([*self._messages, {"role": "user", "content": line}], options)
 
     def answered(self, line: str, answer: str) -> None:
@@ -53,10 +55,12 @@ class Conversation:
         self._messages = list(self._opening)
 
 
-class Completion:
+class CompletionDialogue:
     """A text to continue; nothing is remembered."""
 
-    def ask(self, talker: Talker, line: str, options: dict[str, Any]) -> AsyncGenerator[str, None]:
+    def ask(
+        self, talker: ChatBackend, line: str, options: dict[str, Any]
+    ) -> AsyncGenerator[str, None]:
         return talker.complete(line, options)
 
     def answered(self, line: str, answer: str) -> None:
@@ -115,18 +119,18 @@ async def _main(args: argparse.Namespace, dialogue: Dialogue, options: dict[str,
         await talker.close()
 
 
-async def _talker(args: argparse.Namespace) -> Talker:
-    from octavo.chat.backends import LocalTalker, RemoteTalker
+async def _talker(args: argparse.Namespace) -> ChatBackend:
+    from octavo.chat.backends import LocalBackend, RemoteBackend
 
     if args.url is not None:
         model = args.model_positional or getattr(args, "model", None)
         key = args.api_key or os.environ.get("OCTAVO_API_KEY", "").partition(",")[0]
-        return await RemoteTalker.start(args.url, model, key or None)
-    return await LocalTalker.start(engine_config(args))
+        return await RemoteBackend.start(args.url, model, key or None)
+    return await LocalBackend.start(engine_config(args))
 
 
 async def _converse(
-    talker: Talker, dialogue: Dialogue, options: dict[str, Any], interrupts: Interrupts
+    talker: ChatBackend, dialogue: Dialogue, options: dict[str, Any], interrupts: Interrupts
 ) -> None:
     while True:
         line = await interrupts.race(_read_line())
@@ -140,7 +144,11 @@ async def _converse(
 
 
 async def _answer(
-    talker: Talker, dialogue: Dialogue, line: str, options: dict[str, Any], interrupts: Interrupts
+    talker: ChatBackend,
+    dialogue: Dialogue,
+    line: str,
+    options: dict[str, Any],
+    interrupts: Interrupts,
 ) -> int:
     said: list[str] = []
 

@@ -15,7 +15,7 @@ from octavo_engine.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo.bench.load import Plan
+    from octavo.bench.load import LoadPlan
 
 DEFAULT_VOCAB_SIZE = 256  # of servers that do not say; every model has a token for each byte
 
@@ -76,11 +76,11 @@ async def _main(args: argparse.Namespace) -> int:
     return 0 if figures["failed"] == 0 else 1
 
 
-async def _plan(args: argparse.Namespace) -> Plan:
-    from octavo.bench.load import Plan
-    from octavo.http_client import Address, ServerError, get_json
+async def _plan(args: argparse.Namespace) -> LoadPlan:
+    from octavo.bench.load import LoadPlan
+    from octavo.http_client import ServerAddress, ServerError, get_json
 
-    address = Address.parse(args.base_url or f"http://{args.host}:{args.port}")
+    address = ServerAddress.parse(args.base_url or f"http://{args.host}:{args.port}")
     if not address.is_loopback and not args.allow_remote:
         raise ConfigError(
             f"{address.host} is not this machine; --allow-remote sends load elsewhere"
@@ -92,7 +92,7 @@ async def _plan(args: argparse.Namespace) -> Plan:
         known = ", ".join(card["id"] for card in models) or "none"
         raise ServerError(f"the server does not serve {args.model}; it lists {known}")
     vocab_size = args.vocab_size or card.get("vocab_size") or DEFAULT_VOCAB_SIZE
-    return Plan(
+    return LoadPlan(
         address=address,
         model=card["id"],
         prompts=random_prompts(args.seed, args.num_prompts, args.input_len, vocab_size),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from octavo.measure.study import Sizes
+    from octavo.measure.study import StudySizes
     from octavo_engine.config import EngineConfig
 
 _EXAMPLE = """examples:
@@ -38,7 +38,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
 
     if args.plot is not None:
         plotting.require(args.plot)
-    sizes = study.Sizes(
+    sizes = study.StudySizes(
         batch_sizes=args.batch_sizes,
         context_len=args.context_len,
         prompt_len=args.input_len,
@@ -97,7 +97,7 @@ def batch_sizes(text: str) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
-def _config(args: argparse.Namespace, folder: Path, sizes: Sizes) -> EngineConfig:
+def _config(args: argparse.Namespace, folder: Path, sizes: StudySizes) -> EngineConfig:
     """The user's settings, with room for what is measured."""
     config = engine_config(args)
     if args.shape is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo.chat.terminal import Conversation, parser, run
+from octavo.chat.terminal import ChatDialogue, parser, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,4 +18,4 @@ def main(prog: str, argv: Sequence[str]) -> int:
     options = parser(prog, DESCRIPTION)
     options.add_argument("--system", metavar="TEXT", help="system message of the conversation")
     args = options.parse_args(argv)
-    return run(args, Conversation(args.system))
+    return run(args, ChatDialogue(args.system))

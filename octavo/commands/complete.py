@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo.chat.terminal import Completion, parser, run
+from octavo.chat.terminal import CompletionDialogue, parser, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,4 +15,4 @@ DESCRIPTION = """Let a model continue a text, without a chat template.
 
 
 def main(prog: str, argv: Sequence[str]) -> int:
-    return run(parser(prog, DESCRIPTION).parse_args(argv), Completion())
+    return run(parser(prog, DESCRIPTION).parse_args(argv), CompletionDialogue())

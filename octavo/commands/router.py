@@ -13,7 +13,7 @@ from octavo.options.parser import CommandParser
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from octavo_router.config.load import Flag
+    from octavo_router.config.load import ConfigFlag
 
 _EXAMPLE = """examples:
   octavo router --upstreams http://10.0.0.1:8000,http://10.0.0.2:8000
@@ -37,7 +37,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
     api_keys = args.pop("api_key") or _listed(os.environ.get("OCTAVO_ROUTER_API_KEY", ""))
     wants_print = args.pop("print_config", False)
     flags = {name.replace("_", "-"): value for name, value in args.items()}
-    load = cli.Loader(file, flags, api_keys)
+    load = cli.ConfigLoader(file, flags, api_keys)
     try:
         if wants_print:
             print(_render(load()))
@@ -48,7 +48,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
         return 2
 
 
-def _make_parser(prog: str, flags: Sequence[Flag]) -> CommandParser:
+def _make_parser(prog: str, flags: Sequence[ConfigFlag]) -> CommandParser:
     parser = CommandParser(prog, "Route requests to the engines that hold their prefixes.")
     parser.epilog = _EXAMPLE
     parser.add_argument(

@@ -12,14 +12,14 @@ from octavo.batch.remote import is_remote, local_input, local_output
 from octavo.options.parser import CommandParser, positive
 from octavo.options.settings import add_engine_options, engine_config
 from octavo_engine.errors import ConfigError
-from octavo_engine.server.openai.batches.lines import Reader
+from octavo_engine.server.openai.batches.lines import LineReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from octavo_engine.config import EngineConfig
-    from octavo_engine.server.openai.batches.lines import Broken, Task
-    from octavo_engine.server.openai.batches.run import Tally
+    from octavo_engine.server.openai.batches.lines import BadLine, BatchTask
+    from octavo_engine.server.openai.batches.run import BatchTally
 
 DESCRIPTION = """Answer a file of requests in OpenAI's batch format, one JSON object a line.
 
@@ -62,8 +62,10 @@ def main(prog: str, argv: Sequence[str]) -> int:
             opened_input(questions) as source,
             opened_output(answers, resume=args.resume) as target,
         ):
-            progress = Progress(None if total is None else total - len(done.ids) - len(done.lines))
-            entries = Reader(done).read(source)
+            progress = BatchProgress(
+                None if total is None else total - len(done.ids) - len(done.lines)
+            )
+            entries = LineReader(done).read(source)
             tally = asyncio.run(_run(config, entries, target, args.concurrency, progress))
     progress.end(tally)
     return 1 if tally.failed else 0
@@ -71,11 +73,11 @@ def main(prog: str, argv: Sequence[str]) -> int:
 
 async def _run(
     config: EngineConfig,
-    entries: Iterator[Task | Broken],
+    entries: Iterator[BatchTask | BadLine],
     target: IO[bytes],
     concurrency: int,
-    progress: Progress,
-) -> Tally:
+    progress: BatchProgress,
+) -> BatchTally:
     from octavo_engine.core.async_engine import AsyncEngine
     from octavo_engine.core.logs import set_up_logging
     from octavo_engine.server.app import build_app
@@ -97,7 +99,7 @@ async def _run(
         await engine.stop()
 
 
-class Progress:
+class BatchProgress:
     """Tells on standard error how far it is: one line that changes, or a line now and then."""
 
     def __init__(self, total: int | None) -> None:
@@ -105,7 +107,7 @@ class Progress:
         self._is_terminal = sys.stderr.isatty()
         self._told_at = time.monotonic()
 
-    def note(self, tally: Tally) -> None:
+    def note(self, tally: BatchTally) -> None:
         now = time.monotonic()
         if now - self._told_at < (0.1 if self._is_terminal else _NOTE_S):
             return
@@ -118,7 +120,7 @@ class Progress:
         else:
             print(text, file=sys.stderr)
 
-    def end(self, tally: Tally) -> None:
+    def end(self, tally: BatchTally) -> None:
         begin = "\r\033[K" if self._is_terminal else ""
         failed = f", {tally.failed} failed" if tally.failed else ""
         print(f"{begin}{tally.answered} answered{failed}", file=sys.stderr)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from octavo_engine.config import EngineConfig
-    from octavo_engine.core.info import Health, ModelInfo
+    from octavo_engine.core.info import CoreHealth, ModelInfo
     from octavo_engine.server.settings import ServerSettings
 
 
@@ -59,7 +59,7 @@ def _serve(config: EngineConfig, settings: ServerSettings) -> int:
     from octavo_engine.server.run import serve
 
     set_up_logging(settings.log_format, settings.log_level)
-    reporter = Reporter(config, url, settings, began_at)
+    reporter = StartupReporter(config, url, settings, began_at)
 
     async def start() -> Any:
         from octavo_engine.core.async_engine import AsyncEngine
@@ -77,7 +77,7 @@ def _serve(config: EngineConfig, settings: ServerSettings) -> int:
     return 0
 
 
-class Reporter:
+class StartupReporter:
     """Tells the operator how it goes: a bar on a terminal, log lines elsewhere."""
 
     def __init__(
@@ -92,7 +92,7 @@ class Reporter:
         self._phase = LOADING
         self._bar_width = 30
 
-    def loading(self, health: Health) -> None:
+    def loading(self, health: CoreHealth) -> None:
         percent = int(health.progress * 100)
         phase = health.loading.phase if health.loading is not None else LOADING
         if phase != self._phase:  # it fetches first, where the model is not on this disk

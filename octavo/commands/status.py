@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from octavo.local.home import Home
-    from octavo.local.snapshot import Snapshot
+    from octavo.local.snapshot import PlatformSnapshot
 
 EXIT_NOT_RUNNING = 3
 EXIT_NOT_READY = 4
@@ -55,10 +55,10 @@ def main(prog: str, argv: Sequence[str]) -> int:
     return EXIT_NOT_READY if args.wait is not None and not is_ready else 0
 
 
-def _read(home: Home) -> Snapshot | None:
-    from octavo.local.snapshot import Snapshot
+def _read(home: Home) -> PlatformSnapshot | None:
+    from octavo.local.snapshot import PlatformSnapshot
 
     try:
-        return Snapshot.from_json(home.state_file.read_text(encoding="utf-8"))
+        return PlatformSnapshot.from_json(home.state_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None

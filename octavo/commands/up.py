@@ -80,13 +80,15 @@ def _documents(args: argparse.Namespace) -> tuple[Documents, FileWatch | None]:
 
 def _run(args: argparse.Namespace, documents: Documents, watch: FileWatch | None) -> int:
     from octavo.local.home import Home, HomeLock
-    from octavo.local.supervisor import Supervisor
+    from octavo.local.supervisor import PlatformSupervisor
 
     home = Home.find(os.environ)
     home.make()
 
     async def work(screen: LiveScreen | PlainScreen) -> None:
-        supervisor = Supervisor(home, screen, host=args.host, port=args.port or _free_port())
+        supervisor = PlatformSupervisor(
+            home, screen, host=args.host, port=args.port or _free_port()
+        )
         with HomeLock(home, supervisor.router.url):
             supervisor.router.check_port()
             home.tidy()

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
-from octavo.fetch.errors import FetchError, Reason, of_status
+from octavo.fetch.errors import FetchError, FetchReason, of_status
 from octavo.fetch.http import Http, json_object
-from octavo.fetch.sigv4 import Key
+from octavo.fetch.sigv4 import AwsKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,16 +46,16 @@ class PodKeys:
         self._region = region
         self._clock = clock
         self._lock = threading.Lock()
-        self._key: Key | None = None
+        self._key: AwsKey | None = None
         self._expires_at = 0.0
 
-    def __call__(self) -> Key | None:
+    def __call__(self) -> AwsKey | None:
         with self._lock:
             if self._clock() >= self._expires_at - _EARLY_S:
                 self._key, self._expires_at = self._ask()
             return self._key
 
-    def _ask(self) -> tuple[Key | None, float]:
+    def _ask(self) -> tuple[AwsKey | None, float]:
         role = self._environ.get("AWS_ROLE_ARN", "")
         if role and (path := self._environ.get("AWS_WEB_IDENTITY_TOKEN_FILE")):
             return self._assume(role, _read(path))
@@ -63,7 +63,7 @@ class PodKeys:
             return self._of_agent(uri)
         return None, float("inf")
 
-    def _assume(self, role: str, token: str) -> tuple[Key, float]:
+    def _assume(self, role: str, token: str) -> tuple[AwsKey, float]:
         """IRSA: the ServiceAccount's token for the role's keys."""
         default = f"https://sts.{self._region}.amazonaws.com"
         url = f"{self._environ.get('AWS_ENDPOINT_URL_STS', default).rstrip('/')}/"
@@ -82,18 +82,18 @@ class PodKeys:
             status, after_s = answer.status, answer.retry_after_s
         if status in (400, 403):
             said = _element(text, "Message") or str(status)
-            raise FetchError(Reason.UNAUTHORIZED, f"AWS refuses the role {role}: {said[:300]}")
+            raise FetchError(FetchReason.UNAUTHORIZED, f"AWS refuses the role {role}: {said[:300]}")
         if status != 200:
             raise of_status(status, url, after_s=after_s)
         names = {"AccessKeyId": "AccessKeyId", "SecretAccessKey": "SecretAccessKey",
                  "Token": "SessionToken", "Expiration": "Expiration"}  # fmt: skip
         return _key({ours: _element(text, theirs) for ours, theirs in names.items()}, url)
 
-    def _of_agent(self, uri: str) -> tuple[Key, float]:
+    def _of_agent(self, uri: str) -> tuple[AwsKey, float]:
         """EKS Pod Identity: the node's agent has the keys."""
         if not _may_ask(uri):
             raise FetchError(
-                Reason.UNAUTHORIZED,
+                FetchReason.UNAUTHORIZED,
                 f"AWS_CONTAINER_CREDENTIALS_FULL_URI names {uri[:200]}, which is not EKS' agent",
             )
         path = self._environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "")
@@ -104,24 +104,24 @@ class PodKeys:
             if answer.status == 200:
                 return _key(json_object(answer.text(), uri), uri)
             raise FetchError(
-                Reason.UNAUTHORIZED,
+                FetchReason.UNAUTHORIZED,
                 f"EKS' Pod Identity agent refuses ({answer.status}); associate a role with the "
                 "pod's ServiceAccount",
             )
 
 
-def _key(told: Mapping[str, object], where: str) -> tuple[Key, float]:
+def _key(told: Mapping[str, object], where: str) -> tuple[AwsKey, float]:
     key_id, secret, token, expiration = (
         str(told.get(name) or "")
         for name in ("AccessKeyId", "SecretAccessKey", "Token", "Expiration")
     )
     if not key_id or not secret:
-        raise FetchError(Reason.UNAUTHORIZED, f"{where} gave no keys")
+        raise FetchError(FetchReason.UNAUTHORIZED, f"{where} gave no keys")
     try:
         expires_at = datetime.fromisoformat(expiration).timestamp()
     except ValueError:
-        raise FetchError(Reason.UNAUTHORIZED, f"{where} gave keys without their end") from None
-    return Key(key_id, secret, token), expires_at
+        raise FetchError(FetchReason.UNAUTHORIZED, f"{where} gave keys without their end") from None
+    return AwsKey(key_id, secret, token), expires_at
 
 
 def _may_ask(uri: str) -> bool:
@@ -138,7 +138,7 @@ def _read(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise FetchError(Reason.UNAUTHORIZED, f"{path}: {error.strerror}") from None
+        raise FetchError(FetchReason.UNAUTHORIZED, f"{path}: {error.strerror}") from None
 
 
 def _element(text: str, name: str) -> str:

@@ -6,8 +6,8 @@ import hashlib
 import os
 from typing import TYPE_CHECKING
 
-from octavo.fetch.errors import Changed, FetchError, Reason, of_disk
-from octavo.fetch.parts import Parts, Stored, digests
+from octavo.fetch.errors import Changed, FetchError, FetchReason, of_disk
+from octavo.fetch.parts import FileParts, StoredPart, digests
 from octavo.fetch.transfer import Missing, Transfer
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ class Downloader:
         self._folder = folder
         self._means = means
 
-    def fetch(self, file: RemoteFile) -> Stored | None:
+    def fetch(self, file: RemoteFile) -> StoredPart | None:
         """Whole and checked, under its name. None where it does not exist and need not.
         Raises FetchError."""
         try:
-            parts = Parts(self._folder, file)
+            parts = FileParts(self._folder, file)
             if (stored := self._stored(file, parts)) is not None:
                 return stored
             if file.path is not None:
@@ -40,7 +40,7 @@ class Downloader:
         except OSError as error:
             raise of_disk(error, self._folder) from error
 
-    def _stored(self, file: RemoteFile, parts: Parts) -> Stored | None:
+    def _stored(self, file: RemoteFile, parts: FileParts) -> StoredPart | None:
         """Of an earlier attempt, or put there by somebody: whatever it is, it is looked at."""
         target = self._folder / file.name
         if not target.is_file():
@@ -54,9 +54,9 @@ class Downloader:
         if file.size is None:
             self._means.progress.grow(size)
         self._means.progress.add(size)
-        return Stored(file.name, size, sha256)
+        return StoredPart(file.name, size, sha256)
 
-    def _copy(self, file: RemoteFile, source: Path, parts: Parts) -> Stored:
+    def _copy(self, file: RemoteFile, source: Path, parts: FileParts) -> StoredPart:
         digest = hashlib.sha256()
         with source.open("rb") as reader, parts.path.open("wb") as writer:
             while block := reader.read(_COPY_BYTES):
@@ -66,11 +66,11 @@ class Downloader:
             size = writer.tell()
             writer.flush()
             os.fsync(writer.fileno())
-        stored = Stored(file.name, size, digest.hexdigest())
+        stored = StoredPart(file.name, size, digest.hexdigest())
         parts.finish(stored)
         return stored
 
-    def _download(self, file: RemoteFile, parts: Parts) -> Stored | None:
+    def _download(self, file: RemoteFile, parts: FileParts) -> StoredPart | None:
         for attempt in range(_RESTARTS + 1):
             transfer = Transfer(file, parts, self._means)
             try:
@@ -87,7 +87,7 @@ class Downloader:
             sha256, md5 = digests(parts.path, with_md5=bool(file.md5))
             problem = _mismatch(file, size, sha256, md5 if transfer.is_md5_known else "")
             if not problem:
-                stored = Stored(file.name, size, sha256)
+                stored = StoredPart(file.name, size, sha256)
                 parts.finish(stored)
                 return stored
             parts.forget()
@@ -95,7 +95,7 @@ class Downloader:
             # The part that was there before may be to blame: once more, from the first byte.
             if not transfer.was_resumed:
                 raise FetchError(
-                    Reason.DIGEST_MISMATCH,
+                    FetchReason.DIGEST_MISMATCH,
                     f"{file.name} is not what its source promises: {problem}; fetch it again, and "
                     "if that does not help, the copy at the source is broken",
                 )

@@ -8,7 +8,7 @@ from enum import StrEnum
 from octavo_engine.errors import ModelError
 
 
-class Reason(StrEnum):
+class FetchReason(StrEnum):
     """As conditions show them."""
 
     UNAUTHORIZED = "ModelUnauthorized"
@@ -21,20 +21,20 @@ class Reason(StrEnum):
 
 
 EXIT_CODES = {
-    Reason.FAILED: 1,
-    Reason.UNAUTHORIZED: 10,
-    Reason.NOT_FOUND: 11,
-    Reason.REVISION_NOT_FOUND: 12,
-    Reason.DIGEST_MISMATCH: 13,
-    Reason.DISK_FULL: 14,
-    Reason.UNREACHABLE: 15,
+    FetchReason.FAILED: 1,
+    FetchReason.UNAUTHORIZED: 10,
+    FetchReason.NOT_FOUND: 11,
+    FetchReason.REVISION_NOT_FOUND: 12,
+    FetchReason.DIGEST_MISMATCH: 13,
+    FetchReason.DISK_FULL: 14,
+    FetchReason.UNREACHABLE: 15,
 }
 
 
 class FetchError(ModelError):
     """One sentence with what to do."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: FetchReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
@@ -43,7 +43,7 @@ class Passing(FetchError):
     """May be well in a moment; tried again until patience ends."""
 
     def __init__(self, message: str, *, after_s: float | None = None) -> None:
-        super().__init__(Reason.UNREACHABLE, message)
+        super().__init__(FetchReason.UNREACHABLE, message)
         self.after_s = after_s
 
 
@@ -52,7 +52,7 @@ class Changed(FetchError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            Reason.FAILED, f"{name} changed at its source while it was fetched; fetch it again"
+            FetchReason.FAILED, f"{name} changed at its source while it was fetched; fetch it again"
         )
 
 
@@ -62,21 +62,23 @@ def of_status(
     """What an HTTP status means. `hint` says which credentials would help."""
     if status in (401, 403, 407):
         return FetchError(
-            Reason.UNAUTHORIZED,
+            FetchReason.UNAUTHORIZED,
             f"{what}: its source answers {status}; {hint or 'check the access'}",
         )
     if status in (404, 410):
-        return FetchError(Reason.NOT_FOUND, f"{what} does not exist ({status}); check the address")
+        return FetchError(
+            FetchReason.NOT_FOUND, f"{what} does not exist ({status}); check the address"
+        )
     if status in (408, 425, 429) or status >= 500:
         return Passing(f"{what}: its source answers {status}; try again later", after_s=after_s)
-    return FetchError(Reason.FAILED, f"{what}: its source answers {status}")
+    return FetchError(FetchReason.FAILED, f"{what}: its source answers {status}")
 
 
 def of_disk(error: OSError, folder: object) -> FetchError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return FetchError(
-            Reason.DISK_FULL,
+            FetchReason.DISK_FULL,
             f"the disk under {folder} is full; free some space or use a larger volume, and the "
             "fetch goes on where it was",
         )
-    return FetchError(Reason.FAILED, f"{folder} cannot be written: {error.strerror or error}")
+    return FetchError(FetchReason.FAILED, f"{folder} cannot be written: {error.strerror or error}")

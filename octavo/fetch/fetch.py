@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING
 from octavo.fetch import local, parts
 from octavo.fetch.credentials import Credentials
 from octavo.fetch.download import Downloader
-from octavo.fetch.errors import FetchError, Passing, Reason, of_disk
-from octavo.fetch.folder import FolderLock, Mark, read_mark, write_mark
+from octavo.fetch.errors import FetchError, FetchReason, Passing, of_disk
+from octavo.fetch.folder import FolderLock, FolderMark, read_mark, write_mark
 from octavo.fetch.http import Http
-from octavo.fetch.transfer import RANGE_BYTES, Means, Patience
+from octavo.fetch.transfer import RANGE_BYTES, Means, TransferPatience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from octavo.fetch.parts import Stored
-    from octavo.fetch.progress import Progress
-    from octavo.fetch.source import Listing, Source
+    from octavo.fetch.parts import StoredPart
+    from octavo.fetch.progress import FetchProgress
+    from octavo.fetch.source import ModelSource, SourceListing
 
 SCHEMES = ("hf", "s3", "gs", "oci", "http", "https", "pvc", "file", "demo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class FetchRequest:
     """What is asked for."""
 
     uri: str
@@ -39,16 +39,16 @@ class Request:
     stall_s: float = 30.0
     num_workers: int = 4
     range_bytes: int = RANGE_BYTES
-    patience: Patience = field(default_factory=Patience)
+    patience: TransferPatience = field(default_factory=TransferPatience)
 
 
 def fetch(
-    request: Request,
-    progress: Progress,
+    request: FetchRequest,
+    progress: FetchProgress,
     *,
     environ: Mapping[str, str] = os.environ,
     sleep: Callable[[float], object] | None = None,
-) -> Mark:
+) -> FolderMark:
     """What lies in the folder now. Raises FetchError."""
     folder = request.folder
     try:
@@ -67,22 +67,24 @@ def fetch(
         raise of_disk(error, folder) from error
 
 
-def open_source(request: Request, http: Http, environ: Mapping[str, str]) -> Source:
+def open_source(request: FetchRequest, http: Http, environ: Mapping[str, str]) -> ModelSource:
     """Raises FetchError for what is no URI."""
     scheme, separator, location = request.uri.partition("://")
     if not separator or scheme not in SCHEMES or not location:
         known = ", ".join(f"{known}://" for known in SCHEMES)
-        raise FetchError(Reason.FAILED, f"{request.uri[:200]} does not start with one of {known}")
+        raise FetchError(
+            FetchReason.FAILED, f"{request.uri[:200]} does not start with one of {known}"
+        )
     if ".." in location.split("/"):
-        raise FetchError(Reason.FAILED, f"{request.uri[:200]} must not have .. in its path")
+        raise FetchError(FetchReason.FAILED, f"{request.uri[:200]} must not have .. in its path")
     if request.revision and scheme != "hf":
-        raise FetchError(Reason.FAILED, "--revision applies to hf:// only; name it in the URI")
+        raise FetchError(FetchReason.FAILED, "--revision applies to hf:// only; name it in the URI")
     credentials = Credentials(environ)
     match scheme:
         case "hf":
-            from octavo.fetch.hub import Hub
+            from octavo.fetch.hub import HuggingFaceHub
 
-            return Hub(location, request.revision, http, credentials)
+            return HuggingFaceHub(location, request.revision, http, credentials)
         case "s3":
             from octavo.fetch.s3 import S3
 
@@ -107,14 +109,15 @@ def open_source(request: Request, http: Http, environ: Mapping[str, str]) -> Sou
             return local.LocalFiles(Path(location))
 
 
-def _finished(request: Request) -> Mark | None:
+def _finished(request: FetchRequest) -> FolderMark | None:
     """Whole already, and what was asked for. Raises FetchError where it is something else."""
     mark = read_mark(request.folder)
     if mark is None:
         return None
     if not mark.is_of(request.uri, request.revision):
         raise FetchError(
-            Reason.FAILED, f"{request.folder} holds {mark.uri} already; fetch into another folder"
+            FetchReason.FAILED,
+            f"{request.folder} holds {mark.uri} already; fetch into another folder",
         )
     if request.digest and request.digest not in (mark.digest, content_digest(mark.files)):
         raise _wrong_digest(request.digest, mark.digest)
@@ -122,12 +125,12 @@ def _finished(request: Request) -> Mark | None:
 
 
 def _fetch(
-    request: Request,
-    progress: Progress,
+    request: FetchRequest,
+    progress: FetchProgress,
     lock: FolderLock,
     environ: Mapping[str, str],
     sleep: Callable[[float], object] | None,
-) -> Mark:
+) -> FolderMark:
     http = Http(stall_s=request.stall_s, environ=environ)
     source = open_source(request, http, environ)
     listing = _list(source, request.patience, sleep or time.sleep)
@@ -152,7 +155,7 @@ def _fetch(
         for each in stored:  # nobody may take it for what was asked for
             (request.folder / each.name).unlink(missing_ok=True)
         raise _wrong_digest(request.digest, digest)
-    mark = Mark(
+    mark = FolderMark(
         uri=request.uri,
         asked_revision=request.revision,
         revision=listing.revision,
@@ -164,7 +167,7 @@ def _fetch(
     return mark
 
 
-def content_digest(files: Sequence[Stored]) -> str:
+def content_digest(files: Sequence[StoredPart]) -> str:
     """Of one file its own SHA-256; of several that of the lines that `sha256sum *` prints."""
     if len(files) == 1:
         return f"sha256:{files[0].sha256}"
@@ -172,7 +175,9 @@ def content_digest(files: Sequence[Stored]) -> str:
     return f"sha256:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
 
 
-def _list(source: Source, patience: Patience, sleep: Callable[[float], object]) -> Listing:
+def _list(
+    source: ModelSource, patience: TransferPatience, sleep: Callable[[float], object]
+) -> SourceListing:
     failures = 0
     while True:
         try:
@@ -184,7 +189,7 @@ def _list(source: Source, patience: Patience, sleep: Callable[[float], object]) 
             sleep(patience.pause_s(failures, error.after_s))
 
 
-def _check_room(folder: Path, listing: Listing) -> None:
+def _check_room(folder: Path, listing: SourceListing) -> None:
     """Better now than after an hour."""
     missing = sum(
         file.size
@@ -194,7 +199,7 @@ def _check_room(folder: Path, listing: Listing) -> None:
     free = shutil.disk_usage(folder).free + _parts_bytes(folder)
     if missing > free:
         raise FetchError(
-            Reason.DISK_FULL,
+            FetchReason.DISK_FULL,
             f"the model needs {missing / 2**30:.2f} GiB more, and {folder} has "
             f"{free / 2**30:.2f} GiB left; use a larger volume",
         )
@@ -206,6 +211,6 @@ def _parts_bytes(folder: Path) -> int:
 
 def _wrong_digest(asked: str, found: str) -> FetchError:
     return FetchError(
-        Reason.DIGEST_MISMATCH,
+        FetchReason.DIGEST_MISMATCH,
         f"the model's digest is {found}, not {asked}; correct the digest if the change is meant",
     )

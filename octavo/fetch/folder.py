@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from octavo.fetch.errors import FetchError, Reason
-from octavo.fetch.parts import Stored
+from octavo.fetch.errors import FetchError, FetchReason
+from octavo.fetch.parts import StoredPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,25 +33,25 @@ _LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class FolderMark:
     """What the folder holds, whole."""
 
     uri: str
     asked_revision: str
     revision: str
     digest: str
-    files: tuple[Stored, ...]
+    files: tuple[StoredPart, ...]
 
     def is_of(self, uri: str, revision: str) -> bool:
         return (self.uri, self.asked_revision) == (uri, revision)
 
 
-def read_mark(folder: Path) -> Mark | None:
+def read_mark(folder: Path) -> FolderMark | None:
     """None where the folder is not whole. Sizes are looked at, contents are not read again."""
     try:
         told = json.loads((folder / MARK_FILE).read_text(encoding="utf-8"))
-        files = tuple(Stored(str(n), int(size), str(sha)) for n, size, sha in told.pop("files"))
-        mark = Mark(**told, files=files)
+        files = tuple(StoredPart(str(n), int(size), str(sha)) for n, size, sha in told.pop("files"))
+        mark = FolderMark(**told, files=files)
         if all((folder / file.name).stat().st_size == file.size for file in files):
             return mark
     except (OSError, ValueError, KeyError, TypeError):
@@ -59,7 +59,7 @@ def read_mark(folder: Path) -> Mark | None:
     return None
 
 
-def write_mark(folder: Path, mark: Mark) -> None:
+def write_mark(folder: Path, mark: FolderMark) -> None:
     temporary = folder / f"{MARK_FILE}.new"
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(asdict(mark) | {"files": [list(each) for each in mark.files]}, file, indent=1)
@@ -127,7 +127,7 @@ class FolderLock:
     def check(self) -> None:
         if not self.is_held:
             raise FetchError(
-                Reason.FAILED, f"{self._path} was taken over by another fetch; run it again"
+                FetchReason.FAILED, f"{self._path} was taken over by another fetch; run it again"
             )
 
     def _try(self) -> bool:

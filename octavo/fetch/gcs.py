@@ -8,10 +8,10 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from octavo.fetch.errors import FetchError, Reason
+from octavo.fetch.errors import FetchError, FetchReason
 from octavo.fetch.google_auth import GoogleToken
 from octavo.fetch.http import json_object
-from octavo.fetch.source import Listing, RemoteFile, choose, is_single
+from octavo.fetch.source import RemoteFile, SourceListing, choose, is_single
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,23 +30,27 @@ class Gcs:
     def __init__(self, location: str, http: Http, credentials: Credentials) -> None:
         self._bucket, _, self._path = location.partition("/")
         if not _BUCKET.fullmatch(self._bucket):
-            raise FetchError(Reason.FAILED, f"{self._bucket[:100]!r} is not the name of a bucket")
+            raise FetchError(
+                FetchReason.FAILED, f"{self._bucket[:100]!r} is not the name of a bucket"
+            )
         self._http = http
         endpoint = credentials.get("STORAGE_EMULATOR_HOST") or _ENDPOINT
         self._endpoint = endpoint.rstrip("/") if "://" in endpoint else f"http://{endpoint}"
         self._token = GoogleToken(http, credentials)
 
-    def find(self) -> Listing:
+    def find(self) -> SourceListing:
         path = self._path.rstrip("/")
         where = f"gs://{self._bucket}/{path}"
         if is_single(path):
             found = [each for each in self._objects(path) if each["name"] == path]
             if not found:
-                raise FetchError(Reason.NOT_FOUND, f"{where} does not exist; check the address")
-            return Listing((self._file(found[0]),))
+                raise FetchError(
+                    FetchReason.NOT_FOUND, f"{where} does not exist; check the address"
+                )
+            return SourceListing((self._file(found[0]),))
         prefix = f"{path}/" if path else ""
         objects = {str(o["name"]).removeprefix(prefix): o for o in self._objects(prefix)}
-        return Listing(tuple(self._file(objects[name]) for name in choose(objects, where)))
+        return SourceListing(tuple(self._file(objects[name]) for name in choose(objects, where)))
 
     def _objects(self, prefix: str) -> Iterator[dict[str, Any]]:
         base = f"{self._endpoint}/storage/v1/b/{quote(self._bucket, safe='')}/o"
@@ -59,7 +63,7 @@ class Gcs:
             told = json_object(content, what)
             for each in told.get("items") or []:
                 if not isinstance(each, dict) or not isinstance(each.get("name"), str):
-                    raise FetchError(Reason.FAILED, f"{what} does not list as it should")
+                    raise FetchError(FetchReason.FAILED, f"{what} does not list as it should")
                 yield each
             token = str(told.get("nextPageToken") or "")
             if not token:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from octavo.fetch.errors import FetchError, Passing, Reason, of_status
+from octavo.fetch.errors import FetchError, FetchReason, Passing, of_status
 from octavo.fetch.http import Http, json_object
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class GoogleToken:
                 form = {"grant_type": "refresh_token"} | {n: str(key.get(n, "")) for n in names}
             case other:
                 raise FetchError(
-                    Reason.UNAUTHORIZED,
+                    FetchReason.UNAUTHORIZED,
                     f"credentials of type {other!r} are not supported; use a service account's key",
                 )
         uri = str(key.get("token_uri") or _TOKEN_URI)
@@ -75,7 +75,7 @@ class GoogleToken:
                 return json_object(answer.text(), uri)
             if answer.status in (400, 401, 403):
                 raise FetchError(
-                    Reason.UNAUTHORIZED,
+                    FetchReason.UNAUTHORIZED,
                     f"Google refuses the credentials ({answer.status}); check that the key of "
                     f"{key.get('client_email', 'this account')} is still valid",
                 )
@@ -91,7 +91,7 @@ class GoogleToken:
                 key = json_object(path.read_bytes(), str(path))
             except OSError as error:
                 raise FetchError(
-                    Reason.UNAUTHORIZED,
+                    FetchReason.UNAUTHORIZED,
                     f"GOOGLE_APPLICATION_CREDENTIALS: {path}: {error.strerror}",
                 ) from None
             if named or key.get("type") in ("service_account", "authorized_user"):
@@ -116,7 +116,8 @@ def assertion(key: dict[str, Any], *, now: int) -> str:
     email, pem = key.get("client_email"), key.get("private_key")
     if not isinstance(email, str) or not isinstance(pem, str):
         raise FetchError(
-            Reason.UNAUTHORIZED, "the service account's file has no client_email or private_key"
+            FetchReason.UNAUTHORIZED,
+            "the service account's file has no client_email or private_key",
         )
     claims = {
         "iss": email,
@@ -131,7 +132,7 @@ def assertion(key: dict[str, Any], *, now: int) -> str:
         signature = sign_rs256(pem, text)
     except (ValueError, IndexError):
         raise FetchError(
-            Reason.UNAUTHORIZED, f"the private_key of {email} is not an RSA key in PKCS #8"
+            FetchReason.UNAUTHORIZED, f"the private_key of {email} is not an RSA key in PKCS #8"
         ) from None
     return b".".join((text, _encode(signature))).decode()
 

@@ -18,7 +18,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 import msgspec
 
-from octavo.fetch.errors import FetchError, Passing, Reason, of_status
+from octavo.fetch.errors import FetchError, FetchReason, Passing, of_status
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -33,7 +33,7 @@ _BLOCK_BYTES = 2**18
 
 
 @dataclass(slots=True)
-class Answer:
+class HttpResponse:
     """Use as a context manager; `read` until it gives nothing."""
 
     status: int
@@ -73,7 +73,7 @@ class Answer:
             blocks.append(block)
             size += len(block)
             if size > MAX_TEXT_BYTES:
-                raise FetchError(Reason.FAILED, f"{_host(self.url)} sent an endless listing")
+                raise FetchError(FetchReason.FAILED, f"{_host(self.url)} sent an endless listing")
         length = self.headers.get("content-length", "")
         if length.isdigit() and size < int(length):
             raise Passing(f"the connection to {_host(self.url)} broke off")
@@ -108,7 +108,7 @@ class Http:
         sign: Sign | None = None,
         method: str = "GET",
         body: bytes | None = None,
-    ) -> Answer:
+    ) -> HttpResponse:
         """Whatever the status. Raises Passing where nobody answers, FetchError for a redirect that
         may not be followed."""
         origin = _origin(urlsplit(url))
@@ -125,12 +125,15 @@ class Http:
             target = urljoin(url, location)
             if parts.scheme == "https" and urlsplit(target).scheme != "https":
                 raise FetchError(
-                    Reason.FAILED, f"{_host(url)} redirects from https to {target[:200]}; refused"
+                    FetchReason.FAILED,
+                    f"{_host(url)} redirects from https to {target[:200]}; refused",
                 )
             url = target
             if answer.status == 303:
                 method, body = "GET", None
-        raise FetchError(Reason.FAILED, f"{_host(url)} redirects more than {MAX_REDIRECTS} times")
+        raise FetchError(
+            FetchReason.FAILED, f"{_host(url)} redirects more than {MAX_REDIRECTS} times"
+        )
 
     def get(
         self,
@@ -149,7 +152,7 @@ class Http:
 
     def _send(
         self, method: str, url: str, parts: SplitResult, headers: Mapping[str, str], body: Any
-    ) -> Answer:
+    ) -> HttpResponse:
         self._refuse_link_local(str(parts.hostname), url)
         connection, target = self._connection(parts, url)
         try:
@@ -164,7 +167,7 @@ class Http:
         except ssl.SSLCertVerificationError as error:
             connection.close()
             raise FetchError(
-                Reason.UNREACHABLE,
+                FetchReason.UNREACHABLE,
                 f"the certificate of {_host(url)} is not trusted: {error.verify_message}; set "
                 "SSL_CERT_FILE to its authority",
             ) from None
@@ -177,7 +180,7 @@ class Http:
             connection.close()
             raise
         told = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, told, url, response, connection)
+        return HttpResponse(response.status, told, url, response, connection)
 
     def _connection(self, parts: SplitResult, url: str) -> tuple[http.client.HTTPConnection, str]:
         """Direct, or through the proxy that the environment names."""
@@ -224,7 +227,8 @@ class Http:
         mapped = getattr(peer, "ipv4_mapped", None)
         if (mapped or peer).is_link_local:
             raise FetchError(
-                Reason.FAILED, f"{_host(url)} is a link-local address; no model is fetched there"
+                FetchReason.FAILED,
+                f"{_host(url)} is a link-local address; no model is fetched there",
             )
 
 
@@ -234,7 +238,7 @@ def json_object(content: bytes, what: str) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError):
         told = None
     if not isinstance(told, dict):
-        raise FetchError(Reason.FAILED, f"{what} is not JSON as it should be")
+        raise FetchError(FetchReason.FAILED, f"{what} is not JSON as it should be")
     return told
 
 
@@ -245,9 +249,9 @@ def _check(url: str) -> SplitResult:
     except ValueError:
         parts = SplitResult("", "", "", "", "")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise FetchError(Reason.FAILED, f"{url[:200]} is not an address of http or https")
+        raise FetchError(FetchReason.FAILED, f"{url[:200]} is not an address of http or https")
     if any(ord(character) <= 32 or ord(character) == 127 for character in url):
-        raise FetchError(Reason.FAILED, f"{url[:200]!r} has spaces or control characters")
+        raise FetchError(FetchReason.FAILED, f"{url[:200]!r} has spaces or control characters")
     return parts
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from octavo.fetch.errors import FetchError, Reason, of_status
+from octavo.fetch.errors import FetchError, FetchReason, of_status
 from octavo.fetch.http import json_object
-from octavo.fetch.source import Listing, RemoteFile, choose
+from octavo.fetch.source import RemoteFile, SourceListing, choose
 from octavo_engine.errors import ModelError
 from octavo_engine.weights.hub import parse_name
 
@@ -21,25 +21,25 @@ _ENDPOINT = "https://huggingface.co"
 _HINT = "set HF_TOKEN to a token that may read it"
 
 
-class Hub:
+class HuggingFaceHub:
     """`location`: ORG/NAME, with a .gguf file and @REV at will."""
 
     def __init__(self, location: str, revision: str, http: Http, credentials: Credentials) -> None:
         try:
             self._name = parse_name(location, revision or None)
         except ModelError as error:
-            raise FetchError(Reason.FAILED, str(error)) from None
+            raise FetchError(FetchReason.FAILED, str(error)) from None
         self._http = http
         self._endpoint = (credentials.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/")
         self._token = credentials.get("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
-    def find(self) -> Listing:
+    def find(self) -> SourceListing:
         """Everything is taken from one commit, whatever a branch does meanwhile."""
         told = self._info()
         commit = told.get("sha")
         siblings = told.get("siblings")
         if not isinstance(commit, str) or not commit.isalnum() or not isinstance(siblings, list):
-            raise FetchError(Reason.FAILED, f"{self._endpoint} does not answer as a hub does")
+            raise FetchError(FetchReason.FAILED, f"{self._endpoint} does not answer as a hub does")
         by_name = {
             str(each["rfilename"]): each
             for each in siblings
@@ -48,11 +48,11 @@ class Hub:
         repo, file, _ = self._name
         if file:
             if file not in by_name:
-                raise FetchError(Reason.NOT_FOUND, f"{repo} has no file {file}")
+                raise FetchError(FetchReason.NOT_FOUND, f"{repo} has no file {file}")
             names = [file]
         else:
             names = choose(by_name, repo)
-        return Listing(tuple(self._file(by_name[name], commit) for name in names), commit)
+        return SourceListing(tuple(self._file(by_name[name], commit) for name in names), commit)
 
     def _info(self) -> dict[str, Any]:
         repo, _, revision = self._name
@@ -64,17 +64,17 @@ class Hub:
             after_s = answer.retry_after_s
         if code == "GatedRepo":
             raise FetchError(
-                Reason.UNAUTHORIZED,
+                FetchReason.UNAUTHORIZED,
                 f"{repo} is gated: accept its licence at {self._endpoint}/{repo} and set HF_TOKEN "
                 "to a token of that account",
             )
         if code == "RevisionNotFound":
             raise FetchError(
-                Reason.REVISION_NOT_FOUND, f"{repo} has no revision {revision}; check its name"
+                FetchReason.REVISION_NOT_FOUND, f"{repo} has no revision {revision}; check its name"
             )
         if code == "RepoNotFound" and self._token:
             raise FetchError(
-                Reason.NOT_FOUND, f"{repo} is not on the hub, or HF_TOKEN may not see it"
+                FetchReason.NOT_FOUND, f"{repo} is not on the hub, or HF_TOKEN may not see it"
             )
         raise of_status(status, repo, hint=f"check the name, and {_HINT}", after_s=after_s)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from octavo.fetch.errors import FetchError, Reason
-from octavo.fetch.source import Listing, RemoteFile, choose
+from octavo.fetch.errors import FetchError, FetchReason
+from octavo.fetch.source import RemoteFile, SourceListing, choose
 from octavo_engine.errors import ModelError
 from octavo_engine.weights.source import locate
 
@@ -18,24 +18,26 @@ class LocalFiles:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def find(self) -> Listing:
+    def find(self) -> SourceListing:
         path = self._path
         try:
             if path.is_dir():
                 names = [each.name for each in path.iterdir() if each.is_file()]
-                return Listing(tuple(_file(path / name) for name in choose(names, str(path))))
+                return SourceListing(tuple(_file(path / name) for name in choose(names, str(path))))
             if path.is_file():
-                return Listing((_file(path),))
+                return SourceListing((_file(path),))
         except PermissionError:
-            raise FetchError(Reason.UNAUTHORIZED, f"{path} may not be read by this user") from None
-        raise FetchError(Reason.NOT_FOUND, f"{path} does not exist; check the path")
+            raise FetchError(
+                FetchReason.UNAUTHORIZED, f"{path} may not be read by this user"
+            ) from None
+        raise FetchError(FetchReason.NOT_FOUND, f"{path} does not exist; check the path")
 
 
 def demo(uri: str) -> LocalFiles:
     try:
         return LocalFiles(locate(uri))
     except ModelError as error:
-        raise FetchError(Reason.NOT_FOUND, str(error)) from None
+        raise FetchError(FetchReason.NOT_FOUND, str(error)) from None
 
 
 def claim(location: str) -> LocalFiles:
@@ -44,7 +46,7 @@ def claim(location: str) -> LocalFiles:
     path = CLAIM_MOUNT / inside
     if ".." in Path(inside).parts or not CLAIM_MOUNT.is_dir():
         raise FetchError(
-            Reason.NOT_FOUND,
+            FetchReason.NOT_FOUND,
             f"pvc://{location}: no claim is mounted at {CLAIM_MOUNT}; on this machine use file://",
         )
     return LocalFiles(path)

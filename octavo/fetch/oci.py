@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
-from octavo.fetch.errors import FetchError, Reason, of_status
+from octavo.fetch.errors import FetchError, FetchReason, of_status
 from octavo.fetch.http import json_object
-from octavo.fetch.source import Listing, RemoteFile, choose
+from octavo.fetch.source import RemoteFile, SourceListing, choose
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from octavo.fetch.credentials import Credentials
-    from octavo.fetch.http import Answer, Http
+    from octavo.fetch.http import Http, HttpResponse
 
 _INDEXES = (
     "application/vnd.oci.image.index.v1+json",
@@ -48,7 +48,7 @@ class Oci:
         match = _LOCATION.fullmatch(location)
         if match is None:
             raise FetchError(
-                Reason.FAILED,
+                FetchReason.FAILED,
                 f"oci://{location[:200]} is not of the form oci://HOST/NAME:TAG or "
                 "oci://HOST/NAME@sha256:DIGEST",
             )
@@ -62,7 +62,7 @@ class Oci:
         self._authorization = ""
         self._where = f"oci://{host}/{self._name}"
 
-    def find(self) -> Listing:
+    def find(self) -> SourceListing:
         manifest, digest = self._manifest(self._reference)
         if manifest.get("mediaType") in _INDEXES or "manifests" in manifest:
             manifest, _ = self._manifest(_first(manifest, self._where))
@@ -73,12 +73,14 @@ class Oci:
                 layers[title] = layer
         if not layers:
             raise FetchError(
-                Reason.FAILED,
+                FetchReason.FAILED,
                 f"{self._where} is no artifact of files: its layers have no {_TITLE}; push the "
                 "files themselves, as `oras push` does (archives are never unpacked)",
             )
         names = choose(layers, self._where)
-        return Listing(tuple(self._file(name, layers[name]) for name in names), digest, digest)
+        return SourceListing(
+            tuple(self._file(name, layers[name]) for name in names), digest, digest
+        )
 
     def _manifest(self, reference: str) -> tuple[dict[str, Any], str]:
         url = f"{self._base}/manifests/{reference}"
@@ -86,11 +88,12 @@ class Oci:
         with answer:
             if answer.status in (404, 410) and _DIGEST.fullmatch(reference):
                 raise FetchError(
-                    Reason.REVISION_NOT_FOUND, f"{self._where} has no manifest {reference}"
+                    FetchReason.REVISION_NOT_FOUND, f"{self._where} has no manifest {reference}"
                 )
             if answer.status in (404, 410):
                 raise FetchError(
-                    Reason.NOT_FOUND, f"{self._where} has no tag {reference}; check the address"
+                    FetchReason.NOT_FOUND,
+                    f"{self._where} has no tag {reference}; check the address",
                 )
             if answer.status != 200:
                 raise of_status(
@@ -100,12 +103,12 @@ class Oci:
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
         if _DIGEST.fullmatch(reference) and digest != reference:
             raise FetchError(
-                Reason.DIGEST_MISMATCH,
+                FetchReason.DIGEST_MISMATCH,
                 f"{self._where}: the registry gives {digest} where {reference} was asked for",
             )
         return json_object(content, url), digest
 
-    def _open(self, url: str) -> Answer:
+    def _open(self, url: str) -> HttpResponse:
         """Signed in where the registry wants that."""
         answer = self._http.open(url, headers={"accept": _ACCEPT}, sign=self._sign)
         if answer.status != 401 or self._authorization:
@@ -123,9 +126,11 @@ class Oci:
         told = dict(_PARAMETER.findall(rest))
         realm = told.get("realm", "")
         if scheme.lower() != "bearer" or not realm:
-            raise FetchError(Reason.UNAUTHORIZED, f"{self._where} wants credentials; {_HINT}")
+            raise FetchError(FetchReason.UNAUTHORIZED, f"{self._where} wants credentials; {_HINT}")
         if urlsplit(realm).scheme != "https" and self._base.startswith("https"):
-            raise FetchError(Reason.FAILED, f"{self._where} sends its tokens unencrypted; refused")
+            raise FetchError(
+                FetchReason.FAILED, f"{self._where} sends its tokens unencrypted; refused"
+            )
         query = {"scope": told.get("scope") or f"repository:{self._name}:pull"}
         if service := told.get("service"):
             query["service"] = service
@@ -139,13 +144,15 @@ class Oci:
         granted = json_object(content, realm)
         token = granted.get("token") or granted.get("access_token")
         if not isinstance(token, str):
-            raise FetchError(Reason.UNAUTHORIZED, f"{self._where} grants no token; {_HINT}")
+            raise FetchError(FetchReason.UNAUTHORIZED, f"{self._where} grants no token; {_HINT}")
         self._authorization = f"Bearer {token}"
 
     def _file(self, name: str, layer: dict[str, Any]) -> RemoteFile:
         digest, size = layer.get("digest"), layer.get("size")
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-            raise FetchError(Reason.FAILED, f"{self._where}: layer {name} has no sha256 digest")
+            raise FetchError(
+                FetchReason.FAILED, f"{self._where}: layer {name} has no sha256 digest"
+            )
         return RemoteFile(
             name,
             f"{self._base}/blobs/{digest}",
@@ -165,7 +172,7 @@ def _first(index: dict[str, Any], where: str) -> str:
         digest = each.get("digest") if isinstance(each, dict) else None
         if isinstance(digest, str) and _DIGEST.fullmatch(digest):
             return digest
-    raise FetchError(Reason.FAILED, f"{where} is an index without manifests")
+    raise FetchError(FetchReason.FAILED, f"{where} is an index without manifests")
 
 
 def _basic(host: str, credentials: Credentials) -> str:

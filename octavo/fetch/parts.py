@@ -26,7 +26,7 @@ FOLDER = ".octavo-parts"
 _HASH_BYTES = 2**20
 
 
-class Stored(NamedTuple):
+class StoredPart(NamedTuple):
     """A file that is whole."""
 
     name: str
@@ -61,7 +61,7 @@ class Journal:
         return start, min(self.size, start + self.range_bytes)
 
 
-class Parts:
+class FileParts:
     """Of one file in `folder`. Ranges may be marked from many threads."""
 
     def __init__(self, folder: Path, file: RemoteFile) -> None:
@@ -113,7 +113,7 @@ class Parts:
         self._journal.unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
 
-    def finish(self, stored: Stored) -> None:
+    def finish(self, stored: StoredPart) -> None:
         """Gives it its name. First a note of what it is: a source may tell no digest to know it by
         again."""
         self._note.write_text(json.dumps({"url": self._origin, "sha256": stored.sha256}))

@@ -19,7 +19,7 @@ EVERY_S = 1.0
 _WINDOW_S = 10.0  # over which the rate is measured
 
 
-class Progress:
+class FetchProgress:
     """A thread tells it once a second while it is entered. Safe to use from many threads."""
 
     def __init__(

@@ -9,9 +9,9 @@ from urllib.parse import quote, urlencode
 from xml.etree import ElementTree
 
 from octavo.fetch.aws_identity import PodKeys
-from octavo.fetch.errors import FetchError, Reason, of_status
-from octavo.fetch.sigv4 import EMPTY_SHA256, Key, signed_headers
-from octavo.fetch.source import Listing, RemoteFile, choose, is_single
+from octavo.fetch.errors import FetchError, FetchReason, of_status
+from octavo.fetch.sigv4 import EMPTY_SHA256, AwsKey, signed_headers
+from octavo.fetch.source import RemoteFile, SourceListing, choose, is_single
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -49,7 +49,9 @@ class S3:
     ) -> None:
         self._bucket, _, self._path = location.partition("/")
         if not _BUCKET.fullmatch(self._bucket):
-            raise FetchError(Reason.FAILED, f"{self._bucket[:100]!r} is not the name of a bucket")
+            raise FetchError(
+                FetchReason.FAILED, f"{self._bucket[:100]!r} is not the name of a bucket"
+            )
         self._http = http
         self._now = now
         self._region = credentials.get("AWS_REGION", "AWS_DEFAULT_REGION") or "us-east-1"
@@ -57,21 +59,23 @@ class S3:
         key_id = credentials.get("AWS_ACCESS_KEY_ID")
         secret = credentials.get("AWS_SECRET_ACCESS_KEY")
         token = credentials.get("AWS_SESSION_TOKEN")
-        own = Key(key_id, secret, token) if key_id and secret else None
+        own = AwsKey(key_id, secret, token) if key_id and secret else None
         pod = PodKeys(http, credentials, region=self._region)
-        self._keys: Callable[[], Key | None] = pod if own is None else lambda: own
+        self._keys: Callable[[], AwsKey | None] = pod if own is None else lambda: own
 
-    def find(self) -> Listing:
+    def find(self) -> SourceListing:
         path = self._path.rstrip("/")
         where = f"s3://{self._bucket}/{path}"
         if is_single(path):
             found = [each for each in self._objects(path) if each.key == path]
             if not found:
-                raise FetchError(Reason.NOT_FOUND, f"{where} does not exist; check the address")
-            return Listing((self._file(found[0]),))
+                raise FetchError(
+                    FetchReason.NOT_FOUND, f"{where} does not exist; check the address"
+                )
+            return SourceListing((self._file(found[0]),))
         prefix = f"{path}/" if path else ""
         objects = {each.key.removeprefix(prefix): each for each in self._objects(prefix)}
-        return Listing(tuple(self._file(objects[name]) for name in choose(objects, where)))
+        return SourceListing(tuple(self._file(objects[name]) for name in choose(objects, where)))
 
     def _objects(self, prefix: str) -> Iterator[_Object]:
         """Each one directly below."""
@@ -85,7 +89,7 @@ class S3:
                 told = {_plain(child.tag): child.text or "" for child in each}
                 size = told.get("Size", "")
                 if not size.isdigit() or "Key" not in told:
-                    raise FetchError(Reason.FAILED, f"s3://{self._bucket} lists no sizes")
+                    raise FetchError(FetchReason.FAILED, f"s3://{self._bucket} lists no sizes")
                 yield _Object(told["Key"], int(size), told.get("ETag", "").strip('"'))
             token = root.findtext(f"{_space(root)}NextContinuationToken") or ""
             if not token:
@@ -139,11 +143,13 @@ class S3:
 
 def _parse(content: bytes, bucket: str) -> ElementTree.Element:
     if b"<!" in content:  # no listing has declarations; entities could grow without bound
-        raise FetchError(Reason.FAILED, f"s3://{bucket} answers with what is no listing")
+        raise FetchError(FetchReason.FAILED, f"s3://{bucket} answers with what is no listing")
     try:
         return ElementTree.fromstring(content)
     except ElementTree.ParseError:
-        raise FetchError(Reason.FAILED, f"s3://{bucket} answers with what is no listing") from None
+        raise FetchError(
+            FetchReason.FAILED, f"s3://{bucket} answers with what is no listing"
+        ) from None
 
 
 def _space(root: ElementTree.Element) -> str:

@@ -17,7 +17,7 @@ EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class AwsKey:
     """An access key, and the session token of a temporary one."""
 
     id: str
@@ -26,7 +26,7 @@ class Key:
 
 
 def signed_headers(
-    key: Key,
+    key: AwsKey,
     method: str,
     url: str,
     headers: Mapping[str, str],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Protocol
 
-from octavo.fetch.errors import FetchError, Reason
+from octavo.fetch.errors import FetchError, FetchReason
 from octavo_engine.weights.hub import IGNORED, MODEL
 
 if TYPE_CHECKING:
@@ -40,16 +40,21 @@ class RemoteFile:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise FetchError(
-                Reason.FAILED, f"{self.name[:100]!r} is not a plain file name; it is not written"
+                FetchReason.FAILED,
+                f"{self.name[:100]!r} is not a plain file name; it is not written",
             )
         if self.sha256 and not _SHA256.fullmatch(self.sha256):
-            raise FetchError(Reason.FAILED, f"{self.name}: its source names a digest that is none")
+            raise FetchError(
+                FetchReason.FAILED, f"{self.name}: its source names a digest that is none"
+            )
         if self.md5 and not _MD5.fullmatch(self.md5):
-            raise FetchError(Reason.FAILED, f"{self.name}: its source names an MD5 that is none")
+            raise FetchError(
+                FetchReason.FAILED, f"{self.name}: its source names an MD5 that is none"
+            )
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class SourceListing:
     """All files of a model at one revision."""
 
     files: tuple[RemoteFile, ...]
@@ -57,8 +62,8 @@ class Listing:
     digest: str = ""  # sha256:… that the source itself gives to the whole
 
 
-class Source(Protocol):
-    def find(self) -> Listing:
+class ModelSource(Protocol):
+    def find(self) -> SourceListing:
         """Raises FetchError."""
 
 
@@ -80,17 +85,18 @@ def choose(names: Iterable[str], where: str) -> list[str]:
     if ggufs:
         shown = ", ".join(ggufs[:20])
         raise FetchError(
-            Reason.FAILED, f"{where} has several .gguf files; name one of them in the URI: {shown}"
+            FetchReason.FAILED,
+            f"{where} has several .gguf files; name one of them in the URI: {shown}",
         )
     if any(name.endswith(_PICKLES) for name in known):
         raise FetchError(
-            Reason.FAILED,
+            FetchReason.FAILED,
             f"{where} has pickled weights only, which can run code and are never read: convert "
             "them to safetensors",
         )
     if not known:
-        raise FetchError(Reason.NOT_FOUND, f"{where} has no files; check the address")
-    raise FetchError(Reason.FAILED, f"{where} has neither *.safetensors nor a .gguf file")
+        raise FetchError(FetchReason.NOT_FOUND, f"{where} has no files; check the address")
+    raise FetchError(FetchReason.FAILED, f"{where} has neither *.safetensors nor a .gguf file")
 
 
 def is_single(path: str) -> bool:

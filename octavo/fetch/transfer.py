@@ -10,15 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.fetch.errors import Changed, FetchError, Passing, Reason, of_status
+from octavo.fetch.errors import Changed, FetchError, FetchReason, Passing, of_status
 from octavo.fetch.parts import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo.fetch.http import Answer, Http
-    from octavo.fetch.parts import Parts
-    from octavo.fetch.progress import Progress
+    from octavo.fetch.http import Http, HttpResponse
+    from octavo.fetch.parts import FileParts
+    from octavo.fetch.progress import FetchProgress
     from octavo.fetch.source import RemoteFile
 
 RANGE_BYTES = 32 * 2**20
@@ -28,7 +28,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class TransferPatience:
     """With one range; progress makes it forget its failures."""
 
     num_failures: int = 6
@@ -45,10 +45,10 @@ class Means:
     """How to transfer."""
 
     http: Http
-    progress: Progress
+    progress: FetchProgress
     num_workers: int = 4
     range_bytes: int = RANGE_BYTES
-    patience: Patience = Patience()  # frozen
+    patience: TransferPatience = TransferPatience()  # frozen
     sleep: Callable[[float], object] | None = None  # None: until others give up too
 
 
@@ -59,7 +59,7 @@ class Missing(Exception):
 class Transfer:
     """One attempt at one file."""
 
-    def __init__(self, file: RemoteFile, parts: Parts, means: Means) -> None:
+    def __init__(self, file: RemoteFile, parts: FileParts, means: Means) -> None:
         self._file = file
         self._parts = parts
         self._means = means
@@ -118,11 +118,11 @@ class Transfer:
                     raise Missing
             raise self._refusal(answer)
 
-    def _begin(self, answer: Answer, out: int) -> Journal:
+    def _begin(self, answer: HttpResponse, out: int) -> Journal:
         name = self._file.name
         first, _, size = _content_range(answer, name)
         if first != 0:
-            raise FetchError(Reason.FAILED, f"{name}: its server answers other ranges")
+            raise FetchError(FetchReason.FAILED, f"{name}: its server answers other ranges")
         self._check_size(size)
         journal = Journal(size, _validator(answer), self._means.range_bytes)
         self._grow(size)
@@ -133,7 +133,7 @@ class Transfer:
             journal.begun[0] = error.at
         return journal
 
-    def _whole(self, answer: Answer, out: int) -> None:
+    def _whole(self, answer: HttpResponse, out: int) -> None:
         """Without ranges there is no resuming: what breaks begins anew."""
         length = answer.headers.get("content-length", "")
         size = int(length) if length.isdigit() else None
@@ -182,7 +182,7 @@ class Transfer:
                 self._pause(error, failures)
         self._parts.mark(journal, index, out)
 
-    def _open_range(self, journal: Journal, at: int, end: int) -> Answer:
+    def _open_range(self, journal: Journal, at: int, end: int) -> HttpResponse:
         file = self._file
         headers = {**file.headers, "range": f"bytes={at}-{end - 1}"}
         if journal.etag.startswith('"'):  # a weak one must not be used so
@@ -202,7 +202,7 @@ class Transfer:
             raise
         return answer
 
-    def _read(self, answer: Answer, out: int, at: int, end: int | None) -> int:
+    def _read(self, answer: HttpResponse, out: int, at: int, end: int | None) -> int:
         """The position behind the last byte written. Raises _Broken that tells it."""
         while True:
             self._check_cancelled()
@@ -222,14 +222,14 @@ class Transfer:
 
     def _check_cancelled(self) -> None:
         if self._is_cancelled.is_set():
-            raise FetchError(Reason.FAILED, "the fetch was interrupted; run it again to go on")
+            raise FetchError(FetchReason.FAILED, "the fetch was interrupted; run it again to go on")
 
     def _check_size(self, size: int) -> None:
         """What a server says is not believed at any price."""
         promised = self._file.size
         if promised not in (None, size):
             raise FetchError(
-                Reason.DIGEST_MISMATCH,
+                FetchReason.DIGEST_MISMATCH,
                 f"{self._file.name} has {size} bytes instead of the {promised} that its source "
                 "lists; fetch it again",
             )
@@ -237,16 +237,16 @@ class Transfer:
         free = shutil.disk_usage(folder).free
         if size > free:
             raise FetchError(
-                Reason.DISK_FULL,
+                FetchReason.DISK_FULL,
                 f"{self._file.name} needs {size / 2**30:.2f} GiB, and {folder.parent} has "
                 f"{free / 2**30:.2f} GiB left; use a larger volume",
             )
 
-    def _refusal(self, answer: Answer) -> FetchError:
+    def _refusal(self, answer: HttpResponse) -> FetchError:
         file = self._file
         return of_status(answer.status, file.name, hint=file.hint, after_s=answer.retry_after_s)
 
-    def _note_encryption(self, answer: Answer) -> None:
+    def _note_encryption(self, answer: HttpResponse) -> None:
         """With a key of its own, an object's ETag in S3 is not its MD5."""
         if answer.headers.get(_ENCRYPTION, "AES256") != "AES256" or _OWN_KEY in answer.headers:
             self.is_md5_known = False
@@ -275,13 +275,15 @@ class _Broken(Passing):
         self.at = at
 
 
-def _content_range(answer: Answer, name: str) -> tuple[int, int, int]:
+def _content_range(answer: HttpResponse, name: str) -> tuple[int, int, int]:
     match = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
     if match is None:
-        raise FetchError(Reason.FAILED, f"{name}: its server answers 206 without a Content-Range")
+        raise FetchError(
+            FetchReason.FAILED, f"{name}: its server answers 206 without a Content-Range"
+        )
     return int(match[1]), int(match[2]), int(match[3])
 
 
-def _validator(answer: Answer) -> str:
+def _validator(answer: HttpResponse) -> str:
     """By which a change shows: the ETag, else the date."""
     return answer.headers.get("etag") or answer.headers.get("last-modified") or ""

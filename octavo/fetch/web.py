@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from octavo.fetch.errors import FetchError, Reason, of_status
+from octavo.fetch.errors import FetchError, FetchReason, of_status
 from octavo.fetch.http import json_object
-from octavo.fetch.source import Listing, RemoteFile, is_single
+from octavo.fetch.source import RemoteFile, SourceListing, is_single
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,17 +30,17 @@ class Web:
         self._http = http
         self._token = credentials.get("HTTP_BEARER_TOKEN")
 
-    def find(self) -> Listing:
+    def find(self) -> SourceListing:
         parts = urlsplit(self._uri)
         if "@" in parts.netloc:
-            raise FetchError(Reason.FAILED, f"no user names in addresses; {_HINT}")
+            raise FetchError(FetchReason.FAILED, f"no user names in addresses; {_HINT}")
         path = unquote(parts.path)
         if is_single(path):
-            return Listing((self._file(path.rpartition("/")[2], self._uri),))
+            return SourceListing((self._file(path.rpartition("/")[2], self._uri),))
         names = ["config.json", *self._weights()]
         files = [self._file(name, self._url(name)) for name in names]
         files += [self._file(name, self._url(name), is_optional=True) for name in _OPTIONAL]
-        return Listing(tuple(files))
+        return SourceListing(tuple(files))
 
     def _weights(self) -> list[str]:
         index = "model.safetensors.index.json"
@@ -53,7 +53,7 @@ class Web:
             told: dict[str, Any] = json_object(answer.text(), url)
         shards = told.get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(n, str) for n in shards.values()):
-            raise FetchError(Reason.FAILED, f"{url} has no weight_map as it should")
+            raise FetchError(FetchReason.FAILED, f"{url} has no weight_map as it should")
         return [index, *sorted(set(shards.values()))]
 
     def _url(self, name: str) -> str:

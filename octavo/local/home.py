@@ -25,7 +25,7 @@ _LOCK_TRIES, _LOCK_PAUSE_S = 5, 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class HomeOwner:
     """Who runs the platform of this home."""
 
     pid: int
@@ -87,7 +87,7 @@ class Home:
         except OSError as error:
             raise _unusable(self, error) from None
 
-    def owner(self) -> Owner | None:
+    def owner(self) -> HomeOwner | None:
         try:
             with self.lock_file.open("r") as file:
                 if _try_lock(file):
@@ -174,10 +174,10 @@ def _try_lock(file: IO[str]) -> bool:
     return True
 
 
-def _read_owner(file: IO[str]) -> Owner:
+def _read_owner(file: IO[str]) -> HomeOwner:
     file.seek(0)
     try:
         told = json.load(file)
-        return Owner(int(told["pid"]), str(told["url"]))
+        return HomeOwner(int(told["pid"]), str(told["url"]))
     except (ValueError, KeyError, TypeError):  # it has only just begun
-        return Owner(0, "an address not told yet")
+        return HomeOwner(0, "an address not told yet")

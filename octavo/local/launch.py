@@ -32,7 +32,7 @@ _KINDS = {"secretKeyRef": "Secret", "configMapKeyRef": "ConfigMap"}
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ThreadShare:
     """One replica's part of the machine."""
 
     num_threads: int
@@ -57,7 +57,7 @@ class Launch:
         """That callers must send one of; none: everybody may call."""
         return tuple(key for key in self.variables.get(_KEYS, "").split(",") if key)
 
-    def config_text(self, share: Share) -> str:
+    def config_text(self, share: ThreadShare) -> str:
         """The engine's configuration file."""
         return to_toml({**_shared(self.options, share), "log-format": "text"})
 
@@ -123,7 +123,7 @@ def engine_environment(environ: Mapping[str, str], variables: Mapping[str, str])
     return kept | dict(variables)
 
 
-def _shared(options: Mapping[str, Option], share: Share) -> dict[str, Option]:
+def _shared(options: Mapping[str, Option], share: ThreadShare) -> dict[str, Option]:
     shared = dict(options)
     if options.get("device") not in ("cpu", "sim"):
         return shared

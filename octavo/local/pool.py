@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo.local.fetching import Fetching
-from octavo.local.replica import Replica
+from octavo.local.replica import LocalReplica
 from octavo.local.snapshot import PoolRow, ReplicaRow
 from octavo_operator.decide import autoscale, canary
-from octavo_operator.decide.canary import CanaryState, Sample, Verdict
-from octavo_operator.decide.plan import HOLD, Wish, plan_capacity
-from octavo_operator.decide.rollout import Replica as Seen
+from octavo_operator.decide.canary import CanaryState, CanaryVerdict, Sample
+from octavo_operator.decide.plan import HOLD, Target, plan_capacity
+from octavo_operator.decide.rollout import RevisionReplica as Seen
 from octavo_operator.decide.rollout import group_replicas, victims
 from octavo_operator.objects import names
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from octavo.local.home import Home
-    from octavo.local.launch import Launch, Share
-    from octavo_operator.routers.poller import Demand
+    from octavo.local.launch import Launch, ThreadShare
+    from octavo_operator.routers.poller import RouterDemand
     from octavo_operator.spec import LLMDeployment
 
 AUTOSCALE_S = 5.0
@@ -35,13 +35,13 @@ class Pool:
         *,
         home: Home,
         environ: Mapping[str, str],
-        demand: Demand,
+        demand: RouterDemand,
         tell: Callable[[str], None],
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         self.deployment = deployment
-        self.replicas: list[Replica] = []
+        self.replicas: list[LocalReplica] = []
         self.weights: dict[str, int] = {}  # percent by revision, while a canary runs
         self.is_deleted = False
         self.is_done = False
@@ -60,7 +60,7 @@ class Pool:
         self._baseline: tuple[str, int, Sample, Sample] | None = None
         self._scaled: int | None = None
         self._scaled_at = float("-inf")
-        self._memory = autoscale.Memory()
+        self._memory = autoscale.ScaleHistory()
         self._num_started = 0
 
     @property
@@ -98,7 +98,7 @@ class Pool:
     def want(self, deployment: LLMDeployment, launch: Launch) -> None:
         """Another spec; what runs moves over step by step."""
         if deployment.autoscaling != self.deployment.autoscaling:
-            self._scaled, self._memory = None, autoscale.Memory()
+            self._scaled, self._memory = None, autoscale.ScaleHistory()
         if launch.revision != self._revision:
             self._tell(f"{deployment.name} rolls over to revision {launch.revision}")
         self.deployment, self.is_deleted = deployment, False
@@ -108,7 +108,7 @@ class Pool:
     def delete(self) -> None:
         self.is_deleted = True
 
-    def look(self, share: Share) -> None:
+    def look(self, share: ThreadShare) -> None:
         """One step towards what is wanted."""
         for replica in self.replicas:
             replica.look(share)
@@ -116,7 +116,7 @@ class Pool:
         self._scale()
         seen = self._seen()
         capacity = plan_capacity(
-            Wish(self._revision, self.wanted, self.deployment.rollout),
+            Target(self._revision, self.wanted, self.deployment.rollout),
             group_replicas(self._targets, seen),
             self._canary,
             verdict=self._verdict(),
@@ -186,10 +186,10 @@ class Pool:
             for replica in self.replicas
         ]
 
-    def _is_routable(self, replica: Replica) -> bool:
+    def _is_routable(self, replica: LocalReplica) -> bool:
         return replica.state == "ready" and self._demand.holders(replica.url).are_all
 
-    def _verdict(self) -> Verdict:
+    def _verdict(self) -> CanaryVerdict:
         """The canary against the stable revision since the step began."""
         state, pool = self._canary, self.name
         if not state.revision or self.deployment.rollout.strategy != "Canary":
@@ -224,7 +224,7 @@ class Pool:
 
     # -- what is done about it
 
-    def _carry_out(self, seen: list[Seen], share: Share) -> None:
+    def _carry_out(self, seen: list[Seen], share: ThreadShare) -> None:
         by_id = {replica.id: replica for replica in self.replicas}
         for revision, target in sorted(self._targets.items()):
             own = [each for each in seen if each.revision == revision]
@@ -241,7 +241,7 @@ class Pool:
         self._num_started += 1
         base = names.base(self.deployment.name)
         self.replicas.append(
-            Replica(
+            LocalReplica(
                 f"{base}-{launch.revision[:5]}-{self._num_started}",
                 launch,
                 home=self._home,
@@ -289,14 +289,14 @@ class Pool:
         ]
         return problems[0] if problems else self.waiting_for
 
-    def _state_text(self, replica: Replica) -> str:
+    def _state_text(self, replica: LocalReplica) -> str:
         if replica.state == "ready":
             return "serving" if self._is_routable(replica) else "ready"
         if replica.state == "loading":
             return f"loading {replica.progress:.0%}"
         return "fetching" if replica.state == "held" else replica.state
 
-    def _detail(self, replica: Replica) -> str:
+    def _detail(self, replica: LocalReplica) -> str:
         fetching = self._fetches.get(replica.launch.revision)
         if replica.state == "held" and fetching is not None:
             return fetching.detail

@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING, Any, Literal
 
 from octavo.cli import EXIT_SETTINGS
-from octavo.http_client import Address, Connection, ServerError
+from octavo.http_client import HttpConnection, ServerAddress, ServerError
 from octavo.local.backoff import BackOff
 from octavo.local.child import Child, describe_end, octavo_command
 from octavo.local.home import write_whole
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from octavo.local.home import Home
-    from octavo.local.launch import Launch, Share
+    from octavo.local.launch import Launch, ThreadShare
     from octavo_engine.protocol.loading import LoadProgress
 
 # held: its weights are not there yet. waiting: it ended by itself and is started again soon.
@@ -36,7 +36,7 @@ MAX_SAME_ENDS = 3  # with EXIT_SETTINGS and the same words; a port that was take
 GRACE_S = 15.0  # after the drain, as a pod has
 
 
-class Replica:
+class LocalReplica:
     """Its `id` outlives its processes; each process has a port of its own."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Replica:
         the list when it has gone, and nothing that it still answers is cut off."""
         return self._child is not None and self.state in ("ready", "stalled", "leaving")
 
-    def start(self, share: Share) -> None:
+    def start(self, share: ThreadShare) -> None:
         if self.is_leaving or self._child is not None:
             return
         self._started_at = self._clock()
@@ -112,7 +112,7 @@ class Replica:
         self.state = "starting"
         self._probe = asyncio.create_task(self._watch(), name=f"probe-{self.id}")
 
-    def look(self, share: Share) -> None:
+    def look(self, share: ThreadShare) -> None:
         """Notices an end, a deadline, the end of a pause."""
         now = self._clock()
         if self._child is None:
@@ -228,7 +228,7 @@ class Replica:
         """None where nobody answers, or something else does."""
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                connection = await Connection.connect(Address.parse(self.url))
+                connection = await HttpConnection.connect(ServerAddress.parse(self.url))
                 try:
                     body = (await connection.request("GET", path)).json()
                 finally:

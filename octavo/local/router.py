@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from octavo.http_client import Address, Connection, ServerError
+from octavo.http_client import HttpConnection, ServerAddress, ServerError
 from octavo.local.backoff import BackOff
 from octavo.local.child import Child, describe_end, octavo_command
 from octavo.local.home import write_whole
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from octavo.local.home import Home
     from octavo.local.pool import Pool
-    from octavo_operator.routers.poller import Demand
+    from octavo_operator.routers.poller import RouterDemand
 
 NAME = "router"
 TIMEOUT_S = 2.0
@@ -32,7 +32,7 @@ MAX_MISSES = 10
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
-class Router:
+class LocalRouter:
     """`write` before `start`; then `poll` in a task and `look` in the loop."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Router:
         *,
         home: Home,
         environ: Mapping[str, str],
-        demand: Demand,
+        demand: RouterDemand,
         tell: Callable[[str], None],
         wake: Callable[[], None],
         clock: Callable[[], float],
@@ -151,7 +151,7 @@ class Router:
         """What it knows of engines and demand, once."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                connection = await Connection.connect(Address.parse(self.url))
+                connection = await HttpConnection.connect(ServerAddress.parse(self.url))
                 try:
                     headers = {"authorization": f"Bearer {self._token}"}
                     reply = await connection.request("GET", STATE_PATH, headers=headers)

@@ -15,7 +15,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from octavo.local.snapshot import Snapshot
+    from octavo.local.snapshot import PlatformSnapshot
 
 _COLOURS = {
     "serving": "green", "ready": "cyan", "waiting": "red", "stalled": "red", "failed": "red",
@@ -44,7 +44,7 @@ class PlainScreen:
         with suppress(OSError, ValueError):
             print(line, file=sys.stderr, flush=True)
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, snapshot: PlatformSnapshot) -> None:
         if snapshot.is_ready and not self._was_ready:
             self.tell(f"Octavo serves at {snapshot.url}/v1 · Ctrl-C or octavo down ends")
         self._was_ready = snapshot.is_ready
@@ -56,7 +56,7 @@ class LiveScreen:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
         self._live = Live(console=self._console, auto_refresh=False)
-        self._shown: Snapshot | None = None
+        self._shown: PlatformSnapshot | None = None
 
     def __enter__(self) -> LiveScreen:
         self._live.start()
@@ -75,7 +75,7 @@ class LiveScreen:
         with suppress(OSError):
             self._console.print(Text(f"{time.strftime('%H:%M:%S')}  {line}"))
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, snapshot: PlatformSnapshot) -> None:
         if snapshot == self._shown:
             return
         self._shown = snapshot
@@ -83,7 +83,7 @@ class LiveScreen:
             self._live.update(render(snapshot), refresh=True)
 
 
-def render(snapshot: Snapshot) -> Group:
+def render(snapshot: PlatformSnapshot) -> Group:
     table = Table(box=None, pad_edge=False, header_style="bold")
     lines: list[Text | Table] = [Text(f"{snapshot.url}/v1  router {snapshot.router}"), table]
     for title in ("MODEL", "REPLICA", "STATE", "REQUESTS", "RESTARTS", "PORT"):

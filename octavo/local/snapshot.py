@@ -37,7 +37,7 @@ class PoolRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class PlatformSnapshot:
     """All of it, at one moment."""
 
     pid: int
@@ -57,7 +57,7 @@ class Snapshot:
         return json.dumps({**dataclasses.asdict(self), "is_ready": self.is_ready}, indent=2)
 
     @classmethod
-    def from_json(cls, text: str) -> Snapshot:
+    def from_json(cls, text: str) -> PlatformSnapshot:
         """Raises ValueError."""
         try:
             told: dict[str, Any] = json.loads(text)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from octavo.local.documents import read_documents
 from octavo.local.home import write_whole
-from octavo.local.launch import Share, launch_of
+from octavo.local.launch import ThreadShare, launch_of
 from octavo.local.pool import Pool
-from octavo.local.router import Router
-from octavo.local.snapshot import Snapshot
+from octavo.local.router import LocalRouter
+from octavo.local.snapshot import PlatformSnapshot
 from octavo_engine.errors import ConfigError
-from octavo_operator.routers.poller import Demand
+from octavo_operator.routers.poller import RouterDemand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         """Where it is shown."""
 
         def tell(self, line: str) -> None: ...
-        def show(self, snapshot: Snapshot) -> None: ...
+        def show(self, snapshot: PlatformSnapshot) -> None: ...
 
 
 BUSY_S = 0.2  # between looks while something is under way
@@ -42,7 +42,7 @@ END_S = 15.0  # beyond the longest drain: then what is left is killed
 SAME_WISH_S = 0.5  # Ctrl-C reaches us more than once where a shell passes it on
 
 
-class Supervisor:
+class PlatformSupervisor:
     """Use `run`; it returns when all has ended."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Supervisor:
         self._pools: dict[str, Pool] = {}
         self._problem = ""
         self._misses = 0  # looks at the files in a row that failed
-        self._demand = Demand(clock)
+        self._demand = RouterDemand(clock)
         self._changed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._is_hurried = False
@@ -70,7 +70,7 @@ class Supervisor:
         self._state_written_at = float("-inf")
         self._state_text = ""
         self._disk_problem = ""
-        self.router = Router(
+        self.router = LocalRouter(
             host, port,
             home=home, environ=environ, demand=self._demand,
             tell=screen.tell, wake=self._changed.set, clock=clock,
@@ -178,7 +178,7 @@ class Supervisor:
     def _look(self) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         wanted = max(1, sum(pool.wanted for pool in self._pools.values()))
-        share = Share(num_threads=max(1, (cores or 1) // wanted), replicas=wanted)
+        share = ThreadShare(num_threads=max(1, (cores or 1) // wanted), replicas=wanted)
         for pool in self._all():
             pool.look(share)
             if pool.is_gone:
@@ -238,7 +238,7 @@ class Supervisor:
         return list(self._pools.values())
 
     def _show(self) -> None:
-        snapshot = Snapshot(
+        snapshot = PlatformSnapshot(
             pid=os.getpid(),
             url=self.router.url,
             router="ending" if self._stopping.is_set() else self.router.state,

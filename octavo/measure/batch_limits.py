@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from octavo.measure.work import ModelWork, Step
+from octavo.measure.work import ModelWork, WorkStep
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
-    from octavo.measure.limits import Limits
+    from octavo.measure.limits import MachineLimits
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.info import ModelInfo
 
@@ -23,12 +23,18 @@ class Best(NamedTuple):
 
 
 def batch_best(
-    work: ModelWork, limits: Limits, *, count: int, at_once: int, input_len: int, output_len: int
+    work: ModelWork,
+    limits: MachineLimits,
+    *,
+    count: int,
+    at_once: int,
+    input_len: int,
+    output_len: int,
 ) -> Best:
     """Prompts one by one, then steps of `at_once` sequences, each at the machine's limit."""
     num_steps = ceil(count / at_once) * (output_len - 1)
-    step = Step.decode(min(count, at_once), input_len + output_len // 2)
-    prompt = Step.prefill(input_len)
+    step = WorkStep.decode(min(count, at_once), input_len + output_len // 2)
+    prompt = WorkStep.prefill(input_len)
     return Best(*(
         count * seconds(prompt, limits) + num_steps * seconds(step, limits)
         for seconds in (work.best_s, work.reading_s, work.multiplying_s)
@@ -36,7 +42,7 @@ def batch_best(
 
 
 def of_limit(
-    limits: Limits | None,
+    limits: MachineLimits | None,
     config: EngineConfig,
     info: ModelInfo,
     elapsed_s: float,

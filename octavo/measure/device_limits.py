@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from octavo.measure.limits import Limits
+from octavo.measure.limits import MachineLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +64,7 @@ def measure_device_limits(
     num_bytes: int = COPY_BYTES,
     size: int = GEMM_SIZE,
     timer: Timer = median_ms,
-) -> Limits:
+) -> MachineLimits:
     """About a second. The memory goes back: an engine counts what is free before it begins."""
     if device.type == "cuda":
         num_bytes = min(num_bytes, torch.cuda.mem_get_info(device)[0] // 4)
@@ -79,7 +79,7 @@ def measure_device_limits(
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         torch.cuda.empty_cache()
-    return Limits(len(os.sched_getaffinity(0)), bandwidth, peaks, device=name)
+    return MachineLimits(len(os.sched_getaffinity(0)), bandwidth, peaks, device=name)
 
 
 def _product(kind: str, a: Tensor, b: Tensor) -> Callable[[], object]:

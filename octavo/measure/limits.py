@@ -30,7 +30,7 @@ TORCH_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MachineLimits:
     """Best of several rounds: noise only ever makes a machine look slower."""
 
     num_cores: int  # of the host
@@ -47,7 +47,7 @@ class Limits:
         return f"{self.machine}, {self.read_gb_s:.1f} GB/s read, GFLOP/s: {peaks}"
 
 
-def limits_for(config: EngineConfig) -> Limits | None:
+def limits_for(config: EngineConfig) -> MachineLimits | None:
     """Of what the settings compute on, before the engine is there to share it. None: nobody knows
     that device's limits. Raises ConfigError if there is no such device."""
     if config.device in ("auto", "cpu"):
@@ -60,9 +60,9 @@ def limits_for(config: EngineConfig) -> Limits | None:
     return measure_device_limits(open_device("cuda"), dtype=config.dtype)
 
 
-def measure_limits() -> Limits:
+def measure_limits() -> MachineLimits:
     """Of the processor. Takes about 15 seconds with torch, 2 without."""
-    return Limits(num_cores(), _read_gb_s(), _gemm_peaks())
+    return MachineLimits(num_cores(), _read_gb_s(), _gemm_peaks())
 
 
 def _read_gb_s() -> float:

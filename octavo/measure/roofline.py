@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from octavo.measure.limits import Limits
+    from octavo.measure.limits import MachineLimits
     from octavo.measure.study import Series
 
 _COLOURS = ("#1f6f8b", "#d1793b", "#5b8c5a", "#8a5a9e")
@@ -20,7 +20,7 @@ _NUMBERED = ("1", "8", "64")  # more would cover each other
 _WIDEN = 2.5  # of the axes beyond the outermost points
 
 
-def draw(path: Path, limits: Limits, series: Sequence[Series]) -> None:
+def draw(path: Path, limits: MachineLimits, series: Sequence[Series]) -> None:
     figure = require(path).Figure(figsize=(8.4, 5.2), layout="tight")
     axis = figure.subplots()
     intensities = [x for one in series for _, x, _ in one.points]

@@ -8,7 +8,7 @@ STAT = Path("/proc/stat")
 _IDLE, _IOWAIT, _STEAL, _GUEST = 3, 4, 7, 8  # user nice system idle iowait irq softirq steal guest…
 
 
-class Stolen:
+class StealTime:
     """Of the processor time that was asked for here, counted from when this was made."""
 
     def __init__(self, stat: Path = STAT) -> None:

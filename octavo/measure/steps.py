@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.bench.report import random_prompts
-from octavo.measure.work import Step
+from octavo.measure.work import WorkStep
 from octavo_engine.errors import OctavoError
 from octavo_engine.state.request import EngineRequest
 from octavo_engine.state.sampling_params import SamplingParams
@@ -28,7 +28,7 @@ WARM_UP_STEPS = 2
 class Timed:
     """A step, and how long it takes: the median of several."""
 
-    step: Step
+    step: WorkStep
     seconds: float
 
 
@@ -56,7 +56,7 @@ class Stepper:
             self._engine.abort(request_id)
         self._drain()
         return Timed(
-            Step.decode(num_sequences, prompt_len + last // 2),
+            WorkStep.decode(num_sequences, prompt_len + last // 2),
             statistics.median(seconds[WARM_UP_STEPS:]),
         )
 
@@ -68,7 +68,7 @@ class Stepper:
             started_at = time.perf_counter()
             self._drain()
             seconds.append(time.perf_counter() - started_at)
-        return Timed(Step.prefill(length), statistics.median(seconds[1:]))
+        return Timed(WorkStep.prefill(length), statistics.median(seconds[1:]))
 
     def _add(self, count: int, prompt_len: int, max_tokens: int) -> list[str]:
         self._seed += 1

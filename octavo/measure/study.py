@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.measure.limits import limits_for
-from octavo.measure.steal_time import Stolen, describe
+from octavo.measure.steal_time import StealTime, describe
 from octavo.measure.steps import WARM_UP_STEPS, Stepper
 from octavo.measure.work import ModelWork
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from octavo.measure.limits import Limits
+    from octavo.measure.limits import MachineLimits
     from octavo.measure.steps import Timed
     from octavo_engine.config import EngineConfig
 
@@ -24,7 +24,7 @@ ROUNDS = 3  # of the prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class StudySizes:
     """What to measure."""
 
     batch_sizes: tuple[int, ...]
@@ -35,7 +35,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class StudyLine:
     """One measured step."""
 
     what: str
@@ -54,20 +54,20 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
+class StepStudy:
     """One model's figures."""
 
     name: str
     form: str  # of its weights, and of activations in fewer bits
     multiplied_in: str
     backend: str
-    limits: Limits
+    limits: MachineLimits
     weight_bytes: float
     own_bytes: int  # memory of this process beside weights and KV cache
     load_s: float
-    decode: tuple[Line, ...]  # by batch size
-    prompt: Line
-    long_context: Line | None
+    decode: tuple[StudyLine, ...]  # by batch size
+    prompt: StudyLine
+    long_context: StudyLine | None
     stolen: float | None  # of the processor time meanwhile, by the host; None: not counted
 
 
@@ -80,8 +80,12 @@ class Series(NamedTuple):
 
 
 def measure(
-    config: EngineConfig, sizes: Sizes, *, name: str | None = None, limits: Limits | None = None
-) -> Study:
+    config: EngineConfig,
+    sizes: StudySizes,
+    *,
+    name: str | None = None,
+    limits: MachineLimits | None = None,
+) -> StepStudy:
     """Loads the model, and measures the limits unless they are given. Raises as the engine does."""
     from octavo_engine.core.build import build_engine, resolve
 
@@ -93,7 +97,7 @@ def measure(
                 "whose limits can be measured beside them"
             )
         print(limits.describe(), file=sys.stderr, flush=True)
-    stolen, rss_before = Stolen(), _rss_bytes()
+    stolen, rss_before = StealTime(), _rss_bytes()
     started_at = time.perf_counter()
     engine, info = build_engine(config)
     load_s = time.perf_counter() - started_at
@@ -123,7 +127,7 @@ def measure(
     finally:
         engine.close()
     in_8_bits = ", 8-bit activations" if config.activation_bits == 8 else ""
-    return Study(
+    return StepStudy(
         name or info.names[0],
         work.form + in_8_bits,
         work.held.multiplied_in,
@@ -139,7 +143,7 @@ def measure(
     )
 
 
-def roomy(config: EngineConfig, sizes: Sizes) -> EngineConfig:
+def roomy(config: EngineConfig, sizes: StudySizes) -> EngineConfig:
     """With room for the largest batch, and for the prompt in one step: the limit is one step's."""
     scheduler = config.scheduler
     most = max(sizes.batch_sizes[-1], scheduler.max_num_seqs)
@@ -151,7 +155,7 @@ def roomy(config: EngineConfig, sizes: Sizes) -> EngineConfig:
     )
 
 
-def show(study: Study) -> None:
+def show(study: StepStudy) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -160,7 +164,7 @@ def show(study: Study) -> None:
     table = Table("step", "ms", "tok/s", "of bandwidth", peak, "one sequence more", title=title)
     for column in table.columns[1:5]:
         column.justify = "right"
-    before: Line | None = None
+    before: StudyLine | None = None
     for line in (*study.decode, study.prompt, study.long_context):
         if line is None:
             continue
@@ -184,7 +188,7 @@ def show(study: Study) -> None:
         print(taken)
 
 
-def as_json(study: Study) -> dict[str, Any]:
+def as_json(study: StepStudy) -> dict[str, Any]:
     """The figures by name; `of_limit` with each."""
     document = asdict(study)
     for key in ("decode", "prompt", "long_context"):
@@ -195,16 +199,16 @@ def as_json(study: Study) -> dict[str, Any]:
     return document
 
 
-def series(study: Study) -> Series:
+def series(study: StepStudy) -> Series:
     lines = (*study.decode, study.prompt)
     points = tuple((line.what, line.intensity, line.gflop_s) for line in lines)
     return Series(f"{study.name}, {study.form}", study.multiplied_in, points)
 
 
-def _line(what: str, timed: Timed, work: ModelWork, limits: Limits) -> Line:
+def _line(what: str, timed: Timed, work: ModelWork, limits: MachineLimits) -> StudyLine:
     flop = work.num_flop(timed.step)
     has_peak = work.held.multiplied_in in limits.gemm_gflop_s
-    return Line(
+    return StudyLine(
         what,
         timed.seconds,
         timed.step.num_tokens,
@@ -217,7 +221,7 @@ def _line(what: str, timed: Timed, work: ModelWork, limits: Limits) -> Line:
     )
 
 
-def _more_ms(before: Line, line: Line) -> float:
+def _more_ms(before: StudyLine, line: StudyLine) -> float:
     more = line.num_tokens - before.num_tokens
     return (line.seconds - before.seconds) / more * 1e3
 

@@ -17,14 +17,14 @@ from octavo_engine.models.registry import build_model
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo.measure.limits import Limits
+    from octavo.measure.limits import MachineLimits
     from octavo.measure.weight_formats import Held
     from octavo_engine.config import EngineConfig
     from octavo_engine.weights.source import ModelFiles
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class WorkStep:
     """What is computed at once."""
 
     num_tokens: int
@@ -33,13 +33,13 @@ class Step:
     num_pairs: int  # of a token and a token that it sees
 
     @classmethod
-    def decode(cls, num_sequences: int, context: int) -> Step:
+    def decode(cls, num_sequences: int, context: int) -> WorkStep:
         """One more token for each; `context` tokens seen by each, itself included."""
         seen = num_sequences * context
         return cls(num_sequences, num_sequences, seen, seen)
 
     @classmethod
-    def prefill(cls, length: int) -> Step:
+    def prefill(cls, length: int) -> WorkStep:
         """One prompt, whole."""
         return cls(length, 1, length, length * (length + 1) // 2)
 
@@ -90,30 +90,30 @@ class ModelWork:
         )
         return (body + head) / 8
 
-    def num_bytes(self, step: Step) -> float:
+    def num_bytes(self, step: WorkStep) -> float:
         """That have to come from memory: weights once for all tokens, the cache for each."""
         return self.weight_bytes + step.num_kv_tokens * self.kv_bytes_per_token
 
-    def num_flop(self, step: Step) -> float:
+    def num_flop(self, step: WorkStep) -> float:
         products = self.body_weights * step.num_tokens + self.head_weights * step.num_logit_rows
         return 2.0 * products + self.attention_flop_per_pair * step.num_pairs
 
-    def peak(self, limits: Limits) -> float:
+    def peak(self, limits: MachineLimits) -> float:
         """FLOP/s of the type that weights are multiplied in; infinite where it is not known."""
         return limits.gemm_gflop_s.get(self.held.multiplied_in, inf) * 1e9
 
-    def reading_s(self, step: Step, limits: Limits) -> float:
+    def reading_s(self, step: WorkStep, limits: MachineLimits) -> float:
         """How long its bytes take to be read."""
         return self.num_bytes(step) / (limits.read_gb_s * 1e9)
 
-    def multiplying_s(self, step: Step, limits: Limits) -> float:
+    def multiplying_s(self, step: WorkStep, limits: MachineLimits) -> float:
         """How long its products take; nothing where the peak is not known."""
         return self.num_flop(step) / self.peak(limits)
 
-    def best_s(self, step: Step, limits: Limits) -> float:
+    def best_s(self, step: WorkStep, limits: MachineLimits) -> float:
         return max(self.reading_s(step, limits), self.multiplying_s(step, limits))
 
-    def bound(self, step: Step, limits: Limits) -> str:
+    def bound(self, step: WorkStep, limits: MachineLimits) -> str:
         """What sets the limit."""
         is_reading = self.reading_s(step, limits) >= self.multiplying_s(step, limits)
         return "read bandwidth" if is_reading else f"{self.held.multiplied_in} GEMM peak"

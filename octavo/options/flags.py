@@ -196,7 +196,7 @@ SECRET = frozenset(("api_keys", "admin_api_keys", "ssl_keyfile_password"))  # ne
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
-class Settings:
+class FlagSettings:
     """What was asked for, by every way there is, with where each value came from."""
 
     def __init__(self, values: Mapping[str, tuple[Any, str]]) -> None:
@@ -248,7 +248,7 @@ def resolve(
     roots: Mapping[str, type[Any]],
     environ: Mapping[str, str],
     file: Mapping[str, Any],
-) -> Settings:
+) -> FlagSettings:
     """Flags over environment over file. Raises ConfigError that names the place."""
     values: dict[str, tuple[Any, str]] = {}
     left = {key.replace("_", "-"): value for key, value in file.items()}
@@ -269,7 +269,7 @@ def resolve(
         near = difflib.get_close_matches(name, [flag.flag for flag in flags], 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(f"the config file has an unknown key {name}{hint}")
-    return Settings(values)
+    return FlagSettings(values)
 
 
 def unknown_environment(environ: Mapping[str, str]) -> list[str]:

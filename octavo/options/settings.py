@@ -49,7 +49,7 @@ def engine_config(
 
 def serve_settings(
     args: argparse.Namespace, environ: Mapping[str, str] = os.environ
-) -> tuple[EngineConfig, ServerSettings, flags.Settings]:
+) -> tuple[EngineConfig, ServerSettings, flags.FlagSettings]:
     """For `octavo serve`. Raises ConfigError."""
     from octavo_engine.server.settings import ServerSettings
 
@@ -62,7 +62,9 @@ def warn_of_unknown_environment(environ: Mapping[str, str] = os.environ) -> None
         print(f"octavo: warning: {name} is set, but nothing reads it", file=sys.stderr)
 
 
-def render_config(config: EngineConfig, server: ServerSettings, settings: flags.Settings) -> str:
+def render_config(
+    config: EngineConfig, server: ServerSettings, settings: flags.FlagSettings
+) -> str:
     """As the TOML file that would give the same. Keys of callers are not shown."""
     lines = ["# flag > environment > file > default"]
     for title, table, root in (
@@ -85,7 +87,7 @@ def render_config(config: EngineConfig, server: ServerSettings, settings: flags.
 
 def _resolve(
     args: argparse.Namespace, environ: Mapping[str, str], *, serving: bool
-) -> flags.Settings:
+) -> flags.FlagSettings:
     positional = getattr(args, "model_positional", None)
     if positional is not None:
         if hasattr(args, "model") and args.model != positional:

@@ -41,7 +41,7 @@ class Figures:
 
 
 @dataclass(slots=True)
-class Record:
+class RequestOutcome:
     """One request on its way."""
 
     arrived_at: float
@@ -54,7 +54,7 @@ class Record:
 
 
 @dataclass(slots=True)
-class Tally:
+class StudyTally:
     """What is collected while a run lasts."""
 
     num_refused: int = 0
@@ -68,7 +68,7 @@ class Tally:
     began_at: float = float("inf")
     ended_at: float = 0.0
 
-    def add(self, record: Record) -> None:
+    def add(self, record: RequestOutcome) -> None:
         """It was answered in full."""
         self.ttfts.append(record.first_at - record.arrived_at)
         self.durations.append(record.last_at - record.arrived_at)

@@ -25,7 +25,7 @@ _LOWER = ("ttft_p50_s", "ttft_p99_s", "itl_mean_s")
 _HIGHER = ("output_tokens_per_s",)
 
 
-class Finding(NamedTuple):
+class PolicyFinding(NamedTuple):
     """One comparison: `ratio` above 1 speaks for the default policy."""
 
     workload: str
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
         return f"{word}: {self.workload}, {self.figure}: {self.ratio:.3f} x {self.other}"
 
 
-def judge_sharing(workload: str, results: Sequence[Figures]) -> list[Finding]:
+def judge_sharing(workload: str, results: Sequence[Figures]) -> list[PolicyFinding]:
     """Better than those that do not look at prefixes, in all that counts."""
     default, others = _split(results)
     findings = []
@@ -49,12 +49,14 @@ def judge_sharing(workload: str, results: Sequence[Figures]) -> list[Finding]:
         for name in _SHARING:
             mine, theirs = attrgetter(name)(default), attrgetter(name)(other)
             findings.append(
-                Finding(workload, name, other.policy, theirs / max(mine, 1e-12), mine < theirs)
+                PolicyFinding(
+                    workload, name, other.policy, theirs / max(mine, 1e-12), mine < theirs
+                )
             )
     return findings
 
 
-def judge_random(workload: str, results: Sequence[Figures]) -> list[Finding]:
+def judge_random(workload: str, results: Sequence[Figures]) -> list[PolicyFinding]:
     """Never much worse than the best of the others."""
     default, others = _split(results)
     findings = []
@@ -62,7 +64,7 @@ def judge_random(workload: str, results: Sequence[Figures]) -> list[Finding]:
         best = (max if name in _HIGHER else min)(others, key=attrgetter(name))
         mine, theirs = attrgetter(name)(default), attrgetter(name)(best)
         ratio = mine / max(theirs, 1e-12) if name in _HIGHER else theirs / max(mine, 1e-12)
-        findings.append(Finding(workload, name, best.policy, ratio, ratio >= 1 - TOLERANCE))
+        findings.append(PolicyFinding(workload, name, best.policy, ratio, ratio >= 1 - TOLERANCE))
     return findings
 
 

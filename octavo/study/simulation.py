@@ -10,13 +10,13 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from octavo.study.engine import SimulatedEngine
-from octavo.study.figures import Record, Tally
+from octavo.study.figures import RequestOutcome, StudyTally
 from octavo.study.shapes import ChatText, TokenIds
 from octavo.study.study_router import StudyRouter
 from octavo.study.timeline import Timeline
 from octavo_engine.errors import RequestError
 from octavo_router.residency import native
-from octavo_router.routing.outcome import Outcome, Result
+from octavo_router.routing.outcome import AttemptResult, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +44,7 @@ class Setup:
     seed: int = 0
 
 
-class Study:
+class RoutingStudy:
     """Runs a workload under one policy after another. What depends on prompts only is kept."""
 
     def __init__(self, workload: Workload, setup: Setup) -> None:
@@ -63,7 +63,7 @@ def compare(
 ) -> Iterator[Figures]:
     """Under each policy, in this order, each as soon as it is there; on so many cores."""
     if num_jobs == 1 or len(policies) == 1:
-        study = Study(workload, setup)
+        study = RoutingStudy(workload, setup)
         yield from map(study.run, policies)
         return
     with ProcessPoolExecutor(num_jobs, mp_context=get_context("spawn")) as pool:
@@ -71,14 +71,14 @@ def compare(
 
 
 def _run_alone(workload: Workload, setup: Setup, policy: str) -> Figures:
-    return Study(workload, setup).run(policy)
+    return RoutingStudy(workload, setup).run(policy)
 
 
 class _Open(NamedTuple):
     """A request that an engine has."""
 
     lease: Lease
-    record: Record
+    record: RequestOutcome
     answer_labels: Callable[[], Labels | None]
 
 
@@ -90,7 +90,7 @@ class _Run:
         self._arrivals = workload.arrivals
         self._shape = shape
         self._timeline = Timeline()
-        self._tally = Tally()
+        self._tally = StudyTally()
         self._num_open = len(self._arrivals)
         self._open: dict[str, _Open] = {}
         self._followers: defaultdict[int, list[int]] = defaultdict(list)
@@ -143,7 +143,7 @@ class _Run:
             if self._submit(number, prepared, lease):
                 return
             refused.append(lease.endpoint)
-            lease.finish(Outcome(Result.REFUSED))
+            lease.finish(Outcome(AttemptResult.REFUSED))
 
     def _submit(self, number: int, prepared: Prepared, lease: Lease) -> bool:
         arrival = self._arrivals[number]
@@ -156,7 +156,7 @@ class _Run:
         except RequestError:
             return False
         self._num_placed[name] += 1
-        record = Record(
+        record = RequestOutcome(
             self._timeline.now,
             num_prompt_tokens=len(prepared.tokens),
             num_predicted_tokens=min(lease.decision.matched_tokens, len(prepared.tokens) - 1),
@@ -199,7 +199,7 @@ class _Run:
         num_gaps = record.num_output_tokens - 1
         lease.finish(
             Outcome(
-                Result.OK,
+                AttemptResult.OK,
                 ttft_s=ttft_s,
                 duration_s=duration_s,
                 cached_tokens=record.num_cached_tokens,

@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from octavo_operator.errors import SettingsInvalid
-from octavo_operator.settings import Images, Router, Settings
+from octavo_operator.settings import Images, OperatorSettings, RouterSettings
 
 if TYPE_CHECKING:
     import argparse
@@ -104,13 +104,13 @@ def read_values(args: argparse.Namespace, environment: Mapping[str, str]) -> dic
 
 def read_settings(
     values: Mapping[str, str], environment: Mapping[str, str]
-) -> tuple[KubeConfig, Settings, RunSettings]:
+) -> tuple[KubeConfig, OperatorSettings, RunSettings]:
     """Raises SettingsInvalid."""
     from octavo_operator.cluster.kube_config import load
     from octavo_operator.cluster.leader import LeaseTimes
     from octavo_operator.process import RunSettings
 
-    settings = Settings(
+    settings = OperatorSettings(
         field_manager=values["field-manager"],
         namespaces=_names(values["namespaces"]),
         images=Images(
@@ -119,7 +119,7 @@ def read_settings(
             pull_policy=_pull_policy(values["pull-policy"]),
             pull_secrets=_names(values["image-pull-secrets"]),
         ),
-        router=Router(
+        router=RouterSettings(
             namespace=values["router-namespace"],
             service=values["router-service"],
             url=values["router-url"],
@@ -150,7 +150,7 @@ def read_settings(
     return config, settings, run_settings
 
 
-def _run(config: KubeConfig, settings: Settings, run_settings: RunSettings) -> int:
+def _run(config: KubeConfig, settings: OperatorSettings, run_settings: RunSettings) -> int:
     from octavo_operator.cluster.kube import KubeCluster
     from octavo_operator.process import Operator
 

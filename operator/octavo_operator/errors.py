@@ -77,7 +77,7 @@ class Gone(ClusterError):
     """The resource version or continue token is too old."""
 
 
-class Refused(ClusterError):
+class ApiRefused(ClusterError):
     """The request itself is at fault: schema, admission, quota, permission."""
 
 

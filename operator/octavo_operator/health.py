@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_operator.metrics import Metrics
+    from octavo_operator.metrics import OperatorMetrics
 
 logger = logging.getLogger("octavo.operator.health")
 
@@ -20,7 +20,7 @@ TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class OperatorHealth:
     """One look at ourselves."""
 
     news_age_s: float  # since a watch or list told anything
@@ -43,7 +43,7 @@ class Health:
 class HealthServer:
     """Answers on the operator's own loop: when that hangs, so does the probe."""
 
-    def __init__(self, look: Callable[[], Health], metrics: Metrics) -> None:
+    def __init__(self, look: Callable[[], OperatorHealth], metrics: OperatorMetrics) -> None:
         self._look = look
         self._metrics = metrics
 
@@ -85,7 +85,7 @@ class HealthServer:
         return _response(404, "text/plain", "there are /healthz, /readyz and /metrics\n")
 
 
-def _json(status: int, health: Health) -> bytes:
+def _json(status: int, health: OperatorHealth) -> bytes:
     told = {
         "alive": health.is_alive,
         "synced": health.is_synced,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from octavo_operator.watch.work_queue import Outcome
+    from octavo_operator.watch.work_queue import KeyOutcome
 
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -28,7 +28,7 @@ ROUTERS = "octavo_operator_routers"
 ROUTER_ERRORS = "octavo_operator_router_errors"
 
 
-class Metrics:
+class OperatorMetrics:
     """Confined to the event loop."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Metrics:
     def num_reconciles(self) -> int:
         return sum(self.outcomes.values())
 
-    def reconciled(self, outcome: Outcome, took_s: float) -> None:
+    def reconciled(self, outcome: KeyOutcome, took_s: float) -> None:
         name = "gone" if outcome.is_gone else "failed" if outcome.is_failed else "done"
         self.outcomes[name] += 1
         self._buckets[bisect_left(BOUNDS_S, took_s)] += 1

@@ -16,30 +16,30 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from octavo_engine.protocol.endpoints import OPERATOR_PORT
-from octavo_operator.cluster.connections import Session
+from octavo_operator.cluster.connections import HttpSession
 from octavo_operator.cluster.guard import GuardedCluster, TokenBucket
 from octavo_operator.cluster.leader import Leader, LeaseTimes
 from octavo_operator.errors import ClusterError
-from octavo_operator.health import Health, HealthServer
+from octavo_operator.health import HealthServer, OperatorHealth
 from octavo_operator.loop_watch import MAX_LAG_S, LoopWatch
-from octavo_operator.metrics import Metrics
+from octavo_operator.metrics import OperatorMetrics
 from octavo_operator.objects import kinds
 from octavo_operator.reconcile import Reconciler
 from octavo_operator.report.events import EventRecorder
 from octavo_operator.routers.fetch import TIMEOUT_S, RouterFetch, router_tls
-from octavo_operator.routers.poller import Demand, RouterPoller
+from octavo_operator.routers.poller import RouterDemand, RouterPoller
 from octavo_operator.watch import kopf_source
-from octavo_operator.watch.informer import Intake
+from octavo_operator.watch.informer import Informer
 from octavo_operator.watch.namespaces import ASK_AGAIN_S, permitted, until_permitted
-from octavo_operator.watch.work_queue import Outcome, Pace, Schedule, WorkQueue
-from octavo_operator.watch.world import WATCHED, Key, World, are_synced
+from octavo_operator.watch.work_queue import KeyOutcome, Pace, Schedule, WorkQueue
+from octavo_operator.watch.world import WATCHED, DeploymentKey, World, are_synced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from octavo_operator.cluster.kube import KubeCluster
     from octavo_operator.cluster.kube_config import KubeConfig
-    from octavo_operator.settings import Settings
+    from octavo_operator.settings import OperatorSettings
 
 logger = logging.getLogger("octavo.operator")
 
@@ -71,7 +71,7 @@ class Operator:
     """Built within `async with KubeCluster`; `run` ends by a signal, `stop`, or an error."""
 
     def __init__(
-        self, config: KubeConfig, cluster: KubeCluster, settings: Settings, run: RunSettings
+        self, config: KubeConfig, cluster: KubeCluster, settings: OperatorSettings, run: RunSettings
     ) -> None:
         clock = time.monotonic
         self._config = config
@@ -79,9 +79,9 @@ class Operator:
         self._settings = settings
         self._run = run
         self._router_tls = router_tls(settings.router)
-        self.metrics = Metrics()
+        self.metrics = OperatorMetrics()
         self.world = World()
-        self.demand = Demand(clock)
+        self.demand = RouterDemand(clock)
         self._stop = asyncio.Event()
         self._loop = LoopWatch("operator")
         self._watch_loop = LoopWatch("kopf")
@@ -110,14 +110,14 @@ class Operator:
         self._events = EventRecorder(self._guarded, clock=clock, now_text=_now)
         self._reconciler: Reconciler | None = None
         pace = replace(run.pace, resync_s=run.resync_s)
-        self.queue: WorkQueue[Key] = WorkQueue(
+        self.queue: WorkQueue[DeploymentKey] = WorkQueue(
             self._work,
             Schedule(pace, random.Random()),
             clock=clock,
             metrics=self.metrics,
             num_workers=run.num_workers,
         )
-        self.intake = Intake(
+        self.intake = Informer(
             self._guarded,
             self.world,
             namespaces=settings.namespaces,
@@ -170,7 +170,7 @@ class Operator:
             extra={"objects": len(self.world), "seconds": round(time.monotonic() - began_at, 2)},
         )
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-        async with Session(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
+        async with HttpSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
             poller = RouterPoller(
                 self._guarded,
                 self.demand,
@@ -243,9 +243,9 @@ class Operator:
         for key in self.world.all_keys():
             self.queue.add(key)
 
-    async def _work(self, key: Key) -> Outcome:
+    async def _work(self, key: DeploymentKey) -> KeyOutcome:
         if not self._may_write() or self._reconciler is None:
-            return Outcome()
+            return KeyOutcome()
         self.metrics.num_objects = len(self.world)
         return await self._reconciler.reconcile(key)
 
@@ -261,12 +261,12 @@ class Operator:
 
     def _wake_pool(self, pool: str) -> None:
         namespace, _, name = pool.partition("/")
-        key = Key(namespace, name)
+        key = DeploymentKey(namespace, name)
         if self.world.has(key):
             self.queue.add(key)
 
-    def _health(self) -> Health:
-        return Health(
+    def _health(self) -> OperatorHealth:
+        return OperatorHealth(
             news_age_s=time.monotonic() - self.intake.heard_at,
             max_news_age_s=self.intake.max_age_s,
             tried_age_s=time.monotonic() - self.intake.tried_at,

@@ -15,8 +15,8 @@ from octavo_operator.cluster.execute import execute, set_gate
 from octavo_operator.cluster.guard import NotLeader
 from octavo_operator.decide import adopt, canary, readiness_gate
 from octavo_operator.decide.accepted_spec import accept
-from octavo_operator.decide.autoscale import Memory, decide
-from octavo_operator.decide.plan import HOLD, Wish, plan_capacity, plan_changes
+from octavo_operator.decide.autoscale import ScaleHistory, decide
+from octavo_operator.decide.plan import HOLD, Target, plan_capacity, plan_changes
 from octavo_operator.decide.rollout_slots import RolloutSlots
 from octavo_operator.desired import Traffic, check_autoscaler, desired_objects
 from octavo_operator.desired.revision import image_of
@@ -30,14 +30,14 @@ from octavo_operator.errors import (
 from octavo_operator.objects import kinds, labels
 from octavo_operator.report.faults import Fault, refusal, unexplained
 from octavo_operator.report.reasons import Reason
-from octavo_operator.report.reporter import Reporter, Told
+from octavo_operator.report.reporter import Reported, Reporter
 from octavo_operator.report.status import (
     Scaling,
     rollout_from_status,
     scaling_from_status,
 )
-from octavo_operator.snapshot import View
-from octavo_operator.watch.work_queue import Outcome
+from octavo_operator.snapshot import ReconcileSnapshot
+from octavo_operator.watch.work_queue import KeyOutcome
 from octavo_operator.watch.world import waits_for_gate
 
 if TYPE_CHECKING:
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
     from octavo_operator.cluster.api import Cluster
     from octavo_operator.cluster.execute import Report
     from octavo_operator.decide.accepted_spec import Accepted
-    from octavo_operator.decide.canary import CanaryState, Sample, Verdict
-    from octavo_operator.decide.plan import Plan
-    from octavo_operator.decide.rollout import Replica
+    from octavo_operator.decide.canary import CanaryState, CanaryVerdict, Sample
+    from octavo_operator.decide.plan import ReconcilePlan
+    from octavo_operator.decide.rollout import RevisionReplica
     from octavo_operator.errors import NameConflict
     from octavo_operator.objects.kinds import Kind, Object
     from octavo_operator.report.events import EventRecorder
-    from octavo_operator.report.loading import Loading
-    from octavo_operator.routers.poller import Demand
-    from octavo_operator.settings import Settings
+    from octavo_operator.report.loading import LoadingState
+    from octavo_operator.routers.poller import RouterDemand
+    from octavo_operator.settings import OperatorSettings
     from octavo_operator.spec import LLMDeployment
-    from octavo_operator.watch.world import Key, Observed, World
+    from octavo_operator.watch.world import DeploymentKey, Observed, World
 
 logger = logging.getLogger("octavo.operator.reconcile")
 # While something is decided by the passing of time, and not by an event.
@@ -70,8 +70,8 @@ CONFLICT_TICK_S = 60.0
 class _Memory:
     """What a key's next reconcile had better know. Losing it costs a window or a write, no more."""
 
-    told: Told
-    scale: Memory = field(default_factory=Memory)
+    told: Reported
+    scale: ScaleHistory = field(default_factory=ScaleHistory)
     settled: dict[tuple[Kind, str], tuple[str, str]] = field(default_factory=dict)
     baseline: tuple[str, int, Sample, Sample] | None = None  # revision, step, stable, canary
     held_since: dict[str, float] = field(default_factory=dict)  # pods: by a quorum of routers
@@ -87,8 +87,8 @@ class Reconciler:
         self,
         cluster: Cluster,
         world: World,
-        demand: Demand,
-        settings: Settings,
+        demand: RouterDemand,
+        settings: OperatorSettings,
         events: EventRecorder,
         *,
         clock: Callable[[], float],
@@ -104,35 +104,35 @@ class Reconciler:
         self._epoch_clock = epoch_clock
         self._now_text = now_text
         self._reporter = Reporter(cluster, world, demand, events, clock=clock, now_text=now_text)
-        self._memories: dict[Key, _Memory] = {}
+        self._memories: dict[DeploymentKey, _Memory] = {}
         self._slots = RolloutSlots(world)
 
-    async def reconcile(self, key: Key) -> Outcome:
+    async def reconcile(self, key: DeploymentKey) -> KeyOutcome:
         body = self._world.deployment(key)
         if body is None:  # deleted: owner references clean up
             if (memory := self._memories.pop(key, None)) is not None:
                 self._reporter.forget(memory.told)
             self._demand.forget(f"{key.namespace}/{key.name}")
             self._slots.release(key)
-            return Outcome(is_gone=True)
+            return KeyOutcome(is_gone=True)
         if body["metadata"].get("deletionTimestamp"):
-            return Outcome()
+            return KeyOutcome()
         try:
             return await self._reconcile(key, body)
         except NotLeader:
-            return Outcome()  # whoever leads looks at everything
+            return KeyOutcome()  # whoever leads looks at everything
         except (Conflict, NotFound) as error:
             # Our picture is old; the event that mends it is on its way.
             logger.info("Read again", extra={"key": str(key), "error": str(error)})
             return await self._reread(key)
         except ClusterUnavailable as error:
             logger.warning("Backed off", extra={"key": str(key), "error": str(error)})
-            return Outcome(is_failed=True, again_after_s=error.retry_after_s)
+            return KeyOutcome(is_failed=True, again_after_s=error.retry_after_s)
         except ClusterError as error:
             logger.warning("Refused", extra={"key": str(key), "error": str(error)})
-            return Outcome(is_failed=True)
+            return KeyOutcome(is_failed=True)
 
-    async def _reconcile(self, key: Key, body: Object) -> Outcome:
+    async def _reconcile(self, key: DeploymentKey, body: Object) -> KeyOutcome:
         memory = self._memory(key, kinds.uid_of(body))
         previous = body.get("status") or {}
         try:
@@ -143,9 +143,9 @@ class Reconciler:
         if not view.plan.is_empty:
             newest = await self._confirm(key, body)
             if newest is None:
-                return Outcome(is_gone=True)
+                return KeyOutcome(is_gone=True)
             if _version(newest) != _version(body):
-                return Outcome(again_after_s=0.0)
+                return KeyOutcome(again_after_s=0.0)
         if _is_destructive(view.plan):
             # Nothing goes on the word of a watch alone.
             await self._refresh(key)
@@ -172,12 +172,12 @@ class Reconciler:
             view = self._look(key, body, accepted, memory, is_after=True)
         latest = self._world.deployment(key) or body
         await self._report(latest, view, memory.told, faults)
-        return Outcome(
+        return KeyOutcome(
             is_failed=bool(report.absent or report.refused),
             again_after_s=self._again_after(view, memory.told.loading, faults),
         )
 
-    def _check(self, key: Key, deployment: LLMDeployment) -> None:
+    def _check(self, key: DeploymentKey, deployment: LLMDeployment) -> None:
         """What the parser cannot know. Raises SpecInvalid."""
         if found := self._world.other_owner(key, deployment.model.names):
             name, owner = found
@@ -190,22 +190,24 @@ class Reconciler:
         check_autoscaler(deployment, self.settings)
         image_of(deployment, self.settings)
 
-    async def _refuse(self, key: Key, body: Object, error: SpecInvalid, memory: _Memory) -> Outcome:
+    async def _refuse(
+        self, key: DeploymentKey, body: Object, error: SpecInvalid, memory: _Memory
+    ) -> KeyOutcome:
         """No spec of it was ever accepted, or this version can carry out none: what runs stays."""
         generation = int(body["metadata"].get("generation") or 0)
         await self._set_gates(self._world.observe(key).pods, memory)
         await self._reporter.refuse(body, generation, Reason(error.reason), str(error))
-        return Outcome(again_after_s=_retry_of(error))
+        return KeyOutcome(again_after_s=_retry_of(error))
 
     def _look(
         self,
-        key: Key,
+        key: DeploymentKey,
         body: Object,
         accepted: Accepted,
         memory: _Memory,
         *,
         is_after: bool = False,
-    ) -> View:
+    ) -> ReconcileSnapshot:
         """Pure but for the memory of the autoscaler. Raises SpecInvalid where a spec that was
         accepted before cannot be carried out any more."""
         deployment, uid = accepted.deployment, kinds.uid_of(body)
@@ -220,7 +222,7 @@ class Reconciler:
         running = revision
         if state.rejected != revision:
             running = self._slots.admit(key, revision, observed, replicas, most=most)
-        wish = Wish(revision=running, replicas=count, rollout=deployment.rollout)
+        wish = Target(revision=running, replicas=count, rollout=deployment.rollout)
         verdict = self._verdict(deployment, state, memory)
         capacity = plan_capacity(
             wish,
@@ -246,14 +248,16 @@ class Reconciler:
         if running != revision:
             text = f"a rollout of another LLMDeployment to end (at most {most} at a time)"
             plan = replace(plan, hold=(*plan.hold, text))
-        return View(accepted, revision, wish, observed, replicas, capacity, plan, scaling)
+        return ReconcileSnapshot(
+            accepted, revision, wish, observed, replicas, capacity, plan, scaling
+        )
 
     def _wanted(
         self,
         deployment: LLMDeployment,
         status: Object,
         observed: Observed,
-        replicas: list[Replica],
+        replicas: list[RevisionReplica],
         memory: _Memory,
         is_after: bool,
     ) -> tuple[int, Scaling | None]:
@@ -276,7 +280,9 @@ class Reconciler:
         reason = f"{decision.reason}: {decision.message}"
         return decision.replicas, Scaling(decision.replicas, reason, self._now_text())
 
-    def _verdict(self, deployment: LLMDeployment, state: CanaryState, memory: _Memory) -> Verdict:
+    def _verdict(
+        self, deployment: LLMDeployment, state: CanaryState, memory: _Memory
+    ) -> CanaryVerdict:
         """The canary against the stable revision since the step began."""
         if not state.revision or deployment.rollout.strategy != "Canary":
             memory.baseline = None
@@ -307,12 +313,14 @@ class Reconciler:
             if stored is not None:
                 self._world.keep(kinds.POD, stored)
 
-    async def _report(self, body: Object, view: View, told: Told, refusals: list[Fault]) -> None:
+    async def _report(
+        self, body: Object, view: ReconcileSnapshot, told: Reported, refusals: list[Fault]
+    ) -> None:
         endpoint = self.settings.router.endpoint
         await self._reporter.report(body, view, told, refusals, endpoint=endpoint)
 
     def _again_after(
-        self, view: View, loading: Loading | None, faults: Sequence[Fault]
+        self, view: ReconcileSnapshot, loading: LoadingState | None, faults: Sequence[Fault]
     ) -> float | None:
         after_s = self._next_tick(view, loading)
         retries = [_retry_of(view.accepted.refusal)]
@@ -320,7 +328,7 @@ class Reconciler:
             retries.append(CONFLICT_TICK_S)
         return min((s for s in (after_s, *retries) if s is not None), default=None)
 
-    def _next_tick(self, view: View, loading: Loading | None) -> float | None:
+    def _next_tick(self, view: ReconcileSnapshot, loading: LoadingState | None) -> float | None:
         if any("deleted LLMDeployment" in text for text in view.plan.hold):
             return PREDECESSOR_TICK_S
         if not view.plan.is_empty:
@@ -336,7 +344,7 @@ class Reconciler:
             return TICK_S if waits or is_loading else 10 * TICK_S
         return None
 
-    async def _confirm(self, key: Key, body: Object) -> Object | None:
+    async def _confirm(self, key: DeploymentKey, body: Object) -> Object | None:
         """The resource as the API server has it now, or None where it is gone: children of what is
         gone would be made, and collected, for ever."""
         found = await self._cluster.get(kinds.LLM_DEPLOYMENT, key.namespace, key.name)
@@ -347,26 +355,26 @@ class Reconciler:
         self._world.keep(kinds.LLM_DEPLOYMENT, found)
         return found
 
-    async def _reread(self, key: Key) -> Outcome:
+    async def _reread(self, key: DeploymentKey) -> KeyOutcome:
         try:
             await self._refresh(key)
             if (body := self._world.deployment(key)) is not None:
                 await self._confirm(key, body)
         except ClusterError as error:
             logger.warning("Could not read again", extra={"key": str(key), "error": str(error)})
-        return Outcome(is_failed=True)
+        return KeyOutcome(is_failed=True)
 
-    async def _refresh(self, key: Key) -> None:
+    async def _refresh(self, key: DeploymentKey) -> None:
         """Read this key's Deployments and pods anew: what was only watched may be old."""
         selector = labels.selector_text(labels.engines(key.name))
         for kind in (kinds.DEPLOYMENT, kinds.POD):
             listing = await self._cluster.find(kind, key.namespace, selector=selector)
             self._world.replace_children(key, kind, listing)
 
-    def _memory(self, key: Key, uid: str) -> _Memory:
+    def _memory(self, key: DeploymentKey, uid: str) -> _Memory:
         memory = self._memories.get(key)
         if memory is None or memory.told.uid != uid:
-            memory = self._memories[key] = _Memory(Told(uid))
+            memory = self._memories[key] = _Memory(Reported(uid))
         return memory
 
 
@@ -374,11 +382,11 @@ def _version(body: Object) -> tuple[str, int]:
     return kinds.uid_of(body), int(body["metadata"].get("generation") or 0)
 
 
-def _is_destructive(plan: Plan) -> bool:
+def _is_destructive(plan: ReconcilePlan) -> bool:
     return bool(plan.delete) or any(order.replicas < order.was for order in plan.scale)
 
 
-def _moved(view: View, previous: Object) -> bool:
+def _moved(view: ReconcileSnapshot, previous: Object) -> bool:
     """A decision about the number of replicas that is not stored yet."""
     return view.scaling is not None and view.scaling != scaling_from_status(previous)
 

@@ -41,7 +41,7 @@ class Images:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Router:
+class RouterSettings:
     """How the routers are found: their pods, and the URL that clients use."""
 
     namespace: str = "octavo-system"
@@ -68,13 +68,13 @@ class Router:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class OperatorSettings:
     """Everything the operator is told when it starts, and what it found the cluster able to do."""
 
     field_manager: str = "octavo-operator"
     namespaces: tuple[str, ...] = ()  # empty: all
     images: Images = field(default_factory=Images)
-    router: Router = field(default_factory=Router)
+    router: RouterSettings = field(default_factory=RouterSettings)
     capabilities: frozenset[str] = frozenset()  # of OPTIONAL_KINDS, those the cluster serves
     readiness_gate: bool = True  # pods wait for octavo.dev/Routable; off where no router runs
     network_policy: bool = True  # engines accept traffic from routers and monitoring only

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from octavo_operator.decide.accepted_spec import Accepted
-    from octavo_operator.decide.plan import CapacityPlan, Plan, Wish
-    from octavo_operator.decide.rollout import Replica
+    from octavo_operator.decide.plan import CapacityPlan, ReconcilePlan, Target
+    from octavo_operator.decide.rollout import RevisionReplica
     from octavo_operator.report.status import Scaling
     from octavo_operator.spec import LLMDeployment
     from octavo_operator.watch.world import Observed
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ReconcileSnapshot:
     """Everything one look has computed."""
 
     accepted: Accepted
     revision: str
-    wish: Wish
+    wish: Target
     observed: Observed
-    replicas: list[Replica]
+    replicas: list[RevisionReplica]
     capacity: CapacityPlan
-    plan: Plan
+    plan: ReconcilePlan
     scaling: Scaling | None
 
     @property

@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from octavo_router.endpoints.endpoint import Endpoint
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.flow.tenant import Tenant
 from octavo_router.http.client_connection import ClientConnection
 from octavo_router.http.request_head import RequestHead
-from octavo_router.http.response_head import AnswerHead
+from octavo_router.http.response_head import ResponseHead
 from octavo_router.http.upstream_connection import Loss, UpstreamConnection
 from octavo_router.metrics.record import RequestRecord
-from octavo_router.proxy.exchange import Exchange
+from octavo_router.proxy.exchange import ProxyExchange
 from octavo_router.proxy.heads import EndpointLines
 from octavo_router.proxy.paths import ProxiedPath
 from octavo_router.proxy.service import Proxy
-from octavo_router.routing.models import Route
+from octavo_router.routing.models import ModelRoute
 
 ROUTE_KEYS_VERSION: bytes  # of protocol.route_keys when this was built
 
@@ -125,7 +125,7 @@ class Flight:
     path: ProxiedPath
     record: RequestRecord
     tenant: Tenant
-    route: Route
+    route: ModelRoute
     endpoint: Endpoint
     lines: EndpointLines
     upstream: UpstreamConnection | None
@@ -146,8 +146,8 @@ class Flight:
     total_at: float
 
     def on_connected(self, connection: UpstreamConnection, /) -> None: ...
-    def on_whole(self, head: AnswerHead, body: bytes, /) -> None: ...
-    def on_head(self, head: AnswerHead, /) -> None: ...
+    def on_whole(self, head: ResponseHead, body: bytes, /) -> None: ...
+    def on_head(self, head: ResponseHead, /) -> None: ...
     def on_body(self, data: bytes, /) -> None: ...
     def on_end(self) -> None: ...
     def on_lost(self, loss: Loss, problem: str, /) -> None: ...
@@ -157,13 +157,13 @@ class Flight:
     def client_too_slow(self) -> None: ...
     def probe(self) -> bytes: ...
     def on_deadline(self, now: float, /) -> None: ...
-    def shut_down(self, error: Refused, /) -> None: ...
+    def shut_down(self, error: Rejected, /) -> None: ...
 
 class Lane:
     def __init__(
         self,
         proxy: Proxy,
-        take_over: Callable[[Flight], Exchange],
+        take_over: Callable[[Flight], ProxyExchange],
         broke: Callable[[Flight, Exception], None],
         /,
     ) -> None: ...

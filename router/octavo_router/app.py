@@ -25,12 +25,12 @@ from octavo_router.discovery.pool_config import discovered_models, discovered_po
 from octavo_router.endpoints.registry import Registry
 from octavo_router.errors import ConfigInvalid
 from octavo_router.flow.admin import AdminAccess
-from octavo_router.flow.admission import Gate
+from octavo_router.flow.admission import AdmissionGate
 from octavo_router.flow.budget import RetryBudget, Throttle
 from octavo_router.flow.keys_file import KeysFile
 from octavo_router.flow.memory import Level, MemoryWatch
 from octavo_router.gauges import make_gauges, make_shadow_gauges
-from octavo_router.http.deadlines import Deadlines
+from octavo_router.http.deadlines import DeadlineTick
 from octavo_router.http.network import Network
 from octavo_router.http.tls import ClientTls
 from octavo_router.logs import change_level
@@ -38,12 +38,12 @@ from octavo_router.loop_watch import LoopWatch
 from octavo_router.metrics import RouterMetrics
 from octavo_router.observer import MetricsObserver
 from octavo_router.proxy.canary import Canaries
-from octavo_router.proxy.interfaces import Parts
+from octavo_router.proxy.interfaces import ProxyParts
 from octavo_router.proxy.service import Proxy
 from octavo_router.proxy.upstreams import Upstreams
 from octavo_router.residency import native
 from octavo_router.routing.build import build_dispatcher, policy_names, reconfigure
-from octavo_router.routing.capacity import Rooms
+from octavo_router.routing.capacity import PoolCapacity
 from octavo_router.routing.models import Models
 from octavo_router.signals.settings import SignalSettings
 from octavo_router.signals.signals import Signals
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from octavo_router.config.settings import RouterConfig
     from octavo_router.console.live import Live
     from octavo_router.discovery.source import PoolRoute
-    from octavo_router.discovery.upstreams import Upstreams as StaticUpstreams
+    from octavo_router.discovery.upstreams import ConfiguredUpstreams as StaticUpstreams
     from octavo_router.epp.server import EppServer
     from octavo_router.flow.keys import KeyTable
 
@@ -109,16 +109,16 @@ class App:
             make_underway=hot_path.Underway,
         )  # fmt: skip
         self.models = Models(self.registry, config.models)
-        self._rooms = Rooms(self.registry, config.flow)
+        self._rooms = PoolCapacity(self.registry, config.flow)
         self._keys_file = KeysFile(config.flow, environment)
         table = self._keys_file.load()
         self._throttle = Throttle(config.retry, clock, self._rng)
-        self.gate = Gate(config.flow, table, self._rooms, clock, throttle=self._throttle)
+        self.gate = AdmissionGate(config.flow, table, self._rooms, clock, throttle=self._throttle)
         self.dispatcher.on_room = self.gate.wake
         self.dispatcher.on_result = self._throttle.note
         self.metrics.add_source(make_gauges(self.registry, index, self.gate.demand, now=clock))
         self.metrics.add_source(make_shadow_gauges(lambda: self.dispatcher.shadows))
-        self.deadlines = Deadlines(loop)
+        self.deadlines = DeadlineTick(loop)
         self._tls = self._engine_tls()
         engine_key = config.discovery.engine_key
         self.network = Network(loop, hot_path.make_poller)
@@ -169,7 +169,7 @@ class App:
             config.server.access_log, config.server.log_format  # type: ignore[arg-type]  # checked there
         )  # fmt: skip
         self.proxy = Proxy(
-            Parts(
+            ProxyParts(
                 config=config,
                 loop=loop,
                 registry=self.registry,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("octavo.router")
 
 
-class Loader:
+class ConfigLoader:
     """Reads file, environment and flags, as often as asked. Raises ConfigInvalid."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Loader:
         return replace(config, flow=replace(config.flow, keys=config.flow.keys + keys))
 
 
-def run(load: Loader, *, on_ready: Callable[[str], None] = lambda url: None) -> int:
+def run(load: ConfigLoader, *, on_ready: Callable[[str], None] = lambda url: None) -> int:
     """Until SIGTERM. `on_ready` is told the URL. Raises ConfigInvalid."""
     config = load()
     _check_sources(config)
@@ -70,7 +70,7 @@ def run(load: Loader, *, on_ready: Callable[[str], None] = lambda url: None) -> 
         listener = open_listener(server.host, server.port)
         return _run_process(config, load, [listener], lambda: on_ready(_url(config, listener)))
     with ExitStack() as stack:
-        from octavo_router.workers import Supervisor
+        from octavo_router.workers import WorkerSupervisor
 
         ports = [(server.host, server.port, "server.port")]
         if server.admin_port:
@@ -87,7 +87,7 @@ def run(load: Loader, *, on_ready: Callable[[str], None] = lambda url: None) -> 
                 listeners.append(open_listener(host, port, is_shared=True))
             return known.use(lambda config: _run_process(config, load, listeners, is_ready))
 
-        return Supervisor(server.workers, run_worker, on_reload=known.reload).run()
+        return WorkerSupervisor(server.workers, run_worker, on_reload=known.reload).run()
 
 
 class LastGood:
@@ -127,7 +127,7 @@ class LastGood:
 
 def _run_process(
     config: RouterConfig,
-    load: Loader,
+    load: ConfigLoader,
     listeners: Sequence[socket.socket],
     on_ready: Callable[[], None],
 ) -> int:

@@ -40,7 +40,7 @@ class Unreachable(RouterError):
         self.is_refused = is_refused  # nobody listens there
 
 
-class Refused(RouterError):
+class Rejected(RouterError):
     """A request that gets an error for an answer. Bodies come from here, never from str(error)."""
 
     def __init__(
@@ -94,9 +94,9 @@ class Refused(RouterError):
         return _ANTHROPIC_STATUSES.get(self.status) or _ANTHROPIC_TYPES.get(self.type, self.type)
 
 
-def no_route(method: str, path: str) -> Refused:
+def no_route(method: str, path: str) -> Rejected:
     """As engines say it, and nearly as OpenAI does."""
-    return Refused(404, "route_not_found", f"Invalid URL ({method} {path[:200]})")
+    return Rejected(404, "route_not_found", f"Invalid URL ({method} {path[:200]})")
 
 
 def is_anthropic(path: str) -> bool:

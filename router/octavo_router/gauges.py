@@ -53,7 +53,7 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[Endpoint], float | None]], ...
 )
 
 
-class Waiting(Protocol):
+class QueueGauges(Protocol):
     """What flow.gate tells of a pool's queue."""
 
     @property
@@ -64,11 +64,11 @@ class Waiting(Protocol):
     def queued_tokens(self) -> int: ...
 
 
-class Demand(Protocol):
-    def __call__(self, pool: str, /) -> Waiting: ...
+class DemandGauges(Protocol):
+    def __call__(self, pool: str, /) -> QueueGauges: ...
 
 
-class Sizes(Protocol):
+class IndexSizes(Protocol):
     """The part of ResidencyIndex that tells how large it is."""
 
     def num_keys(self, slot: int, /) -> int: ...
@@ -78,8 +78,8 @@ class Sizes(Protocol):
 
 def make_gauges(
     registry: Registry,
-    index: Sizes,
-    demand: Demand,
+    index: IndexSizes,
+    demand: DemandGauges,
     *,
     now: Callable[[], float],
 ) -> Callable[[], Iterator[Metric]]:
@@ -173,7 +173,7 @@ def _states(registry: Registry) -> Iterator[Metric]:
     yield gauge(names.ROUTER_ENDPOINTS, "Endpoints by state.", ("pool", "state"), rows)
 
 
-def _queues(registry: Registry, demand: Demand) -> Iterator[Metric]:
+def _queues(registry: Registry, demand: DemandGauges) -> Iterator[Metric]:
     waiting = {pool: demand(pool) for pool in registry.pools}
     for name, text, field in (
         (names.ROUTER_QUEUE_SIZE, "Requests that wait for room.", "queued"),

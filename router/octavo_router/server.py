@@ -14,7 +14,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from octavo_router.errors import ConfigInvalid, Refused
+from octavo_router.errors import ConfigInvalid, Rejected
 from octavo_router.flow.handshakes import TlsListener
 from octavo_router.gauges import make_connection_gauges
 from octavo_router.http.client_connection import ClientConnection
@@ -145,7 +145,7 @@ class Server:
         self._close_idle()
         deadline = began_at + config.drain_timeout_s
         await self._until(lambda: not app.proxy.exchanges, deadline)
-        error = Refused(
+        error = Rejected(
             503, "server_shutdown", "The router is shutting down.", retry_after_s=1.0, close=True
         )
         left = list(app.proxy.exchanges)
@@ -170,7 +170,7 @@ class Server:
         self._is_interrupted = True
         if self._stopping.is_set():
             for exchange in list(self._app.proxy.exchanges):
-                exchange.shut_down(Refused(503, "server_shutdown", "The router was stopped."))
+                exchange.shut_down(Rejected(503, "server_shutdown", "The router was stopped."))
         self._stopping.set()
 
     def _reload(self) -> None:
@@ -213,9 +213,9 @@ class Server:
                 continue
             try:
                 self._app.gate.tenants.authenticate(head.credentials)
-            except Refused:
+            except Rejected:
                 owner.shut_down(
-                    Refused(401, "invalid_api_key", "The API key was revoked.", close=True)
+                    Rejected(401, "invalid_api_key", "The API key was revoked.", close=True)
                 )
 
     def _awaited_bytes(self) -> int:

@@ -64,7 +64,7 @@ def parse_traceparent(text: str) -> Parent | None:
     return Parent(int(trace, 16), int(span, 16), int(flags, 16))
 
 
-def make_tracing(endpoint: str, *, sample_ratio: float, instance: str = "") -> Tracing | None:
+def make_tracing(endpoint: str, *, sample_ratio: float, instance: str = "") -> RouterTracing | None:
     """None where no collector is configured. Raises ConfigInvalid."""
     if not endpoint:
         return None
@@ -79,13 +79,13 @@ def make_tracing(endpoint: str, *, sample_ratio: float, instance: str = "") -> T
         raise ConfigInvalid("tracing.endpoint", problem) from error
     target = endpoint if url.path.strip("/") else endpoint.rstrip("/") + OTLP_PATH
     processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=target))
-    return Tracing(
+    return RouterTracing(
         processor, sample_ratio=sample_ratio, version=installed_version(), instance=instance
     )
 
 
-class Tracing:
-    """Makes a `RequestTrace` for each request. `close` sends what is left."""
+class RouterTracing:
+    """Makes a `RouterTrace` for each request. `close` sends what is left."""
 
     def __init__(
         self,
@@ -112,16 +112,16 @@ class Tracing:
         self._tracer: Tracer = self._provider.get_tracer("octavo_router", version)
         self._clock_ns = clock_ns
 
-    def begin(self, record: RequestRecord) -> RequestTrace:
+    def begin(self, record: RequestRecord) -> RouterTrace:
         """`record` has its route and the client's traceparent already."""
-        return RequestTrace(self._tracer, record, self._clock_ns)
+        return RouterTrace(self._tracer, record, self._clock_ns)
 
     def close(self) -> None:
         """Blocks for as long as the collector takes, some seconds at most."""
         self._provider.shutdown()
 
 
-class RequestTrace:
+class RouterTrace:
     """One request's spans."""
 
     def __init__(self, tracer: Tracer, record: RequestRecord, clock_ns: Callable[[], int]) -> None:

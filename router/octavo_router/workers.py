@@ -43,7 +43,7 @@ class Worker:
 
 
 @dataclass(slots=True)
-class Supervisor:
+class WorkerSupervisor:
     """`run_worker(number, on_ready)` runs in each child and returns its exit code."""
 
     count: int

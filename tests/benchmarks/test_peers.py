@@ -15,14 +15,14 @@ import pytest
 from benchmarks.peers import contenders, models, run
 from benchmarks.peers.contenders import CONTENDERS, Contender
 from benchmarks.servers import NotReady, Server, free_port
-from octavo.measure.limits import Limits
+from octavo.measure.limits import MachineLimits
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.weights.gguf import GGUFFile
 from octavo_engine.weights.gguf_checkpoint import GGUFCheckpoint
 from octavo_engine.weights.safetensors import SafetensorsCheckpoint
 from tests.fakes.process import environment
 
-LIMITS = Limits(2, 10.0, {"float32": 100.0})
+LIMITS = MachineLimits(2, 10.0, {"float32": 100.0})
 # Steps of 2 ms: on a machine that does much else, too, the tokens do not all come at once.
 TINY = run.Scenario("few", 2, 4, 12, 32, ("out_tok_s", "ttft_ms", "tpot_ms"))
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import yaml
 
-from octavo_operator.metrics import Metrics
-from octavo_operator.watch.work_queue import Outcome
+from octavo_operator.metrics import OperatorMetrics
+from octavo_operator.watch.work_queue import KeyOutcome
 from tests.fakes.process import serving
 from tests.fakes.router_process import routing, stream
 
@@ -131,12 +131,12 @@ async def _streams_over_a_death(
     assert all(one.is_done and not one.errors for one in told)
 
 
-def _operator_metrics() -> Metrics:
+def _operator_metrics() -> OperatorMetrics:
     """As after an hour of work, with a fault of each sort."""
-    metrics = Metrics()
+    metrics = OperatorMetrics()
     metrics.is_leader, metrics.num_deployments, metrics.num_routers = True, 2, 2
     metrics.num_objects, metrics.watch_age_s = 20, 3.0
-    for outcome in (Outcome(), Outcome(is_failed=True)):
+    for outcome in (KeyOutcome(), KeyOutcome(is_failed=True)):
         metrics.reconciled(outcome, 0.02)
     metrics.calls["apply", "Deployment"] += 3
     metrics.errors["apply", "Conflict"] += 1
@@ -146,7 +146,7 @@ def _operator_metrics() -> Metrics:
 
 
 @contextmanager
-def _serving_metrics(metrics: Metrics) -> Iterator[str]:
+def _serving_metrics(metrics: OperatorMetrics) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = metrics.render().encode()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from octavo_engine.core.offline.llm import LLM
-    from octavo_engine.core.text.output_processor import Request
+    from octavo_engine.core.text.output_processor import TrackedRequest
     from tests.differential.models import Model
 
 _SAID = ("index", "token_ids", "text", "finish_reason", "stop_reason", "num_tokens", "logprobs")
@@ -86,7 +86,7 @@ class Company:
         engine = llm._engine
         assert isinstance(engine, Engine)  # it generates
         told: dict[int, Told] = {}
-        requests: dict[int, Request] = {}
+        requests: dict[int, TrackedRequest] = {}
         waiting = self._rng.sample(list(enumerate(wishes)), len(wishes))
         while waiting or engine.has_work:
             while waiting and (not engine.has_work or self._rng.random() < 0.4):
@@ -110,7 +110,7 @@ class Company:
         ends_at = None if wish.deadline_s is None else time.monotonic() + wish.deadline_s
         return dataclasses.replace(submission, priority=wish.priority, deadline_at=ends_at)
 
-    def _read(self, wish: Wish, request: Request, told: Told) -> None:
+    def _read(self, wish: Wish, request: TrackedRequest, told: Told) -> None:
         """Now and then, so that pieces of all sizes are joined."""
         after = wish.abort_after
         if after is not None and not request.finished:

@@ -8,7 +8,13 @@ import pytest
 
 from octavo_engine import tracing
 from octavo_engine.errors import ConfigError
-from octavo_engine.tracing import Parent, RequestTrace, Tracing, make_tracing, parse_traceparent
+from octavo_engine.tracing import (
+    EngineTrace,
+    EngineTracing,
+    TraceParent,
+    make_tracing,
+    parse_traceparent,
+)
 
 memory = pytest.importorskip(
     "opentelemetry.sdk.trace.export.in_memory_span_exporter", reason="traces need opentelemetry-sdk"
@@ -31,14 +37,14 @@ class Rig:
     def __init__(self, *, sample_ratio: float = 1.0) -> None:
         self.exporter: Any = memory.InMemorySpanExporter()
         self.now = 100.0
-        self.tracing = Tracing(
+        self.tracing = EngineTracing(
             export.SimpleSpanProcessor(self.exporter),
             sample_ratio=sample_ratio,
             now=lambda: self.now,
             clock_ns=lambda: EPOCH_NS + int((self.now - 100.0) * S),
         )
 
-    def begin(self, traceparent: str = PARENT) -> RequestTrace:
+    def begin(self, traceparent: str = PARENT) -> EngineTrace:
         return self.tracing.begin("POST", CHAT, traceparent=traceparent)
 
     @property
@@ -132,7 +138,7 @@ def test_a_traceparent_that_is_none_counts_as_absent(text):
 
 
 def test_traceparents_of_now_and_of_later_versions():
-    parent = Parent(int(TRACE, 16), int(SPAN, 16), 1)
+    parent = TraceParent(int(TRACE, 16), int(SPAN, 16), 1)
     assert parse_traceparent(PARENT) == parent
     assert parse_traceparent(PARENT.replace("00-", "01-", 1) + "-more") == parent
 

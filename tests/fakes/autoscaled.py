@@ -1,7 +1,7 @@
 """A pool that scales itself, in virtual time: nothing is modelled but steps and Kubernetes.
 
 Requests meet the router's own registry, dispatcher and metrics, and the engine's own scheduler and
-KV pool. The operator's own `Demand` reads the router's own state page once a second, and its own
+KV pool. The operator's `RouterDemand` reads the router's state page once a second, and its own
 `decide` says how many engines there shall be. Modelled are how long a step takes, how long a pod
 takes to serve, and that a pod which must go finishes what it has.
 """
@@ -19,17 +19,17 @@ from octavo.study.shapes import POOL, TokenIds
 from octavo.study.study_router import StudyRouter
 from octavo.study.timeline import Timeline
 from octavo_engine.protocol.state import State
-from octavo_operator.decide.autoscale import Memory, decide
+from octavo_operator.decide.autoscale import ScaleHistory, decide
 from octavo_operator.reconcile import TICK_S
-from octavo_operator.routers.poller import Demand
+from octavo_operator.routers.poller import RouterDemand
 from octavo_router.admin.state import StateReporter
 from octavo_router.endpoints.endpoint import Address, Endpoint, EndpointSpec
 from octavo_router.flow.admin import AdminAccess
-from octavo_router.flow.admission import Demand as Waiting
+from octavo_router.flow.admission import AdmissionDemand as Waiting
 from octavo_router.metrics import RequestRecord, RouterMetrics
 from octavo_router.observer import MetricsObserver
 from octavo_router.residency import native
-from octavo_router.routing.outcome import Outcome, Result
+from octavo_router.routing.outcome import AttemptResult, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from octavo.study.workload import Arrival
     from octavo_engine.protocol.stream import Delta
     from octavo_engine.state.outputs import SequenceOutput
-    from octavo_operator.spec import Autoscaling
+    from octavo_operator.spec import AutoscalingSpec
     from octavo_router.routing.dispatcher import Lease
     from octavo_router.signals.follow import Follower
 
@@ -90,7 +90,7 @@ class AutoscaledPool:
     """Runs one trace; what came of it is to be read from the attributes."""
 
     def __init__(
-        self, rules: Autoscaling, model: EngineModel, *, replicas: int, startup_s: float
+        self, rules: AutoscalingSpec, model: EngineModel, *, replicas: int, startup_s: float
     ) -> None:
         self.answers: list[Answer] = []
         self.scaled: list[Scaled] = []
@@ -109,10 +109,10 @@ class AutoscaledPool:
             self._router.registry, self._waiting, self._metrics,
             replica=ROUTER, admin=AdminAccess(), known_pools=lambda: [POOL],
         )  # fmt: skip
-        self._demand = Demand(timeline.clock)
+        self._demand = RouterDemand(timeline.clock)
         self._demand.expect([ROUTER])
         self._decoder = msgspec.json.Decoder(State)
-        self._memory = Memory()
+        self._memory = ScaleHistory()
         self._replicas = 0
         self._shape = TokenIds()
         self._requests: dict[str, _Request] = {}
@@ -258,7 +258,7 @@ class AutoscaledPool:
         prompt_tokens = request.arrival.num_prompt_tokens
         lease.finish(
             Outcome(
-                Result.OK, ttft_s=ttft_s, duration_s=duration_s, cached_tokens=0,
+                AttemptResult.OK, ttft_s=ttft_s, duration_s=duration_s, cached_tokens=0,
                 prompt_tokens=prompt_tokens, output_tokens=request.num_tokens,
             )
         )  # fmt: skip

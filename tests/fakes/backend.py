@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from octavo_engine.backends.backend import BackendLimits, Step
+    from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
 
 MASK = 2**64 - 1
@@ -30,7 +30,7 @@ POISON = 0  # no digest is ever 0
 
 
 class FakeBackend:
-    """Computes digests instead of attention. Every broken promise of `Step` is an AssertionError.
+    """Computes digests instead of attention. A broken promise of `BackendStep` is an error.
 
     With `peak` at its default the true token is chosen at any ordinary temperature too; lower it to
     see real sampling. `fail_after(prefix)` makes the logits after that prefix NaN; `on_execute` is
@@ -49,7 +49,7 @@ class FakeBackend:
         self.num_steps = 0
         self.num_tokens = 0  # computed, recomputed ones included
         self.is_closed = False
-        self.on_execute: Callable[[Step], None] | None = None
+        self.on_execute: Callable[[BackendStep], None] | None = None
         self._nan_digests: set[int] = set()
 
     def truth(self, token_ids: Sequence[int]) -> int:
@@ -81,7 +81,7 @@ class FakeBackend:
         assert num_blocks <= self.num_blocks
         self.limits = limits
 
-    def execute(self, step: Step, sampling: SamplingBatch) -> Sampled:
+    def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         if self.on_execute is not None:
             self.on_execute(step)
         self._check(step, sampling)
@@ -106,7 +106,7 @@ class FakeBackend:
     def close(self) -> None:
         self.is_closed = True
 
-    def _tokens(self, step: Step) -> list[tuple[int, int, int, NDArray[np.int32]]]:
+    def _tokens(self, step: BackendStep) -> list[tuple[int, int, int, NDArray[np.int32]]]:
         """(token, position, slot, block table) of each token of the step."""
         owner = np.repeat(np.arange(len(step.rows)), np.diff(step.seq_starts))
         tables = step.block_tables[step.rows]
@@ -121,7 +121,7 @@ class FakeBackend:
             )
         ]
 
-    def _all_logits(self, step: Step) -> NDArray[np.float32]:
+    def _all_logits(self, step: BackendStep) -> NDArray[np.float32]:
         logits = np.empty((len(step.logit_rows), self.vocab_size), np.float32)
         tokens = self._tokens(step)
         for s, t in enumerate(step.logit_rows.tolist()):
@@ -150,8 +150,8 @@ class FakeBackend:
             digests[position] = before = _digest(before, token, position)
         return digests
 
-    def _check(self, step: Step, sampling: SamplingBatch) -> None:
-        """The promises that `Step` and `SamplingBatch` make."""
+    def _check(self, step: BackendStep, sampling: SamplingBatch) -> None:
+        """The promises that `BackendStep` and `SamplingBatch` make."""
         assert step.awaited is None, "this backend waits for each step"
         for name in set(step.__slots__) - {"awaited"}:
             assert getattr(step, name).dtype == np.int32, name

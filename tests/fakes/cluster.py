@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from octavo_operator.cluster.api import Listing
-from octavo_operator.errors import ClusterError, Conflict, NotFound, Refused
+from octavo_operator.errors import ApiRefused, ClusterError, Conflict, NotFound
 from octavo_operator.objects import kinds
 from octavo_operator.objects.kinds import Kind, Object
 
@@ -259,7 +259,7 @@ class FakeCluster:
             o for o in result["metadata"].get("ownerReferences", []) if o.get("controller")
         ]
         if len(controllers) > 1:
-            raise Refused("Only one reference can have Controller set to true", status=422)
+            raise ApiRefused("Only one reference can have Controller set to true", status=422)
         stored.owned[manager] = set(given)
         return self._store(kind, namespace, name, result, stored)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from octavo_operator.settings import Settings
+from octavo_operator.settings import OperatorSettings
 from octavo_operator.spec import LLMDeployment
 from tests.fakes.quick_yaml import read_all_yaml
 
@@ -16,9 +16,9 @@ CPU_IMAGE = "registry.example.com/octavo/engine-cpu:0.1.0"
 CUDA_IMAGE = "registry.example.com/octavo/engine-cuda:0.1.0"
 
 
-def with_images(settings: Settings | None = None) -> Settings:
+def with_images(settings: OperatorSettings | None = None) -> OperatorSettings:
     """As every administrator must name them: the operator has no default for them."""
-    settings = settings or Settings()
+    settings = settings or OperatorSettings()
     images = replace(
         settings.images,
         cpu=settings.images.cpu or CPU_IMAGE,

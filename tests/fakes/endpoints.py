@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from octavo_router.routing.dispatcher import Dispatcher, Lease
-    from octavo_router.routing.health import Health
+    from octavo_router.routing.health import EndpointHealth
 
 CHUNK_TOKENS = 16  # tokens in one route key's chunk of a prompt
 
@@ -119,7 +119,7 @@ class World:
         return lease
 
     @property
-    def health(self) -> Health:
+    def health(self) -> EndpointHealth:
         assert self.dispatcher.health is not None
         return self.dispatcher.health
 

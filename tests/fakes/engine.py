@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from octavo_engine.config import EngineConfig
-from octavo_engine.core.info import Health, ModelInfo
+from octavo_engine.core.info import CoreHealth, ModelInfo
 from octavo_engine.core.kv_events.residency_feed import ResidencyFeed
 from octavo_engine.core.pooling.async_pooling import check_items
 from octavo_engine.core.text.outputs import (
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.core.pooling.async_pooling import PoolingItem
-    from octavo_engine.core.text.output_stream import Tap
-    from octavo_engine.core.text.resumed import Told
+    from octavo_engine.core.text.output_stream import InlineSink
+    from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.errors import RequestError
     from octavo_engine.protocol.loading import LoadProgress
     from octavo_engine.state.labels import Labels
@@ -154,9 +154,9 @@ class FakeEngine:
         await self.loaded.wait()
         return self.info
 
-    def health(self) -> Health:
+    def health(self) -> CoreHealth:
         reason = "" if self.state == "ready" else self.state
-        return Health(self.state, reason, self.progress, self.loading)  # type: ignore[arg-type]  # a test's own word
+        return CoreHealth(self.state, reason, self.progress, self.loading)  # type: ignore[arg-type]  # a test's own word
 
     async def drain(self, timeout_s: float) -> bool:
         self.state = "draining"
@@ -237,8 +237,8 @@ class FakeEngine:
     async def generate(
         self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str,
         priority: int = 0, deadline_s: float | None = None, cache_salt: str = "",
-        told: Sequence[Told] = (), labels: Labels | None = None, stream: bool = True,
-        tap: Tap[RequestOutput] | None = None,
+        told: Sequence[ResumedOutput] = (), labels: Labels | None = None, stream: bool = True,
+        tap: InlineSink[RequestOutput] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
         assert not isinstance(prompt, str)
         ids = list(prompt)

@@ -22,12 +22,12 @@ from octavo_router.epp.server import PROCESS, EppServer
 from octavo_router.epp.structs import read_struct
 from octavo_router.epp.wire import blob, blobs, fields, number_field
 from octavo_router.flow.admin import AdminAccess
-from octavo_router.flow.admission import Gate
+from octavo_router.flow.admission import AdmissionGate
 from octavo_router.flow.keys import KeyTable
 from octavo_router.metrics import RouterMetrics
 from octavo_router.residency import native
 from octavo_router.routing.build import build_dispatcher
-from octavo_router.routing.capacity import Rooms
+from octavo_router.routing.capacity import PoolCapacity
 from octavo_router.routing.models import Models
 from tests.fakes.endpoints import FakeIndex, make_spec
 
@@ -230,7 +230,7 @@ class PickerRig:
 
     registry: Registry
     index: FakeIndex
-    gate: Gate
+    gate: AdmissionGate
     metrics: RouterMetrics
     records: list[RequestRecord]
     leases: Leases
@@ -374,7 +374,9 @@ async def picking(
     dispatcher = build_dispatcher(
         config, registry, index, clock=clock, rng=Random(1), observer=observer or leases
     )
-    gate = Gate(config.flow, table or KeyTable({}), Rooms(registry, config.flow), clock)
+    gate = AdmissionGate(
+        config.flow, table or KeyTable({}), PoolCapacity(registry, config.flow), clock
+    )
     dispatcher.on_room = gate.wake
     metrics, records = RouterMetrics(), Records()
     epp_server = EppServer(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.build import build_engine
-from octavo_engine.core.grammar_queue import Grammars
+from octavo_engine.core.grammar_queue import GrammarQueue
 from octavo_engine.grammar.compiler import CompilerSettings, GrammarCompiler
 from octavo_engine.grammar.normal import choice_spec, grammar_spec, json_schema_spec, regex_spec
 from octavo_engine.grammar.vocabulary import Vocabulary
@@ -96,7 +96,7 @@ class Rig:
             settings = CompilerSettings(deadline_s=120.0, queue_s=120.0)
         self.engine: Engine = build_engine(config, backend=self.backend, **keywords)[0]
         compiler = GrammarCompiler(vocabulary, settings, **keywords)
-        self.grammars = Grammars(compiler, is_jumping=is_jumping, **keywords)
+        self.grammars = GrammarQueue(compiler, is_jumping=is_jumping, **keywords)
         self.grammars.workers.patience_s = 10.0  # tests of lateness set their own
         self.engine.use_grammars(lambda: self.grammars)
         self.answers: dict[str, Answer] = {}

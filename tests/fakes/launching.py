@@ -19,7 +19,7 @@ from tests.fakes.backend import FakeBackend
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_engine.backends.backend import BackendLimits, Step
+    from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
 
 
@@ -42,7 +42,7 @@ class LaunchingBackend(FakeBackend):
         super().prepare(limits, num_blocks)
         self._last = np.full(limits.max_seqs, -1, np.int32)
 
-    def launch(self, step: Step, sampling: SamplingBatch) -> Launched:
+    def launch(self, step: BackendStep, sampling: SamplingBatch) -> Launched:
         number = self.num_launches
         self.num_launches += 1
         self.log.append(f"launch {number}")
@@ -75,7 +75,7 @@ class Launched:
     """One step of it."""
 
     def __init__(
-        self, backend: LaunchingBackend, number: int, step: Step, sampling: SamplingBatch
+        self, backend: LaunchingBackend, number: int, step: BackendStep, sampling: SamplingBatch
     ) -> None:
         self._backend = backend
         self._number = number

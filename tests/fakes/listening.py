@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo_router.endpoints.registry import Registry
-from octavo_router.http.deadlines import Deadlines
+from octavo_router.http.deadlines import DeadlineTick
 from octavo_router.metrics import RouterMetrics
-from octavo_router.residency.index import ResidencyIndex
+from octavo_router.residency.index import PyResidencyIndex
 from octavo_router.signals.settings import SignalSettings
 from octavo_router.signals.signals import Signals
 
@@ -26,7 +26,7 @@ FAST = SignalSettings(backoff_min_s=0.001, backoff_max_s=0.02, poll_s=0.005, mod
 @dataclass
 class Listening:
     registry: Registry
-    index: ResidencyIndex
+    index: PyResidencyIndex
     metrics: RouterMetrics
     signals: Signals
 
@@ -40,10 +40,10 @@ class Listening:
 async def listening(
     settings: SignalSettings = FAST, *, rng: random.Random | None = None
 ) -> AsyncIterator[Listening]:
-    index = ResidencyIndex()
+    index = PyResidencyIndex()
     registry = Registry(index)
     metrics = RouterMetrics()
-    deadlines = Deadlines(asyncio.get_running_loop(), tick_s=0.002)
+    deadlines = DeadlineTick(asyncio.get_running_loop(), tick_s=0.002)
     signals = Signals(
         registry, index, metrics, settings, deadlines=deadlines, rng=rng or random.Random(7)
     )

@@ -12,7 +12,7 @@ from octavo_operator.cluster.kube_config import load
 from octavo_operator.cluster.leader import LeaseTimes
 from octavo_operator.objects import kinds
 from octavo_operator.process import Operator, RunSettings
-from octavo_operator.settings import Settings
+from octavo_operator.settings import OperatorSettings
 from octavo_operator.watch.work_queue import Pace
 from tests.fakes.apiserver import ApiError
 from tests.fakes.deployments import with_images
@@ -38,7 +38,7 @@ async def operator(
 ) -> AsyncIterator[Operator]:
     """Through `config`, where a proxy stands before the API server."""
     config = config or load({}, str(server.kubeconfig))
-    settings = with_images(Settings(namespaces=(namespace,)))
+    settings = with_images(OperatorSettings(namespaces=(namespace,)))
     run = {"pace": Pace(first_retry_s=0.1), "lease": LeaseTimes(4.0, 0.5, 1.0), **run}
     run_settings = RunSettings(
         namespace=namespace, identity=identity, host="127.0.0.1", port=0, **run

@@ -9,12 +9,12 @@ from octavo_engine.protocol.kubernetes import GROUP, KIND, VERSION
 from octavo_engine.protocol.state import EndpointState, PoolState, RevisionState, State
 from octavo_operator.cluster.api import Listing
 from octavo_operator.cluster.guard import GuardedCluster, TokenBucket
-from octavo_operator.metrics import Metrics
+from octavo_operator.metrics import OperatorMetrics
 from octavo_operator.objects import kinds
 from octavo_operator.reconcile import Reconciler
 from octavo_operator.report.events import EventRecorder
-from octavo_operator.routers.poller import Demand
-from octavo_operator.watch.world import WATCHED, Key, World
+from octavo_operator.routers.poller import RouterDemand
+from octavo_operator.watch.world import WATCHED, DeploymentKey, World
 from tests.fakes.clock import ManualClock
 from tests.fakes.cluster import FakeCluster
 from tests.fakes.deployments import with_images
@@ -22,11 +22,11 @@ from tests.fakes.workloads import Workloads
 
 if TYPE_CHECKING:
     from octavo_operator.objects.kinds import Kind, Object
-    from octavo_operator.settings import Settings
-    from octavo_operator.watch.work_queue import Outcome
+    from octavo_operator.settings import OperatorSettings
+    from octavo_operator.watch.work_queue import KeyOutcome
     from tests.fakes.cluster import Call
 
-KEY = Key("default", "smollm2")
+KEY = DeploymentKey("default", "smollm2")
 
 
 class OperatorBench:
@@ -37,14 +37,14 @@ class OperatorBench:
         cluster: FakeCluster | None = None,
         *,
         clock: ManualClock | None = None,
-        settings: Settings | None = None,
+        settings: OperatorSettings | None = None,
     ) -> None:
         self.cluster = cluster or FakeCluster()
         self.clock = clock or ManualClock(1_000_000.0)
         self.world = World()
-        self.demand = Demand(self.clock)
+        self.demand = RouterDemand(self.clock)
         self.demand.expect(())
-        self.metrics = Metrics()
+        self.metrics = OperatorMetrics()
         self.is_leading = True
         guarded = GuardedCluster(
             self.cluster,
@@ -89,11 +89,11 @@ class OperatorBench:
                 self.world.keep(event.kind, event.body)
         self._seen = len(self.cluster.events)
 
-    def reconcile(self, key: Key = KEY) -> Outcome:
+    def reconcile(self, key: DeploymentKey = KEY) -> KeyOutcome:
         self.deliver()
         return asyncio.run(self.reconciler.reconcile(key))
 
-    def settle(self, key: Key = KEY, *, rounds: int = 40) -> None:
+    def settle(self, key: DeploymentKey = KEY, *, rounds: int = 40) -> None:
         """Until neither the operator nor the cluster's controllers have anything left to do.
         Engines become ready at once."""
         for _ in range(rounds):

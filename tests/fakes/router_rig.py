@@ -14,22 +14,22 @@ import uvloop
 from octavo_router.config.settings import RouterConfig
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 from octavo_router.endpoints.registry import Registry
-from octavo_router.flow.admission import Gate
+from octavo_router.flow.admission import AdmissionGate
 from octavo_router.flow.budget import RetryBudget
 from octavo_router.flow.keys import KeyTable
 from octavo_router.http.client_connection import ClientConnection
 from octavo_router.http.connection_settings import Shared
-from octavo_router.http.deadlines import Deadlines
+from octavo_router.http.deadlines import DeadlineTick
 from octavo_router.http.network import Network
 from octavo_router.http.request_head import HeadRules
 from octavo_router.http.sockets import open_listener
 from octavo_router.metrics import RouterMetrics
-from octavo_router.proxy.interfaces import Parts
+from octavo_router.proxy.interfaces import ProxyParts
 from octavo_router.proxy.paths import UPLOADS
 from octavo_router.proxy.service import Proxy
 from octavo_router.proxy.upstreams import Upstreams
 from octavo_router.residency import native
-from octavo_router.routing.capacity import Rooms
+from octavo_router.routing.capacity import PoolCapacity
 from octavo_router.routing.dispatcher import Dispatcher
 from octavo_router.routing.models import Models
 from octavo_router.routing.policies import Policies
@@ -130,11 +130,11 @@ class Rig:
     proxy: Proxy
     registry: Registry
     shared: Shared
-    gate: Gate
+    gate: AdmissionGate
     upstreams: Upstreams
     metrics: RouterMetrics
     records: list[RequestRecord]
-    deadlines: Deadlines
+    deadlines: DeadlineTick
 
     @property
     def endpoints(self) -> list[Endpoint]:
@@ -205,7 +205,7 @@ async def routing_to(
             for i, port in enumerate(ports)
         ],
     )
-    deadlines = Deadlines(loop, tick_s=tick_s)
+    deadlines = DeadlineTick(loop, tick_s=tick_s)
     deadlines.start()
     dispatcher = Dispatcher(
         registry, index, Policies(InOrder(), {}), underway=underway, clock=time.monotonic
@@ -217,12 +217,14 @@ async def routing_to(
     registry.subscribe(upstreams.changed)
     for endpoint in registry.endpoints.values():
         registry.report(endpoint, "ready")
-    gate = Gate(config.flow, table or KeyTable({}), Rooms(registry, config.flow), time.monotonic)
+    gate = AdmissionGate(
+        config.flow, table or KeyTable({}), PoolCapacity(registry, config.flow), time.monotonic
+    )
     dispatcher.on_room = gate.wake
     metrics = RouterMetrics()
     records = Records(metrics)
     proxy = Proxy(
-        Parts(
+        ProxyParts(
             config=config,
             loop=loop,
             registry=registry,

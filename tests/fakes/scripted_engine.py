@@ -13,8 +13,8 @@ from tests.fakes.engine import EOS, FakeEngine
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from octavo_engine.core.text.output_stream import Tap
-    from octavo_engine.core.text.resumed import Told
+    from octavo_engine.core.text.output_stream import InlineSink
+    from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.sampling_params import SamplingParams
 
@@ -30,8 +30,8 @@ class ScriptedEngine(FakeEngine):
     async def generate(
         self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str,
         priority: int = 0, deadline_s: float | None = None, cache_salt: str = "",
-        told: Sequence[Told] = (), labels: Labels | None = None, stream: bool = True,
-        tap: Tap[RequestOutput] | None = None,
+        told: Sequence[ResumedOutput] = (), labels: Labels | None = None, stream: bool = True,
+        tap: InlineSink[RequestOutput] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
         assert not isinstance(prompt, str)
         ids = list(prompt)
@@ -55,7 +55,7 @@ class ScriptedEngine(FakeEngine):
         self.finished.append(request_id)
 
     def pieces(
-        self, index: int, params: SamplingParams, told: Sequence[Told]
+        self, index: int, params: SamplingParams, told: Sequence[ResumedOutput]
     ) -> list[CompletionOutput]:
         text = self.scripts[min(index, len(self.scripts) - 1)]
         done = len(told[index].token_ids) if told else 0

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 from octavo_router.endpoints.registry import Registry
-from octavo_router.flow.admission import Gate
+from octavo_router.flow.admission import AdmissionGate
 from octavo_router.flow.budget import RetryBudget, Throttle
 from octavo_router.flow.keys import KeyTable
-from octavo_router.flow.quarantine import Watch
+from octavo_router.flow.quarantine import DeathWatch
 from octavo_router.http.client_connection import ClientConnection
 from octavo_router.http.connection_settings import Shared
-from octavo_router.http.deadlines import Deadlines
+from octavo_router.http.deadlines import DeadlineTick
 from octavo_router.http.network import Network, P
 from octavo_router.metrics import RouterMetrics
 from octavo_router.observer import MetricsObserver
-from octavo_router.proxy.interfaces import Parts
+from octavo_router.proxy.interfaces import ProxyParts
 from octavo_router.proxy.service import Proxy
 from octavo_router.proxy.upstreams import Upstreams
 from octavo_router.routing.build import build_dispatcher
-from octavo_router.routing.capacity import Rooms
+from octavo_router.routing.capacity import PoolCapacity
 from octavo_router.routing.models import Models
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from octavo_router.config.settings import RouterConfig
     from octavo_router.endpoints.endpoint import Kind
-    from octavo_router.http.deadlines import Waiting
+    from octavo_router.http.deadlines import TimedWaiter
     from octavo_router.http.upstream_connection import UpstreamConnection
     from octavo_router.metrics.record import RequestRecord
     from octavo_router.residency.native import HotPath
@@ -125,17 +125,17 @@ class SocketlessRouter:
             make_underway=hot_path.Underway,
         )  # fmt: skip
         self.throttle = Throttle(config.retry, clock, Random(2))
-        rooms = Rooms(registry, config.flow)
-        self.gate = Gate(config.flow, KeyTable({}), rooms, clock, throttle=self.throttle)
+        rooms = PoolCapacity(registry, config.flow)
+        self.gate = AdmissionGate(config.flow, KeyTable({}), rooms, clock, throttle=self.throttle)
         self.dispatcher.on_room = self.gate.wake
         self.dispatcher.on_result = self.throttle.note
-        self.deadlines = Deadlines(loop)
+        self.deadlines = DeadlineTick(loop)
         network = InstantNetwork(loop)
         self.wires = network.wires
         upstreams = Upstreams(config.timeouts, self.deadlines, loop, network=network)
         registry.subscribe(upstreams.changed)
         self.proxy = Proxy(
-            Parts(
+            ProxyParts(
                 config=config, loop=loop, registry=registry, dispatcher=self.dispatcher,
                 gate=self.gate, budget=RetryBudget(config.retry, clock),
                 models=Models(registry, config.models), upstreams=upstreams, hot_path=hot_path,
@@ -176,7 +176,7 @@ class SocketlessRouter:
 
     def check_deadlines(self, now: float) -> None:
         """As `Deadlines.check`, whose order is nobody's; here it must be the same for twins."""
-        waiting: list[Waiting] = [*self.clients, *self.pools]
+        waiting: list[TimedWaiter] = [*self.clients, *self.pools]
         for one in waiting:
             if one.deadline <= now:
                 one.on_deadline(now)
@@ -210,7 +210,7 @@ class SocketlessRouter:
             "tenants": {n: t.in_flight for n, t in self.gate.tenants._anonymous.items()},
             "watched": {
                 key: (known.since, known.copies, [(d.endpoint.id, d.at) for d in known.deaths])
-                if isinstance(known, Watch)
+                if isinstance(known, DeathWatch)
                 else known
                 for key, known in self.proxy.quarantine.watched.items()
             },

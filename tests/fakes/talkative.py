@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from octavo_engine.backends.backend import BackendLimits, Step
+    from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
 
 VOCAB = 512
@@ -54,7 +54,7 @@ class TalkativeBackend:
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         self._tokens = np.full(num_blocks * BLOCK_SIZE, _NOBODY, np.int32)
 
-    def execute(self, step: Step, sampling: SamplingBatch) -> Sampled:
+    def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         blocks = self._tokens.reshape(-1, BLOCK_SIZE)
         for source, target, num_tokens in step.copies.tolist():
             blocks[target, :num_tokens] = blocks[source, :num_tokens]

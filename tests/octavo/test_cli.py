@@ -326,7 +326,7 @@ def test_the_doctor_speaks_to_people_and_machines(capsys, monkeypatch):
     code, out, _ = run(capsys, "doctor", "--json")
     machine = json.loads(out)
     monkeypatch.setattr(
-        doctor, "examine", lambda: [doctor.Finding(**finding) for finding in machine]
+        doctor, "examine", lambda: [doctor.MachineFinding(**finding) for finding in machine]
     )
     out = run(capsys, "doctor")[1]
 

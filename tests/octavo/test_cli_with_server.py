@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from octavo.bench import load, report
-from octavo.http_client import Address
+from octavo.http_client import ServerAddress
 from tests.fakes.process import environment, serving
 
 SIM = ("--device", "sim", "--sim-time-scale", "0.01")
@@ -150,8 +150,8 @@ def test_prompt_i_of_a_seed_is_the_same_whatever_the_count():
 
 
 def test_arrivals_of_an_open_loop_have_the_asked_rate():
-    plan = load.Plan(
-        address=Address.parse("127.0.0.1:1"), model="m", prompts=[[1]] * 2000, output_len=1,
+    plan = load.LoadPlan(
+        address=ServerAddress.parse("127.0.0.1:1"), model="m", prompts=[[1]] * 2000, output_len=1,
         max_concurrency=1, request_rate=50.0,
     )  # fmt: skip
     due = list(load._due(plan))

@@ -9,7 +9,7 @@ import pytest
 from octavo.commands import fetch as command
 from octavo.fetch.credentials import VARIABLE
 from octavo.fetch.errors import FetchError
-from octavo.fetch.errors import Reason as FetchReason
+from octavo.fetch.errors import FetchReason as FetchReason
 from octavo_operator.desired.weights import fetch_arguments, weights
 from octavo_operator.report.faults import FETCH_REASONS, pod_faults
 from octavo_operator.report.reasons import Reason
@@ -17,7 +17,7 @@ from octavo_operator.spec import LLMDeployment
 from tests.fakes.operator import make_deployment
 
 if TYPE_CHECKING:
-    from octavo.fetch.fetch import Request
+    from octavo.fetch.fetch import FetchRequest
 
 DIGEST = "sha256:" + "0" * 64
 
@@ -44,9 +44,9 @@ def test_what_the_step_writes_is_what_the_condition_says(reason, tmp_path, monke
 def test_the_step_understands_every_argument_that_the_operator_gives(tmp_path, monkeypatch):
     model = {"uri": "hf://org/name", "revision": "v1", "digest": DIGEST}
     arguments = fetch_arguments(LLMDeployment.parse(make_deployment(model=model)).model, "/d")
-    given: list[Request] = []
+    given: list[FetchRequest] = []
 
-    def fetch(request: Request, progress: object) -> None:
+    def fetch(request: FetchRequest, progress: object) -> None:
         given.append(request)
         raise FetchError(FetchReason.NOT_FOUND, "m")
 

@@ -16,13 +16,13 @@ from octavo_operator.cluster.guard import GuardedCluster, TokenBucket
 from octavo_operator.cluster.kube import KubeCluster
 from octavo_operator.cluster.kube_config import load
 from octavo_operator.errors import ClusterUnavailable
-from octavo_operator.metrics import Metrics
+from octavo_operator.metrics import OperatorMetrics
 from octavo_operator.reconcile import Reconciler
 from octavo_operator.report.events import EventRecorder
-from octavo_operator.routers.poller import Demand
-from octavo_operator.settings import Settings
-from octavo_operator.watch.informer import Intake
-from octavo_operator.watch.world import WATCHED, Key, World
+from octavo_operator.routers.poller import RouterDemand
+from octavo_operator.settings import OperatorSettings
+from octavo_operator.watch.informer import Informer
+from octavo_operator.watch.world import WATCHED, DeploymentKey, World
 from tests.fakes.clock import ManualClock
 from tests.fakes.deployments import with_images
 from tests.fakes.effort import is_full, sample
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tests.fakes.apiserver import ApiServer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
-SETTINGS = with_images(Settings(network_policy=True))
+SETTINGS = with_images(OperatorSettings(network_policy=True))
 # The steps of a life, each from the state that the one before has come to.
 STEPS: dict[str, dict[str, Any]] = {
     "create": {},
@@ -52,14 +52,14 @@ class Life:
 
     def __init__(self, cluster: KubeCluster, namespace: str) -> None:
         clock = ManualClock(1_000_000.0)
-        metrics = Metrics()
+        metrics = OperatorMetrics()
         self.world = World()
-        demand = Demand(clock)
+        demand = RouterDemand(clock)
         demand.expect(())
         bucket = TokenBucket(per_second=1e6, burst=1_000_000, clock=clock)
         guarded = GuardedCluster(cluster, may_write=lambda: True, bucket=bucket, metrics=metrics)
-        self.key = Key(namespace, KEY.name)
-        self.intake = Intake(
+        self.key = DeploymentKey(namespace, KEY.name)
+        self.intake = Informer(
             guarded, self.world, namespaces=(namespace,), wake=lambda key: None,
             metrics=metrics, clock=clock, rng=Random(1),
         )  # fmt: skip

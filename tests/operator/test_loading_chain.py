@@ -14,7 +14,7 @@ from octavo_operator.objects.names import ENGINE_CONTAINER
 from octavo_router.admin.state import StateReporter
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 from octavo_router.flow.admin import AdminAccess
-from octavo_router.flow.admission import Demand
+from octavo_router.flow.admission import AdmissionDemand
 from tests.fakes.engine import FakeEngine
 from tests.fakes.facts import until
 from tests.fakes.listening import Listening, listening
@@ -41,7 +41,7 @@ def started_pod(bench: OperatorBench) -> kinds.Object:
 def told_by(router: Listening) -> bytes:
     """The state page as it goes over the wire."""
     reporter = StateReporter(
-        router.registry, lambda pool: Demand(0, 0, 0), router.metrics,
+        router.registry, lambda pool: AdmissionDemand(0, 0, 0), router.metrics,
         replica="router-0", admin=AdminAccess(), epoch="e1", known_pools=list,
     )  # fmt: skip
     return msgspec.json.encode(reporter.state())

@@ -8,7 +8,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING
 
-from octavo_operator.health import Health
+from octavo_operator.health import OperatorHealth
 from octavo_operator.loop_watch import MAX_LAG_S, LoopWatch
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def test_the_lag_grows_while_it_lasts_and_is_over_when_the_loop_runs_again():
 
 def test_liveness_fails_at_twenty_seconds():
     def is_alive(lag_s: float) -> bool:
-        look = Health(1.0, 100.0, True, True, loop_lag_s=lag_s, max_loop_lag_s=MAX_LAG_S)
+        look = OperatorHealth(1.0, 100.0, True, True, loop_lag_s=lag_s, max_loop_lag_s=MAX_LAG_S)
         return look.is_alive
 
     assert is_alive(19.9)

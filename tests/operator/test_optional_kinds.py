@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from octavo_operator.cluster.api import Listing
-from octavo_operator.metrics import Metrics
+from octavo_operator.metrics import OperatorMetrics
 from octavo_operator.objects import kinds
 from octavo_operator.settings import OPTIONAL_KINDS, POD_MONITOR, SERVICE_MONITOR
-from octavo_operator.watch.informer import NEWEST, Intake
+from octavo_operator.watch.informer import NEWEST, Informer
 from tests.fakes.apiserver import ApiError
 from tests.fakes.clock import ManualClock
 from tests.fakes.cluster import FakeCluster
@@ -36,13 +36,13 @@ class Bench(OperatorBench):
     """With the optional kinds listed, as at each resync."""
 
     def resync(self) -> None:
-        self.intake = Intake(
+        self.intake = Informer(
             self.cluster,
             self.world,
             namespaces=(),
             wake=lambda key: None,
             served=self._served,
-            metrics=Metrics(),
+            metrics=OperatorMetrics(),
             clock=ManualClock(),
             rng=Random(1),
         )

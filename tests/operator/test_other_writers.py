@@ -9,7 +9,7 @@ import pytest
 
 from octavo_operator.cluster.api import Listing
 from octavo_operator.objects import kinds
-from octavo_operator.watch.world import Key
+from octavo_operator.watch.world import DeploymentKey
 from tests.fakes.operator import KEY, OperatorBench, make_deployment, running_operator, verbs
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class TestNames:
         late = make_deployment("late", model={"uri": "demo://smollm2", "servedName": "smollm2"})
         late["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z"
         bench.cluster.put(late)
-        outcome = bench.reconcile(Key("default", "late"))
+        outcome = bench.reconcile(DeploymentKey("default", "late"))
         assert outcome.again_after_s == 30.0
         body = bench.cluster.one(kinds.LLM_DEPLOYMENT, "default", "late")
         accepted = body["status"]["conditions"][0]
@@ -172,14 +172,14 @@ class TestNames:
         bench.settle()
         assert bench.conditions()["Ready"][0] == "True"
         bench.cluster.remove(kinds.LLM_DEPLOYMENT, *KEY)
-        bench.settle(Key("default", "late"))
+        bench.settle(DeploymentKey("default", "late"))
         body = bench.cluster.one(kinds.LLM_DEPLOYMENT, "default", "late")
         assert {c["type"]: c["status"] for c in body["status"]["conditions"]}["Ready"] == "True"
 
     def test_a_name_is_owned_across_namespaces(self):
         """Routers know a model by its name alone: who claims it too gets some of its prompts."""
         bench = running_operator()
-        key = Key("tenant-b", "copy")
+        key = DeploymentKey("tenant-b", "copy")
         late = make_deployment(*reversed(key), model={"uri": "demo://x", "aliases": ["smollm2"]})
         late["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z"
         bench.cluster.put(late)
@@ -193,7 +193,7 @@ class TestNames:
 
     def test_an_older_deployment_that_adds_a_name_comes_after_the_one_that_has_it(self):
         bench = running_operator()
-        key = Key("tenant-b", "old")
+        key = DeploymentKey("tenant-b", "old")
         old = make_deployment(*reversed(key), model={"uri": "demo://x"})
         old["metadata"]["creationTimestamp"] = "2020-01-01T00:00:00Z"
         bench.cluster.put(old)
@@ -228,7 +228,7 @@ class TestNames:
         assert bench.conditions()["Ready"][0] == "True"
 
 
-def accepted_condition(bench: OperatorBench, key: Key) -> tuple[str, str]:
+def accepted_condition(bench: OperatorBench, key: DeploymentKey) -> tuple[str, str]:
     conditions = bench.cluster.one(kinds.LLM_DEPLOYMENT, *key)["status"]["conditions"]
     (found,) = (c for c in conditions if c["type"] == "Accepted")
     return found["status"], found["message"]

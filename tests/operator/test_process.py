@@ -13,9 +13,9 @@ from octavo_operator.cluster.kube import KubeCluster
 from octavo_operator.cluster.kube_config import KubeConfig, load
 from octavo_operator.cluster.leader import LeaseTimes
 from octavo_operator.process import Operator, RunSettings
-from octavo_operator.settings import Router, Settings
+from octavo_operator.settings import OperatorSettings, RouterSettings
 from octavo_operator.watch import kopf_source
-from octavo_operator.watch.world import Key
+from octavo_operator.watch.world import DeploymentKey
 from tests.fakes.deployments import with_images
 from tests.fakes.live_operator import conditions, engines, live, operator, until
 from tests.fakes.operator import make_deployment
@@ -96,7 +96,7 @@ def test_of_two_operators_one_writes_and_the_other_follows(apiserver, namespace)
                 two = Operator(
                     config,
                     cluster,
-                    with_images(Settings(namespaces=(namespace,))),
+                    with_images(OperatorSettings(namespaces=(namespace,))),
                     RunSettings(
                         namespace=namespace, identity="two", host="127.0.0.1", port=0,
                         lease=LeaseTimes(4.0, 0.5, 1.0),
@@ -164,7 +164,9 @@ def test_it_stops_at_once_also_within_the_first_listing(apiserver, namespace, af
         config = load({}, str(apiserver.kubeconfig))
         run = RunSettings(namespace=namespace, identity="x", host="127.0.0.1", port=0)
         async with KubeCluster(config, field_manager="octavo-operator") as cluster:
-            found = Operator(config, cluster, with_images(Settings(namespaces=(namespace,))), run)
+            found = Operator(
+                config, cluster, with_images(OperatorSettings(namespaces=(namespace,))), run
+            )
             task = asyncio.create_task(found.run())
             await asyncio.wait([task], timeout=after_s)
             began_at = time.monotonic()
@@ -189,7 +191,9 @@ def test_a_namespace_that_is_gone_stops_no_other(apiserver, namespace, monkeypat
     roles = {place: _give_rights(apiserver, place) for place in (namespace, other)}
     full = load({}, str(apiserver.kubeconfig))
     config = KubeConfig(server=full.server, ca_pem=full.ca_pem, token=apiserver.user_token)
-    settings = Settings(namespaces=(other, namespace), router=Router(namespace=namespace))
+    settings = OperatorSettings(
+        namespaces=(other, namespace), router=RouterSettings(namespace=namespace)
+    )
     run = RunSettings(
         namespace=namespace, identity="x", host="127.0.0.1", port=0, lease=None,
         ask_namespaces_s=0.2,
@@ -208,13 +212,13 @@ def test_a_namespace_that_is_gone_stops_no_other(apiserver, namespace, monkeypat
             await until(num_restarts)  # the watches in it have ended, and all others with them
             for number in range(3):
                 apiserver.create(make_deployment(f"m{number}", namespace, suspend=True))
-                is_heard = partial(found.world.has, Key(namespace, f"m{number}"))
+                is_heard = partial(found.world.has, DeploymentKey(namespace, f"m{number}"))
                 await until(is_heard, within_s=10)
                 await asyncio.sleep(1.0)
             assert num_restarts() <= 2  # it may be told of several watches, but not for ever
             apiserver.patch(roles[other], {"rules": rules})
             apiserver.create(make_deployment("back", other, suspend=True))
-            await until(lambda: found.world.has(Key(other, "back")), within_s=20)
+            await until(lambda: found.world.has(DeploymentKey(other, "back")), within_s=20)
             found.stop()
             await task
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from octavo_operator.errors import SettingsInvalid
-from octavo_operator.settings import Images, Router, Settings
+from octavo_operator.settings import Images, OperatorSettings, RouterSettings
 
 
 def test_clients_are_sent_to_the_router():
-    assert Router().endpoint == "http://octavo-router.octavo-system.svc:8080/v1"
-    assert Router(url="https://llm.example.com/v1").endpoint == "https://llm.example.com/v1"
+    assert RouterSettings().endpoint == "http://octavo-router.octavo-system.svc:8080/v1"
+    assert RouterSettings(url="https://llm.example.com/v1").endpoint == "https://llm.example.com/v1"
 
 
 def test_a_router_has_a_place():
     with pytest.raises(SettingsInvalid, match=r"router\.namespace must not be empty"):
-        Router(namespace="")
+        RouterSettings(namespace="")
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_router_has_a_place():
 )
 def test_how_routers_are_asked_must_make_sense(given, problem):
     with pytest.raises(SettingsInvalid, match=problem):
-        Router(**given)
+        RouterSettings(**given)
 
 
 @pytest.mark.parametrize("name", ["Registry", "a b", "-a", "a" * 254, ""])
@@ -39,14 +39,14 @@ def test_a_pull_secret_has_the_name_of_a_secret(name):
 
 
 def test_a_token_is_not_shown():
-    assert "hunter2" not in repr(Settings(router=Router(token="hunter2")))
+    assert "hunter2" not in repr(OperatorSettings(router=RouterSettings(token="hunter2")))
 
 
 def test_capabilities_are_those_that_are_used():
     with pytest.raises(SettingsInvalid, match="apps/v1/Deployment, which is never used"):
-        Settings(capabilities=frozenset(("apps/v1/Deployment",)))
+        OperatorSettings(capabilities=frozenset(("apps/v1/Deployment",)))
 
 
 def test_the_pause_before_stopping_fits_the_grace():
     with pytest.raises(SettingsInvalid, match="pre_stop_s must be from 0 to 15; got 16"):
-        Settings(pre_stop_s=16)
+        OperatorSettings(pre_stop_s=16)

@@ -13,16 +13,16 @@ import yaml
 from octavo_operator.cli import add_options, read_settings, read_values
 from octavo_operator.cluster.api import Listing
 from octavo_operator.cluster.guard import GuardedCluster, TokenBucket
-from octavo_operator.errors import ClusterUnavailable, Refused, SettingsInvalid
-from octavo_operator.health import Health, HealthServer
-from octavo_operator.metrics import Metrics
+from octavo_operator.errors import ApiRefused, ClusterUnavailable, SettingsInvalid
+from octavo_operator.health import HealthServer, OperatorHealth
+from octavo_operator.metrics import OperatorMetrics
 from octavo_operator.objects import kinds
 from octavo_operator.objects.compare import holds
 from octavo_operator.report.events import EventRecorder
-from octavo_operator.watch.informer import Intake
+from octavo_operator.watch.informer import Informer
 from octavo_operator.watch.namespaces import permitted
-from octavo_operator.watch.work_queue import Outcome
-from octavo_operator.watch.world import WATCHED, Key, World, are_synced
+from octavo_operator.watch.work_queue import KeyOutcome
+from octavo_operator.watch.world import WATCHED, DeploymentKey, World, are_synced
 from tests.fakes.clock import ManualClock
 from tests.fakes.cluster import FakeCluster
 from tests.fakes.operator import make_deployment
@@ -76,7 +76,7 @@ def service(version: int, *, uid: str = "u", name: str = "s") -> kinds.Object:
 
 
 class TestWorld:
-    key = Key("d", "m")
+    key = DeploymentKey("d", "m")
 
     def test_old_news_are_no_news(self):
         world = World()
@@ -124,15 +124,15 @@ class TestWorld:
 class TestIntake:
     def make(
         self, cluster: FakeCluster, namespaces: tuple[str, ...] = ()
-    ) -> tuple[Intake, list[Key], World]:
+    ) -> tuple[Informer, list[DeploymentKey], World]:
         world = World()
-        woken: list[Key] = []
-        intake = Intake(
+        woken: list[DeploymentKey] = []
+        intake = Informer(
             cluster,
             world,
             namespaces=namespaces,
             wake=woken.append,
-            metrics=Metrics(),
+            metrics=OperatorMetrics(),
             clock=ManualClock(),
             rng=Random(1),
         )
@@ -196,7 +196,7 @@ class TestIntake:
         cluster = FakeCluster()
         intake, _, world = self.make(cluster, ("gone",))
         cluster.before = refuse_in("gone")
-        with pytest.raises(Refused):
+        with pytest.raises(ApiRefused):
             asyncio.run(intake.refresh(kinds.POD))
         assert not world.synced
 
@@ -231,7 +231,7 @@ class TestIntake:
 def refuse_in(namespace: str, kind: Kind | None = None) -> Callable[[Call], None]:
     def refuse(call: Call) -> None:
         if call.namespace == namespace and kind in (None, call.kind):
-            raise Refused("forbidden", status=403)
+            raise ApiRefused("forbidden", status=403)
 
     return refuse
 
@@ -277,7 +277,7 @@ def test_a_write_that_lasts_is_given_up_before_another_replica_may_begin():
             return body
 
     clock = ManualClock()
-    metrics = Metrics()
+    metrics = OperatorMetrics()
     guarded = GuardedCluster(
         Slow(),
         may_write=lambda: True,
@@ -302,9 +302,9 @@ class TestHealth:
     def answer(
         self, request: str, *, age_s: float = 1.0, is_synced: bool = True, tried_s: float = 0.0
     ) -> bytes:
-        metrics = Metrics()
-        metrics.reconciled(Outcome(), 0.02)
-        look = Health(age_s, 100.0, is_synced, is_leading=True, tried_age_s=tried_s)
+        metrics = OperatorMetrics()
+        metrics.reconciled(KeyOutcome(), 0.02)
+        look = OperatorHealth(age_s, 100.0, is_synced, is_leading=True, tried_age_s=tried_s)
         return HealthServer(lambda: look, metrics).answer(request.encode())
 
     @pytest.mark.parametrize(
@@ -346,8 +346,8 @@ class TestHealth:
 
     def test_over_a_socket(self):
         async def story() -> bytes:
-            look = Health(1.0, 100.0, is_synced=True, is_leading=False)
-            server = await HealthServer(lambda: look, Metrics()).start("127.0.0.1", 0)
+            look = OperatorHealth(1.0, 100.0, is_synced=True, is_leading=False)
+            server = await HealthServer(lambda: look, OperatorMetrics()).start("127.0.0.1", 0)
             async with server:
                 reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
                 writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from octavo_operator.errors import ClusterUnavailable, Conflict, Refused
+from octavo_operator.errors import ApiRefused, ClusterUnavailable, Conflict
 from octavo_operator.objects import kinds
-from octavo_operator.watch.world import Key
+from octavo_operator.watch.world import DeploymentKey
 from tests.fakes.effort import sample
 from tests.fakes.operator import KEY, OperatorBench, make_deployment, running_operator
 
@@ -22,7 +22,7 @@ _ERRORS = [
     ClusterUnavailable("overloaded", status=429, retry_after_s=7.0),
     ClusterUnavailable("down"),
     Conflict("changed", status=409),
-    Refused("no", status=422),
+    ApiRefused("no", status=422),
 ]
 
 
@@ -58,7 +58,7 @@ class TestTrouble:
 
         def refuse(call: Call) -> None:
             if (call.verb, call.kind) == ("apply", kinds.CONFIG_MAP):
-                raise Refused("exceeded quota: q, requested: configmaps=1", status=403)
+                raise ApiRefused("exceeded quota: q, requested: configmaps=1", status=403)
 
         bench.cluster.before = refuse
         assert bench.reconcile().is_failed
@@ -75,7 +75,7 @@ class TestTrouble:
 
         def refuse(call: Call) -> None:
             if call.kind == kinds.EVENT:
-                raise Refused("forbidden", status=403)
+                raise ApiRefused("forbidden", status=403)
 
         bench.cluster.before = refuse
         bench.settle()
@@ -219,7 +219,7 @@ def test_a_fleet_that_fails_together_does_not_flood_the_api_server_with_question
     names = [f"m{number}" for number in range(40)]
     for name in names:
         bench.cluster.put(make_deployment(name))
-        bench.reconcile(Key("default", name))
+        bench.reconcile(DeploymentKey("default", name))
     bench.workloads.sync()
     for pod in bench.pods():
         bench.workloads.set_condition(pod, "PodScheduled", "True")
@@ -227,7 +227,7 @@ def test_a_fleet_that_fails_together_does_not_flood_the_api_server_with_question
     def asked() -> int:
         bench.cluster.calls.clear()
         for name in names:
-            bench.reconcile(Key("default", name))
+            bench.reconcile(DeploymentKey("default", name))
         return sum(call.kind == kinds.EVENT and call.verb == "find" for call in bench.cluster.calls)
 
     assert asked() == 20

@@ -14,7 +14,7 @@ from octavo_engine.protocol import metric_names
 from octavo_router.config import check, docs
 from octavo_router.config.load import load_config, parse_part
 from octavo_router.config.settings import KeyConfig, UpstreamConfig
-from octavo_router.discovery.kubernetes.routing import Routing
+from octavo_router.discovery.kubernetes.routing import RoutingAnnotation
 from octavo_router.flow.keys import make_table
 from octavo_router.proxy.paths import PROXIED
 
@@ -114,13 +114,13 @@ def test_the_paths_that_are_let_through_are_those_in_the_list():
 
 def test_the_fields_of_the_annotation_are_those_that_are_read():
     told = {name for row in rows(section("Kubernetes")) for name in names(row[0])}
-    assert told == {field.encode_name for field in msgspec.structs.fields(Routing)}
+    assert told == {field.encode_name for field in msgspec.structs.fields(RoutingAnnotation)}
 
 
 def test_the_example_of_an_annotation_can_be_read():
     service = yaml.safe_load(example("apiVersion: v1\nkind: Service\nmetadata:\n  name: vllm"))
     text = service["metadata"]["annotations"]["octavo.dev/routing"]
-    assert msgspec.json.decode(text, type=Routing).kv_events_port == 5557
+    assert msgspec.json.decode(text, type=RoutingAnnotation).kv_events_port == 5557
 
 
 def test_the_example_of_a_configuration_loads():

@@ -11,10 +11,10 @@ import pytest
 from octavo_router.config.load import walk
 from octavo_router.config.settings import (
     KeyConfig,
-    ModelConfig,
     PoolConfig,
     ProfileConfig,
     RouterConfig,
+    ServedModelConfig,
     UpstreamConfig,
     WeightedConfig,
 )
@@ -40,7 +40,7 @@ OTHERS: dict[str, Any] = {
     "routing.pools": (PoolConfig(name="p", policy="random"),),
     "routing.profiles": (PROFILE,),
     "routing.shadows": ("random",),
-    "models": (ModelConfig(name="alias", alias_of="m"),),
+    "models": (ServedModelConfig(name="alias", alias_of="m"),),
     "flow.keys": (KeyConfig(tenant="t", key="secret"),),
 }
 

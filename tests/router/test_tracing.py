@@ -9,7 +9,7 @@ import pytest
 
 from octavo_router.errors import ConfigInvalid
 from octavo_router.metrics import RequestRecord
-from octavo_router.tracing import Parent, Tracing, make_tracing, parse_traceparent
+from octavo_router.tracing import Parent, RouterTracing, make_tracing, parse_traceparent
 
 memory = pytest.importorskip(
     "opentelemetry.sdk.trace.export.in_memory_span_exporter", reason="traces need opentelemetry-sdk"
@@ -36,7 +36,7 @@ class Rig:
         self.exporter: Any = memory.InMemorySpanExporter()
         self.now_s = 0
         processor = export.SimpleSpanProcessor(self.exporter)
-        self.tracing = Tracing(processor, sample_ratio=sample_ratio, clock_ns=self._clock_ns)
+        self.tracing = RouterTracing(processor, sample_ratio=sample_ratio, clock_ns=self._clock_ns)
 
     def _clock_ns(self) -> int:
         self.now_s += 1

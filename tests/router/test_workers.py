@@ -145,7 +145,7 @@ def test_a_router_that_lends_its_key_to_everybody_says_so(args, is_told, capfd, 
     level, handlers = logging.getLogger("octavo").level, logging.getLogger().handlers[:]
     try:
         flags = {"upstreams": "http://127.0.0.1:9", "engine-key": "theirs"}
-        assert cli.run(cli.Loader("", flags, args[1:], environment={})) == 0
+        assert cli.run(cli.ConfigLoader("", flags, args[1:], environment={})) == 0
     finally:
         logging.getLogger("octavo").setLevel(level)
         logging.getLogger().handlers[:] = handlers

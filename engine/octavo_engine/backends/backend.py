@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Step:
+class BackendStep:
     """One step as flat arrays: B sequences, T tokens, S rows of logits, R rows of the runner's.
 
     Sequence b owns tokens [seq_starts[b], seq_starts[b + 1]); they are the last ones of its
@@ -65,7 +65,7 @@ class Backend(Protocol):
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         """Plan memory for the largest step, allocate the KV cache. Called once, after loading."""
 
-    def execute(self, step: Step, sampling: SamplingBatch) -> Sampled:
+    def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         """Compute the step, then sample or score each row of logits."""
 
     def poison_blocks(self, block_ids: list[int]) -> None:
@@ -90,5 +90,5 @@ class LaunchesSteps(Protocol):
     def launch_waits(self) -> bool:
         """Whether a launch waits for the device all the same: then it gains nothing."""
 
-    def launch(self, step: Step, sampling: SamplingBatch) -> PendingSample:
+    def launch(self, step: BackendStep, sampling: SamplingBatch) -> PendingSample:
         """As `execute`, which is this and `wait`. All arrays may change afterwards."""

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.core.build import load_model_tokenizer, localized, resolve
 from octavo_engine.core.build_core import build_core
-from octavo_engine.core.info import Health, ModelInfo
+from octavo_engine.core.info import CoreHealth, ModelInfo
 from octavo_engine.core.kv_events.residency_feed import ResidencyFeed
 from octavo_engine.core.load_meter import LoadMeter
-from octavo_engine.core.pooling.async_pooling import PoolingDesk, check_items, check_task
+from octavo_engine.core.pooling.async_pooling import AsyncPooling, check_items, check_task
 from octavo_engine.core.process import wire
 from octavo_engine.core.process.in_process_client import InProcessClient
 from octavo_engine.core.process.process_client import ProcessClient
 from octavo_engine.core.seeds import Seeds
 from octavo_engine.core.text.output_processor import OutputProcessor, Submission
-from octavo_engine.core.text.output_stream import Reader
+from octavo_engine.core.text.output_stream import OutputReader
 from octavo_engine.core.validate import check_choices, settle_params, tokenized_bad_words
 from octavo_engine.errors import EngineDead, InvalidRequest, OctavoError, QueueFull
 from octavo_engine.protocol.admission import retry_after_s
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.pooling.async_pooling import PoolingItem
     from octavo_engine.core.process.client import EngineClient, Listener
-    from octavo_engine.core.text.output_processor import Processed, Request
-    from octavo_engine.core.text.output_stream import Tap
+    from octavo_engine.core.text.output_processor import Processed, TrackedRequest
+    from octavo_engine.core.text.output_stream import InlineSink
     from octavo_engine.core.text.outputs import RequestOutput
-    from octavo_engine.core.text.resumed import Told
+    from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.errors import RequestError
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import StepOutput
@@ -90,9 +90,9 @@ class AsyncEngine:
         self._info: ModelInfo | None = None
         self._start_error: OctavoError | None = None
         self._seeds = Seeds(config.seed)
-        self._pooling = PoolingDesk(self._send)
-        self._readers: dict[Request, Reader] = {}
-        self._touched: dict[Request, None] = {}  # whose readers are told in a moment
+        self._pooling = AsyncPooling(self._send)
+        self._readers: dict[TrackedRequest, OutputReader] = {}
+        self._touched: dict[TrackedRequest, None] = {}  # whose readers are told in a moment
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -133,18 +133,20 @@ class AsyncEngine:
         """Requests that somebody reads."""
         return len(self._readers) + self._pooling.num_in_flight
 
-    def health(self) -> Health:
+    def health(self) -> CoreHealth:
         if self._start_error is not None:
-            return Health("dead", str(self._start_error))
+            return CoreHealth("dead", str(self._start_error))
         if self._client is None:
             told = self._download.read()
             share = (told.share if told else None) or 0.0
-            return Health("loading", "the model is being fetched", share, told)
+            return CoreHealth("loading", "the model is being fetched", share, told)
         health = self._client.health()
         if health.state == "ready" and self._info is None:
-            return Health("loading", "the model is being loaded", health.progress, health.loading)
+            return CoreHealth(
+                "loading", "the model is being loaded", health.progress, health.loading
+            )
         if health.state == "ready" and self._draining:
-            return Health("draining", "the server is shutting down")
+            return CoreHealth("draining", "the server is shutting down")
         return health
 
     async def generate(
@@ -156,10 +158,10 @@ class AsyncEngine:
         priority: int = 0,
         deadline_s: float | None = None,
         cache_salt: str = "",
-        told: Sequence[Told] = (),
+        told: Sequence[ResumedOutput] = (),
         labels: Labels | None = None,
         stream: bool = True,
-        tap: Tap[RequestOutput] | None = None,
+        tap: InlineSink[RequestOutput] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """News of the request until it is finished, each what `params.output_kind` says; with
         `stream` false only one, with everything. `tap` takes deltas, which do not come here.
@@ -245,19 +247,19 @@ class AsyncEngine:
 
     async def sleep(self, *, on: bool, level: int = 1) -> None:
         """Give memory back, or take it again: see `CoreEngine.sleep`. Only while nothing runs."""
-        self._send(wire.Sleep(on, level))
+        self._send(wire.SleepCommand(on, level))
 
     async def start_profile(self) -> None:
         """Record every step from now on; what was recorded and not written is forgotten."""
         self._check_open()
-        self._send(wire.Profile(on=True))
+        self._send(wire.ProfileCommand(on=True))
 
     async def stop_profile(self, path: str) -> int:
         """Write what was recorded to `path`; how many events that is. Raises a RequestError."""
         self._check_open()
         if self._profile is None:
             self._profile = asyncio.get_running_loop().create_future()
-            self._send(wire.Profile(on=False, path=path))
+            self._send(wire.ProfileCommand(on=False, path=path))
         written = await asyncio.shield(self._profile)
         if written.error is not None:
             raise InvalidRequest(written.error)
@@ -381,8 +383,8 @@ class AsyncEngine:
         return await off_loop(work, len(prompt))
 
     def _submit(
-        self, submission: Submission, tap: Tap[RequestOutput] | None
-    ) -> tuple[Request, Reader]:
+        self, submission: Submission, tap: InlineSink[RequestOutput] | None
+    ) -> tuple[TrackedRequest, OutputReader]:
         assert self._client is not None  # _check_open sees to it
         request, sequences = self._outputs.add(submission)
         try:
@@ -392,7 +394,7 @@ class AsyncEngine:
             self._send_abort(self._outputs.abort(request))
             raise InvalidRequest(f"the request cannot be sent to the engine: {error}") from None
         self._idle.clear()
-        reader = self._readers[request] = Reader(
+        reader = self._readers[request] = OutputReader(
             request,
             silent=submission.is_whole,
             tap=tap,
@@ -401,7 +403,7 @@ class AsyncEngine:
         )
         return request, reader
 
-    def _close(self, request: Request) -> None:
+    def _close(self, request: TrackedRequest) -> None:
         if not request.finished:
             # Behind a router clients have waited for longer than can be seen from here.
             has_left = not self.residency.is_watched
@@ -410,7 +412,7 @@ class AsyncEngine:
         if not self._readers:
             self._idle.set()
 
-    def _suspend(self, request: Request, on: bool) -> None:
+    def _suspend(self, request: TrackedRequest, on: bool) -> None:
         ids = [answer.sequence_id for answer in request.answers if not answer.finished]
         self._send(wire.Suspend(ids, on))
 
@@ -431,7 +433,7 @@ class AsyncEngine:
         if sequence_ids and self._client is not None:
             self._client.send(wire.Abort(sequence_ids, has_left))
 
-    def _wake(self, requests: Iterable[Request]) -> None:
+    def _wake(self, requests: Iterable[TrackedRequest]) -> None:
         """Their readers are told once all that has come by now is taken in: where steps come faster
         than they can be written, the news of several leave as one."""
         if not self._touched:

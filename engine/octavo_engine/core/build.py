@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import Backend
     from octavo_engine.config import EngineConfig
-    from octavo_engine.core.grammar_queue import Grammars
+    from octavo_engine.core.grammar_queue import GrammarQueue
     from octavo_engine.grammar.compiler import CompilerSettings
     from octavo_engine.tokenization.tokenizer import Tokenizer
     from octavo_engine.weights.source import ModelFiles
@@ -211,16 +211,16 @@ def make_grammars(
     eos_token_ids: tuple[int, ...] = (),
     settings: CompilerSettings | None = None,
     now: Callable[[], float] = time.monotonic,
-) -> Grammars:
+) -> GrammarQueue:
     """What compiles grammars for a model. Its vocabulary is read with the first one."""
-    from octavo_engine.core.grammar_queue import Grammars
+    from octavo_engine.core.grammar_queue import GrammarQueue
     from octavo_engine.grammar.compiler import GrammarCompiler
     from octavo_engine.grammar.vocabulary import Vocabulary
 
     def make_vocabulary() -> Vocabulary:
         return Vocabulary(make_tokenizer(), vocab_size=vocab_size, eos_token_ids=eos_token_ids)
 
-    return Grammars(GrammarCompiler(make_vocabulary, settings, now=now), now=now)
+    return GrammarQueue(GrammarCompiler(make_vocabulary, settings, now=now), now=now)
 
 
 def _limits(config: EngineConfig, max_model_len: int) -> BackendLimits:

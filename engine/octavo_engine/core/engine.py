@@ -21,7 +21,7 @@ from octavo_engine.state.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from octavo_engine.core.grammar_queue import Grammars
+    from octavo_engine.core.grammar_queue import GrammarQueue
     from octavo_engine.core.kv_events.publisher import KVEventPublisher
     from octavo_engine.core.kv_events.recorder import KVEventRecorder
     from octavo_engine.executor.executor import Executor, LaunchesBatches
@@ -65,8 +65,8 @@ class Engine:
         self._processors = ProcessorRegistry()
         self._live: set[str] = set()  # request ids taken in and not finished
         self._failed_steps = 0
-        self._make_grammars: Callable[[], Grammars] | None = None
-        self._grammars: Grammars | None = None  # made when first needed
+        self._make_grammars: Callable[[], GrammarQueue] | None = None
+        self._grammars: GrammarQueue | None = None  # made when first needed
         self._refused: list[tuple[str, RequestError]] = []
         self._kv_events: tuple[KVEventRecorder, KVEventPublisher] | None = None
         self._warm_up_stats = EngineStats()  # not part of what users count
@@ -141,7 +141,7 @@ class Engine:
                 publisher.publish(batch)
         return StepOutput(outputs=outputs, stats=self.stats(), residency=residency)
 
-    def use_grammars(self, make: Callable[[], Grammars]) -> None:
+    def use_grammars(self, make: Callable[[], GrammarQueue]) -> None:
         """How to get what compiles grammars; it is made when a request first brings one."""
         self._make_grammars = make
 
@@ -272,7 +272,7 @@ class Engine:
             self._grammars = self._make_grammars()
         return self._grammars.begin(request)
 
-    def _settle_grammars(self, grammars: Grammars) -> list[SequenceOutput]:
+    def _settle_grammars(self, grammars: GrammarQueue) -> list[SequenceOutput]:
         """Put those in line whose grammar is compiled. Returns what ended instead."""
         ready, refused, finished = grammars.settle()
         self._refused += refused

@@ -15,7 +15,7 @@ from octavo_engine.state.outputs import SequenceOutput
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_engine.grammar.compiler import Compilation, Compiled, GrammarCompiler
+    from octavo_engine.grammar.compiler import Compilation, CompiledGrammar, GrammarCompiler
     from octavo_engine.state.request import EngineRequest
 
 
@@ -27,7 +27,7 @@ class Settled(NamedTuple):
     finished: list[SequenceOutput]  # their deadline passed
 
 
-class Grammars:
+class GrammarQueue:
     """Between a request's arrival and its place in line. The engine's thread owns it."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Grammars:
             return None
         return SequenceOutput(request_id=request_id, finish_reason="abort")
 
-    def _run_of(self, request: EngineRequest, compiled: Compiled) -> GrammarRun:
+    def _run_of(self, request: EngineRequest, compiled: CompiledGrammar) -> GrammarRun:
         return run_of(request, compiled, self.workers, is_jumping=self._is_jumping)
 
     def wait(self, timeout_s: float) -> None:
@@ -111,7 +111,11 @@ class Grammars:
 
 
 def run_of(
-    request: EngineRequest, compiled: Compiled, workers: MaskWorkers, *, is_jumping: bool = True
+    request: EngineRequest,
+    compiled: CompiledGrammar,
+    workers: MaskWorkers,
+    *,
+    is_jumping: bool = True,
 ) -> GrammarRun:
     """A sequence's own way through the grammar, with the tokens of a resume behind it."""
     params = request.params

@@ -38,7 +38,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class CoreHealth:
     """One answer to "how is the engine?". `ready` and `draining` are well; `loading` is not yet.
 
     A `stalled` engine makes no progress and is killed soon; a `dead` one is gone, and `reason` says

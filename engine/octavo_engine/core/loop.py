@@ -91,13 +91,13 @@ class CoreLoop:
                     self._engine.suspend(request_id, on=on)
             case wire.ResetPrefixCache():
                 self._engine.reset_prefix_cache()
-            case wire.Sleep(on, level):
+            case wire.SleepCommand(on, level):
                 self._engine.sleep(on=on, level=level)
             case wire.Label(request_id, labels):
                 self._engine.label(request_id, labels)
-            case wire.Watch(on):
+            case wire.WatchResidency(on):
                 self._engine.watch(on=on)
-            case wire.Profile(on, path):
+            case wire.ProfileCommand(on, path):
                 self._profile(path, on=on)
             case wire.Shutdown(graceful):
                 self._closing = True

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from octavo_engine.core.info import ModelInfo
-    from octavo_engine.core.text.resumed import Told
+    from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.state.sampling_params import SamplingParams
 
 
@@ -33,7 +33,7 @@ def settle_params(
     params: SamplingParams,
     info: ModelInfo,
     tokenizer: Encoder,
-    told: Sequence[Told] = (),
+    told: Sequence[ResumedOutput] = (),
 ) -> SamplingParams:
     """The parameters with `max_tokens` and a number of logprobs filled in, bad words as token ids.
 
@@ -135,7 +135,7 @@ def _max_tokens(prompt_length: int, params: SamplingParams, info: ModelInfo) -> 
     return params.max_tokens
 
 
-def _check_told(told: Sequence[Told], n: int, max_tokens: int, info: ModelInfo) -> None:
+def _check_told(told: Sequence[ResumedOutput], n: int, max_tokens: int, info: ModelInfo) -> None:
     if told and len(told) != n:
         raise InvalidRequest(f"tokens tell of {len(told)} answers, but n is {n}", param="tokens")
     for index, answer in enumerate(told):

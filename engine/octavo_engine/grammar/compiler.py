@@ -52,7 +52,7 @@ class CompilerSettings:
 
 
 @dataclass(slots=True)
-class Compiled:
+class CompiledGrammar:
     """What the answers of equal specs share. `matcher` is never advanced: copies are."""
 
     matcher: LLMatcher
@@ -68,7 +68,7 @@ class Compilation:
     queued_at: float
     begun_at: float | None = None
     ended_at: float = 0.0
-    compiled: Compiled | None = None
+    compiled: CompiledGrammar | None = None
     error: RequestError | None = None
     is_done: bool = False
     is_given_up: bool = False
@@ -229,7 +229,7 @@ class GrammarCompiler:
                 self._vocabulary = self._make_vocabulary()
             return self._vocabulary
 
-    def _compiled(self, spec: GrammarSpec, vocabulary: Vocabulary) -> Compiled:
+    def _compiled(self, spec: GrammarSpec, vocabulary: Vocabulary) -> CompiledGrammar:
         limits = self.settings.limits
         source = compiler_source(spec, vocabulary.specials, limits)
         matcher = LLMatcher(
@@ -244,7 +244,7 @@ class GrammarCompiler:
         if spec.after:
             opens = tuple(mark.encode() for mark in spec.opens)
             before = BeforeMasks(vocabulary, spec.after.encode(), budget=spec.budget, opens=opens)
-        return Compiled(matcher, before, vocabulary)
+        return CompiledGrammar(matcher, before, vocabulary)
 
 
 def _try_out(matcher: LLMatcher, vocabulary: Vocabulary) -> None:

@@ -10,14 +10,14 @@ class Lookahead(NamedTuple):
     is_negative: bool
 
 
-class Parts(NamedTuple):
+class PatternParts(NamedTuple):
     """`plain` matches more than the whole pattern does: the look-aheads leave some texts out."""
 
     lookaheads: list[Lookahead]
     plain: str
 
 
-def without_lookahead(pattern: str) -> Parts | None:
+def without_lookahead(pattern: str) -> PatternParts | None:
     """Of `^(?!…)(?=…)…`; None where it has no such beginning."""
     if not pattern.startswith("^"):
         return None
@@ -32,7 +32,7 @@ def without_lookahead(pattern: str) -> Parts | None:
     # An alternative to all of it would not begin with the look-aheads.
     if not found or "|" in rest:
         return None
-    return Parts(found, "^" + rest)
+    return PatternParts(found, "^" + rest)
 
 
 def _end_of_group(text: str) -> int | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.kv.pool import BlockPool
 from octavo_engine.kv.prefix_cache import CachedPrefix
-from octavo_engine.kv.residency import Residency
+from octavo_engine.kv.residency import ResidencyLabels
 from octavo_engine.protocol.prefix_hash import (
     block_digest,
     chain_digests,
@@ -46,7 +46,7 @@ class KVManager:
 
     def __init__(self, num_blocks: int, *, cache_key: bytes = b"", caching: bool = True) -> None:
         self.pool = BlockPool(num_blocks)
-        self.residency = Residency(self.pool.cache)
+        self.residency = ResidencyLabels(self.pool.cache)
         self.computing: dict[bytes, Sequence] = {}  # digest of a block to come -> who computes it
         self.pinned: list[Block] = []  # sources of this step's copies: they must survive until then
         self._cache_key = cache_key

@@ -34,14 +34,14 @@ MAX_SNAPSHOT = 4_000_000  # entries; a message must not be longer than the wire 
 _ENTRY = np.dtype([("name", "<u8"), ("tokens", "<u4")])
 
 
-class Ended(NamedTuple):
+class LabelEnd(NamedTuple):
     """What is left of a sequence: the names of its last blocks."""
 
     first: int
     digests: list[bytes]
 
 
-class Residency:
+class ResidencyLabels:
     """A CacheListener. Nothing is collected while nobody watches; labels are kept all the same."""
 
     def __init__(self, cache: PrefixCache) -> None:
@@ -51,7 +51,7 @@ class Residency:
         # A name for less than a block hangs on first blocks that may differ: how many hold it.
         self._first: set[bytes] = set()
         self._short: dict[bytes, int] = {}
-        self._ended: OrderedDict[str, Ended] = OrderedDict()
+        self._ended: OrderedDict[str, LabelEnd] = OrderedDict()
         self._changes: dict[bytes, bytes] | None = None  # by name: its tokens, or nothing if gone
         self._owes_snapshot = False
 
@@ -103,7 +103,7 @@ class Residency:
             return
         first = max(0, sequence.num_prompt_tokens // BLOCK_SIZE - ANSWER_LEAD)
         digests = sequence.digests[first : sequence.num_published_blocks]
-        self._ended[sequence.request_id] = Ended(first, digests)
+        self._ended[sequence.request_id] = LabelEnd(first, digests)
         if len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
 

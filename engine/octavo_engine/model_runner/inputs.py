@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_engine.backends.backend import Step
+from octavo_engine.backends.backend import BackendStep
 from octavo_engine.config import BLOCK_SIZE
-from octavo_engine.model_runner.row_params import RowWishes
+from octavo_engine.model_runner.row_params import RowParams
 from octavo_engine.sampling.adjust import AdjustedRow, build_lists, ragged
 from octavo_engine.sampling.batch import SamplingBatch
 from octavo_engine.sampling.processors import ProcessedRow
@@ -38,7 +38,7 @@ class BuiltStep:
     them sample; otherwise all but a last one that samples are scored against tokens already known.
     """
 
-    step: Step
+    step: BackendStep
     sampling: SamplingBatch
     logit_starts: Ints  # [B + 1]
     last_rows: Ints  # [B]  row of logits in which each entry that samples has its token
@@ -61,7 +61,7 @@ class StepInputs:
         self.block_tables = np.zeros((max_num_seqs, width), np.int32)
         self.table = new_table(max_num_seqs)
         self.fills = np.zeros(max_num_seqs, np.int64)  # how often each row got a new sequence
-        self.wishes = RowWishes(processors)
+        self.wishes = RowParams(processors)
         # Constants to take slices of.
         self._arange = np.arange(max_num_seqs + 1, dtype=np.int32)
         self._no_targets = np.full(max_num_seqs, -1, np.int32)
@@ -113,7 +113,7 @@ class StepInputs:
         blocks, offsets = np.divmod(positions, BLOCK_SIZE)
         ends = positions + 1
         ramp = self._arange[: num_seqs + 1]
-        step = Step(
+        step = BackendStep(
             token_ids=self.token_ids[rows, positions],
             positions=positions,
             slots=self.block_tables[rows, blocks] * BLOCK_SIZE + offsets,
@@ -150,7 +150,7 @@ class StepInputs:
             is_scored[logit_starts[index] : logit_starts[index + 1]] = False
         targets[is_scored] = self.token_ids[logit_owners[is_scored], after[is_scored]]
         blocks, offsets = np.divmod(positions, BLOCK_SIZE)
-        step = Step(
+        step = BackendStep(
             token_ids=self.token_ids[token_rows, positions],
             positions=positions,
             slots=self.block_tables[token_rows, blocks] * BLOCK_SIZE + offsets,

@@ -22,7 +22,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-class RowWishes:
+class RowParams:
     """Rows that want more than the sampling table says. A plain request appears nowhere here.
 
     NOTE: rows are not reported when they fall vacant; an entry lives until its row is filled again,

@@ -48,7 +48,9 @@ class Bert:
                 "embeddings.position_embeddings", rows, config.hidden_size
             )
         self.norm = Norm(config, loader, "embeddings.LayerNorm")
-        self.layers = [Layer(config, loader, index, ropes) for index in range(config.num_layers)]
+        self.layers = [
+            BertLayer(config, loader, index, ropes) for index in range(config.num_layers)
+        ]
 
     def forward(self, ops: EncoderOps) -> Value:
         x = ops.embedding(self.words)
@@ -63,7 +65,7 @@ class Bert:
         return x
 
 
-class Layer:
+class BertLayer:
     """Attention, then an MLP, each added to the residual and normed after."""
 
     def __init__(self, config: EncoderConfig, loader: Loader, index: int, ropes: Ropes) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from octavo_engine.models.families import find_family
-from octavo_engine.models.fields import Fields
+from octavo_engine.models.fields import ConfigFields
 from octavo_engine.models.rope_config import MAX_POSITIONS, read_ropes
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.models.families import Family
     from octavo_engine.models.rope import RopeConfig
-    from octavo_engine.models.rope_config import Ropes
+    from octavo_engine.models.rope_config import RopeConfigs
     from octavo_engine.ops import Activation
 
 TorchDType = Literal["float32", "float16", "bfloat16"]
@@ -95,7 +95,7 @@ class ModelConfig:
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
         """Read the object of a config.json; raises ModelError that names the field."""
-        outer = Fields(config)
+        outer = ConfigFields(config)
         architecture = _architecture(outer)
         family = find_family(architecture)
         part = outer.raw("text_config")
@@ -103,11 +103,11 @@ class ModelConfig:
             raise outer.error("text_config", "must be an object")
         text = config if part is None else {**_shared(config), **part}
         path = "config.json" if part is None else "config.json: text_config"
-        fields = Fields(text, defaults=family.defaults, path=path)
+        fields = ConfigFields(text, defaults=family.defaults, path=path)
         return _read(cls, fields, family, architecture=architecture, is_part=part is not None)
 
 
-def _architecture(fields: Fields) -> str:
+def _architecture(fields: ConfigFields) -> str:
     value = fields.raw("architectures")
     if not isinstance(value, list) or not value or not isinstance(value[0], str):
         raise fields.error("architectures", "must be a list with the name of a model class")
@@ -121,7 +121,12 @@ def _shared(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(
-    cls: type[ModelConfig], fields: Fields, family: Family, *, architecture: str, is_part: bool
+    cls: type[ModelConfig],
+    fields: ConfigFields,
+    family: Family,
+    *,
+    architecture: str,
+    is_part: bool,
 ) -> ModelConfig:
     hidden_size = fields.integer("hidden_size", maximum=MAX_WIDTH)
     num_heads = fields.integer("num_attention_heads", maximum=MAX_HEADS)
@@ -155,7 +160,7 @@ def _read(
     )
 
 
-def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
+def _head_dim(fields: ConfigFields, hidden_size: int, num_heads: int) -> int:
     head_dim = fields.optional_integer("head_dim", maximum=MAX_HEAD_DIM)
     if head_dim is None:
         if hidden_size % num_heads:
@@ -166,27 +171,27 @@ def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
-def _num_kv_heads(fields: Fields, num_heads: int) -> int:
+def _num_kv_heads(fields: ConfigFields, num_heads: int) -> int:
     count = fields.optional_integer("num_key_value_heads", maximum=MAX_HEADS) or num_heads
     if num_heads % count:
         raise fields.error("num_key_value_heads", f"must divide {num_heads} attention heads")
     return count
 
 
-def _qkv_bias(fields: Fields, family: Family, *, attention_bias: bool) -> bool:
+def _qkv_bias(fields: ConfigFields, family: Family, *, attention_bias: bool) -> bool:
     if family.qkv_bias is None:
         return attention_bias
     return family.qkv_bias if fields.raw("qkv_bias") is None else fields.boolean("qkv_bias")
 
 
-def _activation(fields: Fields) -> Activation:
+def _activation(fields: ConfigFields) -> Activation:
     name = fields.optional_text("hidden_activation") or fields.optional_text("hidden_act") or "silu"
     if name not in ACTIVATIONS:
         raise fields.error("hidden_act", f"must be one of {', '.join(sorted(ACTIVATIONS))}")
     return ACTIVATIONS[name]
 
 
-def read_torch_dtype(fields: Fields) -> TorchDType:
+def read_torch_dtype(fields: ConfigFields) -> TorchDType:
     spelling = "torch_dtype" if fields.raw("dtype") is None else "dtype"
     name = fields.optional_text(spelling) or "float32"
     for dtype in get_args(TorchDType):
@@ -195,7 +200,9 @@ def read_torch_dtype(fields: Fields) -> TorchDType:
     raise fields.error(spelling, f"must be one of {', '.join(get_args(TorchDType))}")
 
 
-def _scales(fields: Fields, family: Family, *, hidden_size: int, head_dim: int) -> dict[str, Any]:
+def _scales(
+    fields: ConfigFields, family: Family, *, hidden_size: int, head_dim: int
+) -> dict[str, Any]:
     if family.scales == "granite":
         return {
             "attention_scale": fields.positive("attention_multiplier"),
@@ -213,7 +220,7 @@ def _scales(fields: Fields, family: Family, *, hidden_size: int, head_dim: int) 
     return {"attention_scale": head_dim**-0.5}
 
 
-def _experts(fields: Fields, family: Family) -> ExpertsConfig | None:
+def _experts(fields: ConfigFields, family: Family) -> ExpertsConfig | None:
     if family.experts == "none":
         return None
     # The same number, by its older and its newer name.
@@ -232,7 +239,7 @@ def _experts(fields: Fields, family: Family) -> ExpertsConfig | None:
     return ExpertsConfig(count, top_k, width, fields.boolean("norm_topk_prob"), shared_width)
 
 
-def _has_experts(fields: Fields, family: Family, num_layers: int) -> list[bool]:
+def _has_experts(fields: ConfigFields, family: Family, num_layers: int) -> list[bool]:
     if family.experts in ("none", "mixtral"):
         return [family.experts == "mixtral"] * num_layers
     step = fields.integer("decoder_sparse_step", maximum=MAX_LAYERS)
@@ -240,7 +247,7 @@ def _has_experts(fields: Fields, family: Family, num_layers: int) -> list[bool]:
     return [index not in plain and (index + 1) % step == 0 for index in range(num_layers)]
 
 
-def _layers(fields: Fields, family: Family, ropes: Ropes) -> tuple[LayerConfig, ...]:
+def _layers(fields: ConfigFields, family: Family, ropes: RopeConfigs) -> tuple[LayerConfig, ...]:
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     if fields.boolean("use_bidirectional_attention"):
         raise fields.error("use_bidirectional_attention", "must be false: only causal models")
@@ -260,7 +267,7 @@ def _layers(fields: Fields, family: Family, ropes: Ropes) -> tuple[LayerConfig, 
     )
 
 
-def _has_rope(fields: Fields, family: Family, num_layers: int) -> list[bool]:
+def _has_rope(fields: ConfigFields, family: Family, num_layers: int) -> list[bool]:
     if not family.nope:
         return [True] * num_layers
     given = fields.per_layer("no_rope_layers", num_layers)  # NOTE: its 1 means that there is rope
@@ -272,7 +279,9 @@ def _has_rope(fields: Fields, family: Family, num_layers: int) -> list[bool]:
     return [bool(entry) for entry in given]
 
 
-def _is_local(fields: Fields, family: Family, num_layers: int, has_rope: list[bool]) -> list[bool]:
+def _is_local(
+    fields: ConfigFields, family: Family, num_layers: int, has_rope: list[bool]
+) -> list[bool]:
     layers = range(num_layers)
     if family.windows in ("none", "all"):
         return [family.windows == "all"] * num_layers

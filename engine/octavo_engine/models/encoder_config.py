@@ -15,7 +15,7 @@ from octavo_engine.models.config import (
     MAX_WIDTH,
     LayerConfig,
 )
-from octavo_engine.models.fields import Fields
+from octavo_engine.models.fields import ConfigFields
 from octavo_engine.models.rope import RopeConfig
 from octavo_engine.models.rope_config import MAX_POSITIONS
 
@@ -141,7 +141,7 @@ def read_encoder(config: Mapping[str, Any], architecture: str) -> EncoderConfig:
         for ours, theirs in _SPELLINGS.get(family, {}).items()
         if theirs in config and config.get(ours) is None
     }
-    fields = Fields({**config, **spelled}, defaults=_DEFAULTS[family])
+    fields = ConfigFields({**config, **spelled}, defaults=_DEFAULTS[family])
     if fields.raw("position_embedding_type") not in (None, "absolute"):
         raise fields.error("position_embedding_type", "must be absolute: others are not supported")
     if fields.boolean("is_decoder"):
@@ -183,7 +183,9 @@ def read_encoder(config: Mapping[str, Any], architecture: str) -> EncoderConfig:
     )
 
 
-def _nomic(fields: Fields, shared: dict[str, Any], num_layers: int, rows: int) -> EncoderConfig:
+def _nomic(
+    fields: ConfigFields, shared: dict[str, Any], num_layers: int, rows: int
+) -> EncoderConfig:
     """Rope, a gated MLP, no biases; norms come after each block, as in BERT."""
     for name, only in (("prenorm", False), ("use_rms_norm", False), ("parallel_block", False)):
         if fields.boolean(name) is not only:
@@ -218,7 +220,7 @@ def _nomic(fields: Fields, shared: dict[str, Any], num_layers: int, rows: int) -
 
 
 def _modernbert(
-    fields: Fields, shared: dict[str, Any], num_layers: int, rows: int
+    fields: ConfigFields, shared: dict[str, Any], num_layers: int, rows: int
 ) -> EncoderConfig:
     """Rope, a gated MLP, norms before each block; most layers see a window, both ways."""
     window = fields.integer("local_attention", maximum=MAX_POSITIONS) // 2 + 1
@@ -248,7 +250,7 @@ def _modernbert(
 
 
 def _modern_rope(
-    fields: Fields, shared: dict[str, Any], rows: int, kind: str, old_name: str
+    fields: ConfigFields, shared: dict[str, Any], rows: int, kind: str, old_name: str
 ) -> RopeConfig:
     given = fields.section("rope_parameters")
     section = None if given is None else given.section(kind)
@@ -260,16 +262,16 @@ def _modern_rope(
     )
 
 
-def _width(fields: Fields, hidden_size: int) -> int:
+def _width(fields: ConfigFields, hidden_size: int) -> int:
     given = fields.optional_integer("intermediate_size", maximum=MAX_WIDTH)
     return 4 * hidden_size if given is None else given
 
 
-def _num_types(fields: Fields) -> int:
+def _num_types(fields: ConfigFields) -> int:
     return fields.integer("type_vocab_size", minimum=0, maximum=MAX_VOCABULARY)
 
 
-def _activation(fields: Fields, name: str) -> Activation:
+def _activation(fields: ConfigFields, name: str) -> Activation:
     if name not in ACTIVATIONS:
         raise fields.error("hidden_act", f"must be one of {', '.join(sorted(ACTIVATIONS))}")
     return ACTIVATIONS[name]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Fields:
+class ConfigFields:
     """A JSON object with the defaults of its family.
 
     An absent field takes its default; a null stays null, because config.json uses it to switch a
@@ -118,14 +118,14 @@ class Fields:
             raise self.error(name, f"must be a list with an entry for each of {num_layers} layers")
         return value[:num_layers]
 
-    def section(self, name: str) -> Fields | None:
+    def section(self, name: str) -> ConfigFields | None:
         """An object within this one; an empty one counts as absent."""
         value = self.raw(name)
         if not value and not isinstance(value, (int, float, str)):
             return None
         if not isinstance(value, dict):
             raise self.error(name, "must be an object")
-        return Fields(value, path=f"{self.path}: {name}")
+        return ConfigFields(value, path=f"{self.path}: {name}")
 
     def _missing(self, name: str) -> ModelError:
         return ModelError(f"{self.path}: {name} is missing; the model cannot be built without it")

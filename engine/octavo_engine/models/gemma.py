@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_engine.models.layers import Attention, Head, Mlp, Ropes
+from octavo_engine.models.layers import Attention, Mlp, OutputHead, Ropes
 
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
@@ -22,7 +22,7 @@ class Gemma:
 
     def __init__(self, config: ModelConfig, loader: Loader, max_model_len: int) -> None:
         self.body = GemmaBody(config, loader, max_model_len)
-        self.head = Head(config, loader, self.body.embedding)
+        self.head = OutputHead(config, loader, self.body.embedding)
 
     def forward(self, ops: Ops) -> Value:
         x = self.body.forward(ops)
@@ -38,7 +38,9 @@ class GemmaBody:
         self.embedding = loader.embedding(
             "model.embed_tokens", config.vocab_size, config.hidden_size
         )
-        self.layers = [Layer(config, loader, index, ropes) for index in range(config.num_layers)]
+        self.layers = [
+            GemmaLayer(config, loader, index, ropes) for index in range(config.num_layers)
+        ]
         self.norm = loader.vector("model.norm.weight", config.hidden_size, offset=NORM_OFFSET)
 
     def forward(self, ops: Ops) -> Value:
@@ -51,7 +53,7 @@ class GemmaBody:
         return ops.rms_norm(x, self.norm, self.config.norm_eps)
 
 
-class Layer:
+class GemmaLayer:
     """Attention, then a gated MLP, each between two norms."""
 
     def __init__(self, config: ModelConfig, loader: Loader, index: int, ropes: Ropes) -> None:

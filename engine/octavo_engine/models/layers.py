@@ -179,7 +179,7 @@ _EXPERT_NAMES = MappingProxyType(
 )
 
 
-class Head:
+class OutputHead:
     """The last hidden state to logits; the matrix is the embedding's own where they are tied."""
 
     def __init__(self, config: ModelConfig, loader: Loader, embedding: Embedding) -> None:

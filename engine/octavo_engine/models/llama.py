@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_engine.models.layers import Attention, Experts, Head, Mlp, Ropes
+from octavo_engine.models.layers import Attention, Experts, Mlp, OutputHead, Ropes
 
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
@@ -20,7 +20,7 @@ class Llama:
 
     def __init__(self, config: ModelConfig, loader: Loader, max_model_len: int) -> None:
         self.body = LlamaBody(config, loader, max_model_len)
-        self.head = Head(config, loader, self.body.embedding)
+        self.head = OutputHead(config, loader, self.body.embedding)
 
     def forward(self, ops: Ops) -> Value:
         x = self.body.forward(ops)
@@ -36,7 +36,9 @@ class LlamaBody:
         self.embedding = loader.embedding(
             "model.embed_tokens", config.vocab_size, config.hidden_size
         )
-        self.layers = [Layer(config, loader, index, ropes) for index in range(config.num_layers)]
+        self.layers = [
+            LlamaLayer(config, loader, index, ropes) for index in range(config.num_layers)
+        ]
         self.norm = loader.vector("model.norm.weight", config.hidden_size)
 
     def forward(self, ops: Ops) -> Value:
@@ -49,7 +51,7 @@ class LlamaBody:
         return ops.rms_norm(x, self.norm, self.config.norm_eps)
 
 
-class Layer:
+class LlamaLayer:
     """Attention, then a gated MLP or experts, each normed before, added to the residual after."""
 
     def __init__(self, config: ModelConfig, loader: Loader, index: int, ropes: Ropes) -> None:

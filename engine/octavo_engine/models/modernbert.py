@@ -25,7 +25,9 @@ class ModernBert:
             "embeddings.tok_embeddings", config.vocab_size, config.hidden_size
         )
         self.norm = Norm(config, loader, "embeddings.norm")
-        self.layers = [Layer(config, loader, index, ropes) for index in range(config.num_layers)]
+        self.layers = [
+            ModernBertLayer(config, loader, index, ropes) for index in range(config.num_layers)
+        ]
         self.final_norm = Norm(config, loader, "final_norm")
 
     def forward(self, ops: EncoderOps) -> Value:
@@ -35,7 +37,7 @@ class ModernBert:
         return self.final_norm.forward(ops, x)
 
 
-class Layer:
+class ModernBertLayer:
     """Attention, then a gated MLP. The first layer finds its input normed already."""
 
     def __init__(self, config: EncoderConfig, loader: Loader, index: int, ropes: Ropes) -> None:

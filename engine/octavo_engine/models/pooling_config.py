@@ -16,7 +16,7 @@ from octavo_engine.models.config import (
 )
 from octavo_engine.models.encoder_config import encoder_family, known_encoders, read_encoder
 from octavo_engine.models.families import FAMILIES
-from octavo_engine.models.fields import Fields
+from octavo_engine.models.fields import ConfigFields
 from octavo_engine.models.sentence import DenseConfig, read_sentence_modules
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _embedder(
         prompts=modules.prompts,
         default_prompt=modules.default_prompt,
         similarity=modules.similarity,
-        torch_dtype=read_torch_dtype(Fields(config)),
+        torch_dtype=read_torch_dtype(ConfigFields(config)),
     )
 
 
@@ -165,7 +165,7 @@ def _classifier(
         labels=labels,
         score_activation=_score_activation(config, len(labels)),
         max_length=body.max_position_embeddings,
-        torch_dtype=read_torch_dtype(Fields(config)),
+        torch_dtype=read_torch_dtype(ConfigFields(config)),
     )
 
 
@@ -174,7 +174,7 @@ def _encoder_head(
 ) -> tuple[Pooling, tuple[DenseConfig, ...]]:
     """How each family's classifier is written in transformers."""
     size, count = body.hidden_size, len(_labels(config))
-    fields = Fields(config)
+    fields = ConfigFields(config)
 
     def layer(name: str, columns: int = size, **more: Any) -> DenseConfig:
         return DenseConfig(name=name, in_features=size, out_features=columns, **more)
@@ -207,7 +207,7 @@ def _encoder_head(
 
 def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     """In the order of the outputs."""
-    fields = Fields(config)
+    fields = ConfigFields(config)
     names = fields.raw("id2label")
     if names is None:
         count = fields.optional_integer("num_labels", maximum=MAX_LABELS) or 2
@@ -222,7 +222,7 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _score_activation(config: Mapping[str, Any], num_labels: int) -> ScoreActivation:
     """What sentence-transformers' CrossEncoder, or a text classification, makes of the logits."""
-    fields = Fields(config)
+    fields = ConfigFields(config)
     section = fields.section("sentence_transformers")
     given = section.optional_text("activation_fn") if section is not None else None
     given = given or fields.optional_text("sbert_ce_default_activation_function")
@@ -242,7 +242,7 @@ def _score_activation(config: Mapping[str, Any], num_labels: int) -> ScoreActiva
 
 
 def _dimensions(config: Mapping[str, Any], width: int) -> tuple[int, ...]:
-    fields = Fields(config)
+    fields = ConfigFields(config)
     given = fields.integers("matryoshka_dimensions", maximum=MAX_WIDTH)
     if given:
         return tuple(sorted(size for size in given if 1 <= size <= width))

@@ -8,7 +8,7 @@ from octavo_engine.models.rope import RopeConfig
 
 if TYPE_CHECKING:
     from octavo_engine.models.families import Family
-    from octavo_engine.models.fields import Fields
+    from octavo_engine.models.fields import ConfigFields
     from octavo_engine.models.rope import RopeKind
 
 DEFAULT_THETA = 10000.0
@@ -26,17 +26,19 @@ _KINDS: dict[str, RopeKind] = {
 }
 
 
-class Ropes(NamedTuple):
+class RopeConfigs(NamedTuple):
     """The rope of layers that see everything, and that of layers that see a window."""
 
     full: RopeConfig
     local: RopeConfig
 
 
-def read_ropes(fields: Fields, family: Family, *, head_dim: int, max_positions: int) -> Ropes:
+def read_ropes(
+    fields: ConfigFields, family: Family, *, head_dim: int, max_positions: int
+) -> RopeConfigs:
     """Both ropes; they are the same one unless the family or the file tells them apart."""
 
-    def read(section: Fields | None, theta_name: str) -> RopeConfig:
+    def read(section: ConfigFields | None, theta_name: str) -> RopeConfig:
         return _read_rope(
             fields, section, family, theta_name=theta_name, head_dim=head_dim, limit=max_positions
         )
@@ -45,16 +47,18 @@ def read_ropes(fields: Fields, family: Family, *, head_dim: int, max_positions: 
     if given is not None and given.section("full_attention") is not None:
         full = read(given.section("full_attention"), "rope_theta")
         local_name = "rope_local_base_freq" if family.local_rope else "rope_theta"
-        return Ropes(full, read(given.section("sliding_attention"), local_name))
+        return RopeConfigs(full, read(given.section("sliding_attention"), local_name))
     full = read(fields.section("rope_scaling") or given, "rope_theta")
     if family.local_rope:
-        return Ropes(full, read(None, "rope_local_base_freq"))  # scaling is of the full one only
-    return Ropes(full, full)
+        return RopeConfigs(
+            full, read(None, "rope_local_base_freq")
+        )  # scaling is of the full one only
+    return RopeConfigs(full, full)
 
 
 def _read_rope(
-    fields: Fields,
-    section: Fields | None,
+    fields: ConfigFields,
+    section: ConfigFields | None,
     family: Family,
     *,
     theta_name: str,
@@ -111,7 +115,7 @@ def _read_rope(
     return config
 
 
-def _kind(section: Fields | None, family: Family) -> RopeKind:
+def _kind(section: ConfigFields | None, family: Family) -> RopeKind:
     if section is None:
         return "default"
     key = "type" if section.raw("rope_type") is None else "rope_type"  # the old name and the new
@@ -124,12 +128,12 @@ def _kind(section: Fields | None, family: Family) -> RopeKind:
 
 
 def _longrope_factors(
-    section: Fields, kind: RopeKind, name: str, rotary_dim: int
+    section: ConfigFields, kind: RopeKind, name: str, rotary_dim: int
 ) -> tuple[float, ...]:
     return section.positives(name, rotary_dim // 2) if kind == "longrope" else ()
 
 
-def _check(config: RopeConfig, section: Fields) -> None:
+def _check(config: RopeConfig, section: ConfigFields) -> None:
     """What would divide by zero or take the logarithm of nothing."""
     if config.kind == "llama3" and config.high_freq_factor <= config.low_freq_factor:
         raise section.error("high_freq_factor", "must be above low_freq_factor")

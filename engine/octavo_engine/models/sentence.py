@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from octavo_engine.errors import ModelError
 from octavo_engine.models.config import MAX_WIDTH
-from octavo_engine.models.fields import Fields
+from octavo_engine.models.fields import ConfigFields
 from octavo_engine.models.rope_config import MAX_POSITIONS
 from octavo_engine.ops import Pool
 from octavo_engine.weights.json_file import read_json_object
@@ -135,17 +135,17 @@ def _modules(file: Path) -> list[tuple[str, str]]:
     return found
 
 
-def _fields(folder: Path, path: str) -> Fields:
+def _fields(folder: Path, path: str) -> ConfigFields:
     file = folder / path / "config.json"
-    return Fields(read_json_object(file), path=str(file))
+    return ConfigFields(read_json_object(file), path=str(file))
 
 
-def _optional(folder: Path, name: str) -> Fields:
+def _optional(folder: Path, name: str) -> ConfigFields:
     file = folder / name
-    return Fields(read_json_object(file) if file.is_file() else {}, path=name)
+    return ConfigFields(read_json_object(file) if file.is_file() else {}, path=name)
 
 
-def _pooling(fields: Fields) -> Pooling:
+def _pooling(fields: ConfigFields) -> Pooling:
     given = fields.raw("pooling_mode")
     if given is not None:
         modes = given if isinstance(given, list) else [given]
@@ -163,7 +163,7 @@ def _pooling(fields: Fields) -> Pooling:
     return found[0]
 
 
-def _dense(fields: Fields, path: str) -> DenseConfig:
+def _dense(fields: ConfigFields, path: str) -> DenseConfig:
     name = (fields.optional_text("activation_function") or "Tanh").rpartition(".")[2]
     if name not in _ACTIVATIONS:
         raise fields.error("activation_function", f"must be one of {', '.join(_ACTIVATIONS)}")

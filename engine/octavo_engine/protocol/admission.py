@@ -131,7 +131,7 @@ class ServiceTime:
         return self._token_s.low * max(1.0, self._share.low * max_tokens)
 
 
-class Patience:
+class ClientPatience:
     """After how long clients leave whose answers are not at their end: a life table, fading."""
 
     __slots__ = ("_at", "_left", "_stayed")
@@ -177,7 +177,7 @@ class Forecast:
     __slots__ = ("patience", "rate", "service")
 
     def __init__(self) -> None:
-        self.rate, self.service, self.patience = QueueRate(), ServiceTime(), Patience()
+        self.rate, self.service, self.patience = QueueRate(), ServiceTime(), ClientPatience()
 
     def shortfall_s(
         self,

@@ -57,7 +57,7 @@ Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 @dataclass(slots=True)
-class Batch:
+class KVEventBatch:
     """What one step changed."""
 
     ts: float
@@ -84,18 +84,18 @@ _OPTIONAL: dict[type[Event], tuple[str, ...]] = {
 _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in _REQUIRED}
 
 
-def as_wire(batch: Batch) -> list[Any]:
+def as_wire(batch: KVEventBatch) -> list[Any]:
     """The batch as lists, dicts and scalars, ready for a msgpack encoder that keeps their order."""
     return [batch.ts, [_as_map(event) for event in batch.events], batch.data_parallel_rank]
 
 
-def from_wire(value: Any) -> Batch:
+def from_wire(value: Any) -> KVEventBatch:
     """The batch that a decoded payload holds, in either encoding; events of kinds that are not
     known are skipped. Raises ValueError that says what is wrong."""
     if not isinstance(value, list) or len(value) < 2 or not isinstance(value[1], list):
         raise ValueError("a batch of KV events is a list: [timestamp, [event, ...], rank]")
     events = [event for item in value[1] if (event := _event(item)) is not None]
-    return Batch(float(value[0]), events, value[2] if len(value) > 2 else None)
+    return KVEventBatch(float(value[0]), events, value[2] if len(value) > 2 else None)
 
 
 def pack_sequence(number: int) -> bytes:

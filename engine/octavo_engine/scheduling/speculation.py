@@ -32,7 +32,7 @@ class Guesser(Protocol):
         there may be several tokens."""
 
 
-class Bargain:
+class SpeculationGain:
     """A step as it is planned so far: the seconds it takes, the tokens it is expected to yield.
 
     One more guess adds a row's seconds, and its chance of being right to the tokens. It is worth
@@ -82,7 +82,7 @@ class Speculation:
         """All entries of the batch are one token behind."""
         num_decodes = len(batch.sequences)
         step_s = step_time.decode_s(num_decodes)
-        bargain = Bargain(
+        bargain = SpeculationGain(
             step_s=step_s,
             num_tokens=num_decodes,
             row_s=max(step_time.row_s(), LEAST_PRICE * step_s / num_decodes),

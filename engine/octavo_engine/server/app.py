@@ -21,8 +21,8 @@ from octavo_engine.server.docs.openapi import document
 from octavo_engine.server.http.disconnect import ClientGone
 from octavo_engine.server.http.errors import from_routing, internal_error
 from octavo_engine.server.http.exchange import Exchange
-from octavo_engine.server.openai.batches.runner import Batches
-from octavo_engine.server.openai.batches.shelf import Shelf
+from octavo_engine.server.openai.batches.runner import BatchRunner
+from octavo_engine.server.openai.batches.shelf import FileStore
 from octavo_engine.server.routes import served_routes
 from octavo_engine.server.service import Service
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from octavo_engine.server.routes import Row
     from octavo_engine.server.service import ServedEngine
     from octavo_engine.server.settings import ServerSettings
-    from octavo_engine.tracing import RequestTrace, Tracing
+    from octavo_engine.tracing import EngineTrace, EngineTracing
 
 logger = logging.getLogger("octavo.server")
 
@@ -45,22 +45,24 @@ def build_app(
     engine: ServedEngine,
     settings: ServerSettings,
     key_files: KeyFiles | None = None,
-    tracing: Tracing | None = None,
-    shelf: Shelf | None = None,
+    tracing: EngineTracing | None = None,
+    shelf: FileStore | None = None,
 ) -> Starlette:
     """The ASGI application; its Service is `app.state.service`."""
     service = Service(engine, settings, key_files)
     service.tracing = tracing
     rows = served_routes(settings)
     if settings.files_dir:
-        shelf = shelf or Shelf(settings.files_dir, settings.limits)
-        inside = Inside({row.path: Endpoint(row, service, guarded=False) for row in rows})
-        service.batches = Batches(shelf, inside, settings.limits, settings.batch_concurrency)
+        shelf = shelf or FileStore(settings.files_dir, settings.limits)
+        inside = Inside({row.path: EndpointHandler(row, service, guarded=False) for row in rows})
+        service.batches = BatchRunner(shelf, inside, settings.limits, settings.batch_concurrency)
     service.describe = cache(
         lambda: msgspec.json.encode(document(rows, root_path=settings.root_path))
     )
     app = _App(
-        routes=[Route(row.path, Endpoint(row, service), methods=[row.method]) for row in rows],
+        routes=[
+            Route(row.path, EndpointHandler(row, service), methods=[row.method]) for row in rows
+        ],
         exception_handlers={HTTPException: _Refusal(service)},  # type: ignore[dict-item]  # its __call__ is one
     )
     app.router.redirect_slashes = False  # a scraper or client follows no redirect
@@ -108,7 +110,7 @@ class Inside:
         await self._endpoints[scope["path"]](scope, receive, send)
 
 
-class Endpoint:
+class EndpointHandler:
     """A row of the table as an ASGI application."""
 
     def __init__(self, row: Row, service: Service, *, guarded: bool = True) -> None:
@@ -195,7 +197,7 @@ class _Refusal:
         return answer
 
 
-def _finish_trace(trace: RequestTrace, exchange: Exchange, service: Service, failure: str) -> None:
+def _finish_trace(trace: EngineTrace, exchange: Exchange, service: Service, failure: str) -> None:
     fields = exchange.fields if isinstance(exchange.fields, dict) else {}
     model = fields.get("model")
     trace.finish(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RequestLimits:
     """Checked before anything is allocated for a request."""
 
     max_body_bytes: int = 8 * 2**20  # enforced while the body arrives

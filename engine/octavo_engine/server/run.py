@@ -17,7 +17,7 @@ from octavo_engine.server.admin.reload import KeyFiles, Reloader
 from octavo_engine.server.app import build_app
 from octavo_engine.server.http.connection import http_protocol
 from octavo_engine.server.http.tls import TlsFiles
-from octavo_engine.server.openai.batches.shelf import Shelf
+from octavo_engine.server.openai.batches.shelf import FileStore
 from octavo_engine.tracing import make_tracing
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from starlette.applications import Starlette
 
-    from octavo_engine.core.info import Health, ModelInfo
+    from octavo_engine.core.info import CoreHealth, ModelInfo
     from octavo_engine.server.service import ServedEngine, Service
     from octavo_engine.server.settings import ServerSettings
 
@@ -37,10 +37,10 @@ LAST_WRITES_S = 5.0  # for answers that were complete when the drain ended
 PROGRESS_INTERVAL_S = 0.1
 
 
-class Observer(Protocol):
+class LifecycleObserver(Protocol):
     """Who tells the operator how the start goes; the command line has one."""
 
-    def loading(self, health: Health) -> None: ...
+    def loading(self, health: CoreHealth) -> None: ...
     def ready(self, info: ModelInfo) -> None: ...
     def draining(self, in_flight: int) -> None: ...
 
@@ -49,7 +49,7 @@ async def serve(
     start: Callable[[], Awaitable[ServedEngine]],
     settings: ServerSettings,
     listener: socket.socket,
-    observer: Observer,
+    observer: LifecycleObserver,
 ) -> None:
     """Returns when drained after SIGTERM, SIGINT or a call of the drain route; a second signal ends
     the process at once. SIGHUP reads keys and certificates again. Raises the ConfigError or
@@ -62,7 +62,7 @@ async def serve(
         instance=settings.pod_uid,
     )
     tls = TlsFiles(settings) if settings.ssl_certfile else None
-    shelf = Shelf(settings.files_dir, settings.limits) if settings.files_dir else None
+    shelf = FileStore(settings.files_dir, settings.limits) if settings.files_dir else None
     engine = await start()
     app = build_app(engine, settings, key_files, tracing, shelf)
     service: Service = app.state.service
@@ -117,7 +117,7 @@ def make_server(
 
 
 async def _load(
-    engine: ServedEngine, observer: Observer, stop: asyncio.Event, service: Service
+    engine: ServedEngine, observer: LifecycleObserver, stop: asyncio.Event, service: Service
 ) -> bool:
     """True once the model is loaded, false if the process was told to end before."""
     ready = asyncio.create_task(engine.ready())
@@ -139,7 +139,7 @@ async def _load(
 
 
 async def _drain(
-    engine: ServedEngine, service: Service, timeout_s: float, observer: Observer
+    engine: ServedEngine, service: Service, timeout_s: float, observer: LifecycleObserver
 ) -> None:
     """New work is refused from here on; what is in flight may finish. Batches do not: the next
     server goes on with them."""

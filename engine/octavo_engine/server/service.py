@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ModelUnknown, OctavoError, QueueFull
-from octavo_engine.metrics import EngineMetrics, Snapshot
-from octavo_engine.server.admin.pause import Pause
+from octavo_engine.metrics import EngineMetrics, MetricsSnapshot
+from octavo_engine.server.admin.pause import PauseState
 from octavo_engine.server.admin.reload import KeyFiles
-from octavo_engine.server.admin.sleep import Sleep
-from octavo_engine.server.generation.inflight import Running
+from octavo_engine.server.admin.sleep import SleepState
+from octavo_engine.server.generation.inflight import InFlightRequests
 from octavo_engine.server.http.errors import HttpError, unavailable
 from octavo_engine.server.openai.chat.dialect import Dialect, choose, known_formats
 from octavo_engine.server.openai.responses.store import ResponseStore
-from octavo_engine.server.routers.push_stream import Hub
+from octavo_engine.server.routers.push_stream import SubscriberHub
 from octavo_engine.server.routers.route_labels import Labeller
 
 if TYPE_CHECKING:
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.config import EngineConfig
-    from octavo_engine.core.info import Health, ModelInfo
+    from octavo_engine.core.info import CoreHealth, ModelInfo
     from octavo_engine.core.kv_events.residency_feed import ResidencyFeed
     from octavo_engine.core.pooling.async_pooling import PoolingItem
-    from octavo_engine.core.text.output_stream import Tap
+    from octavo_engine.core.text.output_stream import InlineSink
     from octavo_engine.core.text.outputs import RequestOutput
-    from octavo_engine.core.text.resumed import Told
-    from octavo_engine.server.openai.batches.runner import Batches
+    from octavo_engine.core.text.resumed import ResumedOutput
+    from octavo_engine.server.openai.batches.runner import BatchRunner
     from octavo_engine.server.settings import ServerSettings
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import EngineStats
     from octavo_engine.state.pooling import PoolingParams
     from octavo_engine.state.sampling_params import SamplingParams
     from octavo_engine.tokenization.tokenizer import Tokenizer
-    from octavo_engine.tracing import Tracing
+    from octavo_engine.tracing import EngineTracing
 
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class ServedEngine(Protocol):
     def stats(self) -> EngineStats: ...
     @property
     def residency(self) -> ResidencyFeed: ...
-    def health(self) -> Health: ...
+    def health(self) -> CoreHealth: ...
     def generate(
         self,
         prompt: str | Sequence[int],
@@ -73,10 +73,10 @@ class ServedEngine(Protocol):
         priority: int = 0,
         deadline_s: float | None = None,
         cache_salt: str = "",
-        told: Sequence[Told] = (),
+        told: Sequence[ResumedOutput] = (),
         labels: Labels | None = None,
         stream: bool = True,
-        tap: Tap[RequestOutput] | None = None,
+        tap: InlineSink[RequestOutput] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """News until finished; closing it aborts. `told`: only what comes after that. What `tap`
         takes does not come here."""
@@ -120,7 +120,9 @@ class Service:
     ) -> None:
         self.engine = engine
         self.settings = settings
-        self.tracing: Tracing | None = None  # set by the application, where there is a collector
+        self.tracing: EngineTracing | None = (
+            None  # set by the application, where there is a collector
+        )
         self.started_at = int(time.time())
         self.names = engine.config.names
         self.describe: Callable[[], bytes] = bytes  # /openapi.json; set by the application
@@ -131,12 +133,12 @@ class Service:
         self.in_flight = 0  # generation requests between admission and their last byte
         self.is_draining = False  # set by start_draining
         self.drain_asked = asyncio.Event()  # by the admin route; the process acts on it
-        self.hub = Hub(self)
-        self.running = Running()
+        self.hub = SubscriberHub(self)
+        self.running = InFlightRequests()
         self.responses = ResponseStore(settings.limits)
-        self.sleep = Sleep(self)
-        self.pause = Pause(self)
-        self.batches: Batches | None = None  # set by the application, where files are kept
+        self.sleep = SleepState(self)
+        self.pause = PauseState(self)
+        self.batches: BatchRunner | None = None  # set by the application, where files are kept
         self._labeller: Labeller | None = None
         self._formats = known_formats(settings)
         self._dialect: Dialect | None = None
@@ -243,7 +245,7 @@ class Service:
     def is_saturated(self) -> bool:
         return self.engine.stats.num_waiting >= self.engine.config.scheduler.max_queue
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> MetricsSnapshot:
         health = self.engine.health()
         stats = self.engine.stats
         state = "draining" if self.is_draining and health.state == "ready" else health.state
@@ -251,7 +253,7 @@ class Service:
         if health.state != "loading":
             info = optional(lambda: self.engine.info)
             load_s = info.load_seconds if info is not None else 0.0
-        return Snapshot(
+        return MetricsSnapshot(
             stats=stats, state=state, load_s=load_s, block_size=BLOCK_SIZE,
             kv_cache_dtype=self.engine.config.kv_cache_dtype, is_sleeping=self.sleep.is_on,
         )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Literal
 
 from octavo_engine.errors import ConfigError
 from octavo_engine.protocol.endpoints import ENGINE_PORT
-from octavo_engine.server.limits import Limits
+from octavo_engine.server.limits import RequestLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class ServerSettings:
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     pod_uid: str = ""  # of the pod this runs in; what is meant for another is refused with 421
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

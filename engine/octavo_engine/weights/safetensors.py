@@ -35,7 +35,7 @@ _NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4", "I8": "i1", "
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor of a header: where its bytes lie, counted from the end of the header."""
 
     dtype: str
@@ -127,7 +127,7 @@ class SafetensorsCheckpoint:
             )
         return StoredTensor(name, entry.dtype, entry.shape, file.data(name))
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> TensorEntry:
         return self._owner[name].entries[name]
 
     def data(self, name: str) -> NDArray[np.uint8]:
@@ -196,7 +196,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _entries(path: Path, header: bytes) -> dict[str, Entry]:
+def _entries(path: Path, header: bytes) -> dict[str, TensorEntry]:
     def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
@@ -214,7 +214,7 @@ def _entries(path: Path, header: bytes) -> dict[str, Entry]:
     return {k: _entry(path, k, v) for k, v in fields.items() if k != "__metadata__"}
 
 
-def _entry(path: Path, name: str, fields: Any) -> Entry:
+def _entry(path: Path, name: str, fields: Any) -> TensorEntry:
     def refuse(problem: str) -> ModelError:
         return ModelError(f"tensor {name} in {path}: {problem}")
 
@@ -240,10 +240,10 @@ def _entry(path: Path, name: str, fields: Any) -> Entry:
         raise refuse(
             f"shape {shape} of {dtype} takes {bits // 8} bytes; its range has {end - begin}"
         )
-    return Entry(dtype, tuple(shape), begin, end)
+    return TensorEntry(dtype, tuple(shape), begin, end)
 
 
-def _check_layout(path: Path, entries: dict[str, Entry], body_bytes: int) -> None:
+def _check_layout(path: Path, entries: dict[str, TensorEntry], body_bytes: int) -> None:
     """Tensors must fill the body without gap or overlap, as the format demands."""
     position = 0
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):

@@ -23,7 +23,7 @@ CLOSE_S = 1.0
 LOOK_S = 0.005
 
 
-class Session:
+class HttpSession:
     """An aiohttp session. `async with`: behind it nothing of it is open."""
 
     def __init__(

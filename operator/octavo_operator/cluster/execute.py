@@ -12,15 +12,15 @@ from octavo_engine.protocol.kubernetes import (
     ROUTABLE_CONDITION,
 )
 from octavo_operator.decide.plan import FINGERPRINT_ANNOTATION, owner_text, stamp
-from octavo_operator.errors import Conflict, NameConflict, NotFound, Refused
+from octavo_operator.errors import ApiRefused, Conflict, NameConflict, NotFound
 from octavo_operator.objects import kinds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from octavo_operator.cluster.api import Cluster
-    from octavo_operator.decide.plan import Plan, ScaleOrder
-    from octavo_operator.decide.readiness_gate import Gate
+    from octavo_operator.decide.plan import ReconcilePlan, ScaleOrder
+    from octavo_operator.decide.readiness_gate import ReadinessGate
     from octavo_operator.objects.kinds import Kind, Object
     from octavo_operator.watch.world import World
 
@@ -32,14 +32,14 @@ GOES_FIRST = "-100"  # below every pod that nobody has marked
 class Report:
     """What came of a plan."""
 
-    refused: list[tuple[Object, Refused]] = field(default_factory=list)
+    refused: list[tuple[Object, ApiRefused]] = field(default_factory=list)
     conflicts: list[NameConflict] = field(default_factory=list)
     absent: list[Kind] = field(default_factory=list)  # optional kinds that are served no more
     settled: dict[tuple[Kind, str], tuple[str, str]] = field(default_factory=dict)
 
 
 async def execute(
-    cluster: Cluster, world: World, plan: Plan, *, namespace: str, owner_uid: str,
+    cluster: Cluster, world: World, plan: ReconcilePlan, *, namespace: str, owner_uid: str,
     pods: Sequence[Object],
 ) -> Report:  # fmt: skip
     """Raises ClusterError where the rest must wait. An object that the API server refuses does not
@@ -52,7 +52,7 @@ async def execute(
             continue
         try:
             stored = await _apply(cluster, body, owner_uid)
-        except Refused as error:
+        except ApiRefused as error:
             report.refused.append((body, error))
             continue
         except NameConflict as error:
@@ -128,11 +128,13 @@ async def _mark_leaving(
             await cluster.patch(kinds.POD, namespace, kinds.name_of(pod), patch)
         except (NotFound, Conflict):
             continue  # it has left already
-        except Refused as error:
+        except ApiRefused as error:
             logger.warning("Could not mark a pod", extra={"error": str(error)})
 
 
-async def set_gate(cluster: Cluster, pod: Object, gate: Gate, *, now: str) -> Object | None:
+async def set_gate(
+    cluster: Cluster, pod: Object, gate: ReadinessGate, *, now: str
+) -> Object | None:
     """Set the pod's readiness gate. None where the pod has gone meanwhile."""
     condition = {
         "podUid": kinds.uid_of(pod),

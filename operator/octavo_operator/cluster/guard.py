@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from octavo_operator.cluster.api import Cluster, Listing
-    from octavo_operator.metrics import Metrics
+    from octavo_operator.metrics import OperatorMetrics
     from octavo_operator.objects.kinds import Kind, Object
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class GuardedCluster:
         *,
         may_write: Callable[[], bool],
         bucket: TokenBucket,
-        metrics: Metrics,
+        metrics: OperatorMetrics,
         time_left_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self._cluster = cluster

@@ -10,14 +10,14 @@ import aiohttp
 import msgspec
 
 from octavo_operator.cluster.api import Listing
-from octavo_operator.cluster.connections import Session
+from octavo_operator.cluster.connections import HttpSession
 from octavo_operator.errors import (
+    ApiRefused,
     ClusterError,
     ClusterUnavailable,
     Conflict,
     Gone,
     NotFound,
-    Refused,
     SettingsInvalid,
 )
 from octavo_operator.objects import kinds
@@ -53,7 +53,7 @@ class KubeCluster:
         self._manager = field_manager
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
         self._clock = clock
-        self._session: Session | None = None
+        self._session: HttpSession | None = None
         self._tls: ssl.SSLContext | None = None
         self._token = ""
         self._token_at = float("-inf")
@@ -61,7 +61,7 @@ class KubeCluster:
 
     async def __aenter__(self) -> Self:
         self._tls = self._config.ssl_context()
-        self._session = Session(
+        self._session = HttpSession(
             tls=self._tls,
             limit=32,
             timeout=self._timeout,
@@ -261,12 +261,12 @@ def error_of(status: int, content: bytes, retry_after: str = "") -> ClusterError
     if status in (401, 408, 429) or status >= 500:
         # NOTE: a webhook that cannot be called is a 500, and no fault of the API server.
         if "webhook" in message:
-            return Refused(message, status=status, reason=reason)
+            return ApiRefused(message, status=status, reason=reason)
         return ClusterUnavailable(
             message, status=status, reason=reason, retry_after_s=_seconds(retry_after)
         )
     # Immutable fields and precondition tests on old bodies are told as 422 alike.
-    return Refused(message, status=status, reason=reason)
+    return ApiRefused(message, status=status, reason=reason)
 
 
 def _seconds(text: str) -> float | None:

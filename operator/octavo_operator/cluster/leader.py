@@ -17,7 +17,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo_operator.errors import ClusterError, Conflict, Refused
+from octavo_operator.errors import ApiRefused, ClusterError, Conflict
 from octavo_operator.objects import kinds
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Leader:
             return []
         try:
             found = await self._cluster.get(kinds.DEPLOYMENT, self._namespace, self._deployment)
-        except Refused as error:
+        except ApiRefused as error:
             logger.warning("May not read our own Deployment", extra={"error": str(error)})
             return []
         if found is None:

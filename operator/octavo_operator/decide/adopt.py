@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from octavo_operator.objects.kinds import Object
-    from octavo_operator.settings import Settings
+    from octavo_operator.settings import OperatorSettings
     from octavo_operator.spec import LLMDeployment
     from octavo_operator.watch.world import Observed
 
 
 def current_revision(
-    deployment: LLMDeployment, settings: Settings, observed: Observed, status: Mapping[str, Any]
+    deployment: LLMDeployment,
+    settings: OperatorSettings,
+    observed: Observed,
+    status: Mapping[str, Any],
 ) -> str:
     """The name of the revision that the spec asks for: of one that is there under whichever name,
     else of the one to make."""

@@ -19,14 +19,14 @@ from octavo_operator.spec.quantities import parse_count
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from octavo_operator.spec.autoscaling import Autoscaling
+    from octavo_operator.spec.autoscaling import AutoscalingSpec
 
 TOLERANCE = 0.1  # nothing moves within this share of a target
 MINUTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Signals:
+class LoadSignals:
     """The pool as of now. None: nobody could tell."""
 
     serving: int = 0  # routable replicas
@@ -42,7 +42,7 @@ class Signals:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class DemandMark:
     """A number at a time: a proposal, or by how much the replicas were changed."""
 
     at: float
@@ -50,26 +50,26 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ScaleHistory:
     """What a decision needs of the earlier ones. Empty after a restart: the windows begin anew."""
 
-    proposals: tuple[Mark, ...] = ()
-    moves: tuple[Mark, ...] = ()
+    proposals: tuple[DemandMark, ...] = ()
+    moves: tuple[DemandMark, ...] = ()
     since: float | None = None  # of the first decision
     unasked_since: float | None = None  # it serves, and no router ever saw a request for it
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ScaleDecision:
     replicas: int
     reason: str
     message: str
-    memory: Memory
+    memory: ScaleHistory
 
 
 def decide(
-    rules: Autoscaling, signals: Signals, current: int, memory: Memory, now: float
-) -> Decision:
+    rules: AutoscalingSpec, signals: LoadSignals, current: int, memory: ScaleHistory, now: float
+) -> ScaleDecision:
     """The number of replicas to ask for, with the reason. `now` is monotonic."""
     memory = _watch(memory, signals, now)
     if current == 0:
@@ -82,20 +82,22 @@ def decide(
         text = f"minReplicas is {rules.min_replicas}, maxReplicas {rules.max_replicas}"
         return _moved(bounded, current, "OutOfBounds", text, memory, now)
     if not signals.is_known:
-        return Decision(current, "NoSignals", "no router answers; the number stays", memory)
+        return ScaleDecision(current, "NoSignals", "no router answers; the number stays", memory)
     wanted, why = _propose(rules, signals, current)
     if not signals.is_complete and wanted <= current:
         wanted, why = current, "not every router answers; the number does not fall"
-    memory = _remember(rules, memory, Mark(now, rules.clamp(wanted)), now)
+    memory = _remember(rules, memory, DemandMark(now, rules.clamp(wanted)), now)
     target = _agreed(rules, memory, current, now)
     if target > current:
         return _moved(target, current, "ScaledUp", why, memory, now)
     if target < current:
         return _moved(target, current, "ScaledDown", why, memory, now)
-    return Decision(current, "WithinTarget", why, memory)
+    return ScaleDecision(current, "WithinTarget", why, memory)
 
 
-def _wake(rules: Autoscaling, signals: Signals, memory: Memory, now: float) -> Decision:
+def _wake(
+    rules: AutoscalingSpec, signals: LoadSignals, memory: ScaleHistory, now: float
+) -> ScaleDecision:
     """At once, and by as many as are needed: a share of none is none, so that no such step binds
     it, nor does it use up that of its minute."""
     floor = rules.min_replicas
@@ -105,15 +107,15 @@ def _wake(rules: Autoscaling, signals: Signals, memory: Memory, now: float) -> D
     if signals.held:
         replicas, why = _size_of_wake(rules, signals)
         why = f"requests that wait: {signals.held}{why}"
-        return Decision(replicas, "Woken", why, memory)
+        return ScaleDecision(replicas, "Woken", why, memory)
     # Whoever came may have given up before we looked; it will be back.
     age_s = signals.last_request_age_s
     if age_s is not None and age_s < min(MINUTE_S, after_s):
-        return Decision(floor, "Woken", f"a request came {age_s:.0f} s ago", memory)
-    return Decision(0, "ScaledToZero", "no requests", memory)
+        return ScaleDecision(floor, "Woken", f"a request came {age_s:.0f} s ago", memory)
+    return ScaleDecision(0, "ScaledToZero", "no requests", memory)
 
 
-def _size_of_wake(rules: Autoscaling, signals: Signals) -> tuple[int, str]:
+def _size_of_wake(rules: AutoscalingSpec, signals: LoadSignals) -> tuple[int, str]:
     """Replicas for those that are held already, with what made them more than the fewest."""
     proposals = [
         (math.ceil(total / per_replica), f", {total} {name}; the target is {per_replica}")
@@ -127,7 +129,7 @@ def _size_of_wake(rules: Autoscaling, signals: Signals) -> tuple[int, str]:
     return rules.clamp(replicas), f"{why} per replica" if why else ""
 
 
-def _idle(rules: Autoscaling, signals: Signals, memory: Memory, now: float) -> str:
+def _idle(rules: AutoscalingSpec, signals: LoadSignals, memory: ScaleHistory, now: float) -> str:
     """Why nobody needs it; "" where somebody may. Every router has to say so, and no engine may
     report work: silence is not idleness."""
     after_s = rules.scale_to_zero_after_s
@@ -146,7 +148,7 @@ def _idle(rules: Autoscaling, signals: Signals, memory: Memory, now: float) -> s
     return f"it has served for {now - since:.0f} s, and no request came"
 
 
-def _propose(rules: Autoscaling, signals: Signals, current: int) -> tuple[int, str]:
+def _propose(rules: AutoscalingSpec, signals: LoadSignals, current: int) -> tuple[int, str]:
     """The highest proposal of all targets, with the sentence that explains it."""
     serving = max(1, signals.serving)
     proposals: list[tuple[int, str]] = []
@@ -172,7 +174,7 @@ def _propose(rules: Autoscaling, signals: Signals, current: int) -> tuple[int, s
     return max(proposals, key=lambda proposal: proposal[0])
 
 
-def _totals(rules: Autoscaling, signals: Signals) -> Iterator[tuple[str, int, int]]:
+def _totals(rules: AutoscalingSpec, signals: LoadSignals) -> Iterator[tuple[str, int, int]]:
     """What replicas share among them, with the target for one: a name, the total, the target.
 
     Who is held waits for a replica as much as who is in flight has one.
@@ -184,7 +186,7 @@ def _totals(rules: Autoscaling, signals: Signals) -> Iterator[tuple[str, int, in
         yield "requests in flight", signals.in_flight + (signals.held or 0), targets.in_flight
 
 
-def _agreed(rules: Autoscaling, memory: Memory, current: int, now: float) -> int:
+def _agreed(rules: AutoscalingSpec, memory: ScaleHistory, current: int, now: float) -> int:
     """As far as the windows agree and a minute's step allows."""
     lowest = min(mark.value for mark in memory.proposals if mark.at >= now - rules.up.window_s)
     highest = max(mark.value for mark in memory.proposals if mark.at >= now - rules.down.window_s)
@@ -198,12 +200,12 @@ def _agreed(rules: Autoscaling, memory: Memory, current: int, now: float) -> int
     return current
 
 
-def _has_passed(memory: Memory, window_s: float, now: float) -> bool:
+def _has_passed(memory: ScaleHistory, window_s: float, now: float) -> bool:
     """A window that has not been watched whole proves nothing."""
     return memory.since is not None and now - memory.since >= window_s
 
 
-def _watch(memory: Memory, signals: Signals, now: float) -> Memory:
+def _watch(memory: ScaleHistory, signals: LoadSignals, now: float) -> ScaleHistory:
     """Routers that have just started know of no request either: only a whole wait without one
     counts, from when it serves and they answer."""
     since = now if memory.since is None else memory.since
@@ -221,7 +223,9 @@ def _watch(memory: Memory, signals: Signals, now: float) -> Memory:
     return replace(memory, since=since, unasked_since=unasked_since)
 
 
-def _remember(rules: Autoscaling, memory: Memory, mark: Mark, now: float) -> Memory:
+def _remember(
+    rules: AutoscalingSpec, memory: ScaleHistory, mark: DemandMark, now: float
+) -> ScaleHistory:
     horizon = now - max(rules.up.window_s, rules.down.window_s)
     kept = tuple(old for old in memory.proposals if old.at >= horizon)
     moves = tuple(old for old in memory.moves if old.at > now - MINUTE_S)
@@ -229,7 +233,7 @@ def _remember(rules: Autoscaling, memory: Memory, mark: Mark, now: float) -> Mem
 
 
 def _moved(
-    replicas: int, current: int, reason: str, message: str, memory: Memory, now: float
-) -> Decision:
-    moves = (*memory.moves, Mark(now, replicas - current))
-    return Decision(replicas, reason, message, replace(memory, moves=moves))
+    replicas: int, current: int, reason: str, message: str, memory: ScaleHistory, now: float
+) -> ScaleDecision:
+    moves = (*memory.moves, DemandMark(now, replicas - current))
+    return ScaleDecision(replicas, reason, message, replace(memory, moves=moves))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 from octavo_engine.protocol.state import TTFT_BOUNDS_S
 
 if TYPE_CHECKING:
-    from octavo_operator.decide.rollout import Limits
-    from octavo_operator.spec.traffic import Analysis, Canary
+    from octavo_operator.decide.rollout import RolloutLimits
+    from octavo_operator.spec.traffic import Analysis, CanarySpec
 
 
 # Below these a difference matters to nobody, and ratios of it mean nothing.
@@ -81,7 +81,7 @@ Action = Literal["hold", "advance", "reject"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CanaryVerdict:
     action: Action
     reason: str
     message: str
@@ -113,17 +113,17 @@ def quantile(q: float, buckets: tuple[int, ...]) -> float | None:
     return TTFT_BOUNDS_S[-1]
 
 
-def judge(analysis: Analysis, stable: Sample, canary: Sample) -> Verdict:
+def judge(analysis: Analysis, stable: Sample, canary: Sample) -> CanaryVerdict:
     """Worse, good, or not enough to say. Errors are judged first: they need the least evidence."""
     if canary.requests < analysis.min_requests:
-        return Verdict(
+        return CanaryVerdict(
             "hold",
             "CanaryWaitingForTraffic",
             f"{canary.requests} of {analysis.min_requests} requests needed for a judgement",
         )
     # The stable revision's errors are the clients' or the cluster's: the canary may have them too.
     if canary.error_rate > stable.error_rate + analysis.max_error_rate:
-        return Verdict(
+        return CanaryVerdict(
             "reject",
             "CanaryErrorRate",
             f"{canary.error_rate:.1%} of {canary.requests} requests failed; the stable revision "
@@ -137,13 +137,13 @@ def judge(analysis: Analysis, stable: Sample, canary: Sample) -> Verdict:
         if ours is None or theirs is None:
             continue
         if ours > max(theirs, floor_s) * ratio:
-            return Verdict(
+            return CanaryVerdict(
                 "reject",
                 "CanarySlow",
                 f"{name} was {ours * 1e3:.0f} ms; the stable revision had {theirs * 1e3:.0f} ms, "
                 f"of which {ratio:g} times are allowed",
             )
-    return Verdict("advance", "CanaryHealthy", f"{canary.requests} requests judged as good")
+    return CanaryVerdict("advance", "CanaryHealthy", f"{canary.requests} requests judged as good")
 
 
 def begin(state: CanaryState, revision: str) -> CanaryState:
@@ -154,7 +154,7 @@ def begin(state: CanaryState, revision: str) -> CanaryState:
 
 
 def advance(
-    state: CanaryState, rules: Canary, verdict: Verdict, now: float, *, is_in_place: bool
+    state: CanaryState, rules: CanarySpec, verdict: CanaryVerdict, now: float, *, is_in_place: bool
 ) -> CanaryState:
     """The next state of a running trial. `is_in_place`: the step's replicas are routable."""
     if verdict.action == "reject":
@@ -174,11 +174,11 @@ def advance(
     return replace(state, step=state.step + 1, step_started_at=0.0)
 
 
-def is_complete(state: CanaryState, rules: Canary) -> bool:
+def is_complete(state: CanaryState, rules: CanarySpec) -> bool:
     return state.step >= len(rules.steps)
 
 
-def shares(limits: Limits, rules: Canary, state: CanaryState) -> dict[str, int]:
+def shares(limits: RolloutLimits, rules: CanarySpec, state: CanaryState) -> dict[str, int]:
     """Replicas by revision at this step: the stable ones keep what their traffic needs."""
     replicas = limits.replicas
     if is_complete(state, rules):
@@ -193,7 +193,7 @@ def shares(limits: Limits, rules: Canary, state: CanaryState) -> dict[str, int]:
     return {state.stable: stable, state.revision: canary}
 
 
-def weights(rules: Canary, state: CanaryState) -> dict[str, int]:
+def weights(rules: CanarySpec, state: CanaryState) -> dict[str, int]:
     """Traffic by revision, in percent, for the routers."""
     if is_complete(state, rules):
         return {state.revision: 100}

@@ -17,12 +17,12 @@ from octavo_engine.protocol.kubernetes import (
     REVISION_LABEL,
 )
 from octavo_operator.decide import canary
-from octavo_operator.decide.canary import CanaryState, Verdict
+from octavo_operator.decide.canary import CanaryState, CanaryVerdict
 from octavo_operator.decide.rollout import (
-    Group,
-    Limits,
-    Replica,
-    Step,
+    RevisionGroup,
+    RevisionReplica,
+    RolloutLimits,
+    RolloutStep,
     limits_of,
     next_step,
     recreate_step,
@@ -31,7 +31,7 @@ from octavo_operator.decide.rollout import (
 from octavo_operator.errors import NameConflict
 from octavo_operator.objects import kinds
 from octavo_operator.objects.compare import holds
-from octavo_operator.spec.traffic import Rollout
+from octavo_operator.spec.traffic import RolloutSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     from octavo_operator.watch.world import Observed
 
 FINGERPRINT_ANNOTATION = "octavo.dev/fingerprint"  # of the object as it was last applied
-HOLD = Verdict("hold", "CanaryWaitingForTraffic", "no router tells how the canary does")
+HOLD = CanaryVerdict("hold", "CanaryWaitingForTraffic", "no router tells how the canary does")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Target:
     """What the spec says about capacity, once everything is resolved."""
 
     revision: str
     replicas: int
-    rollout: Rollout = field(default_factory=Rollout)
+    rollout: RolloutSpec = field(default_factory=RolloutSpec)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RolloutLimits:
         return limits_of(self.replicas, self.rollout.max_surge, self.rollout.max_unavailable)
 
 
@@ -60,7 +60,7 @@ class Wish:
 class CapacityPlan:
     """Targets by revision to write now, and where the rollout stands."""
 
-    step: Step
+    step: RolloutStep
     state: CanaryState
     weights: dict[str, int] = field(default_factory=dict)  # percent by revision; empty: no canary
     details: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class ScaleOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReconcilePlan:
     """In the order in which it is carried out; every prefix leaves what was promised."""
 
     apply: tuple[Object, ...] = ()
@@ -97,11 +97,11 @@ class Plan:
 
 
 def plan_capacity(
-    wish: Wish,
-    groups: Sequence[Group],
+    wish: Target,
+    groups: Sequence[RevisionGroup],
     state: CanaryState,
     *,
-    verdict: Verdict = HOLD,
+    verdict: CanaryVerdict = HOLD,
     now: float = 0.0,
 ) -> CapacityPlan:
     """The next step of the rollout. `state` comes from the status, and goes back there."""
@@ -116,7 +116,7 @@ def plan_capacity(
     return CapacityPlan(step, _settled(state, wish, step))
 
 
-def _with_stable(wish: Wish, groups: Sequence[Group], state: CanaryState) -> CanaryState:
+def _with_stable(wish: Target, groups: Sequence[RevisionGroup], state: CanaryState) -> CanaryState:
     """Until a first rollout has ended, and after the status was lost, nothing names the stable
     revision: it is the one that serves most, unless that is the wanted one."""
     if any(group.revision == state.stable for group in groups):
@@ -127,7 +127,7 @@ def _with_stable(wish: Wish, groups: Sequence[Group], state: CanaryState) -> Can
     return replace(state, stable=most.revision)
 
 
-def _is_on_trial(wish: Wish, groups: Sequence[Group], state: CanaryState) -> bool:
+def _is_on_trial(wish: Target, groups: Sequence[RevisionGroup], state: CanaryState) -> bool:
     """Where the stable revision serves, another one is judged against it; an edit of what serves
     nobody is not. A trial or a rejection outlives a time without replicas."""
     if wish.revision == state.stable:
@@ -140,10 +140,10 @@ def _is_on_trial(wish: Wish, groups: Sequence[Group], state: CanaryState) -> boo
 
 
 def _plan_canary(
-    wish: Wish,
-    groups: Sequence[Group],
+    wish: Target,
+    groups: Sequence[RevisionGroup],
     state: CanaryState,
-    verdict: Verdict,
+    verdict: CanaryVerdict,
     now: float,
 ) -> CapacityPlan:
     by_name = {group.revision: group for group in groups}
@@ -177,7 +177,7 @@ def _plan_canary(
     return CapacityPlan(step, state, shown or {state.stable: 100}, tuple(details))
 
 
-def _settled(state: CanaryState, wish: Wish, step: Step) -> CanaryState:
+def _settled(state: CanaryState, wish: Target, step: RolloutStep) -> CanaryState:
     """A finished rollout makes its revision the stable one."""
     if not step.is_done:
         if state.revision and state.revision != wish.revision:  # the trial was called off
@@ -196,9 +196,9 @@ def plan_changes(
     owner_uid: str,
     owner_name: str,
     revision: str,
-    replicas: Sequence[Replica] = (),
+    replicas: Sequence[RevisionReplica] = (),
     settled: Mapping[tuple[Kind, str], tuple[str, str]] | None = None,
-) -> Plan:
+) -> ReconcilePlan:
     """Everything to write, in order. `settled` names objects that came back from the server
     unchanged after an apply: (fingerprint, generation), so that what the server stores in another
     form is not written for ever. No engine is made or changed while an object that comes before it
@@ -247,7 +247,7 @@ def plan_changes(
     details += [f"Deleted {body['kind']} {kinds.name_of(body)}" for body in deletes]
     if capacity.step.waiting_for:
         hold.append(capacity.step.waiting_for)
-    return Plan(
+    return ReconcilePlan(
         tuple(applies), tuple(scales), tuple(deletes), tuple(hold), tuple(conflicts), tuple(details)
     )
 
@@ -296,7 +296,7 @@ def is_of_predecessor(found: Object, owner_name: str) -> bool:
 
 
 def _plan_scales(
-    observed: Observed, capacity: CapacityPlan, replicas: Sequence[Replica], owner_uid: str
+    observed: Observed, capacity: CapacityPlan, replicas: Sequence[RevisionReplica], owner_uid: str
 ) -> list[ScaleOrder]:
     orders = []
     for revision, target in capacity.step.targets.items():

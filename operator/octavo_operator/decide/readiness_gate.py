@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 QUORUM_AFTER_S = 30.0
 
 
-class Gate(NamedTuple):
+class ReadinessGate(NamedTuple):
     """What the condition is to become, and why."""
 
     is_open: bool
@@ -26,18 +26,24 @@ class Gate(NamedTuple):
     message: str
 
 
-def decide(pod: Object, holders: Holders, waited_s: float) -> Gate | None:
+def decide(pod: Object, holders: Holders, waited_s: float) -> ReadinessGate | None:
     """None: as it is. `waited_s`: for how long a quorum has held the pod already."""
     if loses_gate(pod):
-        return Gate(False, "EngineNotReady", "the engine is not ready; routers must take it anew")
+        return ReadinessGate(
+            False, "EngineNotReady", "the engine is not ready; routers must take it anew"
+        )
     if not waits_for_gate(pod):
         return None
     told = f"held by {holders.holding} of {holders.total} routers"
     if holders.are_all:
-        return Gate(True, "HeldByAllRouters", told if holders.total else "there is no router")
+        return ReadinessGate(
+            True, "HeldByAllRouters", told if holders.total else "there is no router"
+        )
     if has_quorum(holders) and waited_s >= QUORUM_AFTER_S:
         silent = holders.total - holders.answering
-        return Gate(True, "HeldByQuorum", f"{told}; {silent} did not tell for {waited_s:.0f} s")
+        return ReadinessGate(
+            True, "HeldByQuorum", f"{told}; {silent} did not tell for {waited_s:.0f} s"
+        )
     return None
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class RevisionReplica:
     """One engine: a pod, or a process of local mode."""
 
     id: str
@@ -37,7 +37,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RevisionGroup:
     """The replicas of one revision: how many were asked for, and what came of it."""
 
     revision: str
@@ -56,7 +56,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RolloutLimits:
     """What was promised while replicas are exchanged."""
 
     replicas: int
@@ -73,7 +73,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RolloutStep:
     """Targets to write, in this order; revisions whose group can be deleted; are we there?"""
 
     targets: dict[str, int]
@@ -82,16 +82,18 @@ class Step:
     waiting_for: str = ""
 
 
-def limits_of(replicas: int, max_surge: int | str, max_unavailable: int | str) -> Limits:
+def limits_of(replicas: int, max_surge: int | str, max_unavailable: int | str) -> RolloutLimits:
     """Percentages resolved as Kubernetes does. Both zero could never move: one extra is allowed."""
     surge = parse_count(max_surge, replicas, round_up=True)
     unavailable = parse_count(max_unavailable, replicas, round_up=False)
     if surge == 0 and unavailable == 0:
         surge = 1
-    return Limits(replicas=replicas, max_surge=surge, max_unavailable=unavailable)
+    return RolloutLimits(replicas=replicas, max_surge=surge, max_unavailable=unavailable)
 
 
-def group_replicas(targets: Mapping[str, int], replicas: Iterable[Replica]) -> list[Group]:
+def group_replicas(
+    targets: Mapping[str, int], replicas: Iterable[RevisionReplica]
+) -> list[RevisionGroup]:
     """One group per revision that has a target or a replica."""
     routable: dict[str, int] = {}
     existing: dict[str, int] = {}
@@ -100,12 +102,14 @@ def group_replicas(targets: Mapping[str, int], replicas: Iterable[Replica]) -> l
         if replica.routable and not replica.is_leaving:
             routable[replica.revision] = routable.get(replica.revision, 0) + 1
     return [
-        Group(name, targets.get(name, 0), routable.get(name, 0), existing.get(name, 0))
+        RevisionGroup(name, targets.get(name, 0), routable.get(name, 0), existing.get(name, 0))
         for name in sorted(targets.keys() | existing.keys())
     ]
 
 
-def next_step(limits: Limits, shares: Mapping[str, int], groups: Sequence[Group]) -> Step:
+def next_step(
+    limits: RolloutLimits, shares: Mapping[str, int], groups: Sequence[RevisionGroup]
+) -> RolloutStep:
     """The targets that may be asked for now. Increases come first, so every prefix is safe."""
     by_name = {group.revision: group for group in groups}
     targets = {group.revision: group.target for group in groups}
@@ -124,17 +128,19 @@ def next_step(limits: Limits, shares: Mapping[str, int], groups: Sequence[Group]
         and not waiting_for
         and len(vanished) == sum(group.revision not in shares for group in groups)
     )
-    return Step(changed, vanished, is_done, waiting_for)
+    return RolloutStep(changed, vanished, is_done, waiting_for)
 
 
-def recreate_step(limits: Limits, revision: str, groups: Sequence[Group]) -> Step:
+def recreate_step(
+    limits: RolloutLimits, revision: str, groups: Sequence[RevisionGroup]
+) -> RolloutStep:
     """Strategy Recreate: everybody leaves before anybody of the new revision comes, for models of
     which only one copy fits."""
     others = [group for group in groups if group.revision != revision]
     present = [group.revision for group in others if group.target or group.existing]
     if not present:
         return next_step(limits, {revision: limits.replicas}, groups)
-    return Step(
+    return RolloutStep(
         {group.revision: 0 for group in others if group.target},
         tuple(group.revision for group in others if group.revision not in present),
         is_done=False,
@@ -142,14 +148,14 @@ def recreate_step(limits: Limits, revision: str, groups: Sequence[Group]) -> Ste
     )
 
 
-def victims(replicas: Sequence[Replica], count: int) -> list[Replica]:
+def victims(replicas: Sequence[RevisionReplica], count: int) -> list[RevisionReplica]:
     """Who leaves when `count` must: first those that serve nobody, then the least busy."""
     staying = [replica for replica in replicas if not replica.is_leaving]
     order = sorted(staying, key=lambda r: (r.routable, r.ready, r.in_flight, r.id))
     return order[: max(0, count)]
 
 
-def _grow(limits: Limits, shares: Mapping[str, int], targets: dict[str, int]) -> None:
+def _grow(limits: RolloutLimits, shares: Mapping[str, int], targets: dict[str, int]) -> None:
     room = limits.most - sum(targets.values())
     for name, share in shares.items():
         missing = share - targets.get(name, 0)
@@ -160,9 +166,9 @@ def _grow(limits: Limits, shares: Mapping[str, int], targets: dict[str, int]) ->
 
 
 def _shrink(
-    limits: Limits,
+    limits: RolloutLimits,
     shares: Mapping[str, int],
-    groups: Mapping[str, Group],
+    groups: Mapping[str, RevisionGroup],
     targets: dict[str, int],
 ) -> None:
     """First what does not serve, then what does; the smallest group first, so that a rollout that
@@ -193,12 +199,12 @@ def _shrink(
         spare -= step
 
 
-def _target(groups: Mapping[str, Group], name: str) -> int:
+def _target(groups: Mapping[str, RevisionGroup], name: str) -> int:
     return groups[name].target if name in groups else 0
 
 
 def _waiting_for(
-    shares: Mapping[str, int], groups: Mapping[str, Group], targets: Mapping[str, int]
+    shares: Mapping[str, int], groups: Mapping[str, RevisionGroup], targets: Mapping[str, int]
 ) -> str:
     for name, share in shares.items():
         serving = groups[name].serving if name in groups else 0

@@ -13,8 +13,8 @@ from octavo_operator.report.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from octavo_operator.decide.rollout import Replica
-    from octavo_operator.watch.world import Key, Observed, World
+    from octavo_operator.decide.rollout import RevisionReplica
+    from octavo_operator.watch.world import DeploymentKey, Observed, World
 
 
 class RolloutSlots:
@@ -22,10 +22,16 @@ class RolloutSlots:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._begun: set[Key] = set()  # admitted, and not yet to be seen in the world
+        self._begun: set[DeploymentKey] = set()  # admitted, and not yet to be seen in the world
 
     def admit(
-        self, key: Key, revision: str, observed: Observed, replicas: Iterable[Replica], *, most: int
+        self,
+        key: DeploymentKey,
+        revision: str,
+        observed: Observed,
+        replicas: Iterable[RevisionReplica],
+        *,
+        most: int,
     ) -> str:
         """The revision to run now: `revision`, or the one that serves until there is a slot.
         `most` of 0 is no bound."""
@@ -39,14 +45,14 @@ class RolloutSlots:
             return revision
         return max(observed.targets, key=lambda name: observed.targets[name])
 
-    def release(self, key: Key) -> None:
+    def release(self, key: DeploymentKey) -> None:
         self._begun.discard(key)
 
-    def _under_way(self) -> set[Key]:
+    def _under_way(self) -> set[DeploymentKey]:
         candidates = {*self._begun, *self._world.rolling()}
         return {key for key in candidates if not self._is_stuck(key)}
 
-    def _is_stuck(self, key: Key) -> bool:
+    def _is_stuck(self, key: DeploymentKey) -> bool:
         """One that gets nowhere must not hold up the others."""
         status = (self._world.deployment(key) or {}).get("status") or {}
         return any(

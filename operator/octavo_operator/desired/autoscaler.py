@@ -18,14 +18,14 @@ from octavo_operator.settings import SCALED_OBJECT
 from octavo_operator.spec import API_VERSION
 
 if TYPE_CHECKING:
-    from octavo_operator.settings import Settings
-    from octavo_operator.spec import Autoscaling, Behavior, LLMDeployment
+    from octavo_operator.settings import OperatorSettings
+    from octavo_operator.spec import AutoscalingSpec, Behavior, LLMDeployment
 
 _PERIOD_S = 60
 _ONLY_AWAKE = 1_000_000  # a target that is never reached: above zero is all that counts
 
 
-def autoscalers(deployment: LLMDeployment, settings: Settings) -> list[dict[str, Any]]:
+def autoscalers(deployment: LLMDeployment, settings: OperatorSettings) -> list[dict[str, Any]]:
     """One at most; none where KEDA is asked for and not installed."""
     scaling = deployment.autoscaling
     # While suspended nobody may scale it up again.
@@ -36,7 +36,7 @@ def autoscalers(deployment: LLMDeployment, settings: Settings) -> list[dict[str,
     return [_scaled_object(deployment, scaling)] if SCALED_OBJECT in settings.capabilities else []
 
 
-def check_autoscaler(deployment: LLMDeployment, settings: Settings) -> None:
+def check_autoscaler(deployment: LLMDeployment, settings: OperatorSettings) -> None:
     """Raises SpecInvalid where KEDA is asked for and not installed."""
     scaling = deployment.autoscaling
     if scaling is None or scaling.provider != "keda" or deployment.suspend:
@@ -49,7 +49,7 @@ def check_autoscaler(deployment: LLMDeployment, settings: Settings) -> None:
         )
 
 
-def _pod_autoscaler(deployment: LLMDeployment, scaling: Autoscaling) -> dict[str, Any]:
+def _pod_autoscaler(deployment: LLMDeployment, scaling: AutoscalingSpec) -> dict[str, Any]:
     name = names.autoscaler(deployment.name)
     spec = {
         "scaleTargetRef": _target(deployment),
@@ -73,7 +73,7 @@ def _pod_autoscaler(deployment: LLMDeployment, scaling: Autoscaling) -> dict[str
     }
 
 
-def _scaled_object(deployment: LLMDeployment, scaling: Autoscaling) -> dict[str, Any]:
+def _scaled_object(deployment: LLMDeployment, scaling: AutoscalingSpec) -> dict[str, Any]:
     name = names.autoscaler(deployment.name)
     ours = f'{{namespace="{deployment.namespace}",octavo_dev_deployment="{deployment.name}"}}'
     triggers = [_trigger(scaling, f"sum({metric}{ours})", v) for metric, v in _signals(scaling)]
@@ -94,7 +94,7 @@ def _scaled_object(deployment: LLMDeployment, scaling: Autoscaling) -> dict[str,
     return {**child(deployment, "keda.sh/v1alpha1", "ScaledObject", name), "spec": spec}
 
 
-def _signals(scaling: Autoscaling) -> list[tuple[str, float]]:
+def _signals(scaling: AutoscalingSpec) -> list[tuple[str, float]]:
     """Metrics of the engines, with what one replica should have of each."""
     targets = scaling.targets
     signals = (
@@ -107,7 +107,7 @@ def _signals(scaling: Autoscaling) -> list[tuple[str, float]]:
     return [(metric, value) for metric, value in signals if value is not None]
 
 
-def _trigger(scaling: Autoscaling, query: str, threshold: float) -> dict[str, Any]:
+def _trigger(scaling: AutoscalingSpec, query: str, threshold: float) -> dict[str, Any]:
     metadata = {
         "serverAddress": scaling.prometheus_url,
         "query": query,
@@ -116,7 +116,7 @@ def _trigger(scaling: Autoscaling, query: str, threshold: float) -> dict[str, An
     return {"type": "prometheus", "metricType": "AverageValue", "metadata": metadata}
 
 
-def _behavior(scaling: Autoscaling) -> dict[str, Any]:
+def _behavior(scaling: AutoscalingSpec) -> dict[str, Any]:
     return {"scaleUp": _direction(scaling.up), "scaleDown": _direction(scaling.down)}
 
 

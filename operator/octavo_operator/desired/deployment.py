@@ -15,7 +15,7 @@ from octavo_operator.desired.revision import revision_of
 from octavo_operator.objects import labels, names
 
 if TYPE_CHECKING:
-    from octavo_operator.settings import Settings
+    from octavo_operator.settings import OperatorSettings
     from octavo_operator.spec import LLMDeployment
 
 ASKED_ANNOTATION = "octavo.dev/asked"  # the hash, where the revision has another name
@@ -23,7 +23,7 @@ TEMPLATE_ANNOTATION = "octavo.dev/template"  # a hash of the template as it was 
 
 
 def engine_deployment(
-    deployment: LLMDeployment, settings: Settings, revision: str, *, replicas: int | None
+    deployment: LLMDeployment, settings: OperatorSettings, revision: str, *, replicas: int | None
 ) -> dict[str, Any]:
     """Without `replicas` where somebody else decides on it."""
     name = names.engine_deployment(deployment.name, revision)

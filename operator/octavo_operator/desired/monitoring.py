@@ -11,7 +11,7 @@ from octavo_operator.objects import labels, names
 from octavo_operator.settings import POD_MONITOR, SERVICE_MONITOR
 
 if TYPE_CHECKING:
-    from octavo_operator.settings import Settings
+    from octavo_operator.settings import OperatorSettings
     from octavo_operator.spec import LLMDeployment
 
 _API = "monitoring.coreos.com/v1"
@@ -19,7 +19,7 @@ _SCRAPE = {"port": PORT_NAME, "path": "/metrics"}
 _TARGET_LABELS = [DEPLOYMENT_LABEL, REVISION_LABEL]
 
 
-def monitors(deployment: LLMDeployment, settings: Settings) -> list[dict[str, Any]]:
+def monitors(deployment: LLMDeployment, settings: OperatorSettings) -> list[dict[str, Any]]:
     """One at most: two would count everything twice."""
     name = names.monitor(deployment.name)
     extra = settings.monitor_labels

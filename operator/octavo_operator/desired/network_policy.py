@@ -11,8 +11,8 @@ from octavo_operator.desired.probes import PORT_NAME
 from octavo_operator.objects import labels, names
 
 if TYPE_CHECKING:
-    from octavo_operator.settings import Settings
-    from octavo_operator.spec import LLMDeployment, Model
+    from octavo_operator.settings import OperatorSettings
+    from octavo_operator.spec import LLMDeployment, ModelSpec
 
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"  # the API server sets it
 # Where clouds hand out the credentials of their machines, besides what is link-local: Azure,
@@ -35,7 +35,7 @@ IDENTITIES = MappingProxyType(
 DNS_PORTS = (53, 5353)
 
 
-def network_policy(deployment: LLMDeployment, settings: Settings) -> dict[str, Any]:
+def network_policy(deployment: LLMDeployment, settings: OperatorSettings) -> dict[str, Any]:
     name = names.network_policy(deployment.name)
     routers = {"matchLabels": {COMPONENT_LABEL: ROUTER_COMPONENT}}
     callers = [
@@ -54,7 +54,7 @@ def network_policy(deployment: LLMDeployment, settings: Settings) -> dict[str, A
     return {**child(deployment, "networking.k8s.io/v1", "NetworkPolicy", name), "spec": spec}
 
 
-def _to_the_source(model: Model) -> list[dict[str, Any]]:
+def _to_the_source(model: ModelSpec) -> list[dict[str, Any]]:
     """Names, and any host but the machines' own services: a policy knows no host names."""
     dns = [{"port": port, "protocol": kind} for port in DNS_PORTS for kind in ("UDP", "TCP")]
     anywhere = [{"ipBlock": {"cidr": cidr, "except": but}} for cidr, but in NOT_ANYWHERE.items()]

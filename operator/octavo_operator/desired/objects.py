@@ -19,7 +19,7 @@ from octavo_operator.desired.volume_claim import volume_claim
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from octavo_operator.settings import Settings
+    from octavo_operator.settings import OperatorSettings
     from octavo_operator.spec import LLMDeployment
 
 
@@ -34,7 +34,7 @@ class Traffic:
 
 def desired_objects(
     deployment: LLMDeployment,
-    settings: Settings,
+    settings: OperatorSettings,
     traffic: Traffic | None = None,
     *,
     revision: str = "",

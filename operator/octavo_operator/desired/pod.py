@@ -17,7 +17,7 @@ from octavo_operator.desired.weights import is_fetched, weights
 from octavo_operator.objects import labels, names
 
 if TYPE_CHECKING:
-    from octavo_operator.settings import Settings
+    from octavo_operator.settings import OperatorSettings
     from octavo_operator.spec import EnvVar, LLMDeployment
 
 CONFIG_MOUNT = "/etc/octavo"
@@ -27,7 +27,9 @@ GRACE_S = 15
 DEFAULT_REQUESTS = {"cpu": "1", "memory": "2Gi"}
 
 
-def pod_template(deployment: LLMDeployment, settings: Settings, revision: str) -> dict[str, Any]:
+def pod_template(
+    deployment: LLMDeployment, settings: OperatorSettings, revision: str
+) -> dict[str, Any]:
     """With podTemplate laid over it."""
     template = overlay(_base(deployment, settings, revision), deployment.pod_template)
     if "serviceAccountName" not in template["spec"]:
@@ -38,7 +40,7 @@ def pod_template(deployment: LLMDeployment, settings: Settings, revision: str) -
     return template
 
 
-def _base(deployment: LLMDeployment, settings: Settings, revision: str) -> dict[str, Any]:
+def _base(deployment: LLMDeployment, settings: OperatorSettings, revision: str) -> dict[str, Any]:
     image, pull_policy = image_of(deployment, settings), settings.images.pull_policy
     parts = weights(deployment, image=image, pull_policy=pull_policy)
     config = {"name": names.config_map(deployment.name, revision)}
@@ -83,7 +85,7 @@ def _base(deployment: LLMDeployment, settings: Settings, revision: str) -> dict[
 
 
 def _engine(
-    deployment: LLMDeployment, settings: Settings, image: str, mounts: list[dict[str, Any]]
+    deployment: LLMDeployment, settings: OperatorSettings, image: str, mounts: list[dict[str, Any]]
 ) -> dict[str, Any]:
     resources = deployment.resources
     requests = {**({} if resources.limits else DEFAULT_REQUESTS), **resources.requests}

@@ -18,7 +18,7 @@ from octavo_operator.objects import names
 from octavo_operator.settings import ENGINE_USER
 
 if TYPE_CHECKING:
-    from octavo_operator.settings import Settings
+    from octavo_operator.settings import OperatorSettings
     from octavo_operator.spec import LLMDeployment
 
 # NOTE: raising it replaces every engine of everybody who upgrades. For a fault of the template that
@@ -27,7 +27,7 @@ TEMPLATE_EPOCH = 1
 _CHARS = 10
 
 
-def image_of(deployment: LLMDeployment, settings: Settings) -> str:
+def image_of(deployment: LLMDeployment, settings: OperatorSettings) -> str:
     """Raises SpecInvalid where neither the spec nor the operator's settings name one."""
     if deployment.engine.image:
         return deployment.engine.image
@@ -44,7 +44,7 @@ def image_of(deployment: LLMDeployment, settings: Settings) -> str:
     return image
 
 
-def revision_of(deployment: LLMDeployment, settings: Settings) -> str:
+def revision_of(deployment: LLMDeployment, settings: OperatorSettings) -> str:
     content = json.dumps(
         [TEMPLATE_EPOCH, asked_for(deployment), _settled(deployment, settings)], sort_keys=True
     )
@@ -73,7 +73,7 @@ def asked_for(deployment: LLMDeployment) -> dict[str, Any]:
     return {name: value for name, value in asked.items() if value}
 
 
-def _settled(deployment: LLMDeployment, settings: Settings) -> dict[str, Any]:
+def _settled(deployment: LLMDeployment, settings: OperatorSettings) -> dict[str, Any]:
     """What the spec leaves to the operator's settings, and an administrator changes on purpose."""
     settled: dict[str, Any] = {
         "device": deployment.device,

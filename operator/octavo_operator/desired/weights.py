@@ -10,7 +10,7 @@ from octavo_operator.desired.security import container_security
 from octavo_operator.objects import names
 
 if TYPE_CHECKING:
-    from octavo_operator.spec import LLMDeployment, Model
+    from octavo_operator.spec import LLMDeployment, ModelSpec
 
 CACHE_VOLUME = "weights"
 CACHE_MOUNT = "/var/lib/octavo/models"
@@ -60,7 +60,7 @@ def weights(deployment: LLMDeployment, *, image: str, pull_policy: str) -> Weigh
     return Weights(folder, volumes, mounts, [init])
 
 
-def fetch_arguments(model: Model, folder: str) -> list[str]:
+def fetch_arguments(model: ModelSpec, folder: str) -> list[str]:
     """Of `octavo fetch`: brings the model into `folder`, or finds it there complete."""
     arguments = [model.uri, f"--to={folder}"]
     if model.revision:
@@ -70,7 +70,7 @@ def fetch_arguments(model: Model, folder: str) -> list[str]:
     return arguments
 
 
-def model_folder(model: Model) -> str:
+def model_folder(model: ModelSpec) -> str:
     """The same for all LLMDeployments of one model, so that a shared cache is shared."""
     identity = f"{model.uri}\n{model.revision}\n{model.digest}"
     last = re.sub(r"[^a-z0-9.-]+", "-", model.location.rstrip("/").rpartition("/")[2].lower())
@@ -90,7 +90,9 @@ def cache_source(deployment: LLMDeployment) -> dict[str, Any]:
             return {"emptyDir": {"sizeLimit": cache.size}}
 
 
-def _fetch_container(model: Model, folder: str, *, image: str, pull_policy: str) -> dict[str, Any]:
+def _fetch_container(
+    model: ModelSpec, folder: str, *, image: str, pull_policy: str
+) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": names.FETCH_CONTAINER,
         "image": image,

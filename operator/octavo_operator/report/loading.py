@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from octavo_engine.protocol.loading import FETCHING, LoadProgress
-from octavo_operator.errors import ClusterError, Refused
+from octavo_operator.errors import ApiRefused, ClusterError
 from octavo_operator.objects import kinds
 from octavo_operator.objects.names import ENGINE_CONTAINER, FETCH_CONTAINER
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from octavo_operator.cluster.api import Cluster
     from octavo_operator.objects.kinds import Object
-    from octavo_operator.routers.poller import Demand
+    from octavo_operator.routers.poller import RouterDemand
 
 logger = logging.getLogger("octavo.operator.loading")
 
@@ -36,7 +36,7 @@ _ORDER: tuple[Phase, ...] = ("Pending", "Fetching", "Loading", "Ready")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loading:
+class LoadingState:
     """Where the most advanced replica of the new revision is, before it serves."""
 
     phase: Phase
@@ -65,15 +65,15 @@ class Loading:
 class LoadingReader:
     """Confined to the event loop. Losing what it knows costs one question."""
 
-    def __init__(self, cluster: Cluster, demand: Demand, clock: Callable[[], float]) -> None:
+    def __init__(self, cluster: Cluster, demand: RouterDemand, clock: Callable[[], float]) -> None:
         self._cluster = cluster
         self._demand = demand
         self._clock = clock
         # by UID of the LLMDeployment: when, of which pod in which phase, what
-        self._told: dict[str, tuple[float, tuple[Phase, str], Loading]] = {}
+        self._told: dict[str, tuple[float, tuple[Phase, str], LoadingState]] = {}
         self._denied_at = float("-inf")
 
-    async def read(self, uid: str, pods: Sequence[Object]) -> Loading | None:
+    async def read(self, uid: str, pods: Sequence[Object]) -> LoadingState | None:
         """`pods`: those of the new revision. None where there are none."""
         found = most_advanced(pods, self._demand.loading)
         if found is None:
@@ -82,7 +82,7 @@ class LoadingReader:
         phase, pod = found
         if phase in ("Pending", "Ready"):
             self._told.pop(uid, None)
-            return Loading(phase=phase, percent=100 if phase == "Ready" else None)
+            return LoadingState(phase=phase, percent=100 if phase == "Ready" else None)
         now = self._clock()
         subject = (phase, kinds.name_of(pod))
         told = self._told.get(uid)
@@ -95,7 +95,7 @@ class LoadingReader:
     def forget(self, uid: str) -> None:
         self._told.pop(uid, None)
 
-    async def _look(self, phase: Phase, pod: Object) -> Loading:
+    async def _look(self, phase: Phase, pod: Object) -> LoadingState:
         name = kinds.name_of(pod)
         if phase == "Loading":
             uid = kinds.uid_of(pod)
@@ -111,7 +111,7 @@ class LoadingReader:
         try:
             async with asyncio.timeout(LOG_S):
                 return await self._cluster.log(namespace, name, FETCH_CONTAINER, lines=3)
-        except Refused as error:
+        except ApiRefused as error:
             if error.status == 403:
                 self._denied_at = now
                 told = {"error": str(error), "advice": "grant get on pods/log"}
@@ -132,18 +132,18 @@ def most_advanced(
     )
 
 
-def loaded(pod: str, share: float | None, told: LoadProgress | None) -> Loading:
+def loaded(pod: str, share: float | None, told: LoadProgress | None) -> LoadingState:
     """`share` of the weights, from 0 to 1; `told` in bytes, by engines that know them."""
     percent = None if share is None else int(100 * min(1.0, max(0.0, share)))
     if told is None:
         message = "" if percent is None else f"Loading weights: {percent} %."
-        return Loading(phase="Loading", pod=pod, percent=percent, message=message)
+        return LoadingState(phase="Loading", pod=pod, percent=percent, message=message)
     return _of_progress(pod, told, percent)
 
 
-def _of_progress(pod: str, told: LoadProgress, percent: int | None) -> Loading:
+def _of_progress(pod: str, told: LoadProgress, percent: int | None) -> LoadingState:
     text = str(told)
-    return Loading(
+    return LoadingState(
         # An engine fetches by itself what no step before it was told to.
         phase="Fetching" if told.phase == FETCHING else "Loading",
         pod=pod,
@@ -156,15 +156,15 @@ def _of_progress(pod: str, told: LoadProgress, percent: int | None) -> Loading:
     )
 
 
-def fetched_so_far(pod: str, log: str) -> Loading:
+def fetched_so_far(pod: str, log: str) -> LoadingState:
     """From lines of JSON as `octavo fetch` writes them."""
     facts = last_facts(log)
     if facts.get("phase") == "waiting":
         text = "Waiting for another pod, which fetches the same model into the same volume."
-        return Loading(phase="Fetching", pod=pod, message=text)
+        return LoadingState(phase="Fetching", pod=pod, message=text)
     done, total = _count(facts.get("bytes")), _count(facts.get("total"))
     if done is None or not total:
-        return Loading(phase="Fetching", pod=pod, bytes_done=done)
+        return LoadingState(phase="Fetching", pod=pod, bytes_done=done)
     told = LoadProgress(FETCHING, done, total, _count(facts.get("rate")) or 0)
     return _of_progress(pod, told, None)
 

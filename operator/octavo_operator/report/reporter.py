@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from octavo_operator.decide.accepted_spec import Accepted
     from octavo_operator.objects.kinds import Object
     from octavo_operator.report.events import EventRecorder
-    from octavo_operator.report.loading import Loading
-    from octavo_operator.routers.poller import Demand
-    from octavo_operator.snapshot import View
+    from octavo_operator.report.loading import LoadingState
+    from octavo_operator.routers.poller import RouterDemand
+    from octavo_operator.snapshot import ReconcileSnapshot
     from octavo_operator.watch.world import Observed, World
 
 WARNINGS_EVERY_S = 4.0
@@ -43,14 +43,14 @@ MAX_WORD = 256  # of what an engine says of its model
 
 
 @dataclass(slots=True)
-class Told:
+class Reported:
     """What was said of one LLMDeployment last. Losing it costs a write or an Event, no more."""
 
     uid: str = ""
     progress: tuple[object, float] = ((), 0.0)  # the last picture of the rollout, and since when
     faults: frozenset[Reason] = frozenset()
     warnings: dict[str, tuple[float, list[Object]]] = field(default_factory=dict)  # by UID
-    loading: Loading | None = None
+    loading: LoadingState | None = None
 
 
 class Reporter:
@@ -60,7 +60,7 @@ class Reporter:
         self,
         cluster: Cluster,
         world: World,
-        demand: Demand,
+        demand: RouterDemand,
         events: EventRecorder,
         *,
         clock: Callable[[], float],
@@ -77,14 +77,14 @@ class Reporter:
             per_second=EVENT_LISTS_PER_S, burst=EVENT_LIST_BURST, clock=clock
         )
 
-    def forget(self, told: Told) -> None:
+    def forget(self, told: Reported) -> None:
         self._loading.forget(told.uid)
 
     async def report(
         self,
         body: Object,
-        view: View,
-        told: Told,
+        view: ReconcileSnapshot,
+        told: Reported,
         refusals: list[Fault],
         *,
         endpoint: str,
@@ -155,7 +155,7 @@ class Reporter:
         self._world.keep(kinds.LLM_DEPLOYMENT, stored)
         return True
 
-    def _model(self, view: View, pods: Sequence[Object], previous: Object) -> Object:
+    def _model(self, view: ReconcileSnapshot, pods: Sequence[Object], previous: Object) -> Object:
         """What is known of the model; of another revision's model nothing is known."""
         known = previous.get("model") if previous.get("revision") == view.revision else None
         model = found_model(
@@ -168,7 +168,7 @@ class Reporter:
             model |= {name: value[:MAX_WORD] for name, value in told.items() if value}
         return model
 
-    def _stalled_s(self, view: View, told: Told) -> float:
+    def _stalled_s(self, view: ReconcileSnapshot, told: Reported) -> float:
         picture = (
             view.revision,
             view.wish.replicas,
@@ -179,7 +179,7 @@ class Reporter:
             told.progress = (picture, now)
         return now - told.progress[1]
 
-    async def _warnings(self, view: View, told: Told) -> dict[str, list[Object]]:
+    async def _warnings(self, view: ReconcileSnapshot, told: Reported) -> dict[str, list[Object]]:
         """Events about what nothing else explains. Asked for, not watched: a cluster has many, and
         ours matter only while something does not come up."""
         now = self._clock()

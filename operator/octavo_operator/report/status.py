@@ -15,10 +15,10 @@ from octavo_operator.report.reasons import Reason, explain
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from octavo_operator.decide.rollout import Replica
+    from octavo_operator.decide.rollout import RevisionReplica
     from octavo_operator.objects.kinds import Object
     from octavo_operator.report.faults import Fault
-    from octavo_operator.report.loading import Loading
+    from octavo_operator.report.loading import LoadingState
 
 Truth = Literal["True", "False", "Unknown"]
 MAX_MESSAGE = 1024
@@ -44,9 +44,9 @@ class Facts:
     is_suspended: bool = False
     is_done: bool = False  # every replica has the revision and serves
     waiting_for: str = ""
-    replicas: Sequence[Replica] = ()
+    replicas: Sequence[RevisionReplica] = ()
     faults: Sequence[Fault] = ()
-    loading: Loading | None = None
+    loading: LoadingState | None = None
     model: Mapping[str, object] = field(default_factory=dict)  # what was found of it
     canary: CanaryState = field(default_factory=CanaryState)
     weights: Mapping[str, int] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class StatusCondition:
     type: str
     status: Truth
     reason: Reason
@@ -114,12 +114,12 @@ def refused(
 ) -> Object:
     """The status where no spec can be carried out, nor was one before."""
     text = explain(reason, message)
-    conditions = [Condition("Accepted", "False", reason, text)]
+    conditions = [StatusCondition("Accepted", "False", reason, text)]
     old = {c["type"]: c for c in _conditions(previous)}
     was_ready = old.get("Ready", {}).get("status") == "True"
     if not was_ready:
-        conditions.append(Condition("Ready", "False", reason, text))
-    conditions.append(Condition("Progressing", "False", reason, text))
+        conditions.append(StatusCondition("Ready", "False", reason, text))
+    conditions.append(StatusCondition("Progressing", "False", reason, text))
     kept = {c.type for c in conditions}
     merged = merge_conditions(conditions, previous, generation, now)
     merged += [old[name] for name in old if name not in kept]
@@ -134,7 +134,7 @@ _ORDER = ("Accepted", "ModelReady", "Progressing", "Degraded", "Ready")
 
 
 def merge_conditions(
-    conditions: Sequence[Condition], previous: Mapping[str, object], generation: int, now: str
+    conditions: Sequence[StatusCondition], previous: Mapping[str, object], generation: int, now: str
 ) -> list[Object]:
     """As they are stored; the time of the last flip is kept."""
     old = {c.get("type"): c for c in _conditions(previous)}
@@ -194,7 +194,7 @@ def scaling_from_status(status: Mapping[str, object]) -> Scaling | None:
     return Scaling(replicas, str(told.get("reason") or ""), str(told.get("changedAt") or ""))
 
 
-def _revisions(facts: Facts, replicas: Sequence[Replica]) -> list[Object]:
+def _revisions(facts: Facts, replicas: Sequence[RevisionReplica]) -> list[Object]:
     told = []
     for name in sorted({replica.revision for replica in replicas}):
         own = [replica for replica in replicas if replica.revision == name]
@@ -210,47 +210,47 @@ def _revisions(facts: Facts, replicas: Sequence[Replica]) -> list[Object]:
     return told[:16]
 
 
-def _accepted(facts: Facts) -> Condition:
+def _accepted(facts: Facts) -> StatusCondition:
     if facts.refusal is not None:
         generation = facts.accepted.get("generation")
         text = f"{facts.refusal.message} The spec of generation {generation} is carried out."
-        return Condition("Accepted", "False", facts.refusal.reason, text)
+        return StatusCondition("Accepted", "False", facts.refusal.reason, text)
     for fault in facts.faults:
         if fault.reason == Reason.NAME_CONFLICT:
-            return Condition("Accepted", "False", fault.reason, fault.message)
+            return StatusCondition("Accepted", "False", fault.reason, fault.message)
     if facts.unknown:
         names = ", ".join(facts.unknown[:8])
         text = explain(Reason.UNSUPPORTED_VERSION, f"The spec is valid but for {names}, left out")
-        return Condition("Accepted", "True", Reason.ACCEPTED, text)
-    return Condition("Accepted", "True", Reason.ACCEPTED, "The spec is valid.")
+        return StatusCondition("Accepted", "True", Reason.ACCEPTED, text)
+    return StatusCondition("Accepted", "True", Reason.ACCEPTED, "The spec is valid.")
 
 
-def _model_ready(facts: Facts, replicas: Sequence[Replica]) -> Condition:
+def _model_ready(facts: Facts, replicas: Sequence[RevisionReplica]) -> StatusCondition:
     if any(r.ready for r in replicas if r.revision == facts.revision):
-        return Condition(
+        return StatusCondition(
             "ModelReady", "True", Reason.MODEL_LOADED, "The engines have loaded the model."
         )
     for fault in facts.faults:
         if fault.reason.value.startswith("Model"):
-            return Condition("ModelReady", "False", fault.reason, fault.message)
+            return StatusCondition("ModelReady", "False", fault.reason, fault.message)
     phase = facts.loading.phase if facts.loading else "Pending"
     if phase == "Fetching":
         text = _how_far(facts) or "The model is being fetched."
-        return Condition("ModelReady", "False", Reason.FETCHING_MODEL, text)
+        return StatusCondition("ModelReady", "False", Reason.FETCHING_MODEL, text)
     if phase == "Loading":
         text = _how_far(facts) or "Engines are loading the model."
-        return Condition("ModelReady", "False", Reason.LOADING_MODEL, text)
+        return StatusCondition("ModelReady", "False", Reason.LOADING_MODEL, text)
     if facts.wanted == 0:
-        return Condition("ModelReady", "Unknown", _zero(facts), _ZERO_TEXT[_zero(facts)])
-    return Condition("ModelReady", "False", Reason.STARTING, "No engine has started yet.")
+        return StatusCondition("ModelReady", "Unknown", _zero(facts), _ZERO_TEXT[_zero(facts)])
+    return StatusCondition("ModelReady", "False", Reason.STARTING, "No engine has started yet.")
 
 
-def _progressing(facts: Facts) -> Condition:
+def _progressing(facts: Facts) -> StatusCondition:
     if facts.canary.rejected == facts.revision:
         text = explain(Reason.CANARY_REJECTED, facts.canary.message)
-        return Condition("Progressing", "False", Reason.CANARY_REJECTED, text)
+        return StatusCondition("Progressing", "False", Reason.CANARY_REJECTED, text)
     if facts.is_done:
-        return Condition(
+        return StatusCondition(
             "Progressing", "False", Reason.COMPLETE, "All replicas have the current revision."
         )
     waiting = facts.waiting_for or "replicas to change"
@@ -259,59 +259,59 @@ def _progressing(facts: Facts) -> Condition:
             Reason.PROGRESS_DEADLINE_EXCEEDED,
             f"No change for {facts.progress_deadline_s:.0f} s while waiting for {waiting}",
         )
-        return Condition("Progressing", "False", Reason.PROGRESS_DEADLINE_EXCEEDED, text)
+        return StatusCondition("Progressing", "False", Reason.PROGRESS_DEADLINE_EXCEEDED, text)
     if facts.canary.revision:
         weight = facts.weights.get(facts.revision, 0)
         text = (
             f"Revision {facts.revision} gets {weight} % of the traffic; waiting for its judgement."
         )
-        return Condition("Progressing", "True", Reason.CANARY_RUNNING, text)
+        return StatusCondition("Progressing", "True", Reason.CANARY_RUNNING, text)
     is_new = facts.canary.stable not in ("", facts.revision)
     reason = Reason.ROLLING_OUT if is_new else Reason.SCALING
-    return Condition("Progressing", "True", reason, f"Waiting for {waiting}.")
+    return StatusCondition("Progressing", "True", reason, f"Waiting for {waiting}.")
 
 
-def _degraded(facts: Facts, routable: int) -> Condition:
+def _degraded(facts: Facts, routable: int) -> StatusCondition:
     """Something is wrong, whether or not requests still get through."""
     if facts.faults:
         fault = facts.faults[0]
-        return Condition("Degraded", "True", fault.reason, fault.message)
+        return StatusCondition("Degraded", "True", fault.reason, fault.message)
     if facts.canary.rejected == facts.revision:
         text = explain(Reason.CANARY_REJECTED, facts.canary.message)
-        return Condition("Degraded", "True", Reason.CANARY_REJECTED, text)
+        return StatusCondition("Degraded", "True", Reason.CANARY_REJECTED, text)
     if facts.stalled_s >= facts.progress_deadline_s and not facts.is_done:
         text = explain(
             Reason.PROGRESS_DEADLINE_EXCEEDED, f"Still waiting for {facts.waiting_for or 'pods'}"
         )
-        return Condition("Degraded", "True", Reason.PROGRESS_DEADLINE_EXCEEDED, text)
+        return StatusCondition("Degraded", "True", Reason.PROGRESS_DEADLINE_EXCEEDED, text)
     if facts.refusal is not None:
-        return Condition("Degraded", "True", facts.refusal.reason, facts.refusal.message)
-    return Condition("Degraded", "False", Reason.AS_EXPECTED, "Nothing is wrong.")
+        return StatusCondition("Degraded", "True", facts.refusal.reason, facts.refusal.message)
+    return StatusCondition("Degraded", "False", Reason.AS_EXPECTED, "Nothing is wrong.")
 
 
-def _ready(facts: Facts, routable: int) -> Condition:
+def _ready(facts: Facts, routable: int) -> StatusCondition:
     if facts.wanted == 0:
         reason = _zero(facts)
-        return Condition("Ready", "False", reason, _ZERO_TEXT[reason])
+        return StatusCondition("Ready", "False", reason, _ZERO_TEXT[reason])
     total = f"{routable} of {facts.wanted} replicas serve"
     if routable and routable >= facts.least_serving:
-        return Condition("Ready", "True", Reason.SERVING, f"{total}.")
+        return StatusCondition("Ready", "True", Reason.SERVING, f"{total}.")
     fault = facts.faults[0] if facts.faults else None
     if routable:
         if fault is not None:
-            return Condition("Ready", "True", fault.reason, f"{total}. {fault.message}")
-        return Condition("Ready", "True", Reason.FEWER_REPLICAS, f"{total}.")
+            return StatusCondition("Ready", "True", fault.reason, f"{total}. {fault.message}")
+        return StatusCondition("Ready", "True", Reason.FEWER_REPLICAS, f"{total}.")
     if fault is not None:
-        return Condition("Ready", "False", fault.reason, fault.message)
+        return StatusCondition("Ready", "False", fault.reason, fault.message)
     if facts.scaling is not None and facts.scaling.reason.startswith("Woken"):
-        return Condition("Ready", "False", Reason.WAKING, f"{facts.scaling.reason}.")
+        return StatusCondition("Ready", "False", Reason.WAKING, f"{facts.scaling.reason}.")
     phase = facts.loading.phase if facts.loading else "Pending"
     reason = {"Fetching": Reason.FETCHING_MODEL, "Loading": Reason.LOADING_MODEL}.get(
         phase, Reason.NO_REPLICA_READY
     )
     far = _how_far(facts)
     text = f"{far[0].lower()}{far[1:]}" if far else f"waiting for {facts.waiting_for or 'pods'}."
-    return Condition("Ready", "False", reason, f"{total}; {text}")
+    return StatusCondition("Ready", "False", reason, f"{total}; {text}")
 
 
 def _how_far(facts: Facts) -> str:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from octavo_operator.errors import SettingsInvalid
-from octavo_operator.routers.poller import RouterUnheard
+from octavo_operator.routers.poller import RouterUnreachable
 
 if TYPE_CHECKING:
-    from octavo_operator.settings import Router
+    from octavo_operator.settings import RouterSettings
 
 TIMEOUT_S = 2.0
 
@@ -20,7 +20,7 @@ class RouterFetch:
     """`routers.Fetch` over one aiohttp session. `tls`: from `router_tls`."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, router: Router, tls: ssl.SSLContext | None
+        self, session: aiohttp.ClientSession, router: RouterSettings, tls: ssl.SSLContext | None
     ) -> None:
         self._session = session
         self._headers = {"authorization": f"Bearer {router.token}"} if router.token else {}
@@ -29,7 +29,7 @@ class RouterFetch:
         self._name = f"{router.service}.{router.namespace}.svc" if tls else None
 
     async def __call__(self, url: str) -> bytes:
-        """Raises RouterUnheard, or TimeoutError."""
+        """Raises RouterUnreachable, or TimeoutError."""
         asking = self._session.get(
             url,
             headers=self._headers,
@@ -40,17 +40,17 @@ class RouterFetch:
         try:
             async with asking as answer:
                 if answer.status in (401, 403):
-                    raise RouterUnheard("unauthorized", f"{url} answered {answer.status}")
+                    raise RouterUnreachable("unauthorized", f"{url} answered {answer.status}")
                 if answer.status != 200:
-                    raise RouterUnheard("bad_answer", f"{url} answered {answer.status}")
+                    raise RouterUnreachable("bad_answer", f"{url} answered {answer.status}")
                 return await answer.read()
         except aiohttp.ClientSSLError as error:
-            raise RouterUnheard("tls", str(error)) from error
+            raise RouterUnreachable("tls", str(error)) from error
         except aiohttp.ClientError as error:
-            raise RouterUnheard("unreachable", str(error) or type(error).__name__) from error
+            raise RouterUnreachable("unreachable", str(error) or type(error).__name__) from error
 
 
-def router_tls(router: Router) -> ssl.SSLContext | None:
+def router_tls(router: RouterSettings) -> ssl.SSLContext | None:
     """Raises SettingsInvalid where the authority cannot be read."""
     if router.scheme != "https":
         return None

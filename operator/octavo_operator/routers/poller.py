@@ -1,6 +1,6 @@
 """What all router replicas together know: who holds which pod, who waits, how revisions fare.
 
-`Demand` is that knowledge; `RouterPoller` fetches it once a second from each replica's state page.
+`RouterDemand` is that knowledge; `RouterPoller` fetches it once a second from each replica.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from octavo_engine.protocol.state import (
     RevisionState,
     State,
 )
-from octavo_operator.decide.autoscale import Signals
+from octavo_operator.decide.autoscale import LoadSignals
 from octavo_operator.decide.canary import Sample
 from octavo_operator.errors import ClusterError
 from octavo_operator.objects import kinds
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from octavo_operator.cluster.api import Cluster
-    from octavo_operator.metrics import Metrics
+    from octavo_operator.metrics import OperatorMetrics
 
 logger = logging.getLogger("octavo.operator.routers")
 SELECTOR = f"{COMPONENT_LABEL}={ROUTER_COMPONENT}"
@@ -55,7 +55,7 @@ _ADVICE: Final = MappingProxyType(
 Trouble = Literal["unauthorized", "tls", "unreachable", "bad_answer"]
 
 
-class RouterUnheard(Exception):
+class RouterUnreachable(Exception):
     """A router did not tell its state, and why."""
 
     def __init__(self, reason: Trouble, problem: str) -> None:
@@ -64,7 +64,7 @@ class RouterUnheard(Exception):
 
 
 class Fetch(Protocol):
-    """GET a URL. Raises RouterUnheard or OSError."""
+    """GET a URL. Raises RouterUnreachable or OSError."""
 
     async def __call__(self, url: str) -> bytes: ...
 
@@ -103,7 +103,7 @@ class _Tally:
     history: list[_Past] = field(default_factory=list)
 
 
-class Demand:
+class RouterDemand:
     """Confined to the event loop. Times are monotonic."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -183,10 +183,10 @@ class Demand:
         told = [e.max_model_len for e in self._endpoints(pool) if e.revision == revision]
         return max(told, default=0)
 
-    def signals(self, pool: str, *, serving: int) -> Signals:
+    def signals(self, pool: str, *, serving: int) -> LoadSignals:
         fresh = self._fresh()
         if not fresh:
-            return Signals(serving=serving)
+            return LoadSignals(serving=serving)
         pools = [p for state in fresh for p in state.pools if p.pool == pool]
         # Engines tell every router the same: the highest of what they told, once per engine.
         engines: dict[str, EndpointState] = {}
@@ -201,7 +201,7 @@ class Demand:
                 engines_running[endpoint.id] = busy
         ages = [p.last_request_age_s for p in pools if p.last_request_age_s is not None]
         usages = [e.kv_usage for e in engines.values() if e.state == "ready"]
-        return Signals(
+        return LoadSignals(
             serving=serving,
             queued_tokens=sum(p.queued_tokens for p in pools)
             + sum(e.queued_tokens for e in engines.values()),
@@ -265,12 +265,12 @@ class RouterPoller:
     def __init__(
         self,
         cluster: Cluster,
-        demand: Demand,
+        demand: RouterDemand,
         *,
         namespace: str,
         fetch: Fetch,
         wake: Callable[[str], None],
-        metrics: Metrics,
+        metrics: OperatorMetrics,
         every_s: float = 1.0,
         find_every_s: float = 10.0,
         clock: Callable[[], float],
@@ -327,7 +327,7 @@ class RouterPoller:
         try:
             body = await self._fetch(url)
             state = self._decoder.decode(body)
-        except RouterUnheard as error:
+        except RouterUnreachable as error:
             self._complain(name, error.reason, str(error))
             return  # what it said earlier grows old by itself
         except OSError as error:  # TimeoutError is one

@@ -1,27 +1,27 @@
 """What the user asked for: an LLMDeployment as typed, defaulted, immutable values."""
 
-from octavo_operator.spec.autoscaling import Autoscaling, Behavior, Targets
-from octavo_operator.spec.cache import Cache
+from octavo_operator.spec.autoscaling import AutoscalingSpec, Behavior, Targets
+from octavo_operator.spec.cache import CacheSpec
 from octavo_operator.spec.deployment import API_VERSION, LLMDeployment
-from octavo_operator.spec.engine import Engine, EnvVar, Resources
-from octavo_operator.spec.model import Adapter, Model
-from octavo_operator.spec.traffic import Analysis, Canary, CanaryStep, Rollout, Routing
+from octavo_operator.spec.engine import EngineSpec, EnvVar, ResourcesSpec
+from octavo_operator.spec.model import AdapterSpec, ModelSpec
+from octavo_operator.spec.traffic import Analysis, CanarySpec, CanaryStep, RolloutSpec, RoutingSpec
 
 __all__ = [
     "API_VERSION",
-    "Adapter",
+    "AdapterSpec",
     "Analysis",
-    "Autoscaling",
+    "AutoscalingSpec",
     "Behavior",
-    "Cache",
-    "Canary",
+    "CacheSpec",
+    "CanarySpec",
     "CanaryStep",
-    "Engine",
+    "EngineSpec",
     "EnvVar",
     "LLMDeployment",
-    "Model",
-    "Resources",
-    "Rollout",
-    "Routing",
+    "ModelSpec",
+    "ResourcesSpec",
+    "RolloutSpec",
+    "RoutingSpec",
     "Targets",
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
-    from octavo_operator.spec.fields import Fields
+    from octavo_operator.spec.fields import FieldReader
 
 Provider = Literal["octavo", "hpa", "keda"]
 
@@ -37,7 +37,7 @@ DOWN = Behavior(300.0, "25%")
 
 
 @dataclass(frozen=True, slots=True)
-class Autoscaling:
+class AutoscalingSpec:
     """Who writes the number of replicas. While it is set, spec.replicas is only the start."""
 
     max_replicas: int
@@ -53,13 +53,13 @@ class Autoscaling:
         return max(self.min_replicas, min(self.max_replicas, replicas))
 
 
-def read_autoscaling(fields: Fields) -> Autoscaling:
+def read_autoscaling(fields: FieldReader) -> AutoscalingSpec:
     most = fields.maybe_integer("maxReplicas", least=1, most=1000)
     if most is None:
         raise fields.fail("maxReplicas", "is required")
     behavior = fields.section("behavior")
     to_zero = fields.optional("scaleToZero")
-    autoscaling = Autoscaling(
+    autoscaling = AutoscalingSpec(
         max_replicas=most,
         min_replicas=fields.integer("minReplicas", 1, least=1, most=1000),
         provider=fields.choice("provider", get_args(Provider), "octavo"),
@@ -88,7 +88,7 @@ def read_autoscaling(fields: Fields) -> Autoscaling:
     return autoscaling
 
 
-def _read_targets(fields: Fields | None) -> Targets:
+def _read_targets(fields: FieldReader | None) -> Targets:
     if fields is None:
         return DEFAULT_TARGETS
     targets = Targets(
@@ -101,7 +101,7 @@ def _read_targets(fields: Fields | None) -> Targets:
     return DEFAULT_TARGETS if targets == Targets() else targets
 
 
-def _read_behavior(fields: Fields, default: Behavior) -> Behavior:
+def _read_behavior(fields: FieldReader, default: Behavior) -> Behavior:
     behavior = Behavior(
         window_s=fields.duration("window", default.window_s, least_s=0, most_s=3600),
         step=fields.count("step", default.step),
@@ -112,7 +112,7 @@ def _read_behavior(fields: Fields, default: Behavior) -> Behavior:
     return behavior
 
 
-def _read_after(fields: Fields) -> float:
+def _read_after(fields: FieldReader) -> float:
     after_s = fields.duration("after", 600, least_s=10, most_s=86400)
     fields.end()
     return after_s

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Literal, get_args
 from octavo_operator.spec.model import OBJECT_NAME
 
 if TYPE_CHECKING:
-    from octavo_operator.spec.fields import Fields
+    from octavo_operator.spec.fields import FieldReader
 
 CacheKind = Literal["EmptyDir", "PersistentVolumeClaim", "HostPath"]
 AccessMode = Literal["ReadWriteOnce", "ReadWriteMany"]
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class CacheSpec:
     kind: CacheKind = "EmptyDir"  # each pod fetches for itself
     size: str = "20Gi"
     storage_class: str | None = None  # None: the cluster's default
@@ -33,13 +33,13 @@ class Cache:
         return self.has_own_claim and self.access_mode == "ReadWriteOnce"
 
 
-def read_cache(fields: Fields) -> Cache:
+def read_cache(fields: FieldReader) -> CacheSpec:
     storage_class = fields.raw("storageClassName")
     if storage_class is not None:
         fields.text(
             "storageClassName", longest=253, pattern=f"({OBJECT_NAME})?", form="a StorageClass"
         )
-    cache = Cache(
+    cache = CacheSpec(
         kind=fields.choice("kind", get_args(CacheKind), "EmptyDir"),
         size=fields.maybe_quantity("size") or "20Gi",
         storage_class=storage_class,

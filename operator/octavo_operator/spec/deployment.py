@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from octavo_engine.protocol.kubernetes import GROUP, KIND, VERSION
 from octavo_operator.errors import SpecInvalid
 from octavo_operator.objects.names import ENGINE_CONTAINER
-from octavo_operator.spec.autoscaling import Autoscaling, read_autoscaling
-from octavo_operator.spec.cache import Cache, read_cache
-from octavo_operator.spec.engine import Engine, Resources, read_engine, read_resources
-from octavo_operator.spec.fields import Fields, show
-from octavo_operator.spec.model import Adapter, Model, read_adapter, read_model
+from octavo_operator.spec.autoscaling import AutoscalingSpec, read_autoscaling
+from octavo_operator.spec.cache import CacheSpec, read_cache
+from octavo_operator.spec.engine import EngineSpec, ResourcesSpec, read_engine, read_resources
+from octavo_operator.spec.fields import FieldReader, show
+from octavo_operator.spec.model import AdapterSpec, ModelSpec, read_adapter, read_model
 from octavo_operator.spec.pod_template import read_pod_template
 from octavo_operator.spec.rules import check_supported, check_together
-from octavo_operator.spec.traffic import Rollout, Routing, read_rollout, read_routing
+from octavo_operator.spec.traffic import RolloutSpec, RoutingSpec, read_rollout, read_routing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,15 +38,15 @@ class LLMDeployment:
     namespace: str
     uid: str  # "" outside a cluster
     generation: int
-    model: Model
-    engine: Engine = field(default_factory=Engine)
+    model: ModelSpec
+    engine: EngineSpec = field(default_factory=EngineSpec)
     replicas: int = 1
-    resources: Resources = field(default_factory=Resources)
-    routing: Routing = field(default_factory=Routing)
-    rollout: Rollout = field(default_factory=Rollout)
-    autoscaling: Autoscaling | None = None
-    cache: Cache = field(default_factory=Cache)
-    adapters: tuple[Adapter, ...] = ()
+    resources: ResourcesSpec = field(default_factory=ResourcesSpec)
+    routing: RoutingSpec = field(default_factory=RoutingSpec)
+    rollout: RolloutSpec = field(default_factory=RolloutSpec)
+    autoscaling: AutoscalingSpec | None = None
+    cache: CacheSpec = field(default_factory=CacheSpec)
+    adapters: tuple[AdapterSpec, ...] = ()
     pod_template: Mapping[str, Any] = field(default_factory=dict)  # as written, nulls removed
     suspend: bool = False
     unknown: tuple[str, ...] = ()  # fields that this version does not know, and leaves out
@@ -102,13 +102,13 @@ def _checked(deployment: LLMDeployment) -> LLMDeployment:
 
 
 def _read(body: object, unknown: list[str] | None) -> LLMDeployment:
-    top = Fields(body, "LLMDeployment", unknown)
+    top = FieldReader(body, "LLMDeployment", unknown)
     for name, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         if (found := top.raw(name)) != expected:
             raise SpecInvalid(
                 name, f"must be {expected}; got {show(found)}", reason="UnsupportedVersion"
             )
-    metadata = Fields({} if (found := top.raw("metadata")) is None else found, "metadata")
+    metadata = FieldReader({} if (found := top.raw("metadata")) is None else found, "metadata")
     top.raw("status")
     name = metadata.required_text(
         "name", longest=63, pattern=_NAME,

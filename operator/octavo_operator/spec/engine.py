@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from octavo_operator.errors import SpecInvalid
-from octavo_operator.spec.fields import Fields, show
+from octavo_operator.spec.fields import FieldReader, show
 from octavo_operator.spec.model import OBJECT_NAME
 from octavo_operator.spec.quantities import parse_quantity
 
@@ -63,7 +63,7 @@ class EnvVar:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineSpec:
     """How `octavo serve` is called. None: the engine's own default."""
 
     device: Device = "auto"
@@ -84,7 +84,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Resources:
+class ResourcesSpec:
     """Of the engine container: quantities by resource, as written."""
 
     requests: Mapping[str, str] = field(default_factory=dict)
@@ -110,8 +110,8 @@ class Resources:
         return sorted({*self.limits, *self.requests})
 
 
-def read_engine(fields: Fields) -> Engine:
-    engine = Engine(
+def read_engine(fields: FieldReader) -> EngineSpec:
+    engine = EngineSpec(
         device=fields.choice("device", get_args(Device), "auto"),
         dtype=fields.choice("dtype", get_args(DType), "auto"),
         quantization=fields.choice("quantization", get_args(Quantization), "auto"),
@@ -140,8 +140,8 @@ def read_engine(fields: Fields) -> Engine:
     return engine
 
 
-def read_resources(fields: Fields) -> Resources:
-    resources = Resources(
+def read_resources(fields: FieldReader) -> ResourcesSpec:
+    resources = ResourcesSpec(
         requests=fields.mapping("requests", _quantity, most=16),
         limits=fields.mapping("limits", _quantity, most=16),
     )
@@ -167,7 +167,7 @@ _RESOURCE_NAME = (
 )
 
 
-def _check_request(fields: Fields, name: str, amount: str, limit: str | None) -> None:
+def _check_request(fields: FieldReader, name: str, amount: str, limit: str | None) -> None:
     is_device = "/" in name
     if is_device and (limit is None or parse_quantity(amount) != parse_quantity(limit)):
         raise fields.fail(
@@ -179,7 +179,7 @@ def _check_request(fields: Fields, name: str, amount: str, limit: str | None) ->
 
 def _quantity(value: object, path: str) -> str:
     owner, _, name = path.rpartition(".")
-    return Fields({}, owner).check_quantity(name, value)
+    return FieldReader({}, owner).check_quantity(name, value)
 
 
 def _argument(value: object, path: str) -> str:
@@ -208,7 +208,7 @@ def _check_argument_name(name: str, path: str) -> None:
             raise SpecInvalid(path, f"is set by {RESERVED_ARGS[reserved]}; leave it out here")
 
 
-def _variable(fields: Fields) -> EnvVar:
+def _variable(fields: FieldReader) -> EnvVar:
     name = fields.required_text(
         "name", longest=128, pattern=r"[A-Za-z_][A-Za-z0-9_]*", form="a variable's name"
     )
@@ -226,8 +226,8 @@ def _variable(fields: Fields) -> EnvVar:
     return _variable_from(name, source)
 
 
-def _variable_from(name: str, source: Fields) -> EnvVar:
-    found: list[tuple[Literal["secretKeyRef", "configMapKeyRef"], Fields]] = []
+def _variable_from(name: str, source: FieldReader) -> EnvVar:
+    found: list[tuple[Literal["secretKeyRef", "configMapKeyRef"], FieldReader]] = []
     for kind in ("secretKeyRef", "configMapKeyRef"):
         reference: Any = source.optional(kind)
         if reference is not None:

@@ -23,7 +23,7 @@ Choice = TypeVar("Choice", bound=str)
 _PERCENT = re.compile(r"(?:100|[1-9]?[0-9])%")
 
 
-class Fields:
+class FieldReader:
     """One object of the spec. Every read names its field; `end` refuses those that nobody read.
 
     A null is an absent field, as it is to the API server.
@@ -70,20 +70,20 @@ class Fields:
         self._known.append(name)
         return self._values.get(name)
 
-    def optional(self, name: str) -> Fields | None:
+    def optional(self, name: str) -> FieldReader | None:
         value = self.raw(name)
         return None if value is None else self.inside(value, self.at(name))
 
-    def section(self, name: str) -> Fields:
+    def section(self, name: str) -> FieldReader:
         """An object whose fields all have defaults: absent and empty are the same."""
         value = self.raw(name)
         return self.inside({} if value is None else value, self.at(name))
 
-    def inside(self, value: object, path: str) -> Fields:
+    def inside(self, value: object, path: str) -> FieldReader:
         """An object below this one."""
-        return Fields(value, path, self._unknown)
+        return FieldReader(value, path, self._unknown)
 
-    def objects(self, name: str, read: Callable[[Fields], T], *, most: int) -> tuple[T, ...]:
+    def objects(self, name: str, read: Callable[[FieldReader], T], *, most: int) -> tuple[T, ...]:
         return self.items(name, lambda item, path: read(self.inside(item, path)), most=most)
 
     def text(

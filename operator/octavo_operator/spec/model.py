@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from octavo_operator.errors import SpecInvalid
-from octavo_operator.spec.fields import Fields, show
+from octavo_operator.spec.fields import FieldReader, show
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +43,7 @@ _FORMS: Mapping[str, tuple[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelSpec:
     """What is served."""
 
     uri: str
@@ -75,18 +75,18 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class AdapterSpec:
     """A LoRA on top of the model."""
 
     name: str
     uri: str
 
 
-def read_model(fields: Fields, *, deployment_name: str) -> Model:
+def read_model(fields: FieldReader, *, deployment_name: str) -> ModelSpec:
     uri = fields.required_text("uri", longest=LONGEST_URI)
     scheme = check_uri(uri, fields.at("uri"))
     reference = fields.optional("secretRef")
-    model = Model(
+    model = ModelSpec(
         uri=uri,
         scheme=scheme,
         served_name=fields.text(
@@ -117,8 +117,8 @@ def read_model(fields: Fields, *, deployment_name: str) -> Model:
     return model
 
 
-def read_adapter(fields: Fields) -> Adapter:
-    adapter = Adapter(
+def read_adapter(fields: FieldReader) -> AdapterSpec:
+    adapter = AdapterSpec(
         name=fields.required_text("name", longest=128, pattern=SERVED_NAME, form=_NAME_FORM),
         uri=fields.required_text("uri", longest=LONGEST_URI),
     )
@@ -155,7 +155,7 @@ def _served_name(value: object, path: str) -> str:
     return value
 
 
-def _object_name(fields: Fields) -> str:
+def _object_name(fields: FieldReader) -> str:
     name = fields.required_text(
         "name", longest=253, pattern=OBJECT_NAME, form="the name of a Secret"
     )

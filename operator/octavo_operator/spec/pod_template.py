@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo_operator.errors import SpecInvalid
 from octavo_operator.objects import labels
-from octavo_operator.spec.fields import Fields, show
+from octavo_operator.spec.fields import FieldReader, show
 
 # Fields of the pod that may be laid over. Others would break a promise of ours (hostNetwork,
 # readinessGates, restartPolicy, …) or bring back what `restricted` forbids.
@@ -44,7 +44,7 @@ MAX_DEPTH = 16
 MAX_ITEMS = 256
 
 
-def read_pod_template(fields: Fields) -> Mapping[str, Any]:
+def read_pod_template(fields: FieldReader) -> Mapping[str, Any]:
     metadata, spec = fields.section("metadata"), fields.section("spec")
     fields.end()
     merged: dict[str, Any] = {}

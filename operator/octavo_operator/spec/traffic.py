@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from octavo_operator.errors import SpecInvalid
 
 if TYPE_CHECKING:
-    from octavo_operator.spec.fields import Fields
+    from octavo_operator.spec.fields import FieldReader
 
 Policy = Literal[
     "prefix-load", "least-load", "power-of-two", "round-robin", "consistent-hash", "session"
@@ -20,7 +20,7 @@ MAX_DRAIN_S = 1800
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class RoutingSpec:
     """What routers do with requests for this model."""
 
     policy: Policy = "prefix-load"
@@ -49,13 +49,13 @@ DEFAULT_STEPS = (CanaryStep(5), CanaryStep(25), CanaryStep(50))
 
 
 @dataclass(frozen=True, slots=True)
-class Canary:
+class CanarySpec:
     steps: tuple[CanaryStep, ...] = DEFAULT_STEPS
     analysis: Analysis = field(default_factory=Analysis)
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class RolloutSpec:
     """How a changed spec reaches the pods. Counts are pods, or a share of them such as 25%."""
 
     strategy: Strategy = "Rolling"
@@ -63,11 +63,13 @@ class Rollout:
     max_unavailable: str | int = 0
     drain_timeout_s: float = 120.0
     progress_deadline_s: float = 900.0
-    canary: Canary = field(default_factory=Canary)  # means something for strategy Canary only
+    canary: CanarySpec = field(
+        default_factory=CanarySpec
+    )  # means something for strategy Canary only
 
 
-def read_routing(fields: Fields) -> Routing:
-    routing = Routing(
+def read_routing(fields: FieldReader) -> RoutingSpec:
+    routing = RoutingSpec(
         policy=fields.choice("policy", get_args(Policy), "prefix-load"),
         hold_s=fields.duration("holdTimeout", 300, least_s=0, most_s=3600),
     )
@@ -75,15 +77,15 @@ def read_routing(fields: Fields) -> Routing:
     return routing
 
 
-def read_rollout(fields: Fields) -> Rollout:
+def read_rollout(fields: FieldReader) -> RolloutSpec:
     canary = fields.optional("canary")
-    rollout = Rollout(
+    rollout = RolloutSpec(
         strategy=fields.choice("strategy", get_args(Strategy), "Rolling"),
         max_surge=fields.count("maxSurge", 1),
         max_unavailable=fields.count("maxUnavailable", 0),
         drain_timeout_s=fields.duration("drainTimeout", 120, least_s=0, most_s=MAX_DRAIN_S),
         progress_deadline_s=fields.duration("progressDeadline", 900, least_s=60, most_s=86400),
-        canary=Canary() if canary is None else _read_canary(canary),
+        canary=CanarySpec() if canary is None else _read_canary(canary),
     )
     if (
         rollout.strategy != "Recreate"
@@ -99,9 +101,9 @@ def read_rollout(fields: Fields) -> Rollout:
     return rollout
 
 
-def _read_canary(fields: Fields) -> Canary:
+def _read_canary(fields: FieldReader) -> CanarySpec:
     analysis = fields.section("analysis")
-    canary = Canary(
+    canary = CanarySpec(
         steps=fields.objects("steps", _read_step, most=16) or DEFAULT_STEPS,
         analysis=Analysis(
             max_error_rate=analysis.number("maxErrorRate", 0.02, least=0, most=1),
@@ -120,7 +122,7 @@ def _read_canary(fields: Fields) -> Canary:
     return canary
 
 
-def _read_step(fields: Fields) -> CanaryStep:
+def _read_step(fields: FieldReader) -> CanaryStep:
     weight = fields.maybe_integer("weight", least=1, most=99)
     if weight is None:
         raise fields.fail("weight", "is required: percent of the requests, from 1 to 99")

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL
 from octavo_operator.cluster.api import Listing
-from octavo_operator.errors import ClusterError, NotFound, Refused
+from octavo_operator.errors import ApiRefused, ClusterError, NotFound
 from octavo_operator.objects import kinds
-from octavo_operator.watch.world import LISTED, WATCHED, Key
+from octavo_operator.watch.world import LISTED, WATCHED, DeploymentKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from random import Random
 
     from octavo_operator.cluster.api import Cluster
-    from octavo_operator.metrics import Metrics
+    from octavo_operator.metrics import OperatorMetrics
     from octavo_operator.objects.kinds import Kind, Object
     from octavo_operator.watch.world import World
 
@@ -29,7 +29,7 @@ NEWEST = 1 << 62  # a version above all
 SETTLE_S = 1.0  # a listing comes as a burst of events; one list after it is enough
 
 
-class Intake:
+class Informer:
     """The cache's only writer besides reconciles.
 
     Watches tell what changes, but not what vanished while they were away: whenever one has listed
@@ -42,9 +42,9 @@ class Intake:
         world: World,
         *,
         namespaces: Sequence[str],
-        wake: Callable[[Key], None],
+        wake: Callable[[DeploymentKey], None],
         served: Callable[[frozenset[str]], None] = lambda capabilities: None,
-        metrics: Metrics,
+        metrics: OperatorMetrics,
         clock: Callable[[], float],
         rng: Random,
         every_s: float = 300.0,
@@ -79,7 +79,9 @@ class Intake:
         body.setdefault("kind", kind.name)
         if event_type == "DELETED":
             if kind == kinds.LLM_DEPLOYMENT:  # its names are free
-                for rival in self._world.rivals(Key(kinds.namespace_of(body), kinds.name_of(body))):
+                for rival in self._world.rivals(
+                    DeploymentKey(kinds.namespace_of(body), kinds.name_of(body))
+                ):
                     self._wake(rival)
             key = self._world.drop(kind, body)
         else:
@@ -142,9 +144,9 @@ class Intake:
             try:
                 await self._compare(kind)
                 present.add(kind.capability)
-            except (NotFound, Refused) as error:
+            except (NotFound, ApiRefused) as error:
                 # Not installed, or not for us: either way we cannot use it.
-                if isinstance(error, Refused) or kind.capability in present:
+                if isinstance(error, ApiRefused) or kind.capability in present:
                     told = {"kind": kind.name, "error": str(error)}
                     logger.warning("Does without an optional kind", extra=told)
                 present.discard(kind.capability)
@@ -159,9 +161,9 @@ class Intake:
 
     async def _compare(self, kind: Kind) -> None:
         """A namespace that refuses, such as one that was deleted with its Role, keeps no other from
-        being compared; what is known of it stays. Raises Refused where all do."""
+        being compared; what is known of it stays. Raises ApiRefused where all do."""
         selector = "" if kind == kinds.LLM_DEPLOYMENT else DEPLOYMENT_LABEL
-        refusals: list[Refused] = []
+        refusals: list[ApiRefused] = []
         for namespace in self._namespaces:
             try:
                 listing = await self._cluster.find(kind, namespace, selector=selector)
@@ -169,7 +171,7 @@ class Intake:
                 if kind.is_optional:
                     raise
                 listing = Listing([], NEWEST)  # with a CRD go all its resources
-            except Refused as error:
+            except ApiRefused as error:
                 self._note_refusal(kind, namespace, error)
                 refusals.append(error)
                 continue
@@ -179,7 +181,7 @@ class Intake:
         if len(refusals) == len(self._namespaces):
             raise refusals[0]
 
-    def _note_refusal(self, kind: Kind, namespace: str | None, error: Refused) -> None:
+    def _note_refusal(self, kind: Kind, namespace: str | None, error: ApiRefused) -> None:
         if (kind, namespace) not in self._refused:
             self._refused.add((kind, namespace))
             told = {"kind": kind.name, "namespace": namespace, "error": str(error)}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import kopf
 
 from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL
-from octavo_operator.cluster.connections import Session
+from octavo_operator.cluster.connections import HttpSession
 from octavo_operator.objects import kinds
 from octavo_operator.watch.world import WATCHED
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from octavo_operator.cluster.kube_config import KubeConfig
     from octavo_operator.loop_watch import LoopWatch
     from octavo_operator.objects.kinds import Kind
-    from octavo_operator.watch.informer import Intake
+    from octavo_operator.watch.informer import Informer
 
     Tell = Callable[[Kind, str | None, Any], None]
 
@@ -44,7 +44,7 @@ TOKEN_LIFE = datetime.timedelta(minutes=10)
 
 async def watch(
     config: KubeConfig,
-    intake: Intake,
+    intake: Informer,
     *,
     namespaces: Sequence[str],
     loop_watch: LoopWatch,
@@ -218,7 +218,7 @@ def _login(config: KubeConfig, sessions: contextlib.AsyncExitStack) -> Any:
     async def login(**_: object) -> kopf.AiohttpSession:
         # Asked for at the start, when it is old, and when it was refused.
         token = await asyncio.to_thread(config.read_token, renew=True)
-        session = Session(
+        session = HttpSession(
             tls=config.ssl_context(),
             limit=0,
             headers={"Authorization": f"Bearer {token}"} if token else {},

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from octavo_operator.errors import ClusterError, Refused
+from octavo_operator.errors import ApiRefused, ClusterError
 from octavo_operator.watch.world import WATCHED
 
 if TYPE_CHECKING:
@@ -45,11 +45,11 @@ async def until_permitted(cluster: Cluster, namespaces: Sequence[str], every_s: 
                 return
 
 
-async def _refusal(cluster: Cluster, namespace: str) -> Refused | None:
+async def _refusal(cluster: Cluster, namespace: str) -> ApiRefused | None:
     for kind in WATCHED:
         try:
             await cluster.find(kind, namespace, fields=NO_SUCH_OBJECT)
-        except Refused as error:
+        except ApiRefused as error:
             return error
         except ClusterError:
             continue

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
     from random import Random
 
-    from octavo_operator.metrics import Metrics
+    from octavo_operator.metrics import OperatorMetrics
 
 K = TypeVar("K", bound="Hashable")
 logger = logging.getLogger("octavo.operator.queue")
@@ -123,7 +123,7 @@ class Schedule(Generic[K]):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class KeyOutcome:
     """How a look at a key ended."""
 
     is_gone: bool = False
@@ -136,11 +136,11 @@ class WorkQueue(Generic[K]):
 
     def __init__(
         self,
-        work: Callable[[K], Awaitable[Outcome]],
+        work: Callable[[K], Awaitable[KeyOutcome]],
         schedule: Schedule[K],
         *,
         clock: Callable[[], float],
-        metrics: Metrics,
+        metrics: OperatorMetrics,
         num_workers: int = 8,
     ) -> None:
         self._work = work
@@ -180,7 +180,7 @@ class WorkQueue(Generic[K]):
             # A bug of ours: loud, counted, and confined to this key.
             logger.exception("Failed to reconcile", extra={"key": str(key)})
             self._metrics.bugs += 1
-            outcome = Outcome(is_failed=True)
+            outcome = KeyOutcome(is_failed=True)
         now = self._clock()
         if outcome.is_gone:
             self._schedule.forget(key, now)

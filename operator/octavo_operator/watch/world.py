@@ -20,7 +20,7 @@ from octavo_engine.protocol.kubernetes import (
     ROUTABLE_CONDITION,
 )
 from octavo_operator.decide.accepted_spec import accepted_of, served_names
-from octavo_operator.decide.rollout import Group, Replica, group_replicas
+from octavo_operator.decide.rollout import RevisionGroup, RevisionReplica, group_replicas
 from octavo_operator.objects import kinds
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ WATCHED = (
 LISTED = tuple(kind for kind in kinds.OWNED if kind.is_optional)
 
 
-class Key(NamedTuple):
+class DeploymentKey(NamedTuple):
     """One LLMDeployment."""
 
     namespace: str
@@ -79,7 +79,7 @@ class Observed:
             for revision, body in self.engines.items()
         }
 
-    def replicas(self, in_flight: Mapping[str, int]) -> list[Replica]:
+    def replicas(self, in_flight: Mapping[str, int]) -> list[RevisionReplica]:
         """The engine pods; `in_flight` by pod UID, as the routers tell."""
         return [replica_of(pod, in_flight.get(kinds.uid_of(pod), 0)) for pod in self.engine_pods]
 
@@ -91,7 +91,7 @@ class Observed:
             if kinds.labels_of(pod).get(REVISION_LABEL) and not is_finished(pod)
         )
 
-    def groups(self, in_flight: Mapping[str, int]) -> list[Group]:
+    def groups(self, in_flight: Mapping[str, int]) -> list[RevisionGroup]:
         return group_replicas(self.targets, self.replicas(in_flight))
 
 
@@ -117,14 +117,14 @@ class World:
     def __init__(self) -> None:
         self._bodies: dict[Kind, dict[tuple[str, str], bytes]] = {}
         self._versions: dict[tuple[Kind, str, str], tuple[str, int]] = {}  # uid, version
-        self._children: dict[Key, set[tuple[Kind, str]]] = {}
+        self._children: dict[DeploymentKey, set[tuple[Kind, str]]] = {}
         self._decoder = msgspec.json.Decoder(dict)
         self._encoder = msgspec.json.Encoder()
-        self._servers: dict[str, set[Key]] = {}  # by served name, of all namespaces
-        self._names: dict[Key, _Names] = {}
+        self._servers: dict[str, set[DeploymentKey]] = {}  # by served name, of all namespaces
+        self._names: dict[DeploymentKey, _Names] = {}
         self.synced: set[Kind] = set()
 
-    def keep(self, kind: Kind, body: Object) -> Key | None:
+    def keep(self, kind: Kind, body: Object) -> DeploymentKey | None:
         """Take in an object as it is now. The LLMDeployment to look at; None if it is old news."""
         namespace, name = kinds.namespace_of(body), kinds.name_of(body)
         version = _version(body)
@@ -144,7 +144,7 @@ class World:
             self._children.setdefault(key, set()).add((kind, name))
         return key
 
-    def drop(self, kind: Kind, body: Object) -> Key | None:
+    def drop(self, kind: Kind, body: Object) -> DeploymentKey | None:
         """The object was deleted. An old deletion does not undo a newer creation."""
         namespace, name = kinds.namespace_of(body), kinds.name_of(body)
         known = self._versions.get((kind, namespace, name))
@@ -152,9 +152,11 @@ class World:
             return None
         return self._forget(kind, namespace, name, self._key_of(kind, body))
 
-    def replace(self, kind: Kind, listing: Listing, *, namespace: str | None = None) -> set[Key]:
+    def replace(
+        self, kind: Kind, listing: Listing, *, namespace: str | None = None
+    ) -> set[DeploymentKey]:
         """A complete list: what it does not hold is gone. The keys that it touched."""
-        touched: set[Key] = set()
+        touched: set[DeploymentKey] = set()
         listed: set[tuple[str, str]] = set()
         for body in listing.items:
             listed.add((kinds.namespace_of(body), kinds.name_of(body)))
@@ -170,7 +172,7 @@ class World:
         self.synced.add(kind)
         return touched
 
-    def replace_children(self, key: Key, kind: Kind, listing: Listing) -> None:
+    def replace_children(self, key: DeploymentKey, kind: Kind, listing: Listing) -> None:
         """All there are of a kind for one LLMDeployment."""
         listed = set()
         for body in listing.items:
@@ -182,12 +184,14 @@ class World:
             if self._versions[(kind, key.namespace, name)][1] < listing.version:
                 self._forget(kind, key.namespace, name, key)
 
-    def deployment(self, key: Key) -> Object | None:
+    def deployment(self, key: DeploymentKey) -> Object | None:
         if not self.has(key):
             return None
         return self._decode(kinds.LLM_DEPLOYMENT, *key)
 
-    def other_owner(self, key: Key, names: Sequence[str]) -> tuple[str, Key] | None:
+    def other_owner(
+        self, key: DeploymentKey, names: Sequence[str]
+    ) -> tuple[str, DeploymentKey] | None:
         """One of the served names that belongs to another LLMDeployment, and to which.
 
         A name belongs to whoever was accepted with it; before that to the oldest that asks for it,
@@ -200,18 +204,18 @@ class World:
                 return name, owner[1]
         return None
 
-    def rivals(self, key: Key) -> set[Key]:
+    def rivals(self, key: DeploymentKey) -> set[DeploymentKey]:
         """All others that ask for one of its served names."""
         names = self._names[key].all if key in self._names else ()
         return {other for name in names for other in self._servers[name]} - {key}
 
-    def has(self, key: Key) -> bool:
+    def has(self, key: DeploymentKey) -> bool:
         return key in self._bodies.get(kinds.LLM_DEPLOYMENT, {})
 
-    def all_keys(self) -> list[Key]:
-        return [Key(*place) for place in self._bodies.get(kinds.LLM_DEPLOYMENT, {})]
+    def all_keys(self) -> list[DeploymentKey]:
+        return [DeploymentKey(*place) for place in self._bodies.get(kinds.LLM_DEPLOYMENT, {})]
 
-    def rolling(self) -> list[Key]:
+    def rolling(self) -> list[DeploymentKey]:
         """Those that have engines of more than one revision."""
         return [
             key
@@ -219,7 +223,7 @@ class World:
             if sum(kind == kinds.DEPLOYMENT for kind, _ in children) > 1 and self.has(key)
         ]
 
-    def observe(self, key: Key) -> Observed:
+    def observe(self, key: DeploymentKey) -> Observed:
         """Everything that serves this LLMDeployment. Children of an earlier one of the same name
         are included: the plan must see what is in its way."""
         children: dict[tuple[Kind, str], Object] = {}
@@ -240,7 +244,9 @@ class World:
         body: Object = self._decoder.decode(self._bodies[kind][(namespace, name)])
         return body
 
-    def _forget(self, kind: Kind, namespace: str, name: str, key: Key | None) -> Key | None:
+    def _forget(
+        self, kind: Kind, namespace: str, name: str, key: DeploymentKey | None
+    ) -> DeploymentKey | None:
         if self._bodies.get(kind, {}).pop((namespace, name), None) is None:
             return None
         self._versions.pop((kind, namespace, name), None)
@@ -252,7 +258,7 @@ class World:
                 del self._children[key]
         return key
 
-    def _enter_names(self, key: Key, body: Object) -> None:
+    def _enter_names(self, key: DeploymentKey, body: Object) -> None:
         self._leave_names(key)
         earlier = accepted_of(body)
         held = () if earlier is None else served_names(msgspec.json.decode(earlier[1]), key.name)
@@ -262,7 +268,7 @@ class World:
         for name in names.all:
             self._servers.setdefault(name, set()).add(key)
 
-    def _leave_names(self, key: Key) -> None:
+    def _leave_names(self, key: DeploymentKey) -> None:
         if (names := self._names.pop(key, None)) is None:
             return
         for name in names.all:
@@ -271,16 +277,16 @@ class World:
             if not servers:
                 self._servers.pop(name, None)
 
-    def _key_of(self, kind: Kind, body: Object) -> Key | None:
+    def _key_of(self, kind: Kind, body: Object) -> DeploymentKey | None:
         namespace = kinds.namespace_of(body)
         if kind == kinds.LLM_DEPLOYMENT:
-            return Key(namespace, kinds.name_of(body))
+            return DeploymentKey(namespace, kinds.name_of(body))
         name = kinds.labels_of(body).get(DEPLOYMENT_LABEL)
-        return Key(namespace, name) if name else None
+        return DeploymentKey(namespace, name) if name else None
 
 
-def replica_of(pod: Object, in_flight: int = 0) -> Replica:
-    return Replica(
+def replica_of(pod: Object, in_flight: int = 0) -> RevisionReplica:
+    return RevisionReplica(
         id=kinds.uid_of(pod),
         revision=kinds.labels_of(pod).get(REVISION_LABEL, ""),
         ready=condition_of(pod, "ContainersReady") == "True",

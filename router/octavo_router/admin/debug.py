@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo_router.config import show
-from octavo_router.errors import Refused, no_route
+from octavo_router.errors import Rejected, no_route
 from octavo_router.http.messages import Inbound, Reply
 from octavo_router.routing.decision import describe
 from octavo_router.routing.filters import narrow
@@ -29,7 +29,7 @@ MAX_SHOWN_KEYS = 64
 
 
 class Understand(Protocol):
-    """Reads a body as the proxy would. Raises Refused as for the request itself."""
+    """Reads a body as the proxy would. Raises Rejected as for the request itself."""
 
     def __call__(self, path: str, body: bytes, /) -> RouteRequest: ...
 
@@ -87,7 +87,7 @@ class Debug:
         ]
         if limit is not None:
             if not limit.isdigit():
-                raise Refused(400, "invalid_value", "limit must be a number.", param="limit")
+                raise Rejected(400, "invalid_value", "limit must be a number.", param="limit")
             decisions = decisions[: int(limit)]
         return {"num_picks": self._dispatcher.num_picks, "decisions": decisions}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.proxy.paths import PROXIED
 from octavo_router.residency.api import ScanError
 from octavo_router.routing.request import RouteRequest
@@ -26,7 +26,7 @@ class RequestReader:
     def __call__(self, path: str, body: bytes) -> RouteRequest:
         proxied = PROXIED.get(path)
         if proxied is None or not proxied.is_json:
-            raise Refused(
+            raise Rejected(
                 400, "invalid_value", "path must be one that takes a JSON body.", param="path"
             )
         endpoints = self._registry.endpoints.values()
@@ -34,7 +34,7 @@ class RequestReader:
         try:
             scan = self._scan(body, proxied.kind, adapters)
         except ScanError as error:
-            raise Refused(400, "invalid_json", error.message) from None
+            raise Rejected(400, "invalid_json", error.message) from None
         route = self._models.resolve(scan.model, request_id="debug", session=scan.session)
         return RouteRequest(
             model=scan.model,

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.http.messages import Inbound, Reply
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class OwnRoutes:
         for card in self._models.cards():
             if card.name == name:
                 return Reply.json(self._shown(card, request))
-        raise Refused(
+        raise Rejected(
             404, "model_not_found", f"The model `{name[:200]}` does not exist.", param="model"
         )
 

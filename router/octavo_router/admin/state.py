@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from octavo_engine.protocol.state import EndpointState, PoolState, RevisionState, State
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.http.messages import Inbound, Reply
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.endpoints.registry import Registry
     from octavo_router.flow.admin import AdminAccess
-    from octavo_router.gauges import Demand
+    from octavo_router.gauges import DemandGauges
     from octavo_router.metrics import PoolCounts, RevisionCounts, RouterMetrics
 
 
@@ -28,7 +28,7 @@ class StateReporter:
     def __init__(
         self,
         registry: Registry,
-        demand: Demand,
+        demand: DemandGauges,
         metrics: RouterMetrics,
         *,
         replica: str,
@@ -75,7 +75,7 @@ class StateReporter:
         if admin.is_known(request):
             return
         if self._token:
-            raise Refused(401, "invalid_api_key", "The router's state needs its own token.")
+            raise Rejected(401, "invalid_api_key", "The router's state needs its own token.")
         if not self._is_open and not admin.allows(request):
             raise admin.refusal(request.path)
 

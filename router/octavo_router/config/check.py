@@ -11,7 +11,7 @@ from octavo_router.errors import ConfigInvalid
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from octavo_router.config.settings import ModelConfig, ProfileConfig, RouterConfig
+    from octavo_router.config.settings import ProfileConfig, RouterConfig, ServedModelConfig
 
 # The names that a configuration may use; routing.build knows the policies.
 POLICIES = (
@@ -126,7 +126,7 @@ def _check_profile(profile: ProfileConfig, where: str) -> None:
                 )
 
 
-def _check_models(models: tuple[ModelConfig, ...]) -> None:
+def _check_models(models: tuple[ServedModelConfig, ...]) -> None:
     _check_unique("models", (model.name for model in models))
     by_name = {model.name: model for model in models}
     for number, model in enumerate(models):

@@ -24,7 +24,7 @@ SECRET = "(hidden)"
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
-class Flag(NamedTuple):
+class ConfigFlag(NamedTuple):
     """A field that the command line and the environment may set."""
 
     name: str  # without the dashes
@@ -67,10 +67,10 @@ def load_config(
     return result
 
 
-def all_flags() -> list[Flag]:
+def all_flags() -> list[ConfigFlag]:
     """Every field with a flag, in the order of the tree."""
     return [
-        Flag(field.metadata["flag"], path, type_, field.metadata["doc"], field.default)
+        ConfigFlag(field.metadata["flag"], path, type_, field.metadata["doc"], field.default)
         for path, field, type_ in walk(RouterConfig)
         if field.metadata.get("flag")
     ]

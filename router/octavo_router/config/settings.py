@@ -372,7 +372,7 @@ class MirrorConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class ServedModelConfig:
     """A model name that is more than what engines say of themselves."""
 
     name: str = setting("", "As clients call it.")
@@ -558,7 +558,7 @@ class RouterConfig:
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)  # Deadlines.
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)  # Where engines are found.
     routing: RoutingConfig = field(default_factory=RoutingConfig)  # How an endpoint is chosen.
-    models: tuple[ModelConfig, ...] = setting((), "Aliases, canaries, mirrors.")
+    models: tuple[ServedModelConfig, ...] = setting((), "Aliases, canaries, mirrors.")
     flow: FlowConfig = field(default_factory=FlowConfig)  # Keys, limits, queues.
     retry: RetryConfig = field(default_factory=RetryConfig)  # Repeating failed attempts.
     health: HealthConfig = field(default_factory=HealthConfig)  # Ejection and re-admission.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from octavo_router.config.settings import RouterConfig
     from octavo_router.endpoints.registry import Registry
-    from octavo_router.flow.admission import Gate
+    from octavo_router.flow.admission import AdmissionGate
     from octavo_router.http.messages import Handler
     from octavo_router.metrics import RouterMetrics
     from octavo_router.residency.api import ResidencyIndex
@@ -30,7 +30,7 @@ def make_console(
     models: Models,
     metrics: RouterMetrics,
     index: ResidencyIndex,
-    gate: Gate,
+    gate: AdmissionGate,
     environment: Mapping[str, str],
 ) -> tuple[Live, dict[tuple[str, str], Handler]]:
     """Raises ConfigInvalid where Kubernetes is asked for and cannot be reached."""

@@ -15,7 +15,7 @@ from octavo_router.http.fetch import Connection
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from octavo_router.discovery.kubernetes.account import Account
+    from octavo_router.discovery.kubernetes.account import ServiceAccount
 
 logger = logging.getLogger("octavo.router")
 
@@ -24,33 +24,33 @@ EVERY_S = 5.0
 MAX_SHOWN = 200
 
 
-class Condition(msgspec.Struct, frozen=True):
+class DeploymentCondition(msgspec.Struct, frozen=True):
     type: str = ""
     status: str = ""
     reason: str = ""
     message: str = ""
 
 
-class Loading(msgspec.Struct, frozen=True):
+class DeploymentLoading(msgspec.Struct, frozen=True):
     phase: str = ""
     percent: float | None = None
 
 
-class Status(msgspec.Struct, frozen=True, rename="camel"):
-    conditions: list[Condition] = []
+class DeploymentStatus(msgspec.Struct, frozen=True, rename="camel"):
+    conditions: list[DeploymentCondition] = []
     replicas: int = 0
     ready_replicas: int = 0
-    loading: Loading | None = None
+    loading: DeploymentLoading | None = None
 
 
-class Metadata(msgspec.Struct, frozen=True):
+class DeploymentMetadata(msgspec.Struct, frozen=True):
     name: str = ""
     namespace: str = ""
 
 
 class Deployment(msgspec.Struct, frozen=True):
-    metadata: Metadata = Metadata()
-    status: Status | None = None
+    metadata: DeploymentMetadata = DeploymentMetadata()
+    status: DeploymentStatus | None = None
 
 
 class DeploymentList(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ class Deployments:
 
     def __init__(
         self,
-        account: Account,
+        account: ServiceAccount,
         namespaces: Sequence[str],
         *,
         now: Callable[[], float] = time.monotonic,
@@ -107,8 +107,10 @@ class Deployments:
 
 
 def _row(deployment: Deployment) -> dict[str, Any]:
-    status = deployment.status or Status()
-    ready = next((each for each in status.conditions if each.type == "Ready"), Condition())
+    status = deployment.status or DeploymentStatus()
+    ready = next(
+        (each for each in status.conditions if each.type == "Ready"), DeploymentCondition()
+    )
     loading = status.loading
     return {
         "namespace": deployment.metadata.namespace,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo_router.console.recent import Recent, row
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.http.messages import Inbound, Reply
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.endpoints.registry import Registry
     from octavo_router.flow.tenant import Tenant
-    from octavo_router.gauges import Demand
+    from octavo_router.gauges import DemandGauges
     from octavo_router.metrics import RouterMetrics
     from octavo_router.residency.api import ResidencyIndex
     from octavo_router.routing.models import Models
@@ -39,7 +39,7 @@ class Sources:
     models: Models
     metrics: RouterMetrics
     index: ResidencyIndex
-    demand: Demand
+    demand: DemandGauges
     authenticate: Callable[[str], Tenant]
     asks_for_keys: Callable[[], bool]
     deployments: Deployed | None = None  # where there are any
@@ -64,7 +64,7 @@ class Live:
     def __call__(self, request: Inbound) -> Reply:
         if self._num_viewers >= MAX_VIEWERS:
             message = f"{MAX_VIEWERS} pages look at this router already."
-            raise Refused(503, "too_many_viewers", message, retry_after_s=5.0)
+            raise Rejected(503, "too_many_viewers", message, retry_after_s=5.0)
         sources = self._sources
         tenant: str | None = None
         if sources.asks_for_keys():

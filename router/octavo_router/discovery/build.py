@@ -8,14 +8,14 @@ from octavo_router.config.load import parse_part
 from octavo_router.config.settings import UpstreamConfig
 from octavo_router.discovery.file import UpstreamsFile
 from octavo_router.discovery.resolver import SystemResolver
-from octavo_router.discovery.upstreams import Upstreams
+from octavo_router.discovery.upstreams import ConfiguredUpstreams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from octavo_router.config.settings import DiscoveryConfig, KubernetesConfig
-    from octavo_router.discovery.kubernetes.account import Account
-    from octavo_router.discovery.source import Source
+    from octavo_router.discovery.kubernetes.account import ServiceAccount
+    from octavo_router.discovery.source import EndpointSource
     from octavo_router.discovery.upstreams import Resolver
     from octavo_router.metrics import RouterMetrics
 
@@ -28,11 +28,11 @@ def make_sources(
     environment: Mapping[str, str],
     *,
     resolver: Resolver | None = None,
-) -> list[Source]:
+) -> list[EndpointSource]:
     """Raises ConfigInvalid. The static list is always among them, so that a reload can fill it."""
     resolver = resolver or SystemResolver()
-    sources: list[Source] = [
-        Upstreams(
+    sources: list[EndpointSource] = [
+        ConfiguredUpstreams(
             STATIC,
             config.upstreams,
             resolver,
@@ -66,7 +66,7 @@ def make_sources(
     return sources
 
 
-def make_account(config: KubernetesConfig, environment: Mapping[str, str]) -> Account:
+def make_account(config: KubernetesConfig, environment: Mapping[str, str]) -> ServiceAccount:
     """How the API server is reached. Raises ConfigInvalid."""
     from octavo_router.discovery.kubernetes.account import at_url, in_cluster
 

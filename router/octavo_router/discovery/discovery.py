@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from octavo_router.discovery.source import Source
+    from octavo_router.discovery.source import EndpointSource
     from octavo_router.endpoints.registry import Registry
     from octavo_router.metrics import RouterMetrics
 
@@ -28,7 +28,7 @@ class Discovery:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[EndpointSource],
         registry: Registry,
         metrics: RouterMetrics,
         *,
@@ -79,7 +79,7 @@ class Discovery:
                 routes.setdefault(route.pool, route)
         return routes
 
-    async def _keep_running(self, source: Source) -> None:
+    async def _keep_running(self, source: EndpointSource) -> None:
         while True:
             try:
                 await source.run(lambda found: self._publish(source.name, found))

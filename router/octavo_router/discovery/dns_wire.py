@@ -23,7 +23,7 @@ class Truncated(DnsError):
     """The answer does not fit in a datagram: ask again over TCP."""
 
 
-class Record(NamedTuple):
+class SrvRecord(NamedTuple):
     """One answer. `port` is an SRV record's; `target` its host, or the address of A and AAAA."""
 
     name: str
@@ -42,7 +42,7 @@ def encode_query(id_: int, name: str, kind: int) -> bytes:
     return _HEADER.pack(id_, _RECURSE, 1, 0, 0, 0) + question + struct.pack(">HH", kind, _IN)
 
 
-def decode_answer(id_: int, message: bytes) -> list[Record]:
+def decode_answer(id_: int, message: bytes) -> list[SrvRecord]:
     """The records of an answer, additional ones too. Raises DnsError."""
     try:
         return _decode(id_, message)
@@ -50,7 +50,7 @@ def decode_answer(id_: int, message: bytes) -> list[Record]:
         raise DnsError(f"the answer is cut short or garbled: {error}") from None
 
 
-def _decode(id_: int, message: bytes) -> list[Record]:
+def _decode(id_: int, message: bytes) -> list[SrvRecord]:
     told_id, flags, questions, answers, authorities, additional = _HEADER.unpack_from(message)
     if told_id != id_ or not flags & 0x8000:
         raise DnsError("the answer is to another question")
@@ -73,9 +73,9 @@ def _decode(id_: int, message: bytes) -> list[Record]:
         if kind == SRV:
             priority, _weight, port = _SRV.unpack_from(data)
             target, _ = _name(message, at + _SRV.size)
-            records.append(Record(name, kind, ttl_s, target, port, priority))
+            records.append(SrvRecord(name, kind, ttl_s, target, port, priority))
         elif (kind, length) in ((A, 4), (AAAA, 16)):
-            records.append(Record(name, kind, ttl_s, _address(data)))
+            records.append(SrvRecord(name, kind, ttl_s, _address(data)))
         at += length
     return records
 

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo_router.discovery.upstreams import Upstreams
+from octavo_router.discovery.upstreams import ConfiguredUpstreams
 from octavo_router.errors import ConfigInvalid
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class UpstreamsFile:
         self._look_s = look_s
         self._seen: Signature | None = None
         self._has_read = False
-        self._upstreams = Upstreams(
+        self._upstreams = ConfiguredUpstreams(
             "file", (), resolver, counts=counts, interval_s=interval_s, environment=environment
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_router.config.settings import BackendConfig, ModelConfig, PoolConfig
+from octavo_router.config.settings import BackendConfig, PoolConfig, ServedModelConfig
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def discovered_models(
-    routes: Mapping[str, PoolRoute], configured: Sequence[ModelConfig] = ()
-) -> tuple[ModelConfig, ...]:
+    routes: Mapping[str, PoolRoute], configured: Sequence[ServedModelConfig] = ()
+) -> tuple[ServedModelConfig, ...]:
     """The configured models, then the names that pools claim. A configured name is left alone.
 
     A name belongs to the namespace with the oldest claim. Its pools that claim the same name share
@@ -28,7 +28,7 @@ def discovered_models(
         for name in dict.fromkeys(route.names):
             if name not in taken and route.claim.namespace in ("", owners.get(name, "")):
                 backends.setdefault(name, []).extend(_backends(route))
-    found = (ModelConfig(name=name, backends=tuple(each)) for name, each in backends.items())
+    found = (ServedModelConfig(name=name, backends=tuple(each)) for name, each in backends.items())
     return (*configured, *found)
 
 

@@ -12,7 +12,7 @@ from octavo_router.discovery.dns_wire import (
     SRV,
     A,
     DnsError,
-    Record,
+    SrvRecord,
     Truncated,
     decode_answer,
     encode_query,
@@ -65,7 +65,7 @@ class SystemResolver:
                 found += [(address, record.port) for address in known[:1]]
         return found
 
-    async def _ask(self, name: str, kind: int) -> list[Record]:
+    async def _ask(self, name: str, kind: int) -> list[SrvRecord]:
         reason = "no name server is configured"
         for server in _name_servers(self._resolv_conf):
             try:
@@ -74,7 +74,7 @@ class SystemResolver:
                 reason = str(error) or f"{server[0]} does not answer"
         raise Unreachable(f"{name}: {reason}")
 
-    async def _ask_one(self, server: tuple[str, int], name: str, kind: int) -> list[Record]:
+    async def _ask_one(self, server: tuple[str, int], name: str, kind: int) -> list[SrvRecord]:
         loop = asyncio.get_running_loop()
         id_ = secrets.randbelow(2**16)
         query = encode_query(id_, name, kind)

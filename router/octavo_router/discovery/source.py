@@ -45,7 +45,7 @@ class Found:
 Publish: TypeAlias = Callable[[Found], None]
 
 
-class Source(Protocol):
+class EndpointSource(Protocol):
     """Runs until cancelled; publishes when something changed, and once at the start."""
 
     @property

@@ -49,7 +49,7 @@ class _Upstream(NamedTuple):
         return not is_ip(self.address.host) and not self.address.tls
 
 
-class Upstreams:
+class ConfiguredUpstreams:
     """A source. `replace` gives it another list while it runs."""
 
     def __init__(

@@ -30,7 +30,7 @@ _MAX_TEXT: Final = 256
 
 
 @dataclass(slots=True)
-class Head:
+class PickerHead:
     """A request without its body."""
 
     method: str = ""
@@ -69,9 +69,9 @@ class HeadReader:
         self._session_headers = [name.lower().encode() for name in config.routing.session_headers]
         self._session_cookie = config.routing.session_cookie.encode()
 
-    def read(self, pairs: Iterable[Pair]) -> Head:
-        """Raises Refused for a path that is nobody's but the router's."""
-        head = Head()
+    def read(self, pairs: Iterable[Pair]) -> PickerHead:
+        """Raises Rejected for a path that is nobody's but the router's."""
+        head = PickerHead()
         sessions: dict[bytes, bytes] = {}
         for name, value in pairs:
             if name == b":method":

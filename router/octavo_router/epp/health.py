@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from octavo_router.epp.wire import BLOB, WireError, fields, number_field
+from octavo_router.epp.wire import BLOB, ProtobufError, fields, number_field
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -26,7 +26,7 @@ SERVICE_UNKNOWN: Final = 3  # only for those who watch
 _LOOK_S: Final = 0.5  # between looks on behalf of those who watch
 
 
-class Health:
+class PickerHealth:
     """Answers Check and Watch."""
 
     def __init__(self, is_ready: Callable[[], bool], picker_service: str) -> None:
@@ -74,6 +74,6 @@ async def _service(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes])
         for number, wire_type, _, content in fields(data):
             if number == 1 and wire_type == BLOB:
                 service = content
-    except WireError as error:
+    except ProtobufError as error:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     return service.decode("utf-8", "replace")

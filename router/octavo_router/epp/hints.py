@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from octavo_router.epp.messages import read_metadata
 from octavo_router.epp.structs import read_entry, read_struct
-from octavo_router.routing.outcome import Result
+from octavo_router.routing.outcome import AttemptResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ SERVED: Final = "x-gateway-destination-endpoint-served"
 
 
 def read_subset(metadata: bytes) -> tuple[str, ...] | None:
-    """The endpoints that may be chosen: host:port, or hosts alone. None: any. Raises WireError."""
+    """The endpoints that may be chosen: host:port, or a host; None: any. Raises ProtobufError."""
     if not metadata:
         return None
     hint = read_metadata(metadata, SUBSET_NAMESPACE)
@@ -31,7 +31,7 @@ def read_subset(metadata: bytes) -> tuple[str, ...] | None:
 
 
 def read_served(metadata: bytes, headers: Iterable[Pair]) -> str:
-    """The endpoint that answered; "" if the gateway does not say. Raises WireError."""
+    """The endpoint that answered; "" if the gateway does not say. Raises ProtobufError."""
     found = (read_metadata(metadata, NAMESPACE) or {}).get(SERVED) if metadata else None
     if isinstance(found, str) and found:
         return found.strip()
@@ -42,11 +42,11 @@ def read_served(metadata: bytes, headers: Iterable[Pair]) -> str:
     return ""
 
 
-def read_failure(attributes: bytes) -> Result | None:
+def read_failure(attributes: bytes) -> AttemptResult | None:
     """What kept the gateway from an answer, where it made one itself and tells its reasons.
 
     It does with `response_attributes: [response.code_details]`. None: the answer is an engine's, as
-    far as is known. Raises WireError.
+    far as is known. Raises ProtobufError.
     """
     if not attributes:
         return None
@@ -54,11 +54,11 @@ def read_failure(attributes: bytes) -> Result | None:
     if not isinstance(details, str) or details in ("", "via_upstream"):
         return None
     if "timeout" in details:
-        return Result.TIMEOUT
+        return AttemptResult.TIMEOUT
     if "connection_failure" in details or "no_healthy" in details:
-        return Result.CONNECT_FAILED
+        return AttemptResult.CONNECT_FAILED
     # Whatever else has nothing to do with engines: a limit, a filter, a client.
-    return Result.BROKEN if details.startswith("upstream") else Result.CLIENT_GONE
+    return AttemptResult.BROKEN if details.startswith("upstream") else AttemptResult.CLIENT_GONE
 
 
 def within(subset: Sequence[str], endpoints: Iterable[Endpoint]) -> tuple[str, ...]:

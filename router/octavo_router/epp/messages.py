@@ -43,7 +43,7 @@ _END_OF_STREAM: Final = number_field(2, 1)  # of StreamedBodyResponse
 
 
 @dataclass(slots=True)
-class Protocol:
+class BodyProtocol:
     """How this gateway talks. It says so in its first message; the default is what the endpoint
     picker protocol demands."""
 
@@ -52,13 +52,13 @@ class Protocol:
 
 
 @dataclass(slots=True)
-class Message:
+class PickerMessage:
     """A ProcessingRequest, its parts still closed."""
 
     kind: int = 0  # 0: none of those we know
     content: bytes = b""
     metadata: bytes = b""
-    protocol: Protocol | None = None
+    protocol: BodyProtocol | None = None
     attributes: bytes = b""  # an entry of the map
     is_observation: bool = False  # nobody waits for an answer
 
@@ -66,8 +66,8 @@ class Message:
 # -- reading: all raise WireError
 
 
-def read_message(data: bytes) -> Message:
-    message = Message()
+def read_message(data: bytes) -> PickerMessage:
+    message = PickerMessage()
     for number, wire_type, value, content in fields(data):
         if wire_type == BLOB:
             if REQUEST_HEADERS <= number <= RESPONSE_TRAILERS:
@@ -83,8 +83,8 @@ def read_message(data: bytes) -> Message:
     return message
 
 
-def _protocol(data: bytes) -> Protocol:
-    protocol = Protocol(NONE, NONE)
+def _protocol(data: bytes) -> BodyProtocol:
+    protocol = BodyProtocol(NONE, NONE)
     for number, _, value, _ in fields(data):
         if number == 1:
             protocol.request_body = value

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from octavo_router.epp.head import HeadReader
 from octavo_router.epp.hints import within
 from octavo_router.epp.messages import NONE
-from octavo_router.epp.request_reader import Asker
+from octavo_router.epp.request_reader import PickerRequestReader
 from octavo_router.flow.admin import AdminAccess
 from octavo_router.http.fields import ADMIN_KEY_HEADER
 from octavo_router.proxy.prefill_decode.kv_transfer import prompt_question
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from octavo_router.config.settings import RouterConfig
     from octavo_router.endpoints.registry import Registry
-    from octavo_router.epp.head import Head
+    from octavo_router.epp.head import PickerHead
     from octavo_router.epp.messages import Pair
-    from octavo_router.epp.request_reader import Asked
-    from octavo_router.flow.admission import Gate
+    from octavo_router.epp.request_reader import PlaceableRequest
+    from octavo_router.flow.admission import AdmissionGate
     from octavo_router.metrics.record import RequestRecord
     from octavo_router.residency.api import ScanFunction
     from octavo_router.routing.dispatcher import Dispatcher, Lease
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("octavo.router")
 
 
-class Metrics(Protocol):
+class PickerMetrics(Protocol):
     def finish(self, record: RequestRecord) -> None: ...
 
 
-class AccessLog(Protocol):
+class PickerAccessLog(Protocol):
     def write(self, record: RequestRecord) -> None: ...
 
 
@@ -47,11 +47,11 @@ class PickerParts:
     settings: Callable[[], RouterConfig]  # those of now
     registry: Registry
     dispatcher: Dispatcher
-    gate: Gate
+    gate: AdmissionGate
     models: Models
     scan: ScanFunction
-    metrics: Metrics
-    access_log: AccessLog | None
+    metrics: PickerMetrics
+    access_log: PickerAccessLog | None
     is_ready: Callable[[], bool]  # its endpoints are known, and it is not ending
     admin: AdminAccess = field(default_factory=AdminAccess)
 
@@ -63,7 +63,7 @@ class Picker:
         self.dispatcher = parts.dispatcher
         self.gate = parts.gate
         self.is_ready = parts.is_ready
-        self.asker = Asker(parts.registry, parts.models, parts.scan)
+        self.asker = PickerRequestReader(parts.registry, parts.models, parts.scan)
         self._admin = parts.admin
         self._registry = parts.registry
         self._settings = parts.settings
@@ -86,14 +86,14 @@ class Picker:
         self._num_ids += 1
         return f"{self._id_prefix}{self._num_ids:x}"
 
-    def read_head(self, pairs: Iterable[Pair]) -> Head:
-        """Raises Refused."""
+    def read_head(self, pairs: Iterable[Pair]) -> PickerHead:
+        """Raises Rejected."""
         config = self._settings()
         if self._heads.config is not config:  # it was reloaded
             self._heads = HeadReader(config)
         return self._heads.read(pairs)
 
-    def may_explain(self, head: Head) -> bool:
+    def may_explain(self, head: PickerHead) -> bool:
         """By its keys alone: who is behind the gateway cannot be seen."""
         shown = (
             (b"authorization", head.authorization.encode("latin-1")),
@@ -102,7 +102,11 @@ class Picker:
         return self._admin.allows_fields("", shown)
 
     def place_prompt(
-        self, head: Head, asked: Asked, lease: Lease, subset: tuple[str, ...] | None
+        self,
+        head: PickerHead,
+        asked: PlaceableRequest,
+        lease: Lease,
+        subset: tuple[str, ...] | None,
     ) -> Lease | None:
         """An engine to compute the prompt, where a sidecar shall fetch it; None: the answering one
         does."""

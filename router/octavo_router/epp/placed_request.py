@@ -7,17 +7,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from octavo_router.epp.usage_tail import UsageTail
-from octavo_router.routing.outcome import CLIENT_GONE, OK, Outcome, Result
+from octavo_router.routing.outcome import CLIENT_GONE, OK, AttemptResult, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from octavo_router.flow.admission import Ending, Ticket
     from octavo_router.metrics.record import RequestRecord
-    from octavo_router.residency.usage import Usage
+    from octavo_router.residency.usage import PyUsage
     from octavo_router.routing.dispatcher import Dispatcher, Lease
 
-_ENDINGS: Final[Mapping[Result, Ending]] = {Result.OK: "whole", Result.CLIENT_GONE: "left"}
+_ENDINGS: Final[Mapping[AttemptResult, Ending]] = {
+    AttemptResult.OK: "whole",
+    AttemptResult.CLIENT_GONE: "left",
+}
 
 
 class Placed:
@@ -45,7 +48,7 @@ class Placed:
         self.sees_body = False  # the answer's bytes come by
         self.status = 0  # of the answer; 0: none yet
         self._dispatcher = dispatcher
-        self._failure: Result | None = None
+        self._failure: AttemptResult | None = None
         self._record = record
         self._tail = UsageTail()
         self._began_at = began_at
@@ -60,14 +63,14 @@ class Placed:
         if lease is None or not authority or lease.endpoint.spec.address.authority == authority:
             return
         # Whoever was picked could not be reached, or failed: that speaks against it.
-        lease.finish(Outcome(Result.CONNECT_FAILED))
+        lease.finish(Outcome(AttemptResult.CONNECT_FAILED))
         request = replace(lease.request, subset=(authority,), explain=False)
         self.lease = self._dispatcher.place(request)
         self._record.attempts += 1
         self._record.endpoint = authority
         self._record.endpoint_id = self.lease.endpoint.id if self.lease is not None else ""
 
-    def begin_answer(self, status: int, failure: Result | None, *, sees_body: bool) -> None:
+    def begin_answer(self, status: int, failure: AttemptResult | None, *, sees_body: bool) -> None:
         """`failure`: why the gateway answers in an engine's place."""
         self.status = status
         self._failure = failure
@@ -127,25 +130,25 @@ class Placed:
         if prompt is not None:
             prompt.finish(outcome)
 
-    def _release(self, ticket: Ticket, usage: Usage, ending: Ending) -> None:
+    def _release(self, ticket: Ticket, usage: PyUsage, ending: Ending) -> None:
         """An answer whose counts nobody saw costs its tenant what was expected of it."""
         if self.status == 200 and not self.sees_body:
             ticket.release(ticket.estimated_tokens)
         else:
             ticket.release(usage.prompt_tokens, usage.output_tokens, ending)
 
-    def _result(self, *, is_whole: bool) -> Result:
+    def _result(self, *, is_whole: bool) -> AttemptResult:
         status = self.status
         if not status or not (is_whole or not self.sees_body):
-            return Result.CLIENT_GONE
+            return AttemptResult.CLIENT_GONE
         if self._failure is not None:
             return self._failure
         if status in (429, 503):
-            return Result.REFUSED
+            return AttemptResult.REFUSED
         if status >= 500:
-            return Result.ERROR_5XX
+            return AttemptResult.ERROR_5XX
         if status >= 400:
-            return Result.REJECTED
+            return AttemptResult.REJECTED
         if self.sees_body and not self._num_bytes and self.lease is not None and status == 200:
-            return Result.BAD_ANSWER
-        return Result.OK
+            return AttemptResult.BAD_ANSWER
+        return AttemptResult.OK

@@ -9,7 +9,7 @@ from octavo_router.epp.messages import immediate_answer
 
 if TYPE_CHECKING:
     from octavo_router.epp.messages import Pair
-    from octavo_router.errors import Refused
+    from octavo_router.errors import Rejected
 
 DROPPED_REASON: Final = b"x-llm-d-request-dropped-reason"
 
@@ -29,11 +29,11 @@ _OTHER_REASONS: Final = {
 }
 
 
-def status_of(error: Refused) -> int:
+def status_of(error: Rejected) -> int:
     return 429 if error.code in _SHED else error.status
 
 
-def refusal(error: Refused, path: str = "", request_id: str = "") -> bytes:
+def refusal(error: Rejected, path: str = "", request_id: str = "") -> bytes:
     """As an immediate answer, in the words that clients of this path read."""
     pairs = [("content-type", "application/json"), *error.fields(path, request_id)]
     if request_id:

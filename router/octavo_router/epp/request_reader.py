@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo_router.epp.hints import within
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.proxy.privileged_fields import for_engines
 from octavo_router.residency.api import OTHER, ScanError
 from octavo_router.routing.request import RouteRequest
 
 if TYPE_CHECKING:
     from octavo_router.endpoints.registry import Registry
-    from octavo_router.epp.head import Head
-    from octavo_router.flow.keys import Limits
+    from octavo_router.epp.head import PickerHead
+    from octavo_router.flow.keys import KeyLimits
     from octavo_router.residency.api import ScanFunction
-    from octavo_router.routing.models import Models, Route
+    from octavo_router.routing.models import ModelRoute, Models
 
 _NO_ENDPOINTS_RETRY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlaceableRequest:
     """What to place, and the body that engines get."""
 
     request: RouteRequest
@@ -37,7 +37,7 @@ class Asked:
     is_known: bool = True  # its model is one of those there are
 
 
-class Asker:
+class PickerRequestReader:
     """Reads bodies and settles names."""
 
     def __init__(self, registry: Registry, models: Models, scan: ScanFunction) -> None:
@@ -47,8 +47,10 @@ class Asker:
         self._adapters: dict[str, str] = {}
         self._version = -1  # of the registry, when they were learnt
 
-    def ask(self, head: Head, body: bytes, subset: tuple[str, ...] | None, limits: Limits) -> Asked:
-        """Raises Refused."""
+    def ask(
+        self, head: PickerHead, body: bytes, subset: tuple[str, ...] | None, limits: KeyLimits
+    ) -> PlaceableRequest:
+        """Raises Rejected."""
         request = RouteRequest()
         request.request_id = head.request_id
         request.explain = head.explain
@@ -64,7 +66,7 @@ class Asker:
             if body is not sent:
                 scan = self._scan(body, kind, self._adapters)
         except ScanError as error:
-            raise Refused(400, "invalid_json", error.message) from None
+            raise Rejected(400, "invalid_json", error.message) from None
         request.model = scan.model or head.model
         request.keys = scan.keys
         request.prompt_bytes = scan.prompt_bytes
@@ -76,17 +78,19 @@ class Asker:
         request.session = head.session or scan.session
         needs_model = head.known_path is None or head.known_path.generates
         if not request.model and needs_model:
-            raise Refused(400, "missing_model", "The request must name its model.", param="model")
+            raise Rejected(400, "missing_model", "The request must name its model.", param="model")
         route = self._settle(request, subset)
         if route.upstream_model and scan.model_end:
             name = json.dumps(route.upstream_model).encode()
             body = b"".join((body[: scan.model_start], name, body[scan.model_end :]))
-            return Asked(request, body, is_rewritten=True, is_known=route.is_known)
-        return Asked(request, body, is_rewritten=body is not sent, is_known=route.is_known)
+            return PlaceableRequest(request, body, is_rewritten=True, is_known=route.is_known)
+        return PlaceableRequest(
+            request, body, is_rewritten=body is not sent, is_known=route.is_known
+        )
 
     def _ask_by_head(
-        self, request: RouteRequest, head: Head, body: bytes, subset: tuple[str, ...] | None
-    ) -> Asked:
+        self, request: RouteRequest, head: PickerHead, body: bytes, subset: tuple[str, ...] | None
+    ) -> PlaceableRequest:
         request.prompt_bytes = len(body)
         request.model = head.model
         is_known = False
@@ -95,9 +99,11 @@ class Asker:
         else:
             request.pool = self._any_pool(subset)
             self._narrow(request, subset)
-        return Asked(request, body, must_queue=head.known_path is not None, is_known=is_known)
+        return PlaceableRequest(
+            request, body, must_queue=head.known_path is not None, is_known=is_known
+        )
 
-    def _settle(self, request: RouteRequest, subset: tuple[str, ...] | None) -> Route:
+    def _settle(self, request: RouteRequest, subset: tuple[str, ...] | None) -> ModelRoute:
         route = self._models.resolve(
             request.model, request_id=request.request_id, session=request.session
         )
@@ -136,6 +142,6 @@ class Asker:
         self._adapters = {name: name for endpoint in endpoints for name in endpoint.adapters}
 
 
-def nobody(message: str) -> Refused:
+def nobody(message: str) -> Rejected:
     """Nobody may serve it now."""
-    return Refused(503, "no_endpoints", message, retry_after_s=_NO_ENDPOINTS_RETRY_S)
+    return Rejected(503, "no_endpoints", message, retry_after_s=_NO_ENDPOINTS_RETRY_S)

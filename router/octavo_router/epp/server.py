@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from octavo_router.epp.health import Health
+from octavo_router.epp.health import PickerHealth
 from octavo_router.epp.picker import Picker
-from octavo_router.epp.stream import Stream
-from octavo_router.epp.wire import WireError
+from octavo_router.epp.stream import PickerStream
+from octavo_router.epp.wire import ProtobufError
 from octavo_router.errors import ConfigInvalid
 from octavo_router.http.tls import FileWatch, server_context
 
@@ -43,7 +43,7 @@ class EppServer:
         config = parts.settings()
         self._config = config
         self._picker = Picker(parts)
-        self._health = Health(parts.is_ready, SERVICE)
+        self._health = PickerHealth(parts.is_ready, SERVICE)
         self._server: grpc.aio.Server | None = None
         self.port = 0
 
@@ -110,8 +110,8 @@ class EppServer:
             return None if data is grpc.aio.EOF else data
 
         try:
-            await Stream(self._picker, read, context.write).run()
-        except WireError as error:
+            await PickerStream(self._picker, read, context.write).run()
+        except ProtobufError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
 

@@ -26,8 +26,8 @@ from octavo_router.epp.hints import NAMESPACE, read_failure, read_served, read_s
 from octavo_router.epp.placed_request import Placed
 from octavo_router.epp.refusals import refusal, status_of
 from octavo_router.epp.request_reader import nobody
-from octavo_router.epp.wire import WireError
-from octavo_router.errors import Refused
+from octavo_router.epp.wire import ProtobufError
+from octavo_router.errors import Rejected
 from octavo_router.flow.admission import Ticket
 from octavo_router.metrics.record import RequestRecord
 from octavo_router.proxy.heads import explanation
@@ -35,11 +35,11 @@ from octavo_router.proxy.heads import explanation
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from octavo_router.epp.head import Head
-    from octavo_router.epp.messages import Message, Pair
+    from octavo_router.epp.head import PickerHead
+    from octavo_router.epp.messages import Pair, PickerMessage
     from octavo_router.epp.picker import Picker
-    from octavo_router.epp.request_reader import Asked
-    from octavo_router.flow.admission import Waiting
+    from octavo_router.epp.request_reader import PlaceableRequest
+    from octavo_router.flow.admission import QueuedRequest
     from octavo_router.flow.tenant import Tenant
     from octavo_router.routing.decision import Decision
 
@@ -55,7 +55,7 @@ class _GoneError(Exception):
     """The gateway lost interest: its client went away."""
 
 
-class Stream:
+class PickerStream:
     """Runs one stream. Whatever way it ends, nothing stays reserved."""
 
     def __init__(
@@ -68,8 +68,8 @@ class Stream:
         self._read = read
         self._write = write
         self._reading: asyncio.Task[bytes | None] | None = None  # ahead, while it waits its turn
-        self._protocol = messages.Protocol()
-        self._head: Head | None = None
+        self._protocol = messages.BodyProtocol()
+        self._head: PickerHead | None = None
         self._tenant: Tenant | None = None
         self._subset: tuple[str, ...] | None = None
         self._chunks: list[bytes] = []
@@ -81,7 +81,7 @@ class Stream:
         self._began_at = time.monotonic()
 
     async def run(self) -> None:
-        """Until the gateway is done, or is told what its client gets. Raises WireError."""
+        """Until the gateway is done, or is told what its client gets. Raises ProtobufError."""
         try:
             while (data := await self._next()) is not None:
                 message = messages.read_message(data)
@@ -89,7 +89,7 @@ class Stream:
                     return  # it does not act on what we say: there is nothing to pick
                 try:
                     await self._take(message)
-                except Refused as error:
+                except Rejected as error:
                     await self._refuse(error)
                     return
                 except _GoneError:
@@ -97,7 +97,7 @@ class Stream:
         finally:
             self._close()
 
-    async def _take(self, message: Message) -> None:
+    async def _take(self, message: PickerMessage) -> None:
         kind, content = message.kind, message.content
         if kind == messages.RESPONSE_BODY:
             await self._take_response_body(content)
@@ -115,9 +115,9 @@ class Stream:
 
     # -- the request
 
-    async def _take_headers(self, message: Message) -> None:
+    async def _take_headers(self, message: PickerMessage) -> None:
         if self._head is not None:
-            raise WireError("the stream's request has headers already")
+            raise ProtobufError("the stream's request has headers already")
         if message.protocol is not None:
             self._protocol = message.protocol
         pairs, is_end = messages.read_headers(message.content)
@@ -188,7 +188,7 @@ class Stream:
     async def _take_trailers(self) -> None:
         if self._placed is None:
             if self._protocol.request_body not in _DUPLEX:
-                raise Refused(400, "invalid_json", "The body is empty; send a JSON object.")
+                raise Rejected(400, "invalid_json", "The body is empty; send a JSON object.")
             await self._place_streamed(has_trailers=True)
         await self._write(messages.trailers_answer(messages.REQUEST_TRAILERS))
 
@@ -204,11 +204,11 @@ class Stream:
             )
             await self._write(messages.streamed_answer(messages.REQUEST_BODY, piece))
 
-    async def _place(self, body: bytes) -> Asked:
-        """Finds an endpoint, after waiting for its turn where that must be. Raises Refused."""
+    async def _place(self, body: bytes) -> PlaceableRequest:
+        """Finds an endpoint, after waiting for its turn where that must be. Raises Rejected."""
         picker, record, head, tenant = self._picker, self._record, self._head, self._tenant
         if head is None or tenant is None:
-            raise Refused(400, "bad_request", "The gateway sent a body without headers.")
+            raise Rejected(400, "bad_request", "The gateway sent a body without headers.")
         asked = picker.asker.ask(head, body, self._subset, tenant.limits)
         request = asked.request
         request.tenant = tenant.name
@@ -244,7 +244,7 @@ class Stream:
             self._explanation = line.partition(b": ")[2].rstrip(b"\r\n")
         return asked
 
-    async def _wait(self, entry: Waiting) -> Ticket:
+    async def _wait(self, entry: QueuedRequest) -> Ticket:
         """For its turn, or for the gateway's losing interest, whichever comes first."""
         try:
             if self._protocol.request_body not in _DUPLEX:
@@ -283,7 +283,7 @@ class Stream:
         value = ",".join(endpoint.spec.address.authority for endpoint in endpoints)
         return {NAMESPACE: {DESTINATION: value}}
 
-    def _request_headers(self, asked: Asked | None) -> list[Pair]:
+    def _request_headers(self, asked: PlaceableRequest | None) -> list[Pair]:
         value = self._destination()[NAMESPACE][DESTINATION]
         pairs: list[Pair] = [(DESTINATION.encode(), value.encode())]
         if prompt_at := self._decision.prompt_at:
@@ -295,7 +295,7 @@ class Stream:
             pairs.append((b"content-length", b"%d" % len(asked.body)))
         return pairs
 
-    def _headers_answer(self, asked: Asked | None) -> bytes:
+    def _headers_answer(self, asked: PlaceableRequest | None) -> bytes:
         head = self._head
         assert head is not None
         wanted = self._request_headers(asked)
@@ -310,7 +310,7 @@ class Stream:
 
     # -- the answer
 
-    async def _take_response_headers(self, message: Message) -> None:
+    async def _take_response_headers(self, message: PickerMessage) -> None:
         pairs, is_end = messages.read_headers(message.content)
         placed, mode = self._placed, self._protocol.response_body
         set_headers: list[Pair] = []
@@ -354,7 +354,7 @@ class Stream:
 
     # -- its end
 
-    async def _refuse(self, error: Refused) -> None:
+    async def _refuse(self, error: Rejected) -> None:
         record = self._record
         self._is_refused = True
         record.status, record.code, record.outcome = status_of(error), error.code, "refused"
@@ -377,9 +377,9 @@ class Stream:
         reading, self._reading = self._reading, None
         return await (reading if reading is not None else self._read())
 
-    def _too_large(self) -> Refused:
+    def _too_large(self) -> Rejected:
         limit = self._picker.max_body_bytes
-        return Refused(413, "body_too_large", f"The body may have {limit} bytes at most.")
+        return Rejected(413, "body_too_large", f"The body may have {limit} bytes at most.")
 
 
 _PASS_ON: Final = messages.body_answer(messages.RESPONSE_BODY)

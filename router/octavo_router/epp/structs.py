@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
-from octavo_router.epp.wire import BLOB, FIXED64, VARINT, WireError, blob, blobs, fields
+from octavo_router.epp.wire import BLOB, FIXED64, VARINT, ProtobufError, blob, blobs, fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,9 +16,9 @@ _NUMBER, _STRING, _BOOL, _STRUCT, _LIST = 2, 3, 4, 5, 6
 
 
 def read_struct(data: bytes, depth: int = 0) -> dict[str, Any]:
-    """Raises WireError."""
+    """Raises ProtobufError."""
     if depth >= MAX_DEPTH:
-        raise WireError(f"a struct is nested deeper than {MAX_DEPTH} levels")
+        raise ProtobufError(f"a struct is nested deeper than {MAX_DEPTH} levels")
     found: dict[str, Any] = {}
     for entry in blobs(data, 1):
         name, value = read_entry(entry)
@@ -58,7 +58,7 @@ def _value(data: bytes, depth: int) -> Any:
                 found = read_struct(content, depth + 1)
             elif number == _LIST:
                 if depth >= MAX_DEPTH:
-                    raise WireError(f"a list is nested deeper than {MAX_DEPTH} levels")
+                    raise ProtobufError(f"a list is nested deeper than {MAX_DEPTH} levels")
                 found = [_value(item, depth + 1) for item in blobs(content, 1)]
         elif wire_type == FIXED64 and number == _NUMBER:
             (found,) = struct.unpack("<d", content)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from octavo_router.residency.usage import Usage, find_usage
+from octavo_router.residency.usage import PyUsage, find_usage
 
 _MARK: Final = b'"usage":'
 _MAX_BYTES: Final = 1040  # of the object, with its name
@@ -30,5 +30,5 @@ class UsageTail:
         self._carry = data[1 - len(_MARK) :]
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> PyUsage:
         return find_usage(self._window)

@@ -19,14 +19,14 @@ FIXED32: Final = 5
 _MAX_VARINT_BYTES: Final = 10
 
 
-class WireError(ValueError):
+class ProtobufError(ValueError):
     """These bytes are no message; says what is wrong and where."""
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
     """Each field as (number, wire type, its value if it is a number, its bytes if it is not).
 
-    Raises WireError.
+    Raises ProtobufError.
     """
     at, end = 0, len(data)
     while at < end:
@@ -37,12 +37,12 @@ def fields(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
             tag, at = _varint(data, at)
         number, wire_type = tag >> 3, tag & 7
         if not number:
-            raise WireError(f"a field without a number at byte {at}")
+            raise ProtobufError(f"a field without a number at byte {at}")
         if wire_type == BLOB:
             length, at = _varint(data, at)
             stop = at + length
             if stop > end:
-                raise WireError(f"field {number} ends {stop - end} bytes behind the message")
+                raise ProtobufError(f"field {number} ends {stop - end} bytes behind the message")
             yield number, BLOB, 0, data[at:stop]
             at = stop
         elif wire_type == VARINT:
@@ -51,11 +51,11 @@ def fields(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
         elif wire_type in (FIXED64, FIXED32):
             stop = at + (8 if wire_type == FIXED64 else 4)
             if stop > end:
-                raise WireError(f"field {number} ends {stop - end} bytes behind the message")
+                raise ProtobufError(f"field {number} ends {stop - end} bytes behind the message")
             yield number, wire_type, 0, data[at:stop]
             at = stop
         else:
-            raise WireError(f"field {number} has wire type {wire_type}")
+            raise ProtobufError(f"field {number} has wire type {wire_type}")
 
 
 def blobs(data: bytes, wanted: int) -> Iterator[bytes]:
@@ -75,7 +75,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value & 0xFFFF_FFFF_FFFF_FFFF, place + 1
         shift += 7
-    raise WireError(f"a number at byte {at} does not end")
+    raise ProtobufError(f"a number at byte {at} does not end")
 
 
 def varint(value: int) -> bytes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Final
 
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.http.fields import ADMIN_KEY_HEADER
 from octavo_router.http.loopback import is_made_here
 
@@ -51,7 +51,7 @@ class AdminAccess:
         return self._shows_key(fields) or (not self._key and is_made_here(client, fields))
 
     def check(self, request: Inbound) -> None:
-        """Raises Refused."""
+        """Raises Rejected."""
         if not self.allows(request):
             raise self.refusal(request.path)
 
@@ -60,13 +60,13 @@ class AdminAccess:
         if self._key:
             self.check(request)
 
-    def refusal(self, what: str) -> Refused:
+    def refusal(self, what: str) -> Rejected:
         if self._key:
-            return Refused(
+            return Rejected(
                 403, "admin_key_required",
                 f"{what} needs the router's admin key: send it as `{ADMIN_KEY_HEADER}`.",
             )  # fmt: skip
-        return Refused(
+        return Rejected(
             403, "admin_key_required",
             f"{what} is for programs on the router's own machine: set server.admin_key or "
             "server.admin_port to open it to others.",

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from octavo_engine.protocol.admission import MAX_RETRY_AFTER_S, Forecast, retry_after_s
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.flow.memory import Level
-from octavo_router.flow.queue import Entry, PoolQueue
+from octavo_router.flow.queue import PoolQueue, QueueEntry
 from octavo_router.flow.tenant import Tenant, Tenants
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Ending = Literal["", "whole", "left"]  # of an answer: broken off, at its end, by its client
 
 
-class Rooms(Protocol):
+class CapacityView(Protocol):
     """How much room pools have; routing.rooms."""
 
     def has_room(self, pool: str, revision: str) -> bool:
@@ -52,7 +52,7 @@ class Rooms(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class AdmissionDemand:
     """Who waits for a pool."""
 
     held: int  # for any engine
@@ -69,7 +69,7 @@ class Ticket:
     )  # fmt: skip
 
     def __init__(
-        self, gate: Gate, tenant: Tenant, estimated_tokens: int, key: tuple[str, str]
+        self, gate: AdmissionGate, tenant: Tenant, estimated_tokens: int, key: tuple[str, str]
     ) -> None:
         self._gate = gate
         self._key = key
@@ -91,7 +91,7 @@ class Ticket:
             self.tenant.in_flight -= 1
 
 
-class Waiting:
+class QueuedRequest:
     """A place in a queue. Await it for the ticket, or `cancel` it; one of the two must happen.
 
     To do something meanwhile (a progress comment), wait on `future` with a timeout, as often as
@@ -100,10 +100,12 @@ class Waiting:
 
     __slots__ = ("_gate", "_key", "_ticket", "entry", "future", "is_held")
 
-    def __init__(self, gate: Gate, ticket: Ticket, key: tuple[str, str], *, is_held: bool) -> None:
+    def __init__(
+        self, gate: AdmissionGate, ticket: Ticket, key: tuple[str, str], *, is_held: bool
+    ) -> None:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_held = is_held  # no engine was there when it came
-        self.entry: Entry
+        self.entry: QueueEntry
         self._gate = gate
         self._key = key
         self._ticket: Ticket | None = ticket
@@ -132,7 +134,7 @@ class Waiting:
         return ticket
 
 
-class Gate:
+class AdmissionGate:
     """See the module."""
 
     __slots__ = (
@@ -144,7 +146,7 @@ class Gate:
         self,
         config: FlowConfig,
         table: KeyTable,
-        rooms: Rooms,
+        rooms: CapacityView,
         clock: Callable[[], float],
         *,
         throttle: Throttle | None = None,
@@ -177,11 +179,11 @@ class Gate:
         *,
         num_bytes: int = 0,
         deadline: float = math.inf,
-    ) -> Ticket | Waiting:
+    ) -> Ticket | QueuedRequest:
         """Let it in, now or later. Charges the tenant at once; `release` settles."""
         throttle = self.throttle
         if throttle is not None and throttle.shares and throttle.refuses(request.pool):
-            raise Refused(
+            raise Rejected(
                 503,
                 "overloaded",
                 "Most requests for this model are being refused by its engines; try again later.",
@@ -199,7 +201,7 @@ class Gate:
             return ticket
         try:
             return self._queue(request, ticket, key, num_bytes, deadline, now)
-        except Refused:
+        except Rejected:
             ticket.release()
             raise
 
@@ -210,8 +212,8 @@ class Gate:
         *,
         num_bytes: int = 0,
         deadline: float = math.inf,
-    ) -> Waiting:
-        """Another turn for one that is in, but whose engines are gone. Raises Refused.
+    ) -> QueuedRequest:
+        """Another turn for one that is in, but whose engines are gone. Raises Rejected.
 
         The ticket is the place's from now on: it comes back with the turn, or is released.
         """
@@ -236,7 +238,7 @@ class Gate:
                 entry.on_expired()
             self._call(key)
 
-    def demand(self, pool: str) -> Demand:
+    def demand(self, pool: str) -> AdmissionDemand:
         held = queued = 0
         tokens = 0.0
         for (name, revision), queue in self._queues.items():
@@ -246,7 +248,7 @@ class Gate:
                     held += len(queue)
                 else:
                     queued += len(queue)
-        return Demand(held, queued, int(tokens))
+        return AdmissionDemand(held, queued, int(tokens))
 
     # below here: the queues
 
@@ -266,7 +268,7 @@ class Gate:
         now: float,
         *,
         is_new: bool = True,  # nothing of its answer was computed
-    ) -> Waiting:
+    ) -> QueuedRequest:
         config = self.config
         is_held = self._rooms.is_empty(*key)
         if deadline <= now:
@@ -280,7 +282,7 @@ class Gate:
         forecast = self._forecast_of(key)
         if is_new and not is_held:
             self._check(forecast, queue, request, ticket, deadline, now)
-        waiting = Waiting(self, ticket, key, is_held=is_held)
+        waiting = QueuedRequest(self, ticket, key, is_held=is_held)
         limits = ticket.tenant.limits
         limit_s = (
             self.holds.get(key[0], config.hold_timeout_s) if is_held else config.queue_timeout_s
@@ -301,7 +303,7 @@ class Gate:
             if not waiting.future.done():
                 waiting.future.set_exception(self._expired(key, deadline))
 
-        waiting.entry = Entry(
+        waiting.entry = QueueEntry(
             tenant=ticket.tenant.name,
             cost=ticket.cost,
             num_bytes=num_bytes,
@@ -319,14 +321,14 @@ class Gate:
         return waiting
 
     def _queue_with_room(self, key: tuple[str, str], num_bytes: int, *, is_held: bool) -> PoolQueue:
-        """Raises Refused: its bounds are reached."""
+        """Raises Rejected: its bounds are reached."""
         if self._memory:  # a body stays as long as it waits
             raise _no_memory()
         queue, config = self._queues.get(key), self.config
         if queue is None:
             queue = PoolQueue()
         if len(queue) >= config.max_queue or queue.num_bytes + num_bytes > config.max_queue_bytes:
-            raise Refused(
+            raise Rejected(
                 503,
                 "no_endpoints" if is_held else "queue_full",
                 "No engine is ready to serve this model."
@@ -351,7 +353,7 @@ class Gate:
         deadline: float,
         now: float,
     ) -> None:
-        """Raises Refused: it would wait in vain."""
+        """Raises Rejected: it would wait in vain."""
         if not queue.num_waiting:
             return
         limits = ticket.tenant.limits
@@ -370,7 +372,7 @@ class Gate:
             is_whole=not request.stream,
         )
         if shortfall_s > 0.0:
-            raise Refused(
+            raise Rejected(
                 503,
                 "queue_full",
                 f"All engines are busy, and {queue.num_waiting} requests wait: this one would come "
@@ -411,17 +413,17 @@ class Gate:
         wait_s = self._forecast_of(key).rate.wait_s(queue.num_tokens, self._clock())
         return retry_after_s(wait_s or float(len(queue)))  # unknown: one a second
 
-    def _expired(self, key: tuple[str, str], deadline: float, *, is_late: bool = False) -> Refused:
+    def _expired(self, key: tuple[str, str], deadline: float, *, is_late: bool = False) -> Rejected:
         if deadline <= self._clock():
             return _too_late()
         if self._rooms.is_empty(*key):
-            return Refused(
+            return Rejected(
                 503,
                 "no_endpoints",
                 "No engine became ready to serve this model in time.",
                 retry_after_s=MAX_RETRY_AFTER_S / 3,
             )
-        return Refused(
+        return Rejected(
             503,
             "queue_timeout",
             "All engines stayed busy for as long as a request may wait."
@@ -430,13 +432,13 @@ class Gate:
             retry_after_s=self._drain_s(key),
         )
 
-    def _ahead_of(self, key: tuple[str, str], entry: Entry) -> int:
+    def _ahead_of(self, key: tuple[str, str], entry: QueueEntry) -> int:
         queue = self._queues.get(key)
         return queue.ahead_of(entry) if queue is not None and entry.is_waiting else 0
 
     # called by tickets and places
 
-    def _left(self, waiting: Waiting, key: tuple[str, str]) -> None:
+    def _left(self, waiting: QueuedRequest, key: tuple[str, str]) -> None:
         future = waiting.future
         queue = self._queues.get(key)
         if waiting.entry.is_waiting:
@@ -482,8 +484,8 @@ class Gate:
             queue.settle(tenant.name, cost - ticket.cost, tenant.limits.weight)
 
 
-def _no_memory() -> Refused:
-    return Refused(
+def _no_memory() -> Rejected:
+    return Rejected(
         503, "out_of_memory", "The router is short of memory; try again later.",
         retry_after_s=MAX_RETRY_AFTER_S / 6, close=True,
     )  # fmt: skip
@@ -493,5 +495,5 @@ def _refuse_for_memory(authorization: str = "", hint: str = "", /) -> Tenant:
     raise _no_memory()
 
 
-def _too_late() -> Refused:
-    return Refused(504, "deadline_exceeded", "The request's deadline passed before its turn came.")
+def _too_late() -> Rejected:
+    return Rejected(504, "deadline_exceeded", "The request's deadline passed before its turn came.")

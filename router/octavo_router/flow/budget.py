@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from octavo_router.routing.outcome import Result
+from octavo_router.routing.outcome import AttemptResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,9 @@ NUM_PARTS = 12  # the window forgets a twelfth at a time
 MAX_TENANTS = 1024
 
 
-_SAYS_NOTHING = frozenset((Result.CLIENT_GONE, Result.EXPIRED, Result.CONNECT_FAILED))
+_SAYS_NOTHING = frozenset(
+    (AttemptResult.CLIENT_GONE, AttemptResult.EXPIRED, AttemptResult.CONNECT_FAILED)
+)
 
 
 class Windowed:
@@ -167,7 +169,7 @@ class Throttle:
         self._pools: dict[str, Windowed] = {}
         self.shares: dict[str, float] = {}  # refused now, by pool; mostly none
 
-    def note(self, pool: str, result: Result) -> None:
+    def note(self, pool: str, result: AttemptResult) -> None:
         """An attempt ended so. Only who answers can say that it is full: a client that left, or an
         engine that could not be reached, says nothing of those that will be there next.
         """
@@ -176,7 +178,7 @@ class Throttle:
         window = self._pools.get(pool)
         if window is None:
             window = self._pools[pool] = Windowed()
-        window.count(self._clock(), 0.0 if result is Result.REFUSED else 1.0)
+        window.count(self._clock(), 0.0 if result is AttemptResult.REFUSED else 1.0)
 
     def tick(self) -> None:
         now = self._clock()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ _RETRY_S: Final = 1.0  # for who asks again while the first one is under way
 Name: TypeAlias = tuple[str, str, str]  # tenant, path, key
 
 
-class Kept(NamedTuple):
+class StoredResponse(NamedTuple):
     """An answer that can be given again."""
 
     status: int
@@ -44,7 +44,7 @@ class Run:
     name: Name
     digest: bytes  # of its body
     ended_at: float = 0.0  # monotonic, once it has ended
-    answer: Kept | None = None  # None at its end: larger than is kept, or out of room
+    answer: StoredResponse | None = None  # None at its end: larger than is kept, or out of room
 
 
 class IdempotencyKeys:
@@ -66,26 +66,26 @@ class IdempotencyKeys:
         """Of kept answers."""
         return self._num_bytes
 
-    def find(self, tenant: str, path: str, key: str, body: bytes) -> Kept | None:
-        """The answer that its first run got; None: there was none. Raises Refused 409, 422."""
+    def find(self, tenant: str, path: str, key: str, body: bytes) -> StoredResponse | None:
+        """The answer that its first run got; None: there was none. Raises Rejected 409, 422."""
         self._age()
         name = (tenant, path, key)
         run = self._running.get(name) or self._ended.get(name)
         if run is None:
             return None
         if run.digest != _digest(body):
-            raise Refused(
+            raise Rejected(
                 422, "idempotency_key_reused",
                 "This idempotency-key was used for a request with another body; use a new one.",
             )  # fmt: skip
         if name in self._running:
-            raise Refused(
+            raise Rejected(
                 409, "idempotency_in_progress",
                 "The request with this idempotency-key is still being answered.",
                 retry_after_s=_RETRY_S,
             )  # fmt: skip
         if run.answer is None:
-            raise Refused(
+            raise Rejected(
                 409, "idempotency_answer_gone",
                 "The request with this idempotency-key was answered, but the answer is not kept; "
                 "use a new key to run it again.",
@@ -99,7 +99,7 @@ class IdempotencyKeys:
         self._running[run.name] = run
         return run
 
-    def keep(self, run: Run, answer: Kept | None) -> None:
+    def keep(self, run: Run, answer: StoredResponse | None) -> None:
         """It has been answered. None: the answer cannot be given again."""
         if self._running.pop(run.name, None) is None:
             return

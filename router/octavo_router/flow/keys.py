@@ -18,7 +18,7 @@ _HEX = re.compile(r"[0-9a-fA-F]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class KeyLimits:
     """What the owner of a key may do; 0 and empty: anything."""
 
     tenant: str
@@ -37,7 +37,7 @@ class Limits:
 class KeyTable:
     """Limits by the SHA-256 of the key. The keys themselves are forgotten."""
 
-    limits: Mapping[bytes, Limits] = field(default_factory=dict)
+    limits: Mapping[bytes, KeyLimits] = field(default_factory=dict)
     is_required: bool = False  # whether a key is asked for; true with no keys lets nobody in
 
 
@@ -49,14 +49,14 @@ def make_table(
     salts_caches: bool = False,
 ) -> KeyTable:
     """The table for these settings; raises ConfigInvalid by the entry's place."""
-    limits: dict[bytes, Limits] = {}
+    limits: dict[bytes, KeyLimits] = {}
     for number, entry in enumerate(keys):
         where = f"keys[{number}]"
         digest = _digest(entry, environment, where)
         if digest in limits:
             raise ConfigInvalid(where, "the same key is there twice")
         tenant = entry.tenant or f"key-{digest.hex()[:8]}"
-        limits[digest] = Limits(
+        limits[digest] = KeyLimits(
             tenant,
             entry.requests_per_s,
             entry.tokens_per_min,

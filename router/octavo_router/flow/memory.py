@@ -32,7 +32,7 @@ class Level(IntEnum):
     FULL = 2
 
 
-class Memory(NamedTuple):
+class MemoryUse(NamedTuple):
     used_bytes: int
     limit_bytes: int
 
@@ -52,14 +52,14 @@ def read_memory(
     *,
     is_container: bool | None = None,
     num_processes: int = 1,
-) -> Memory | None:
+) -> MemoryUse | None:
     """This process's memory under `limit_bytes`; where that is 0 its container's, else its share of
     half the machine's: others live there too. None: nothing is known.
 
     A container counts where nobody else lives in it: we are its first process, or a worker of that.
     """
     if limit_bytes:
-        return Memory(_resident(root), limit_bytes)
+        return MemoryUse(_resident(root), limit_bytes)
     if not (1 in (os.getpid(), os.getppid()) if is_container is None else is_container):
         return _of_machine(root, num_processes)
     groups = root / "sys/fs/cgroup"
@@ -72,18 +72,18 @@ def read_memory(
             continue
         if used >= (_TIGHT - _BACK) * limit:  # only then: it is not cheap to read
             used -= _cached_files(folder / "memory.stat")
-        return Memory(max(used, 0), limit)
+        return MemoryUse(max(used, 0), limit)
     return _of_machine(root, num_processes)
 
 
-def _of_machine(root: Path, num_processes: int) -> Memory | None:
+def _of_machine(root: Path, num_processes: int) -> MemoryUse | None:
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
         used = _resident(root)
     except OSError:  # no Linux
         return None
     total = next((int(line.split()[1]) for line in lines if line.startswith("MemTotal:")), 0)
-    return Memory(used, total * 1024 // 2 // num_processes) if total else None
+    return MemoryUse(used, total * 1024 // 2 // num_processes) if total else None
 
 
 def _resident(root: Path) -> int:
@@ -100,7 +100,7 @@ class MemoryWatch:
         on_level: Callable[[Level], None],
         *,
         num_processes: int = 1,
-        read: Callable[[int], Memory | None] | None = None,
+        read: Callable[[int], MemoryUse | None] | None = None,
         give_back: Callable[[], None] | None = None,
     ) -> None:
         self.limit_bytes = limit_bytes  # may be replaced at any time

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -40,7 +40,7 @@ class Death(NamedTuple):
 
 
 @dataclass(slots=True)
-class Watch:
+class DeathWatch:
     """One request that is not trusted, and where copies of it are under way."""
 
     since: float  # the second copy's time, or the first death's
@@ -50,7 +50,7 @@ class Watch:
 
 
 # By `key_of`: True is trusted, and an endpoint's id is one copy there; most never come to more.
-Watched: TypeAlias = dict[int, "bool | str | Watch"]
+Watched: TypeAlias = dict[int, "bool | str | DeathWatch"]
 
 
 def key_of(pool: str, path: str, body: bytes) -> int:
@@ -70,15 +70,15 @@ class Quarantine:
         self._died_at: dict[str, float] = {}  # by endpoint id
         self._down_at: dict[str, float] = {}
 
-    def refusal(self, key: int) -> Refused | None:
+    def refusal(self, key: int) -> Rejected | None:
         """Why it is sent to no engine now."""
         watch = self.watched.get(key)
-        if type(watch) is not Watch or not watch.refused_until:
+        if type(watch) is not DeathWatch or not watch.refused_until:
             return None
         if self._clock() >= watch.refused_until:
             del self.watched[key]
             return None
-        return Refused(
+        return Rejected(
             422, "request_quarantined",
             f"{MAX_DEATHS} engines ended while they answered this request, so it is refused for "
             f"{self.config.quarantine_s:g} s; change the request, or report it to the operator",
@@ -87,12 +87,12 @@ class Quarantine:
     def is_suspect(self, key: int) -> bool:
         """An engine died of it, and no other has answered it since."""
         watch = self.watched.get(key)
-        return type(watch) is Watch and bool(watch.deaths)
+        return type(watch) is DeathWatch and bool(watch.deaths)
 
     def engines(self, key: int) -> Collection[str] | None:
         """The ids of those that it may go to now; None: any."""
         watch = self.watched.get(key)
-        if type(watch) is not Watch or len(watch.copies) + len(watch.deaths) < MAX_DEATHS:
+        if type(watch) is not DeathWatch or len(watch.copies) + len(watch.deaths) < MAX_DEATHS:
             return None
         if watch.deaths:
             return watch.copies or None
@@ -109,8 +109,8 @@ class Quarantine:
                 self.forget()
             watched[key] = id_
         elif type(known) is str:
-            watched[key] = Watch(self._clock(), Counter((known, id_)))
-        elif type(known) is Watch:
+            watched[key] = DeathWatch(self._clock(), Counter((known, id_)))
+        elif type(known) is DeathWatch:
             known.copies[id_] += 1
 
     def end(self, key: int, id_: str) -> None:
@@ -118,7 +118,7 @@ class Quarantine:
         known = self.watched.get(key)
         if type(known) is str:
             del self.watched[key]
-        elif type(known) is Watch and known.copies[id_] > 0:
+        elif type(known) is DeathWatch and known.copies[id_] > 0:
             known.copies[id_] -= 1
             known.copies = +known.copies
             if not known.copies and not known.deaths:
@@ -127,7 +127,7 @@ class Quarantine:
     def answered(self, key: int, *, is_further: bool = True) -> None:
         """It has its answer, or the first of it. `is_further`: more than where an engine died."""
         known = self.watched.get(key)
-        if known is not True and (is_further or type(known) is not Watch or not known.deaths):
+        if known is not True and (is_further or type(known) is not DeathWatch or not known.deaths):
             self.watched[key] = True
 
     def lost(self, key: int, endpoint: Endpoint, sent_at: float, *, is_said: bool) -> bool:
@@ -144,8 +144,10 @@ class Quarantine:
         if known_at is None or sent_at >= known_at:
             self._died_at[endpoint.id] = now
         watch = self.watched.get(key)
-        if type(watch) is not Watch:
-            watch = self.watched[key] = Watch(now, Counter((watch,) if type(watch) is str else ()))
+        if type(watch) is not DeathWatch:
+            watch = self.watched[key] = DeathWatch(
+                now, Counter((watch,) if type(watch) is str else ())
+            )
         if any(death.endpoint is endpoint and sent_at < death.at for death in watch.deaths):
             return bool(watch.refused_until)  # another copy was lost by the same death
         watch.deaths = [death for death in watch.deaths if self._is_true(death, now)]
@@ -166,7 +168,7 @@ class Quarantine:
         now = self._clock()
         oldest = now - self.config.quarantine_s
         for key, known in tuple(self.watched.items()):
-            is_old = type(known) is Watch and not known.copies and known.since < oldest
+            is_old = type(known) is DeathWatch and not known.copies and known.since < oldest
             if known is True or is_old:
                 del self.watched[key]
         for times in (self._died_at, self._down_at):

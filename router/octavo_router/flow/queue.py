@@ -20,7 +20,7 @@ MAX_CLOCKS = 1024  # tenants that are remembered while they have nothing waiting
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class QueueEntry:
     """A request in line."""
 
     tenant: str
@@ -40,7 +40,7 @@ class Entry:
 class _Line:
     """A tenant's entries in one band."""
 
-    entries: list[tuple[int, int, Entry]] = field(default_factory=list)
+    entries: list[tuple[int, int, QueueEntry]] = field(default_factory=list)
     num_waiting: int = 0
     cost: float = 0.0  # of those that wait
     weight: float = 1.0
@@ -64,7 +64,7 @@ class PoolQueue:
     def __len__(self) -> int:
         return self.num_waiting
 
-    def push(self, entry: Entry) -> None:
+    def push(self, entry: QueueEntry) -> None:
         entry.is_waiting = True
         self._count += 1
         self.num_waiting += 1
@@ -78,7 +78,7 @@ class PoolQueue:
         heapq.heappush(line.entries, (entry.priority, self._count, entry))
         self._list(entry.band, entry.tenant, line)
 
-    def pop(self) -> Entry | None:
+    def pop(self) -> QueueEntry | None:
         """Whose turn it is; the tenant's clock advances by the cost."""
         while self._turns:
             band, start, _, tenant = heapq.heappop(self._turns)
@@ -105,7 +105,7 @@ class PoolQueue:
             return entry
         return None
 
-    def discard(self, entry: Entry) -> None:
+    def discard(self, entry: QueueEntry) -> None:
         """It waits no longer; nothing if it did not."""
         if entry.is_waiting:
             line = self._lines[entry.band, entry.tenant]
@@ -114,7 +114,7 @@ class PoolQueue:
                 line.entries = [item for item in line.entries if item[2].is_waiting]
                 heapq.heapify(line.entries)
 
-    def expired(self, now: float) -> list[Entry]:
+    def expired(self, now: float) -> list[QueueEntry]:
         """Remove and return those whose deadline has passed."""
         late = [
             entry
@@ -151,7 +151,7 @@ class PoolQueue:
                 ahead += min(line.cost, turn * line.weight / weight)
         return ahead
 
-    def ahead_of(self, entry: Entry) -> int:
+    def ahead_of(self, entry: QueueEntry) -> int:
         """About how many will go first: those that came first, in its band and above."""
         return sum(
             other.is_waiting and other.band <= entry.band and other.since < entry.since
@@ -166,7 +166,7 @@ class PoolQueue:
             start = max(self._now, self._clocks.get(tenant, 0.0))
             heapq.heappush(self._turns, (band, start, self._count, tenant))
 
-    def _leave(self, line: _Line, entry: Entry) -> None:
+    def _leave(self, line: _Line, entry: QueueEntry) -> None:
         entry.is_waiting = False
         line.num_waiting -= 1
         line.cost -= entry.cost
@@ -183,7 +183,7 @@ class PoolQueue:
                 del self._clocks[tenant]
 
 
-def _first(line: _Line) -> Entry | None:
+def _first(line: _Line) -> QueueEntry | None:
     """The entry whose turn it would be; those that left are dropped on the way."""
     while line.entries and not line.entries[0][2].is_waiting:
         heapq.heappop(line.entries)

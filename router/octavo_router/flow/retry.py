@@ -69,13 +69,13 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RetryVerdict:
     action: Action
     reason: str  # a word for metrics and headers
     delay_s: float | None = 0.0  # before the same endpoint, if there is no other; None: not at all
 
 
-def decide(attempt: Attempt, config: RetryConfig) -> Verdict:
+def decide(attempt: Attempt, config: RetryConfig) -> RetryVerdict:
     """What to do next, as far as the request itself is concerned; the budget has its own say."""
     match attempt.failure:
         case Failure.CLIENT_GONE:
@@ -104,7 +104,7 @@ NOT_RUN = frozenset(
 ENDS = frozenset({Failure.LOST, Failure.LEFT, Failure.GIVEN_BACK})
 
 
-def _retry(attempt: Attempt, config: RetryConfig) -> Verdict:
+def _retry(attempt: Attempt, config: RetryConfig) -> RetryVerdict:
     if attempt.attempts >= config.max_attempts:
         return _give_up("attempts_exhausted")
     # What has begun can only be continued; finding no engine for that is no second continuation.
@@ -113,24 +113,24 @@ def _retry(attempt: Attempt, config: RetryConfig) -> Verdict:
         return _give_up("may_have_run")
     action = Action.RESUME if has_begun else Action.RETRY
     if attempt.failure not in (Failure.NOT_ACCEPTED, Failure.GIVEN_BACK):
-        return Verdict(action, attempt.failure.value)
+        return RetryVerdict(action, attempt.failure.value)
     if attempt.refusals > config.max_refusals:
         return _give_up("refused_elsewhere")
     wait_s = attempt.retry_after_s
     if wait_s is None or wait_s >= attempt.time_left_s:
-        return Verdict(action, attempt.failure.value, None)
-    return Verdict(action, attempt.failure.value, max(wait_s, 0.0))
+        return RetryVerdict(action, attempt.failure.value, None)
+    return RetryVerdict(action, attempt.failure.value, max(wait_s, 0.0))
 
 
-def _resume(attempt: Attempt, config: RetryConfig) -> Verdict:
+def _resume(attempt: Attempt, config: RetryConfig) -> RetryVerdict:
     if not attempt.is_resumable:
         return _give_up("may_have_run")
     if attempt.failure is Failure.ERROR_5XX and attempt.resumes > 0:
         return _give_up("failed_elsewhere")  # two engines say the same of it
     if attempt.resumes >= config.max_resumes:
         return _give_up("resumes_exhausted")
-    return Verdict(Action.RESUME, attempt.failure.value)
+    return RetryVerdict(Action.RESUME, attempt.failure.value)
 
 
-def _give_up(reason: str) -> Verdict:
-    return Verdict(Action.GIVE_UP, reason)
+def _give_up(reason: str) -> RetryVerdict:
+    return RetryVerdict(Action.GIVE_UP, reason)

@@ -6,9 +6,9 @@ from hashlib import sha256
 from hmac import compare_digest
 from typing import TYPE_CHECKING
 
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.flow.buckets import Bucket
-from octavo_router.flow.keys import KeyTable, Limits
+from octavo_router.flow.keys import KeyLimits, KeyTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ class Tenant:
         "digest", "in_flight", "is_free", "is_revoked", "limits", "name", "requests", "tokens",
     )  # fmt: skip
 
-    def __init__(self, name: str, limits: Limits, now: float, digest: bytes = b"") -> None:
+    def __init__(self, name: str, limits: KeyLimits, now: float, digest: bytes = b"") -> None:
         self.name = name
         self.digest = digest  # of its key
         self.in_flight = 0  # requests, waiting ones included
@@ -37,7 +37,7 @@ class Tenant:
         self.limits = limits
         self.change_limits(limits, now, is_new=True)
 
-    def change_limits(self, limits: Limits, now: float, *, is_new: bool = False) -> None:
+    def change_limits(self, limits: KeyLimits, now: float, *, is_new: bool = False) -> None:
         """New limits begin with full buckets, unchanged ones keep theirs."""
         if is_new or limits.requests_per_s != self.limits.requests_per_s:
             rate = limits.requests_per_s
@@ -55,18 +55,18 @@ class Tenant:
         """Count a request in, or refuse it: its own limits are exceeded. All or nothing."""
         limits = self.limits
         if limits.models and request.model not in limits.models:
-            raise Refused(
+            raise Rejected(
                 403, "model_not_allowed", "This key may not use this model.", param="model"
             )
         if 0 < limits.max_in_flight <= self.in_flight:
-            raise Refused(
+            raise Rejected(
                 429,
                 "too_many_in_flight",
                 f"This key may have {limits.max_in_flight} requests in flight at once.",
                 retry_after_s=1.0,
             )
         if self.requests is not None and (wait_s := self.requests.wait_s(1.0, now)) > 0.0:
-            raise Refused(
+            raise Rejected(
                 429,
                 "request_rate_exceeded",
                 f"This key may send {limits.requests_per_s:g} requests per second.",
@@ -74,7 +74,7 @@ class Tenant:
             )
         if self.tokens is not None:
             if (wait_s := self.tokens.wait_s(tokens, now)) > 0.0:
-                raise Refused(
+                raise Rejected(
                     429,
                     "token_rate_exceeded",
                     f"This key may use {limits.tokens_per_min:g} tokens per minute.",
@@ -119,7 +119,7 @@ class Tenants:
         self.table = table
 
     def authenticate(self, authorization: str = "", hint: str = "", /) -> Tenant:
-        """Whose key it is: "Bearer KEY", or the key alone. Refused 401 otherwise.
+        """Whose key it is: "Bearer KEY", or the key alone. Rejected 401 otherwise.
 
         Where no keys are asked for, `hint` (a header) names the tenant.
         """
@@ -128,7 +128,7 @@ class Tenants:
         scheme, _, rest = authorization.partition(" ")
         key = rest.strip() if scheme.lower() == "bearer" else authorization.strip()
         if not key:
-            raise Refused(
+            raise Rejected(
                 401, "missing_api_key", "An API key is needed: send `Authorization: Bearer KEY`."
             )
         digest = sha256(key.encode("utf-8", "surrogatepass")).digest()
@@ -137,13 +137,13 @@ class Tenants:
         tenant = self._by_digest.get(digest)
         if tenant is not None and compare_digest(tenant.digest, digest):
             return tenant
-        raise Refused(401, "invalid_api_key", "The API key is not valid.")
+        raise Rejected(401, "invalid_api_key", "The API key is not valid.")
 
     def is_trusted(self, authorization: str) -> bool:
         """A key of ours that may do more than ask. Where no keys are asked for, nobody's is."""
         try:
             return self.authenticate(authorization).limits.is_trusted
-        except Refused:
+        except Rejected:
             return False
 
     def _nameless(self, hint: str) -> Tenant:
@@ -152,5 +152,5 @@ class Tenants:
         if tenant is None:
             if len(self._anonymous) >= MAX_ANONYMOUS:
                 name = OTHERS
-            tenant = self._anonymous.setdefault(name, Tenant(name, Limits(name), self._clock()))
+            tenant = self._anonymous.setdefault(name, Tenant(name, KeyLimits(name), self._clock()))
         return tenant

@@ -13,7 +13,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.http import responses
 from octavo_router.http.chunked import ChunkDecoder, ChunkError
 from octavo_router.http.deadlines import NEVER
@@ -30,7 +30,7 @@ _PROBE_DELAYS_S: Final = (0.02, 0.1, 0.5)
 _TCP_CLOSE: Final = 7  # of Linux' tcpi_state
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """Who answers the request under way. May set the connection's `deadline`."""
 
     def client_gone(self) -> None:
@@ -50,20 +50,20 @@ class Owner(Protocol):
 
     def on_deadline(self, now: float) -> None: ...
 
-    def shut_down(self, error: Refused) -> None:
+    def shut_down(self, error: Rejected) -> None:
         """It may not go on: the client is told so, as far as that is possible."""
 
 
-class Service(Protocol):
+class RequestHandler(Protocol):
     """What the requests are for."""
 
     def new_request_id(self) -> str: ...
 
     def check(self, connection: ClientConnection, head: RequestHead) -> None:
-        """Before the body is read. Raises Refused."""
+        """Before the body is read. Raises Rejected."""
 
     def handle(self, connection: ClientConnection, head: RequestHead, body: bytes) -> None:
-        """Becomes the owner, or answers at once; in the end calls `finish`. Raises Refused."""
+        """Becomes the owner, or answers at once; in the end calls `finish`. Raises Rejected."""
 
     def handle_closely(
         self, connection: ClientConnection, head: RequestHead, body: bytes, scan: Scan | None
@@ -74,7 +74,7 @@ class Service(Protocol):
         self,
         connection: ClientConnection,
         head: RequestHead | None,
-        error: Refused,
+        error: Rejected,
         request_id: str,
     ) -> None:
         """A request was answered with an error here, under this id."""
@@ -104,7 +104,7 @@ class ClientConnection(asyncio.Protocol):
         self._num_probes = 0
         self.head: RequestHead | None = None  # of the request under way
         self.context: Any = None  # of the service: from `check` to `handle`
-        self.owner: Owner | None = None
+        self.owner: ConnectionOwner | None = None
         self.has_begun = False  # bytes of the answer were written
         self.is_paused = False
         self.is_half_closed = False
@@ -118,7 +118,7 @@ class ClientConnection(asyncio.Protocol):
         shared = self._shared
         self._transport.set_write_buffer_limits(high=shared.limits.write_buffer_bytes, low=0)
         if len(shared.connections) >= shared.max_connections:
-            error = Refused(
+            error = Rejected(
                 503, "too_many_connections", "There are too many connections.",
                 retry_after_s=1.0, close=True,
             )  # fmt: skip
@@ -142,7 +142,7 @@ class ClientConnection(asyncio.Protocol):
         elif state == BODY:
             try:
                 self._take_body(data)
-            except Refused as error:
+            except Rejected as error:
                 self._refuse(error)
                 return
             self._advance()
@@ -196,11 +196,13 @@ class ClientConnection(asyncio.Protocol):
             self.owner.client_too_slow()
             self.abort()
         elif state == BODY:
-            self._refuse(Refused(408, "body_timeout", "The body came too slowly.", close=True))
+            self._refuse(Rejected(408, "body_timeout", "The body came too slowly.", close=True))
         elif state != HEAD or self.is_paused:  # the rest of the answer does not get away
             self.abort()
         elif self._buffer:
-            self._refuse(Refused(408, "header_timeout", "The headers came too slowly.", close=True))
+            self._refuse(
+                Rejected(408, "header_timeout", "The headers came too slowly.", close=True)
+            )
         else:
             self._close()
 
@@ -249,7 +251,7 @@ class ClientConnection(asyncio.Protocol):
         self._state = HEAD
         self._await_next()
 
-    def refuse(self, error: Refused, request_id: str) -> None:
+    def refuse(self, error: Rejected, request_id: str) -> None:
         """Answers with an error, and finishes."""
         keep_alive = not (error.close or self.wants_close)
         self.write(responses.refusal(error, request_id, self.head, keep_alive=keep_alive))
@@ -300,7 +302,7 @@ class ClientConnection(asyncio.Protocol):
                 try:
                     if not self._take_head():
                         break
-                except Refused as error:
+                except Rejected as error:
                     self._refuse(error)
         finally:
             self._is_advancing = False
@@ -323,7 +325,7 @@ class ClientConnection(asyncio.Protocol):
             end = data.find(b"\r\n\r\n")
             limit = self._shared.limits.max_header_bytes
             if end > limit or (end < 0 and len(data) > limit):
-                raise Refused(
+                raise Rejected(
                     431,
                     "headers_too_large",
                     f"the headers are larger than {limit} bytes",
@@ -372,7 +374,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             service.check(self, head)
             service.handle(self, head, data[len(self._memo) :])
-        except Refused as error:
+        except Rejected as error:
             self._refuse(error)
 
     def _skip_blank(self, data: bytes) -> bool:
@@ -380,7 +382,7 @@ class ClientConnection(asyncio.Protocol):
         if data == b"\r":
             return False
         if not data.startswith(b"\r\n") or data[2:3] in (b"\r", b"\n"):
-            raise Refused(400, "invalid_http", "The request is not valid HTTP.", close=True)
+            raise Rejected(400, "invalid_http", "The request is not valid HTTP.", close=True)
         self._buffer = data[2:]
         return bool(self._buffer)
 
@@ -398,7 +400,7 @@ class ClientConnection(asyncio.Protocol):
             try:
                 pieces = decoder.feed(data)
             except ChunkError as error:
-                raise Refused(
+                raise Rejected(
                     400, "invalid_http", f"The body is not valid HTTP: {error}.", close=True
                 ) from None
             self._body += pieces
@@ -406,7 +408,7 @@ class ClientConnection(asyncio.Protocol):
             if self._body_left > head.max_body_bytes:
                 raise too_large(head.max_body_bytes)
             if decoder.num_chunks > limits.max_body_chunks:
-                raise Refused(
+                raise Rejected(
                     400, "too_many_chunks", "The body comes in too many chunks.", close=True
                 )
             if not decoder.is_done:
@@ -422,12 +424,12 @@ class ClientConnection(asyncio.Protocol):
         """A request that native code has read, and that is not for the express lane."""
         try:
             self._shared.service.handle_closely(self, head, body, scan)
-        except Refused as error:
+        except Rejected as error:
             self._refuse(error)
 
     # -- ending
 
-    def _refuse(self, error: Refused) -> None:
+    def _refuse(self, error: Rejected) -> None:
         """Answers what went wrong while a request was read or handed over."""
         shared = self._shared
         head = self.head

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from octavo_router.config.settings import LimitsConfig, TimeoutsConfig
-    from octavo_router.http.client_connection import ClientConnection, Service
-    from octavo_router.http.deadlines import Deadlines
+    from octavo_router.http.client_connection import ClientConnection, RequestHandler
+    from octavo_router.http.deadlines import DeadlineTick
     from octavo_router.http.request_head import HeadRules
 
 
@@ -26,10 +26,10 @@ class Shared:
 
     def __init__(
         self,
-        service: Service,
+        service: RequestHandler,
         limits: LimitsConfig,
         timeouts: TimeoutsConfig,
-        deadlines: Deadlines,
+        deadlines: DeadlineTick,
         loop: asyncio.AbstractEventLoop,
         *,
         max_connections: int | None = None,

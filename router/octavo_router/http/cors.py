@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.http.messages import Inbound, Reply
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Cors:
         return lines + f"access-control-expose-headers: {_EXPOSED}\r\n".encode()
 
     def preflight(self, request: Inbound) -> Reply:
-        """What a page may ask for. Its key is not with it: this comes before. Raises Refused."""
+        """What a page may ask for. Its key is not with it: this comes before. Raises Rejected."""
         headers = request.headers
         if not self._allows(headers.get("origin") or ""):
             raise _refusal("server.allowed_origins", "origin")
@@ -72,6 +72,6 @@ def is_preflight(method: str, fields: Sequence[tuple[bytes, bytes]]) -> bool:
     return {_ORIGIN, _METHOD.encode()} <= names
 
 
-def _refusal(setting: str, param: str) -> Refused:
+def _refusal(setting: str, param: str) -> Rejected:
     message = f"Pages of this origin may not make this request: see {setting}."
-    return Refused(400, "invalid_header", message, param=param)
+    return Rejected(400, "invalid_header", message, param=param)

@@ -12,7 +12,7 @@ NEVER = float("inf")
 _AT_ONCE: Final = 64  # are told of their deadline before the loop looks at everything else
 
 
-class Waiting(Protocol):
+class TimedWaiter(Protocol):
     """Whatever must not wait for ever. Sets its own deadline, as often as it likes."""
 
     deadline: float  # monotonic; NEVER for none
@@ -21,15 +21,15 @@ class Waiting(Protocol):
         """It has passed. Called each tick until the deadline moves or the watch ends."""
 
 
-class Deadlines:
+class DeadlineTick:
     """Looks at everyone who waits, a few times a second."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, tick_s: float = 0.1) -> None:
         self._loop = loop
         self._tick_s = tick_s
-        self._waiting: set[Waiting] = set()
+        self._waiting: set[TimedWaiter] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._late: list[Waiting] = []  # and not told yet
+        self._late: list[TimedWaiter] = []  # and not told yet
         self.watch = self._waiting.add  # called per connection: no frame of our own
         self.forget = self._waiting.discard
 

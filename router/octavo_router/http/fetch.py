@@ -29,7 +29,7 @@ KEEPALIVE = (10, 5, 3)  # seconds idle, seconds between probes, probes: a vanish
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class FetchTarget:
     """Where to connect and as whom to greet."""
 
     host: str
@@ -44,7 +44,7 @@ class Target:
 
 
 @dataclass(slots=True)
-class Response:
+class FetchResponse:
     """A head, and the body unless a sink takes it."""
 
     status: int = 0
@@ -56,14 +56,14 @@ class Response:
 class Connection(asyncio.Protocol):
     """Use as `async with await Connection.open(target)`. Any failure is an `Unreachable`."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: FetchTarget) -> None:
         self.target = target
         self._transport: asyncio.Transport | None = None
         self._exchange: _Exchange | None = None
         self._lost = False
 
     @classmethod
-    async def open(cls, target: Target, *, timeout_s: float = 1.0) -> Self:
+    async def open(cls, target: FetchTarget, *, timeout_s: float = 1.0) -> Self:
         loop = asyncio.get_running_loop()
         server_name = (target.server_name or target.host) if target.tls else None
         try:
@@ -104,7 +104,7 @@ class Connection(asyncio.Protocol):
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 5.0,
         max_body_bytes: int = MAX_BODY_BYTES,
-    ) -> Response:
+    ) -> FetchResponse:
         """The whole answer, whatever its status."""
         exchange = self._begin(path, headers, sink=None, max_body_bytes=max_body_bytes)
         try:
@@ -125,7 +125,7 @@ class Connection(asyncio.Protocol):
         content_type: str,
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 5.0,
-    ) -> Response:
+    ) -> FetchResponse:
         """The head, once it is there. A 200's body goes to `sink`; await `ended()` for its end.
 
         `sink` may raise an `Unreachable` to end the stream. Any other status or content type is
@@ -212,7 +212,7 @@ class _Exchange:
         loop = asyncio.get_running_loop()
         self.head: asyncio.Future[None] = loop.create_future()
         self.done: asyncio.Future[None] = loop.create_future()
-        self.response = Response()
+        self.response = FetchResponse()
         self.content_type = ""  # of a body that goes to the sink
         self._connection = connection
         self._sink = sink

@@ -12,7 +12,7 @@ from __future__ import annotations
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.http.fields import ADMIN_KEY_HEADER, CONTROLS, TOKEN, is_internal, list_items
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class HeadParser:
         self._heads: dict[bytes, RequestHead] = {}  # whole ones, without secrets
 
     def parse(self, data: bytes) -> RequestHead:
-        """`data` is all before the empty line. Raises Refused, always with close."""
+        """`data` is all before the empty line. Raises Rejected, always with close."""
         head = self._heads.get(data)
         if head is None:
             head = self._parse(data)
@@ -123,7 +123,7 @@ class HeadParser:
         self._request_line(head, lines[0])
         try:
             self._fields(head, lines)
-        except Refused as error:
+        except Rejected as error:
             error.path = head.path  # whose clients want errors in words of their own
             error.answer_lines = head.answer_lines
             raise
@@ -296,13 +296,13 @@ def _length(value: bytes) -> int:
     return int(value)
 
 
-def too_large(limit: int) -> Refused:
+def too_large(limit: int) -> Rejected:
     return _refused(413, "body_too_large", f"the body is larger than {limit} bytes")
 
 
-def _bad(problem: str) -> Refused:
+def _bad(problem: str) -> Rejected:
     return _refused(400, "invalid_http", f"The request is not valid HTTP: {problem}.")
 
 
-def _refused(status: int, code: str, message: str) -> Refused:
-    return Refused(status, code, message, close=True)
+def _refused(status: int, code: str, message: str) -> Rejected:
+    return Rejected(status, code, message, close=True)

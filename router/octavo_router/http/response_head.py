@@ -22,11 +22,11 @@ _DROPPED: Final = frozenset(
 )  # fmt: skip
 
 
-class AnswerError(ValueError):
+class ResponseError(ValueError):
     """What an upstream sent is no answer; says why."""
 
 
-class AnswerHead:
+class ResponseHead:
     """One parsed head of an answer. Never changed: answers with the same bytes share it."""
 
     __slots__ = (
@@ -47,18 +47,18 @@ class AnswerHead:
         self.forward = b""  # the lines for the client, each with its CRLF
 
 
-class AnswerParser:
+class ResponseHeadParser:
     """Parses heads of answers, and remembers those and the lines that it saw.
 
     The answers of one second mostly differ in their length alone, if at all.
     """
 
     def __init__(self) -> None:
-        self.known: dict[bytes, AnswerHead] = {}  # by their bytes
+        self.known: dict[bytes, ResponseHead] = {}  # by their bytes
         self._lines: dict[bytes, tuple[int, bytes, bytes]] = {}
 
-    def parse(self, data: bytes) -> AnswerHead:
-        """`data` is all before the empty line. Raises AnswerError."""
+    def parse(self, data: bytes) -> ResponseHead:
+        """`data` is all before the empty line. Raises ResponseError."""
         head = self.known.get(data)
         if head is None:
             head = self._parse(data)
@@ -67,18 +67,18 @@ class AnswerParser:
             self.known[data] = head
         return head
 
-    def _parse(self, data: bytes) -> AnswerHead:
+    def _parse(self, data: bytes) -> ResponseHead:
         lines = data.split(b"\r\n")
         num_breaks = len(lines) - 1
         if data.count(b"\n") != num_breaks or data.count(b"\r") != num_breaks:
-            raise AnswerError("a line does not end in CRLF")
+            raise ResponseError("a line does not end in CRLF")
         if len(data.translate(None, CONTROLS)) + 2 * num_breaks != len(data):
-            raise AnswerError("the head has control characters")
-        head = AnswerHead()
+            raise ResponseError("the head has control characters")
+        head = ResponseHead()
         status_line = lines[0]
         status = status_line[9:12]
         if status_line[:9] not in (b"HTTP/1.1 ", b"HTTP/1.0 ") or not status.isdigit():
-            raise AnswerError("it does not begin with an HTTP/1.1 status")
+            raise ResponseError("it does not begin with an HTTP/1.1 status")
         head.status, head.reason = int(status), status_line[13:]
         head.keep_alive = status_line[7] == 49  # HTTP/1.1
         known, forward = self._lines, []
@@ -91,7 +91,7 @@ class AnswerParser:
                 if name in (b"content-type", b"retry-after"):
                     forward.append(line)
         if head.is_chunked and head.content_length is not None:
-            raise AnswerError("its body has two lengths")
+            raise ResponseError("its body has two lengths")
         if head.status < 200 or head.status in (204, 304):
             head.content_length, head.is_chunked = 0, False
         if head.content_length is None and not head.is_chunked:
@@ -103,7 +103,7 @@ class AnswerParser:
     def _field(self, line: bytes) -> tuple[int, bytes, bytes]:
         name, colon, value = line.partition(b":")
         if not colon or not name or name.translate(None, TOKEN):
-            raise AnswerError("a header field is malformed")
+            raise ResponseError("a header field is malformed")
         name, value = name.lower(), value.strip(b" \t")
         if name in _FRAMING:
             kind = FRAMING
@@ -118,17 +118,17 @@ class AnswerParser:
         return kind, name, value
 
     @staticmethod
-    def _framing(head: AnswerHead, name: bytes, value: bytes) -> None:
+    def _framing(head: ResponseHead, name: bytes, value: bytes) -> None:
         if name == b"content-length":
             if not value.isdigit() or len(value) > 18:
-                raise AnswerError("its content-length is not a number")
+                raise ResponseError("its content-length is not a number")
             length = int(value)
             if head.content_length not in (None, length):
-                raise AnswerError("it has two content-lengths")
+                raise ResponseError("it has two content-lengths")
             head.content_length = length
         elif name == b"transfer-encoding":
             if value.lower() != b"chunked" or head.is_chunked:
-                raise AnswerError("its transfer-encoding is not chunked")
+                raise ResponseError("its transfer-encoding is not chunked")
             head.is_chunked = True
         elif name == b"content-type":
             head.content_type = value

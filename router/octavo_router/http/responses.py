@@ -10,7 +10,7 @@ from octavo_engine.protocol.endpoints import REQUEST_ID_HEADER
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo_router.errors import Refused
+    from octavo_router.errors import Rejected
     from octavo_router.http.request_head import RequestHead
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -33,7 +33,7 @@ def status_line(status: int, reason: bytes = b"") -> bytes:
 
 
 def refusal(
-    error: Refused,
+    error: Rejected,
     request_id: str,
     head: RequestHead | None,
     *,

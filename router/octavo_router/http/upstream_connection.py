@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from octavo_router.http.chunked import ChunkDecoder, ChunkError
-from octavo_router.http.response_head import AnswerError, AnswerHead, AnswerParser
+from octavo_router.http.response_head import ResponseError, ResponseHead, ResponseHeadParser
 
 if TYPE_CHECKING:
     from octavo_router.http.upstream_pool import UpstreamPool
@@ -44,10 +44,10 @@ class User(Protocol):
 
     def on_connected(self, connection: UpstreamConnection) -> None: ...
 
-    def on_whole(self, head: AnswerHead, body: bytes) -> None:
+    def on_whole(self, head: ResponseHead, body: bytes) -> None:
         """The answer came in one piece: instead of `on_head`, `on_body` and `on_end`."""
 
-    def on_head(self, head: AnswerHead) -> None: ...
+    def on_head(self, head: ResponseHead) -> None: ...
 
     def on_body(self, data: bytes) -> None:
         """A part of the body, not empty."""
@@ -66,12 +66,12 @@ class UpstreamConnection(asyncio.Protocol):
         "_parser", "_pool", "_state", "_tls_fd", "_transport", "idle_since", "user",
     )  # fmt: skip
 
-    def __init__(self, pool: UpstreamPool, parser: AnswerParser) -> None:
+    def __init__(self, pool: UpstreamPool, parser: ResponseHeadParser) -> None:
         self._pool = pool
         self._parser = parser
         self._state = IDLE
         self._buffer = b""
-        self._head: AnswerHead | None = None
+        self._head: ResponseHead | None = None
         self._left = 0
         self._decoder: ChunkDecoder | None = None
         self._is_spoilt = False  # it cannot be used again
@@ -164,7 +164,7 @@ class UpstreamConnection(asyncio.Protocol):
         if head is None:
             try:
                 head = self._parser.parse(fields)
-            except AnswerError as error:
+            except ResponseError as error:
                 self._garbage(str(error))
                 return
         self._buffer = b""

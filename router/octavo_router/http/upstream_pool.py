@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from octavo_router.http.deadlines import NEVER
 from octavo_router.http.network import Network
-from octavo_router.http.response_head import AnswerParser
+from octavo_router.http.response_head import ResponseHeadParser
 from octavo_router.http.upstream_connection import Loss, UpstreamConnection
 
 if TYPE_CHECKING:
     import ssl
 
     from octavo_router._fast import Opening
-    from octavo_router.http.deadlines import Deadlines
+    from octavo_router.http.deadlines import DeadlineTick
     from octavo_router.http.upstream_connection import User
 
 MAX_IDLE: Final = 1024
@@ -49,7 +49,7 @@ class UpstreamPool:
         host: str,
         port: int,
         *,
-        deadlines: Deadlines,
+        deadlines: DeadlineTick,
         loop: asyncio.AbstractEventLoop,
         network: Network | None = None,
         ssl_context: ssl.SSLContext | None = None,
@@ -64,7 +64,7 @@ class UpstreamPool:
         self._network = network or Network(loop)
         self._ssl = ssl_context
         self._server_name = server_name or host
-        self._parser = AnswerParser()
+        self._parser = ResponseHeadParser()
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
         self._connecting: set[OnItsWay] = set()

@@ -3,11 +3,11 @@
 from octavo_router.metrics.counts import (
     DiscoveryCounts,
     EndpointCounts,
+    LabelledCounter,
     PoolCounts,
     ProcessCounts,
     RevisionCounts,
     SignalCounts,
-    Tally,
 )
 from octavo_router.metrics.histogram import Histogram
 from octavo_router.metrics.record import RequestRecord
@@ -17,11 +17,11 @@ __all__ = [
     "DiscoveryCounts",
     "EndpointCounts",
     "Histogram",
+    "LabelledCounter",
     "PoolCounts",
     "ProcessCounts",
     "RequestRecord",
     "RevisionCounts",
     "RouterMetrics",
     "SignalCounts",
-    "Tally",
 ]

@@ -12,11 +12,11 @@ except ImportError:  # not built
     from octavo_router.metrics.columns import Sorter  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from octavo_router.metrics.counts import PoolCounts, RevisionCounts, Tally
+    from octavo_router.metrics.counts import LabelledCounter, PoolCounts, RevisionCounts
     from octavo_router.metrics.router_metrics import TenantCounts
 
 
-class Group(NamedTuple):
+class RecordGroup(NamedTuple):
     """Requests of one kind, and column by column what is counted of them."""
 
     records: list[RequestRecord]
@@ -39,15 +39,15 @@ _KIND: Final = (
     "model", "is_known_model", "route", "status", "is_stream", "tenant", "pool", "revision",
     "outcome", "code", "attempts", "resumes",
 )  # fmt: skip
-_SORTER: Final = Sorter(RequestRecord, _KIND, Group._fields[1:])
+_SORTER: Final = Sorter(RequestRecord, _KIND, RecordGroup._fields[1:])
 
 
-def sort_out(records: list[RequestRecord]) -> list[Group]:
+def sort_out(records: list[RequestRecord]) -> list[RecordGroup]:
     """The records by kind, in the order in which the kinds came first."""
-    return [Group(*row) for row in _SORTER.sort_out(records)]
+    return [RecordGroup(*row) for row in _SORTER.sort_out(records)]
 
 
-def count_tokens(group: Group, model: str, tokens: Tally) -> None:
+def count_tokens(group: RecordGroup, model: str, tokens: LabelledCounter) -> None:
     prompt, output = sum(group.prompt_tokens), sum(group.output_tokens)
     if prompt or output:
         tokens.add(model, "prompt", by=prompt)
@@ -56,7 +56,7 @@ def count_tokens(group: Group, model: str, tokens: Tally) -> None:
             tokens.add(model, "cached", by=cached)
 
 
-def count_tenant(group: Group, tenant: TenantCounts) -> None:
+def count_tenant(group: RecordGroup, tenant: TenantCounts) -> None:
     number = len(group.records)
     tenant.requests += number
     if group.records[0].status in (429, 503):
@@ -66,7 +66,7 @@ def count_tenant(group: Group, tenant: TenantCounts) -> None:
     tenant.output_tokens += sum(group.output_tokens)
 
 
-def count_pool(group: Group, pool: PoolCounts) -> None:
+def count_pool(group: RecordGroup, pool: PoolCounts) -> None:
     one, number = group.records[0], len(group.records)
     pool.saw_request(max(group.ended_at))
     pool.duration.observe_all(group.duration_s)
@@ -100,7 +100,7 @@ def count_pool(group: Group, pool: PoolCounts) -> None:
 
 
 def _count_revision(
-    group: Group,
+    group: RecordGroup,
     ttfts: list[float],
     decodes: list[tuple[float, int]],  # seconds after the first token, and tokens in them
     revision: RevisionCounts,
@@ -114,7 +114,7 @@ def _count_revision(
         revision.itl_count += tokens
 
 
-def _count_prediction(group: Group, pool: PoolCounts) -> None:
+def _count_prediction(group: RecordGroup, pool: PoolCounts) -> None:
     told = [
         (cached, predicted, queried)
         for cached, predicted, queried in zip(

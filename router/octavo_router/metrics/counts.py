@@ -19,7 +19,7 @@ from octavo_router.metrics.histogram import (
 )
 
 
-class Tally(dict[tuple[str, ...], int]):
+class LabelledCounter(dict[tuple[str, ...], int]):
     """Counters by label values."""
 
     def add(self, *labels: str, by: int = 1) -> None:
@@ -60,11 +60,12 @@ class PoolCounts:
     retries_exhausted: int = 0
     quarantined: int = 0
     ejections: int = 0
-    rejections: Tally = field(default_factory=Tally)  # (reason)
-    attempts: Tally = field(default_factory=Tally)  # (outcome)
-    resumes: Tally = field(default_factory=Tally)  # (outcome of the request)
-    prompts: Tally = field(default_factory=Tally)  # (outcome): computed for another engine
-    state_changes: Tally = field(default_factory=Tally)  # (state)
+    rejections: LabelledCounter = field(default_factory=LabelledCounter)  # (reason)
+    attempts: LabelledCounter = field(default_factory=LabelledCounter)  # (outcome)
+    resumes: LabelledCounter = field(default_factory=LabelledCounter)  # (outcome of the request)
+    # (outcome): computed for another engine
+    prompts: LabelledCounter = field(default_factory=LabelledCounter)
+    state_changes: LabelledCounter = field(default_factory=LabelledCounter)  # (state)
     revisions: dict[str, RevisionCounts] = field(default_factory=dict)
 
     def saw_request(self, at: float) -> None:
@@ -83,8 +84,8 @@ class EndpointCounts:
     """One endpoint; forgotten with it."""
 
     pool: str
-    picks: Tally = field(default_factory=Tally)  # (policy)
-    outcomes: Tally = field(default_factory=Tally)  # (outcome)
+    picks: LabelledCounter = field(default_factory=LabelledCounter)  # (policy)
+    outcomes: LabelledCounter = field(default_factory=LabelledCounter)  # (outcome)
 
 
 @dataclass(slots=True)
@@ -97,10 +98,10 @@ class SignalCounts:
     draining: int = 0
     stored_bytes: int = 0
     evicted_bytes: int = 0
-    breaks: Tally = field(default_factory=Tally)  # (reason)
-    connects: Tally = field(default_factory=Tally)  # (outcome)
-    polls: Tally = field(default_factory=Tally)  # (outcome)
-    kv_events: Tally = field(default_factory=Tally)  # (type, status)
+    breaks: LabelledCounter = field(default_factory=LabelledCounter)  # (reason)
+    connects: LabelledCounter = field(default_factory=LabelledCounter)  # (outcome)
+    polls: LabelledCounter = field(default_factory=LabelledCounter)  # (outcome)
+    kv_events: LabelledCounter = field(default_factory=LabelledCounter)  # (type, status)
 
 
 @dataclass(slots=True)
@@ -118,4 +119,4 @@ class ProcessCounts:
     """This process."""
 
     loop_stalls: int = 0
-    config_reloads: Tally = field(default_factory=Tally)  # (outcome)
+    config_reloads: LabelledCounter = field(default_factory=LabelledCounter)  # (outcome)

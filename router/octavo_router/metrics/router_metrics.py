@@ -15,10 +15,10 @@ from octavo_router.metrics import bundle
 from octavo_router.metrics.counts import (
     DiscoveryCounts,
     EndpointCounts,
+    LabelledCounter,
     PoolCounts,
     ProcessCounts,
     SignalCounts,
-    Tally,
 )
 from octavo_router.metrics.exposition import families
 from octavo_router.metrics.histogram import LAG_BUCKETS, Histogram
@@ -74,8 +74,8 @@ class RouterMetrics:
         self._folds: list[Callable[[], None]] = []
         # Hears of those that are counted; the console's.
         self.on_counted: Callable[[list[RequestRecord]], None] | None = None
-        self._requests = Tally()  # (model, route, code, stream, outcome)
-        self._tokens = Tally()  # (model, kind)
+        self._requests = LabelledCounter()  # (model, route, code, stream, outcome)
+        self._tokens = LabelledCounter()  # (model, kind)
         self._pools: dict[str, PoolCounts] = {}
         self._endpoints: dict[str, EndpointCounts] = {}
         self._tenants: dict[str, TenantCounts] = {}
@@ -110,7 +110,7 @@ class RouterMetrics:
         for group in bundle.sort_out(over):
             self._count(group)
 
-    def _count(self, group: bundle.Group) -> None:
+    def _count(self, group: bundle.RecordGroup) -> None:
         """All of one kind."""
         one, number = group.records[0], len(group.records)
         model = self.model_label(one.model, is_known=one.is_known_model)
@@ -170,12 +170,12 @@ class RouterMetrics:
         return self._version
 
     @property
-    def requests(self) -> Tally:
+    def requests(self) -> LabelledCounter:
         self.fold()
         return self._requests
 
     @property
-    def tokens(self) -> Tally:
+    def tokens(self) -> LabelledCounter:
         self.fold()
         return self._tokens
 

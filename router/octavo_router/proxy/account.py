@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from octavo_router.flow.retry import NOT_RUN, Failure
-from octavo_router.routing.outcome import Outcome, Result
+from octavo_router.routing.outcome import AttemptResult, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from octavo_router.proxy.heads import EndpointLines
     from octavo_router.residency.usage import Counts
     from octavo_router.routing.dispatcher import Lease
-    from octavo_router.tracing import RequestTrace
+    from octavo_router.tracing import RouterTrace
 
 _ENDINGS: Final[Mapping[str, Ending]] = {"ok": "whole", "client_gone": "left"}  # by outcome
 
 
-class Account:
+class RequestAccount:
     """Times are monotonic seconds. Hot: one for each request."""
 
     __slots__ = (
@@ -36,7 +36,7 @@ class Account:
         record: RequestRecord,
         began_at: float,
         total_at: float,
-        trace: RequestTrace | None = None,
+        trace: RouterTrace | None = None,
     ) -> None:
         self.record = record
         self.began_at = began_at
@@ -80,7 +80,7 @@ class Account:
             self.itl.observe(now - self.last_at)  # also over the gap of a resume
         self.last_at = now
 
-    def end_attempt(self, result: Result, now: float) -> None:
+    def end_attempt(self, result: AttemptResult, now: float) -> None:
         lease, self.lease = self.lease, None
         if lease is None:
             return
@@ -108,7 +108,7 @@ class Account:
         self.num_resumes += self.is_resuming
         self.is_resuming = False
 
-    def start_over(self, result: Result, *, was_answered: bool) -> None:
+    def start_over(self, result: AttemptResult, *, was_answered: bool) -> None:
         """The attempt is lost, and another one follows."""
         now = time.monotonic()
         self.end_attempt(result, now)
@@ -130,7 +130,13 @@ class Account:
             self.trace.attempt_failed("not_fetched")
 
     def close(
-        self, result: Result, outcome: str, now: float, usage: Counts, *, guess: tuple[int, int]
+        self,
+        result: AttemptResult,
+        outcome: str,
+        now: float,
+        usage: Counts,
+        *,
+        guess: tuple[int, int],
     ) -> None:
         """All is over. `guess`: prompt and output tokens, for what the engine did not tell."""
         record = self.record
@@ -170,7 +176,12 @@ class Account:
             attempt_s = now - self.attempt_at
             lease.finish(
                 Outcome(
-                    Result.OK, attempt_s, attempt_s, cached_tokens, prompt_tokens, output_tokens
+                    AttemptResult.OK,
+                    attempt_s,
+                    attempt_s,
+                    cached_tokens,
+                    prompt_tokens,
+                    output_tokens,
                 )
             )
         if self.ticket is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.proxy.head_facts import own_route
-from octavo_router.proxy.local_response import OwnAnswer
+from octavo_router.proxy.local_response import LocalResponse
 
 if TYPE_CHECKING:
     from octavo_router.http.client_connection import ClientConnection
@@ -30,13 +30,13 @@ class AdminService:
 
     def check(self, connection: ClientConnection, head: RequestHead) -> None:
         if any(name == b"origin" for name, _ in head.fields):
-            raise Refused(403, "forbidden", "Pages in browsers may not ask this listener.")
+            raise Rejected(403, "forbidden", "Pages in browsers may not ask this listener.")
         connection.context, _ = own_route(self._routes, head)
 
     def handle(self, connection: ClientConnection, head: RequestHead, body: bytes) -> None:
         request_id = head.request_id or self.new_request_id()
         handler: Handler = connection.context
-        OwnAnswer(connection, head, request_id, is_admin=True).start(handler, body)
+        LocalResponse(connection, head, request_id, is_admin=True).start(handler, body)
 
     def handle_closely(
         self, connection: ClientConnection, head: RequestHead, body: bytes, scan: Scan | None
@@ -47,7 +47,7 @@ class AdminService:
         self,
         connection: ClientConnection,
         head: RequestHead | None,
-        error: Refused,
+        error: Rejected,
         request_id: str,
     ) -> None:
         """Nobody counts it."""

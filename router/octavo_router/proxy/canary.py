@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from octavo_router.proxy.failures import NOT_ACCEPTED
-from octavo_router.proxy.prefill_decode.engine_call import Asking, Told
+from octavo_router.proxy.prefill_decode.engine_call import EngineCall, EngineReply
 
 if TYPE_CHECKING:
     from octavo_router.config.settings import RouterConfig
@@ -45,7 +45,7 @@ class Canaries:
             is_refused=told.status in NOT_ACCEPTED,
         )
 
-    async def _ask(self, endpoint: Endpoint) -> Told:
+    async def _ask(self, endpoint: Endpoint) -> EngineReply:
         """What it said; status 0 where that was nothing in time."""
         upstream = self._upstreams.of(endpoint)
         body = {
@@ -56,8 +56,8 @@ class Canaries:
         if endpoint.names:
             body["model"] = endpoint.names[0]
         question = json.dumps(body).encode()
-        told: asyncio.Future[Told] = asyncio.get_running_loop().create_future()
-        asking = Asking(
+        told: asyncio.Future[EngineReply] = asyncio.get_running_loop().create_future()
+        asking = EngineCall(
             b"".join(
                 (
                     b"POST ",
@@ -77,7 +77,7 @@ class Canaries:
             async with asyncio.timeout(_TIMEOUT_S):
                 return await told
         except TimeoutError:
-            return Told(0)
+            return EngineReply(0)
         finally:
             asking.cancel()
 

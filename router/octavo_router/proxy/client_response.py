@@ -15,15 +15,15 @@ from octavo_router.proxy import heads
 from octavo_router.proxy.events import COMMENT, error_events
 
 if TYPE_CHECKING:
-    from octavo_router.errors import Refused
+    from octavo_router.errors import Rejected
     from octavo_router.http.client_connection import ClientConnection
-    from octavo_router.http.response_head import AnswerHead
+    from octavo_router.http.response_head import ResponseHead
     from octavo_router.proxy.heads import EndpointLines
 
 _EMPTY_FRAMING: Final = b""
 
 
-class ClientAnswer:
+class ClientResponse:
     """Writes to one client. Whatever is written, `keeps_alive` says what `finish` must be told."""
 
     __slots__ = (
@@ -44,7 +44,7 @@ class ClientAnswer:
         self.status = 0
         self.num_bytes = 0  # of the body
 
-    def send_whole(self, head: AnswerHead, lines: EndpointLines, body: bytes) -> None:
+    def send_whole(self, head: ResponseHead, lines: EndpointLines, body: bytes) -> None:
         """All of it at once."""
         self.status = head.status
         connection = self._connection
@@ -57,7 +57,7 @@ class ClientAnswer:
         )
         self.num_bytes = len(body)
 
-    def begin(self, head: AnswerHead, lines: EndpointLines) -> None:
+    def begin(self, head: ResponseHead, lines: EndpointLines) -> None:
         """Its status and fields; pieces follow."""
         if self.has_begun:  # it was begun early, while the client waited
             return
@@ -101,7 +101,7 @@ class ClientAnswer:
         if self._is_chunked:
             self._connection.write(LAST_CHUNK)
 
-    def fail(self, error: Refused) -> bool:
+    def fail(self, error: Rejected) -> bool:
         """Ends it with an error. False: that cannot be said any more, only shown by aborting."""
         if not self.has_begun:
             self.keeps_alive = not (error.close or self._connection.wants_close)

@@ -9,7 +9,7 @@ from octavo_router.errors import is_anthropic
 from octavo_router.proxy.token_stream import EventCutter
 
 if TYPE_CHECKING:
-    from octavo_router.errors import Refused
+    from octavo_router.errors import Rejected
     from octavo_router.residency.api import FindEventEnd
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -45,7 +45,7 @@ class EventRelay:
         return b""
 
 
-def error_events(error: Refused, path: str = "", request_id: str = "") -> bytes:
+def error_events(error: Rejected, path: str = "", request_id: str = "") -> bytes:
     """How a stream that had begun says that it failed, in the words of its path's clients."""
     body = error.body(path, request_id)
     if is_anthropic(path):
@@ -57,7 +57,7 @@ def error_events(error: Refused, path: str = "", request_id: str = "") -> bytes:
     return b"data: " + body + b"\n\n" + DONE
 
 
-def error_events_of(body: bytes, error: Refused, path: str = "", request_id: str = "") -> bytes:
+def error_events_of(body: bytes, error: Rejected, path: str = "", request_id: str = "") -> bytes:
     """An engine's error object inside a stream; `error` if what it sent is none."""
     try:
         value = json.loads(body)

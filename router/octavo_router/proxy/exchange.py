@@ -15,31 +15,31 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.flow.admission import Ticket
-from octavo_router.flow.quarantine import Watch, key_of
+from octavo_router.flow.quarantine import DeathWatch, key_of
 from octavo_router.flow.retry import Failure
 from octavo_router.http.deadlines import NEVER
 from octavo_router.proxy import failures, heads, streams
-from octavo_router.proxy.client_response import ClientAnswer
+from octavo_router.proxy.client_response import ClientResponse
 from octavo_router.proxy.events import error_events_of
 from octavo_router.proxy.resume import DONE, ENGINE_DEAD
-from octavo_router.proxy.retry_state import Next, Tries
-from octavo_router.proxy.token_stream import StreamError
+from octavo_router.proxy.retry_state import NextAttempt, RetryState
+from octavo_router.proxy.token_stream import MalformedStream
 from octavo_router.residency.usage import NO_USAGE
-from octavo_router.routing.outcome import Result
+from octavo_router.routing.outcome import AttemptResult
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from octavo_router.endpoints.endpoint import Endpoint
-    from octavo_router.flow.admission import Waiting
+    from octavo_router.flow.admission import QueuedRequest
     from octavo_router.http.client_connection import ClientConnection
     from octavo_router.http.request_head import RequestHead
-    from octavo_router.http.response_head import AnswerHead
+    from octavo_router.http.response_head import ResponseHead
     from octavo_router.http.upstream_connection import Loss, UpstreamConnection
     from octavo_router.http.upstream_pool import OnItsWay
-    from octavo_router.proxy.account import Account
+    from octavo_router.proxy.account import RequestAccount
     from octavo_router.proxy.events import EventRelay
     from octavo_router.proxy.paths import ProxiedPath
     from octavo_router.proxy.resume import StreamMemory
@@ -57,12 +57,16 @@ _HELD_S: Final = 0.1  # between two looks whether a suspect request may go on
 # answered shows first, on the next engine, that it was not that.
 _GONE_ON_S: Final = 0.1
 _SUSPECT_S: Final = 0.25  # where nothing was answered
-_ANSWERS: Final = (Result.OK, Result.REJECTED, Result.ERROR_5XX)  # the engine outlived it
+_ANSWERS: Final = (
+    AttemptResult.OK,
+    AttemptResult.REJECTED,
+    AttemptResult.ERROR_5XX,
+)  # the engine outlived it
 _MAX_WHOLE_BYTES: Final = 2**20  # an answer that is no stream is kept until it is whole, up to this
 _PROGRESS_S: Final = 10.0  # between signs of life to a client whose stream has to wait
 
 
-class Exchange:
+class ProxyExchange:
     """See the module. Hot: one for each request."""
 
     __slots__ = (
@@ -79,7 +83,7 @@ class Exchange:
         body: bytes,
         path: ProxiedPath,
         request: RouteRequest,
-        account: Account,
+        account: RequestAccount,
     ) -> None:
         self._proxy = proxy
         self._connection = connection
@@ -88,27 +92,27 @@ class Exchange:
         self._path = path
         self._request = request
         self._account = account
-        self._answer = ClientAnswer(connection, request.request_id.encode())
+        self._answer = ClientResponse(connection, request.request_id.encode())
         self._total_at = account.total_at
         self._key = key_of(request.pool, path.path, body)  # for the quarantine
         self._unproven_at = ""  # the endpoint where an attempt has come to nothing yet
         self._num_told = 0  # tokens of the answer when it went there
         self._state = WAITING
-        self._waiting: Waiting | None = None
+        self._waiting: QueuedRequest | None = None
         self._turn: asyncio.Task[None] | None = None
         # of the attempt; memory and tries: over all of them
         self._connecting: OnItsWay | None = None
         self._upstream: UpstreamConnection | None = None
-        self._upstream_head: AnswerHead  # once it is there
+        self._upstream_head: ResponseHead  # once it is there
         self._pieces: list[bytes] = []
         self._size = 0
         self._relay: EventRelay | None = None
         self._memory: StreamMemory | None = None
-        self._tries: Tries | None = None
+        self._tries: RetryState | None = None
 
     # -- arriving
 
-    def start(self, entry: Ticket | Waiting) -> None:
+    def start(self, entry: Ticket | QueuedRequest) -> None:
         """`entry` is what the gate gave."""
         self._connection.owner = self
         if isinstance(entry, Ticket):
@@ -120,7 +124,7 @@ class Exchange:
             return
         self._wait_for(entry)
 
-    def _wait_for(self, entry: Waiting) -> None:
+    def _wait_for(self, entry: QueuedRequest) -> None:
         self._state = WAITING
         self._waiting = entry
         self._expect_a_turn()
@@ -132,7 +136,7 @@ class Exchange:
         sign_at = time.monotonic() + _PROGRESS_S if gives_signs else NEVER
         self._connection.deadline = min(sign_at, self._total_at)
 
-    async def _wait(self, waiting: Waiting) -> None:
+    async def _wait(self, waiting: QueuedRequest) -> None:
         try:
             try:
                 self._account.ticket = await waiting
@@ -141,7 +145,7 @@ class Exchange:
             self._account.record.queue_s += self._account.ticket.waited_s
             tries = self._tries
             self._place(tries.exclude(was_answered=self._was_answered) if tries else ())
-        except Refused as error:
+        except Rejected as error:
             self._give_up(error, "refused")
         except Exception:
             self.broke()
@@ -161,7 +165,7 @@ class Exchange:
         proxy, request = self._proxy, self._request
         now = request.placed_at = time.monotonic()
         others: list[Endpoint] = []
-        if type(proxy.quarantine.watched.get(self._key)) is Watch:
+        if type(proxy.quarantine.watched.get(self._key)) is DeathWatch:
             if (error := proxy.quarantine.refusal(self._key)) is not None:
                 self._give_up(error, "refused")
                 return
@@ -171,7 +175,7 @@ class Exchange:
         if lease is None and others:
             lease = proxy.dispatcher.place(request, exclude=others)  # where it failed, if need be
         if lease is None and others:  # until those that have it have answered, or died
-            self._place_later(Next(exclude, _HELD_S))
+            self._place_later(NextAttempt(exclude, _HELD_S))
             return
         if lease is None:
             entry = proxy.hold(request, self._account, num_bytes=len(self._body))
@@ -243,7 +247,7 @@ class Exchange:
 
     # -- the answer, from the engine
 
-    def on_whole(self, head: AnswerHead, body: bytes) -> None:
+    def on_whole(self, head: ResponseHead, body: bytes) -> None:
         """Hot path: what nearly every answer that is no stream comes to."""
         self._upstream = None
         try:
@@ -273,7 +277,7 @@ class Exchange:
         if self._upstream_head is head and COLLECTING <= self._state < OVER:
             self.on_end()
 
-    def on_head(self, head: AnswerHead) -> None:
+    def on_head(self, head: ResponseHead) -> None:
         self._upstream_head = head
         self._pieces, self._size = [], 0
         self._state = COLLECTING
@@ -315,7 +319,7 @@ class Exchange:
                 self._end_whole()
             else:
                 self._answer.end()
-                self._finish(Result.OK, "ok")
+                self._finish(AttemptResult.OK, "ok")
         except Exception:
             self.broke()
 
@@ -333,7 +337,7 @@ class Exchange:
         assert source is not None
         try:
             clean = source.feed(data)
-        except StreamError as error:
+        except MalformedStream as error:
             self._proxy.note_loss(self._account.lease, str(error))
             self._fail(Failure.BAD_ANSWER)
             return
@@ -418,7 +422,7 @@ class Exchange:
         """
         self._abort_upstream()
         if self._tries is None:
-            self._tries = Tries(self._proxy, self._path, self._request, self._account)
+            self._tries = RetryState(self._proxy, self._path, self._request, self._account)
         is_death = failure is Failure.LOST or is_dead
         account = self._account
         is_suspect = is_death and self._note_death(
@@ -468,12 +472,12 @@ class Exchange:
         if id_:
             self._proxy.quarantine.end(self._key, id_)
 
-    def _place_later(self, following: Next) -> None:
+    def _place_later(self, following: NextAttempt) -> None:
         self._state = WAITING
         self._connection.deadline = self._total_at
         self._turn = self._proxy.loop.create_task(self._pause(following))
 
-    async def _pause(self, following: Next) -> None:
+    async def _pause(self, following: NextAttempt) -> None:
         try:
             await asyncio.sleep(following.pause_s)
             self._turn = None
@@ -498,9 +502,14 @@ class Exchange:
         self._account.record.code = "internal_error"
         self._connection.owner = None
         self._connection.abort()
-        self._close(Result.CLIENT_GONE, "broken", time.monotonic())
+        self._close(AttemptResult.CLIENT_GONE, "broken", time.monotonic())
 
-    def _give_up(self, error: Refused, outcome: str, result: Result = Result.CLIENT_GONE) -> None:
+    def _give_up(
+        self,
+        error: Rejected,
+        outcome: str,
+        result: AttemptResult = AttemptResult.CLIENT_GONE,
+    ) -> None:
         self._release_attempt()
         self._account.record.code = error.code
         is_told = self._answer.fail(error)
@@ -511,7 +520,7 @@ class Exchange:
     def client_gone(self) -> None:
         if self._state != OVER:
             self._release_attempt()
-            self._close(Result.CLIENT_GONE, "client_gone", time.monotonic())
+            self._close(AttemptResult.CLIENT_GONE, "client_gone", time.monotonic())
 
     def client_paused(self) -> None:
         if self._upstream is not None:
@@ -544,7 +553,7 @@ class Exchange:
         except Exception:
             self.broke()
 
-    def shut_down(self, error: Refused) -> None:
+    def shut_down(self, error: Rejected) -> None:
         """The router ends before the request does."""
         if self._state != OVER:
             self._give_up(error, "refused")
@@ -558,7 +567,7 @@ class Exchange:
 
     # -- ending
 
-    def _finish(self, result: Result, outcome: str, *, is_cut: bool = False) -> None:
+    def _finish(self, result: AttemptResult, outcome: str, *, is_cut: bool = False) -> None:
         """The answer is over, and written."""
         self._account.record.status = self._answer.status
         self._close(result, outcome, time.monotonic())
@@ -568,7 +577,7 @@ class Exchange:
         else:
             self._connection.finish(keep_alive=self._answer.keeps_alive)
 
-    def _close(self, result: Result, outcome: str, now: float) -> None:
+    def _close(self, result: AttemptResult, outcome: str, now: float) -> None:
         """Everything is given back, once."""
         self._state = OVER
         if result in _ANSWERS:
@@ -577,7 +586,7 @@ class Exchange:
             self._end_watch()
         account = self._account
         usage, num_events = streams.usage_of(self._memory, self._relay, self._proxy.find_usage)
-        if usage is NO_USAGE and result is Result.OK and self._pieces and self._path.is_json:
+        if usage is NO_USAGE and result is AttemptResult.OK and self._pieces and self._path.is_json:
             usage = self._proxy.find_usage(self._pieces[-1])
         account.record.response_bytes = self._answer.num_bytes
         account.close(result, outcome, now, usage, guess=(self._request.prompt_tokens, num_events))

@@ -3,7 +3,7 @@
     client's bytes ──► Lane.begin ──► engine             a Flight waits for the answer
     client ◄────────── Lane.land  ◄── engine's answer, whole
 
-Both calls do what `Proxy.handle` and `Exchange` do, on the same objects. What is not usual goes the
+Both calls do what `Proxy.handle` and `ProxyExchange` do, on the same objects. All else goes the
 long way through those: a queue, a key with limits, an engine without an idle connection, any other
 policy than prefix-load, each 64th request because it is looked at closely. And a flight to which
 something happens (an answer that is a stream or comes in pieces, an error, a client that leaves, a
@@ -17,16 +17,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from octavo_router.endpoints.registry import Registry
-from octavo_router.flow.admission import Gate, Ticket
+from octavo_router.flow.admission import AdmissionGate, Ticket
 from octavo_router.flow.budget import RetryBudget, Throttle
 from octavo_router.metrics import RouterMetrics
 from octavo_router.observer import MetricsObserver
-from octavo_router.proxy.account import Account
-from octavo_router.proxy.exchange import Exchange
-from octavo_router.routing.capacity import Rooms
+from octavo_router.proxy.account import RequestAccount
+from octavo_router.proxy.exchange import ProxyExchange
+from octavo_router.routing.capacity import PoolCapacity
 from octavo_router.routing.decision import Decision
 from octavo_router.routing.dispatcher import Dispatcher, Lease
-from octavo_router.routing.health import Health
+from octavo_router.routing.health import EndpointHealth
 from octavo_router.routing.models import Models
 from octavo_router.routing.request import RouteRequest
 
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
     from octavo_router._fast import Flight, Lane
     from octavo_router.proxy.head_facts import HeadFacts
-    from octavo_router.proxy.interfaces import Parts
+    from octavo_router.proxy.interfaces import ProxyParts
     from octavo_router.proxy.service import Proxy
 
 logger = logging.getLogger("octavo.router")
 
 
-def make_lane(proxy: Proxy, parts: Parts) -> Lane | None:
+def make_lane(proxy: Proxy, parts: ProxyParts) -> Lane | None:
     """None where the parts are not those that it knows by heart, or it was not built."""
     gate, dispatcher = parts.gate, parts.dispatcher
-    if type(gate) is not Gate or type(dispatcher) is not Dispatcher:
+    if type(gate) is not AdmissionGate or type(dispatcher) is not Dispatcher:
         return None
     if not parts.hot_path.is_native:
         return None
@@ -52,11 +52,11 @@ def make_lane(proxy: Proxy, parts: Parts) -> Lane | None:
     if not _is_known(parts, gate, dispatcher, fast):
         return None
 
-    def take_over(flight: Flight) -> Exchange:
+    def take_over(flight: Flight) -> ProxyExchange:
         return _exchange_of(flight, proxy, gate, dispatcher)
 
     def broke(flight: Flight, error: Exception) -> None:
-        """A mistake of ours: as `Exchange` does it."""
+        """A mistake of ours: as `ProxyExchange` does it."""
         if not flight.is_over:
             try:
                 raise error
@@ -74,7 +74,9 @@ def make_lane(proxy: Proxy, parts: Parts) -> Lane | None:
     return lane
 
 
-def _is_known(parts: Parts, gate: Gate, dispatcher: Dispatcher, fast: ModuleType) -> bool:
+def _is_known(
+    parts: ProxyParts, gate: AdmissionGate, dispatcher: Dispatcher, fast: ModuleType
+) -> bool:
     """Whether what `begin` and `land` repeat is what these would do."""
     throttle = gate.throttle
     return (
@@ -83,18 +85,20 @@ def _is_known(parts: Parts, gate: Gate, dispatcher: Dispatcher, fast: ModuleType
         and type(parts.models) is Models
         and type(parts.budget) is RetryBudget
         and type(parts.metrics) is RouterMetrics
-        and type(gate._rooms) is Rooms
+        and type(gate._rooms) is PoolCapacity
         and type(dispatcher.underway) is fast.Underway
         and type(dispatcher._index) is fast.ResidencyIndex
         and type(dispatcher.observer) in (MetricsObserver, type(None))
-        and type(dispatcher.health) in (Health, type(None))
+        and type(dispatcher.health) in (EndpointHealth, type(None))
         and type(throttle) in (Throttle, type(None))
         and dispatcher.on_room == gate.wake
         and dispatcher.on_result == (throttle.note if throttle is not None else None)
     )
 
 
-def _exchange_of(flight: Flight, proxy: Proxy, gate: Gate, dispatcher: Dispatcher) -> Exchange:
+def _exchange_of(
+    flight: Flight, proxy: Proxy, gate: AdmissionGate, dispatcher: Dispatcher
+) -> ProxyExchange:
     """The exchange that has come as far as the flight has, and takes its place everywhere."""
     connection, head, scan, record = flight.connection, flight.head, flight.scan, flight.record
     facts: HeadFacts = head.facts
@@ -115,7 +119,7 @@ def _exchange_of(flight: Flight, proxy: Proxy, gate: Gate, dispatcher: Dispatche
         placed_at=flight.attempt_at,
         names=flight.names,
     )
-    account = Account(record, flight.began_at, flight.total_at)
+    account = RequestAccount(record, flight.began_at, flight.total_at)
     account.wants_usage = scan.include_usage
     account.ticket = Ticket(gate, flight.tenant, 0, (request.pool, request.revision))
     account.lines = flight.lines
@@ -129,7 +133,7 @@ def _exchange_of(flight: Flight, proxy: Proxy, gate: Gate, dispatcher: Dispatche
         flight.names,
         flight.is_computing,
     )
-    exchange = Exchange(proxy, connection, head, flight.body, flight.path, request, account)
+    exchange = ProxyExchange(proxy, connection, head, flight.body, flight.path, request, account)
     proxy.exchanges.discard(flight)
     proxy.exchanges.add(exchange)
     upstream = flight.upstream

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.flow.retry import Failure
 from octavo_router.http.upstream_connection import Loss
 from octavo_router.proxy.resume import ENGINE_DEAD
-from octavo_router.routing.outcome import Result
+from octavo_router.routing.outcome import AttemptResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,21 +23,21 @@ FAILURE_OF: Final[Mapping[Loss, Failure]] = {
     Loss.GARBAGE: Failure.BAD_ANSWER,
 }
 
-RESULT_OF: Final[Mapping[Failure, Result]] = {
-    Failure.CONNECT: Result.CONNECT_FAILED,
-    Failure.NO_SOCKET: Result.CLIENT_GONE,  # the lack is ours
-    Failure.RESET_BEFORE_SENT: Result.CONNECT_FAILED,
-    Failure.NOT_ACCEPTED: Result.REFUSED,
-    Failure.GIVEN_BACK: Result.LEFT,
-    Failure.REJECTED: Result.REJECTED,
-    Failure.ERROR_5XX: Result.ERROR_5XX,
-    Failure.NO_HEADERS: Result.TIMEOUT,
-    Failure.LOST: Result.BROKEN,
-    Failure.LEFT: Result.LEFT,
-    Failure.STALLED: Result.TIMEOUT,
-    Failure.BAD_ANSWER: Result.BAD_ANSWER,
-    Failure.DEADLINE: Result.EXPIRED,
-    Failure.CLIENT_GONE: Result.CLIENT_GONE,
+RESULT_OF: Final[Mapping[Failure, AttemptResult]] = {
+    Failure.CONNECT: AttemptResult.CONNECT_FAILED,
+    Failure.NO_SOCKET: AttemptResult.CLIENT_GONE,  # the lack is ours
+    Failure.RESET_BEFORE_SENT: AttemptResult.CONNECT_FAILED,
+    Failure.NOT_ACCEPTED: AttemptResult.REFUSED,
+    Failure.GIVEN_BACK: AttemptResult.LEFT,
+    Failure.REJECTED: AttemptResult.REJECTED,
+    Failure.ERROR_5XX: AttemptResult.ERROR_5XX,
+    Failure.NO_HEADERS: AttemptResult.TIMEOUT,
+    Failure.LOST: AttemptResult.BROKEN,
+    Failure.LEFT: AttemptResult.LEFT,
+    Failure.STALLED: AttemptResult.TIMEOUT,
+    Failure.BAD_ANSWER: AttemptResult.BAD_ANSWER,
+    Failure.DEADLINE: AttemptResult.EXPIRED,
+    Failure.CLIENT_GONE: AttemptResult.CLIENT_GONE,
 }
 
 _ENGINE_FAULTS: Final = frozenset(("internal_error", "model_error", "unreadable"))  # codes
@@ -65,47 +65,51 @@ def code_of(body: bytes) -> str:
     return code if isinstance(code, str) else ""
 
 
-def verdict_on(status: int) -> tuple[Result, str]:
+def verdict_on(status: int) -> tuple[AttemptResult, str]:
     """How an answer that was passed on counts, and its name in the log."""
     if status < 400:
-        return Result.OK, "ok"
+        return AttemptResult.OK, "ok"
     if status in NOT_ACCEPTED:
-        return Result.REFUSED, "refused"
-    return (Result.REJECTED, "rejected") if status < 500 else (Result.ERROR_5XX, "upstream_error")
+        return AttemptResult.REFUSED, "refused"
+    return (
+        (AttemptResult.REJECTED, "rejected")
+        if status < 500
+        else (AttemptResult.ERROR_5XX, "upstream_error")
+    )
 
 
-def verdict_on_event(code: str) -> tuple[Result, str]:
+def verdict_on_event(code: str) -> tuple[AttemptResult, str]:
     """The same for an error that an engine put at the end of a stream."""
     if code in _ENGINE_FAULTS:
-        return Result.ERROR_5XX, "upstream_error"
-    return Result.REJECTED, "deadline" if code == "deadline_exceeded" else "rejected"
+        return AttemptResult.ERROR_5XX, "upstream_error"
+    return AttemptResult.REJECTED, "deadline" if code == "deadline_exceeded" else "rejected"
 
 
-def refused_for(failure: Failure) -> Refused:
+def refused_for(failure: Failure) -> Rejected:
     """From a closed catalogue: nothing that an engine wrote gets in here."""
     match failure:
         case Failure.CONNECT | Failure.NO_SOCKET | Failure.RESET_BEFORE_SENT:
-            return Refused(
+            return Rejected(
                 503, "upstream_unreachable", "No engine could be reached.",
                 retry_after_s=NO_ENDPOINT_RETRY_S,
             )  # fmt: skip
         case Failure.NOT_ACCEPTED | Failure.GIVEN_BACK:
-            return Refused(503, "overloaded", "All engines are full.", retry_after_s=1.0)
+            return Rejected(503, "overloaded", "All engines are full.", retry_after_s=1.0)
         case Failure.NO_HEADERS:
-            return Refused(504, "upstream_timeout", "The engine did not begin to answer in time.")
+            return Rejected(504, "upstream_timeout", "The engine did not begin to answer in time.")
         case Failure.STALLED:
-            return Refused(
+            return Rejected(
                 504, "upstream_stalled", "The engine stopped in the middle of its answer."
             )
         case Failure.DEADLINE:
-            return Refused(504, "deadline_exceeded", "The request took longer than it may.")
+            return Rejected(504, "deadline_exceeded", "The request took longer than it may.")
         case Failure.LOST | Failure.LEFT:
-            return Refused(502, "upstream_lost", "The engine was lost while it answered.")
+            return Rejected(502, "upstream_lost", "The engine was lost while it answered.")
         case _:
-            return Refused(502, "upstream_bad_answer", "The engine's answer makes no sense.")
+            return Rejected(502, "upstream_bad_answer", "The engine's answer makes no sense.")
 
 
-def no_endpoint(pool: str) -> Refused:
-    return Refused(
+def no_endpoint(pool: str) -> Rejected:
+    return Rejected(
         503, "no_endpoints", f"No engine is there for {pool}.", retry_after_s=NO_ENDPOINT_RETRY_S
     )

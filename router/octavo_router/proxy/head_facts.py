@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from octavo_engine.protocol.endpoints import EXPLAIN_HEADER, TIMEOUT_HEADER
-from octavo_router.errors import Refused, no_route
+from octavo_router.errors import Rejected, no_route
 from octavo_router.http.cors import Cors, is_preflight
 from octavo_router.http.fields import TRUSTED
 from octavo_router.http.request_head import IDEMPOTENCY_KEY
@@ -69,7 +69,7 @@ class FactReader:
         self._keeps_answers = config.flow.idempotency_s > 0.0
 
     def read(self, head: RequestHead) -> HeadFacts:
-        """Raises Refused: no such route, a method or a body that it does not take."""
+        """Raises Rejected: no such route, a method or a body that it does not take."""
         if self._cors is not None and is_preflight(head.method, head.fields):
             handler = self._cors.preflight
             return HeadFacts(self, handler=handler, needs_key=False, route="preflight")
@@ -80,13 +80,13 @@ class FactReader:
             return self._own(head)
         if head.method not in path.methods:
             methods = " and ".join(path.methods)
-            raise Refused(405, "method_not_allowed", f"{head.path} takes {methods} only.")
+            raise Rejected(405, "method_not_allowed", f"{head.path} takes {methods} only.")
         facts = HeadFacts(self, path=path, route=path.path, kept_id=kept_id)
         sessions: dict[bytes, bytes] = {}
         for name, value in head.fields:
             if name == b"content-type":
                 if path.is_json and value[:16].lower() != b"application/json":
-                    raise Refused(
+                    raise Rejected(
                         415, "unsupported_media_type", "The content-type must be application/json."
                     )
             elif name == self._tenant_header:
@@ -116,7 +116,7 @@ class FactReader:
 
     def _own(self, head: RequestHead) -> HeadFacts:
         if is_one_engines(head.path):
-            raise Refused(501, "not_implemented", _ONE_ENGINES)
+            raise Rejected(501, "not_implemented", _ONE_ENGINES)
         handler, route = own_route(self._routes, head)
         is_public = head.path in PUBLIC or head.path.startswith(ADMIN)
         return HeadFacts(self, handler=handler, route=route, needs_key=not is_public)
@@ -126,13 +126,13 @@ Routes = dict[tuple[str, str], "Handler"]
 
 
 def own_route(routes: Routes, head: RequestHead) -> tuple[Handler, str]:
-    """The handler, and the route that a label may name. Raises Refused."""
+    """The handler, and the route that a label may name. Raises Rejected."""
     method = "GET" if head.method == "HEAD" else head.method
     handler, route = _find(routes, method, head.path)
     if handler is not None:
         return handler, route
     if any(_find(routes, other, head.path)[0] for other in ("GET", "POST")):
-        raise Refused(405, "method_not_allowed", f"{head.path} does not take {head.method}.")
+        raise Rejected(405, "method_not_allowed", f"{head.path} does not take {head.method}.")
     raise no_route(head.method, head.path)
 
 
@@ -152,9 +152,9 @@ def _find(routes: Routes, method: str, path: str) -> tuple[Handler | None, str]:
 
 
 def _seconds(value: bytes) -> float:
-    """Raises Refused, with the words of the engine, which reads the same header."""
+    """Raises Rejected, with the words of the engine, which reads the same header."""
     if not (value.isdigit() and len(value) <= 12 and int(value) > 0):
-        raise Refused(
+        raise Rejected(
             400,
             "invalid_header",
             f"{TIMEOUT_HEADER} must be a whole number of milliseconds above 0",
@@ -164,9 +164,9 @@ def _seconds(value: bytes) -> float:
 
 
 def _key(value: bytes) -> str:
-    """Raises Refused."""
+    """Raises Rejected."""
     if not 0 < len(value) <= _MAX_KEY_BYTES or not value.isascii():
-        raise Refused(
+        raise Rejected(
             400,
             "invalid_header",
             f"idempotency-key must be 1 to {_MAX_KEY_BYTES} characters of ASCII",

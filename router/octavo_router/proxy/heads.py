@@ -20,7 +20,7 @@ from octavo_router.proxy.response_affinity import place_of
 if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.http.request_head import RequestHead
-    from octavo_router.http.response_head import AnswerHead
+    from octavo_router.http.response_head import ResponseHead
     from octavo_router.routing.decision import Decision
 
 STREAM_TOKENS: Final = f"{STREAM_HEADER}: tokens\r\n".encode()
@@ -90,7 +90,7 @@ def time_left(seconds: float) -> bytes:
 
 
 def answer_head(
-    head: AnswerHead,
+    head: ResponseHead,
     lines: EndpointLines,
     request_id: bytes,
     framing: bytes,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from octavo_router.config.settings import RouterConfig
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.endpoints.registry import Registry
-    from octavo_router.flow.admission import Ticket, Waiting
+    from octavo_router.flow.admission import QueuedRequest, Ticket
     from octavo_router.flow.budget import RetryBudget
     from octavo_router.flow.tenant import Tenant
     from octavo_router.http.messages import Handler
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from octavo_router.routing.dispatcher import Lease
     from octavo_router.routing.models import Models
     from octavo_router.routing.request import RouteRequest
-    from octavo_router.tracing import Tracing
+    from octavo_router.tracing import RouterTracing
 
 
 class Dispatching(Protocol):
@@ -49,27 +49,27 @@ class Admission(Protocol):
 
     def admit(
         self, request: RouteRequest, tenant: Tenant, *, num_bytes: int = 0, deadline: float = ...
-    ) -> Ticket | Waiting: ...
+    ) -> Ticket | QueuedRequest: ...
 
     def wait_again(
         self, request: RouteRequest, ticket: Ticket, *, num_bytes: int = 0, deadline: float = ...
-    ) -> Waiting: ...
+    ) -> QueuedRequest: ...
 
 
-class Metrics(Protocol):
+class ProxyMetrics(Protocol):
     def pool(self, name: str, /) -> PoolCounts: ...
 
     def finish(self, record: RequestRecord) -> None: ...
 
 
-class AccessLog(Protocol):
+class RequestLog(Protocol):
     takes_all: bool  # else it takes errors, or nothing
 
     def write(self, record: RequestRecord) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
-class Parts:
+class ProxyParts:
     """Everything that a `Proxy` is made of."""
 
     config: RouterConfig
@@ -81,8 +81,8 @@ class Parts:
     models: Models
     upstreams: Upstreams
     hot_path: HotPath
-    metrics: Metrics
-    access_log: AccessLog | None
+    metrics: ProxyMetrics
+    access_log: RequestLog | None
     admin: AdminAccess = field(default_factory=AdminAccess)
-    tracing: Tracing | None = None
+    tracing: RouterTracing | None = None
     routes: dict[tuple[str, str], Handler] = field(default_factory=dict)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, cast
 
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.http import responses
 from octavo_router.http.chunked import LAST_CHUNK, chunk
 from octavo_router.http.deadlines import NEVER
@@ -36,7 +36,7 @@ def inbound(
     )
 
 
-class OwnAnswer:
+class LocalResponse:
     """Runs one handler. Those that return at once cost no task."""
 
     __slots__ = (
@@ -60,7 +60,7 @@ class OwnAnswer:
         self._is_begun = False
 
     def start(self, handler: Handler, body: bytes) -> None:
-        """Raises Refused."""
+        """Raises Rejected."""
         self._connection.owner = self
         connection, head = self._connection, self._head
         reply = handler(inbound(connection, head, body, is_admin=self._is_admin))
@@ -78,7 +78,7 @@ class OwnAnswer:
                 self._write_whole(reply, reply.body)
             else:
                 await self._write_stream(reply, reply.body)
-        except Refused as error:
+        except Rejected as error:
             if self._is_begun:
                 connection.abort()
             else:
@@ -88,7 +88,7 @@ class OwnAnswer:
             if self._is_begun:
                 connection.abort()
             else:
-                ours = Refused(500, "internal_error", "The router made a mistake.", close=True)
+                ours = Rejected(500, "internal_error", "The router made a mistake.", close=True)
                 connection.refuse(ours, self._request_id)
 
     def _write_whole(self, reply: Reply, body: bytes) -> None:
@@ -164,5 +164,5 @@ class OwnAnswer:
     def on_deadline(self, now: float) -> None:
         """There is none: handlers bound themselves."""
 
-    def shut_down(self, error: Refused) -> None:
+    def shut_down(self, error: Rejected) -> None:
         self._connection.abort()

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final
 from octavo_router.flow.quarantine import key_of
 from octavo_router.http.upstream_connection import Loss
 from octavo_router.proxy import heads
-from octavo_router.routing.outcome import Outcome, Result
+from octavo_router.routing.outcome import AttemptResult, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from octavo_router.flow.quarantine import Quarantine
     from octavo_router.http.request_head import RequestHead
-    from octavo_router.http.response_head import AnswerHead
+    from octavo_router.http.response_head import ResponseHead
     from octavo_router.http.upstream_connection import UpstreamConnection
     from octavo_router.http.upstream_pool import OnItsWay
     from octavo_router.proxy.interfaces import Dispatching
@@ -65,7 +65,7 @@ class Mirrors:
             request_id = request.request_id.encode()
             data = heads.request_bytes(head, upstream.lines, request_id, body, forward=head.forward)
             one = _Copy(self, lease, data, key)
-            one.timer = loop.call_later(total_s, one.stop, Result.TIMEOUT)
+            one.timer = loop.call_later(total_s, one.stop, AttemptResult.TIMEOUT)
             self.under_way.add(one)
             one.start(upstream)
 
@@ -88,7 +88,7 @@ class _Copy:
         self._data = data
         self._connecting: OnItsWay | None = None
         self._connection: UpstreamConnection | None = None
-        self._result = Result.OK
+        self._result = AttemptResult.OK
 
     def start(self, upstream: Upstream) -> None:
         connection = upstream.pool.take()
@@ -97,7 +97,7 @@ class _Copy:
         else:
             self._connecting = upstream.pool.connect(self)
 
-    def stop(self, result: Result = Result.CLIENT_GONE) -> None:
+    def stop(self, result: AttemptResult = AttemptResult.CLIENT_GONE) -> None:
         if self._connecting is not None:
             self._connecting.cancel()
         connection, self._connection = self._connection, None
@@ -110,18 +110,18 @@ class _Copy:
         self._connection = connection
         connection.send(self, self._data)
 
-    def on_whole(self, head: AnswerHead, body: bytes) -> None:
+    def on_whole(self, head: ResponseHead, body: bytes) -> None:
         self.on_head(head)
         self.on_end()
 
-    def on_head(self, head: AnswerHead) -> None:
+    def on_head(self, head: ResponseHead) -> None:
         self._lease.first_token()
         if head.status in (429, 503):
-            self._result = Result.REFUSED
+            self._result = AttemptResult.REFUSED
         elif head.status >= 500:
-            self._result = Result.ERROR_5XX
+            self._result = AttemptResult.ERROR_5XX
         elif head.status >= 400:
-            self._result = Result.REJECTED
+            self._result = AttemptResult.REJECTED
 
     def on_body(self, data: bytes) -> None:
         """Dropped."""
@@ -133,14 +133,14 @@ class _Copy:
         if loss in (Loss.CLOSED, Loss.BROKEN):
             endpoint = self._lease.endpoint
             self._mirrors.quarantine.lost(self._key, endpoint, self._sent_at, is_said=False)
-        self._over(Result.BROKEN)
+        self._over(AttemptResult.BROKEN)
 
-    def _over(self, result: Result) -> None:
+    def _over(self, result: AttemptResult) -> None:
         self._connection = None
         self.timer.cancel()
         self._mirrors.under_way.discard(self)
         quarantine = self._mirrors.quarantine
-        if result is Result.OK:
+        if result is AttemptResult.OK:
             quarantine.answered(self._key)
         else:
             quarantine.end(self._key, self._lease.endpoint.id)

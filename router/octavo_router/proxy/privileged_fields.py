@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.residency.api import PRIVILEGED, PRIVILEGED_PREFIX
 
 if TYPE_CHECKING:
-    from octavo_router.flow.keys import Limits
+    from octavo_router.flow.keys import KeyLimits
     from octavo_router.proxy.paths import ProxiedPath
     from octavo_router.residency.api import Scan
 
@@ -31,8 +31,8 @@ _Fields = dict[str, msgspec.Raw]
 _decoder = msgspec.json.Decoder(_Fields)
 
 
-def for_engines(body: bytes, scan: Scan, limits: Limits, path: ProxiedPath | None) -> bytes:
-    """The very same body where nothing need be changed. Raises Refused."""
+def for_engines(body: bytes, scan: Scan, limits: KeyLimits, path: ProxiedPath | None) -> bytes:
+    """The very same body where nothing need be changed. Raises Rejected."""
     strips = scan.is_privileged and not limits.is_trusted
     salt = limits.cache_salt if path is None or path.salts else ""
     if not (strips or salt):
@@ -41,7 +41,7 @@ def for_engines(body: bytes, scan: Scan, limits: Limits, path: ProxiedPath | Non
         fields = _decoder.decode(body)
         is_changed = strips and _strip(fields)
     except (msgspec.MsgspecError, UnicodeDecodeError):  # the scan has read it: this cannot be
-        raise Refused(400, "invalid_json", "The body is not valid JSON.") from None
+        raise Rejected(400, "invalid_json", "The body is not valid JSON.") from None
     if salt:
         text = sha256(f"{salt}\0{scan.cache_salt}".encode()).hexdigest()[:32]
         fields[_SALT] = msgspec.Raw(b'"%b"' % text.encode())

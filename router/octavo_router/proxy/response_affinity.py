@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from octavo_engine.protocol.endpoints import PLACE_DIGITS
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 
 if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import Endpoint
@@ -28,7 +28,7 @@ def place_of(endpoint_id: str) -> str:
     return blake2b(endpoint_id.encode(), digest_size=PLACE_DIGITS // 2).hexdigest()
 
 
-class Kept:
+class ResponseAffinity:
     """Looks ids up among the endpoints that are there."""
 
     def __init__(self, registry: Registry) -> None:
@@ -37,14 +37,14 @@ class Kept:
         self._by_place: dict[str, Endpoint] = {}
 
     def keeper(self, id_: str) -> Endpoint:
-        """Raises Refused: nobody here keeps it."""
+        """Raises Rejected: nobody here keeps it."""
         found = self._find(id_)
         if found is None:
             endpoints = self._registry.endpoints
             # What is no id would be another path there.
             if len(endpoints) == 1 and _SAFE.fullmatch(id_):  # it may have made the id without us
                 return next(iter(endpoints.values()))
-            raise Refused(
+            raise Rejected(
                 404, "response_not_found", f"Response with id '{id_[:128]}' not found.",
                 param="response_id",
             )  # fmt: skip

@@ -10,22 +10,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from octavo_router.flow.idempotency import MAX_ANSWER_BYTES, Kept
+from octavo_router.flow.idempotency import MAX_ANSWER_BYTES, StoredResponse
 from octavo_router.http import responses
 from octavo_router.http.chunked import ChunkDecoder, ChunkError
-from octavo_router.http.response_head import AnswerError, AnswerParser
+from octavo_router.http.response_head import ResponseError, ResponseHeadParser
 
 if TYPE_CHECKING:
-    from octavo_router.errors import Refused
+    from octavo_router.errors import Rejected
     from octavo_router.flow.idempotency import IdempotencyKeys, Run
-    from octavo_router.http.client_connection import ClientConnection, Owner
+    from octavo_router.http.client_connection import ClientConnection, ConnectionOwner
     from octavo_router.metrics.record import RequestRecord
 
 REPLAYED: Final = ("idempotent-replayed", "true")
 _MAX_BYTES: Final = 2 * MAX_ANSWER_BYTES  # with its head and its chunks' sizes
 
 
-class Recorder:
+class ResponseRecorder:
     """To the exchange the connection, to the connection the owner."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Recorder:
         self._record = record
         self._pieces: list[bytes] = []
         self._size = 0
-        self._owner: Owner | None = None
+        self._owner: ConnectionOwner | None = None
 
     def __getattr__(self, name: str) -> Any:
         """What is only read: how it stands with the connection."""
@@ -54,11 +54,11 @@ class Recorder:
         return cast("ClientConnection", self)
 
     @property
-    def owner(self) -> Owner | None:
+    def owner(self) -> ConnectionOwner | None:
         return self._owner
 
     @owner.setter
-    def owner(self, owner: Owner | None) -> None:
+    def owner(self, owner: ConnectionOwner | None) -> None:
         self._owner = owner
         self._connection.owner = None if owner is None else self
 
@@ -96,19 +96,19 @@ class Recorder:
         self._keys.forget(self._run)
         self._connection.abort()
 
-    def _whole(self) -> Kept | None:
+    def _whole(self) -> StoredResponse | None:
         """What was written; None where it cannot be given again."""
         if self._size > _MAX_BYTES:
             return None
         text, _, body = b"".join(self._pieces).partition(b"\r\n\r\n")
         try:
-            head = AnswerParser().parse(text)
+            head = ResponseHeadParser().parse(text)
             if head.is_chunked:
                 body = b"".join(ChunkDecoder(is_strict=True).feed(body))
-        except (AnswerError, ChunkError):  # whatever an engine's fields may hold
+        except (ResponseError, ChunkError):  # whatever an engine's fields may hold
             return None
         content_type = head.content_type.decode("latin-1")
-        return Kept(head.status, content_type, body, self._record.model)
+        return StoredResponse(head.status, content_type, body, self._record.model)
 
     # -- as the owner
 
@@ -133,7 +133,7 @@ class Recorder:
         if self._owner is not None:
             self._owner.on_deadline(now)
 
-    def shut_down(self, error: Refused) -> None:
+    def shut_down(self, error: Rejected) -> None:
         if self._owner is not None:
             self._owner.shut_down(error)
 
@@ -141,7 +141,7 @@ class Recorder:
         return b"" if self._owner is None else self._owner.probe()
 
 
-def replay(connection: ClientConnection, answer: Kept, request_id: str) -> None:
+def replay(connection: ClientConnection, answer: StoredResponse, request_id: str) -> None:
     """Gives a kept answer, whole: a stream comes at once."""
     head = connection.head
     keep_alive = not connection.wants_close

@@ -25,8 +25,8 @@ from array import array
 from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.resume import BEGIN, Resume, pack
-from octavo_router.proxy.token_stream import MAX_EVENT_BYTES, EventCutter, StreamError
-from octavo_router.residency.usage import Usage
+from octavo_router.proxy.token_stream import MAX_EVENT_BYTES, EventCutter, MalformedStream
+from octavo_router.residency.usage import PyUsage
 
 if TYPE_CHECKING:
     from octavo_router.residency.api import FindEventEnd, SplitTokenLines, TokenLine
@@ -111,13 +111,13 @@ class StreamMemory:
             clean, lines, begin = self._split(whole)
             if begin is not None:
                 if self._begun or not whole.startswith(BEGIN) or b"\n" + BEGIN in whole:
-                    raise StreamError("the stream begins twice, or not with its beginning")
+                    raise MalformedStream("the stream begins twice, or not with its beginning")
                 self._take_begin(begin)
             if self._is_plain(clean, len(lines)) and self._fits(lines):
                 self._take_lines(lines)
             else:
                 clean = self._read_events(whole)
-        except (StreamError, ValueError) as error:  # nothing of these bytes was taken in
+        except (MalformedStream, ValueError) as error:  # nothing of these bytes was taken in
             self._lose(str(error))
             return b""
         if clean:
@@ -178,12 +178,12 @@ class StreamMemory:
         return sum(map(len, self._answers))
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> PyUsage:
         """As far as the router knows it. What was found of an answer's own tokens is no prompt."""
         cached = self.cached_tokens
         if cached is not None:
             cached = min(cached, self.prompt_tokens)
-        return Usage(self.prompt_tokens, self.num_tokens, cached)
+        return PyUsage(self.prompt_tokens, self.num_tokens, cached)
 
     @property
     def num_answers(self) -> int:
@@ -208,20 +208,20 @@ class StreamMemory:
             answers = told["answers"]
             prompt_tokens, cached = told.get("prompt_tokens", 0), told.get("cached")
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise StreamError(f"the begin line cannot be read: {line[:80]!r}") from None
+            raise MalformedStream(f"the begin line cannot be read: {line[:80]!r}") from None
         counts = (answers, prompt_tokens, 0 if cached is None else cached)
         numbers = (begin.created, begin.seed, *counts)
         if not isinstance(begin.id, str) or any(type(number) is not int for number in numbers):
-            raise StreamError(f"the begin line has values of the wrong type: {line[:80]!r}")
+            raise MalformedStream(f"the begin line has values of the wrong type: {line[:80]!r}")
         if not all(0 <= count < 2**31 for count in counts):
-            raise StreamError(f"the begin line has counts that cannot be: {line[:80]!r}")
+            raise MalformedStream(f"the begin line has counts that cannot be: {line[:80]!r}")
         if self._begin is None:
             if not 1 <= answers <= MAX_ANSWERS:
-                raise StreamError(f"the begin line promises {answers} answers")
+                raise MalformedStream(f"the begin line promises {answers} answers")
             self._begin = begin
             self._answers = [array("I") for _ in range(answers)]
         elif begin != self._begin or answers != len(self._answers):
-            raise StreamError("the stream that follows is of another generation")
+            raise MalformedStream("the stream that follows is of another generation")
         self.prompt_tokens, self.cached_tokens = prompt_tokens, cached
         self._begun = True
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.flow.retry import Failure
-    from octavo_router.proxy.account import Account
+    from octavo_router.proxy.account import RequestAccount
     from octavo_router.proxy.paths import ProxiedPath
     from octavo_router.proxy.resume import StreamMemory
     from octavo_router.proxy.service import Proxy
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 _MAX_PAUSE_S: Final = 5.0  # an engine that wants more is passed on: its client knows when to come
 
 
-class Next(NamedTuple):
+class NextAttempt(NamedTuple):
     """Another attempt."""
 
     exclude: Collection[Endpoint]
     pause_s: float  # before it, as its engine asked
 
 
-class Tries:
+class RetryState:
     """Of one request. Forgets nothing: an endpoint that failed is asked again only as the last."""
 
     __slots__ = ("_account", "_path", "_proxy", "_request", "_tried")
 
     def __init__(
-        self, proxy: Proxy, path: ProxiedPath, request: RouteRequest, account: Account
+        self, proxy: Proxy, path: ProxiedPath, request: RouteRequest, account: RequestAccount
     ) -> None:
         self._proxy = proxy
         self._path = path
@@ -55,7 +55,7 @@ class Tries:
         retry_after: bytes = b"",
         is_suspect: bool = False,
         pause_s: float = 0.0,
-    ) -> Next | None:
+    ) -> NextAttempt | None:
         """Tries again where that is safe and affordable; None: the client must be told.
 
         The attempt has failed, and its connection is closed. Given back where another follows.
@@ -95,7 +95,7 @@ class Tries:
         account.start_over(RESULT_OF[failure], was_answered=was_answered)
         if memory is not None:
             memory.start_over()
-        return Next(exclude, max(pause_s, verdict.delay_s or 0.0 if is_alone else 0.0))
+        return NextAttempt(exclude, max(pause_s, verdict.delay_s or 0.0 if is_alone else 0.0))
 
     def exclude(self, *, was_answered: bool) -> Collection[Endpoint]:
         """Who is not asked next."""

@@ -14,25 +14,25 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from octavo_engine.protocol.endpoints import EXPLAIN_HEADER, OWNER_HEADER
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.flow.budget import Losses
 from octavo_router.flow.idempotency import IdempotencyKeys
 from octavo_router.flow.quarantine import Quarantine
 from octavo_router.metrics.record import RequestRecord
-from octavo_router.proxy.account import Account
+from octavo_router.proxy.account import RequestAccount
 from octavo_router.proxy.events import EventRelay
-from octavo_router.proxy.exchange import Exchange
+from octavo_router.proxy.exchange import ProxyExchange
 from octavo_router.proxy.express import make_lane
 from octavo_router.proxy.head_facts import FactReader, HeadFacts
-from octavo_router.proxy.local_response import OwnAnswer
+from octavo_router.proxy.local_response import LocalResponse
 from octavo_router.proxy.mirror import Mirrors
-from octavo_router.proxy.prefill_decode.exchange import PairedExchange
+from octavo_router.proxy.prefill_decode.exchange import PrefillDecodeExchange
 from octavo_router.proxy.privileged_fields import for_engines
-from octavo_router.proxy.response_affinity import Kept
-from octavo_router.proxy.response_recorder import Recorder, replay
+from octavo_router.proxy.response_affinity import ResponseAffinity
+from octavo_router.proxy.response_recorder import ResponseRecorder, replay
 from octavo_router.proxy.resume import StreamMemory
 from octavo_router.residency.api import ScanError
-from octavo_router.routing.models import Route
+from octavo_router.routing.models import ModelRoute
 from octavo_router.routing.request import RouteRequest
 
 if TYPE_CHECKING:
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from octavo_router._fast import Flight
     from octavo_router.config.settings import RouterConfig
     from octavo_router.endpoints.endpoint import Endpoint
-    from octavo_router.flow.admission import Waiting
-    from octavo_router.flow.idempotency import Kept as KeptAnswer
+    from octavo_router.flow.admission import QueuedRequest
+    from octavo_router.flow.idempotency import StoredResponse as KeptAnswer
     from octavo_router.flow.tenant import Tenant
     from octavo_router.http.client_connection import ClientConnection
     from octavo_router.http.request_head import RequestHead
     from octavo_router.metrics.histogram import Histogram
-    from octavo_router.proxy.interfaces import Parts
+    from octavo_router.proxy.interfaces import ProxyParts
     from octavo_router.residency.api import Scan
     from octavo_router.routing.dispatcher import Lease
-    from octavo_router.routing.outcome import Result
+    from octavo_router.routing.outcome import AttemptResult
 
 logger = logging.getLogger("octavo.router")
 
@@ -68,18 +68,18 @@ class Proxy:
         "upstreams",
     )  # fmt: skip
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ProxyParts) -> None:
         self.loop = parts.loop
         self._registry = parts.registry
         self.dispatcher = parts.dispatcher
         self.budget = parts.budget
         self.upstreams = parts.upstreams
-        self.exchanges: set[Exchange | Flight] = set()  # under way
+        self.exchanges: set[ProxyExchange | Flight] = set()  # under way
         self._losses = Losses(time.monotonic)
         self.quarantine = Quarantine(parts.config.retry, time.monotonic)
         parts.registry.subscribe(self.quarantine.changed)
         self.mirrors = Mirrors(parts.dispatcher, parts.upstreams, self.quarantine)
-        self._kept = Kept(parts.registry)
+        self._kept = ResponseAffinity(parts.registry)
         self._idempotency = IdempotencyKeys(parts.config.flow, time.monotonic)
         self._admin = parts.admin
         self._gate = parts.gate
@@ -136,7 +136,7 @@ class Proxy:
         path = facts.path
         if path is None:
             assert facts.handler is not None
-            OwnAnswer(connection, head, request_id).start(facts.handler, body)
+            LocalResponse(connection, head, request_id).start(facts.handler, body)
             return
         now = time.monotonic()
         tenant: Tenant = connection.context
@@ -169,7 +169,7 @@ class Proxy:
                 if body is not asked:
                     scan = self._scan(body, path.kind, self._adapters)
             except ScanError as error:
-                raise Refused(400, "invalid_json", error.message) from None
+                raise Rejected(400, "invalid_json", error.message) from None
             request.model = record.model = scan.model
             request.keys = scan.keys
             request.prompt_bytes = scan.prompt_bytes
@@ -205,18 +205,20 @@ class Proxy:
         entry = self._gate.admit(request, tenant, num_bytes=len(body), deadline=deadline)
         self.budget.begin(request.tenant, now)
         trace = self._tracing.begin(record) if self._tracing is not None else None
-        account = Account(record, now, deadline, trace)
+        account = RequestAccount(record, now, deadline, trace)
         account.wants_usage = wants_usage
         account.is_client_timed = wanted_s > 0.0
         if key:
             run = self._idempotency.begin(tenant.name, path.path, key, asked)
-            connection = Recorder(connection, self._idempotency, run, record).as_connection()
+            connection = ResponseRecorder(
+                connection, self._idempotency, run, record
+            ).as_connection()
         if tenant.limits.owner and (path.keeps or path.is_kept):
             head = head.with_lines(f"{OWNER_HEADER}: {tenant.limits.owner}\r\n".encode())
         if facts.trusted_lines and tenant.limits.is_trusted:
             head = head.with_lines(facts.trusted_lines)
         is_paired = path.hands_over and self.dispatcher.pairs(request.pool)
-        kind = PairedExchange if is_paired else Exchange
+        kind = PrefillDecodeExchange if is_paired else ProxyExchange
         exchange = kind(self, connection, head, body, path, request, account)
         self.exchanges.add(exchange)
         exchange.start(entry)
@@ -227,7 +229,7 @@ class Proxy:
         self,
         connection: ClientConnection,
         head: RequestHead | None,
-        error: Refused,
+        error: Rejected,
         request_id: str,
     ) -> None:
         """A request that never became an exchange."""
@@ -243,7 +245,7 @@ class Proxy:
         self._report(record, connection)
 
     def _check_explain(self, connection: ClientConnection, head: RequestHead) -> None:
-        """What the router knows of an engine's cache is what others have asked it. Raises Refused.
+        """What the router knows of an engine's cache is what others have asked it. Raises Rejected.
 
         Refused rather than passed over: who asks for it would wonder.
         """
@@ -252,7 +254,7 @@ class Proxy:
 
     # -- for exchanges
 
-    def over(self, exchange: Exchange, account: Account) -> None:
+    def over(self, exchange: ProxyExchange, account: RequestAccount) -> None:
         self.exchanges.discard(exchange)
         self.budget.end(num_repeats=account.num_repeats)
         record = account.record
@@ -313,7 +315,9 @@ class Proxy:
         others = [one for one in candidates if one.spec.id not in ids]
         return [] if ids and len(others) == len(candidates) else others
 
-    def hold(self, request: RouteRequest, account: Account, *, num_bytes: int) -> Waiting | None:
+    def hold(
+        self, request: RouteRequest, account: RequestAccount, *, num_bytes: int
+    ) -> QueuedRequest | None:
         """A place in the queue of a pool that has lost its last engine; another may come."""
         ticket = account.ticket
         if ticket is None or self._registry.candidates(request.pool, request.revision).endpoints:
@@ -322,12 +326,12 @@ class Proxy:
             waiting = self._gate.wait_again(
                 request, ticket, num_bytes=num_bytes, deadline=account.total_at
             )
-        except Refused:  # too many wait already
+        except Rejected:  # too many wait already
             return None
         account.ticket = None  # it is the place's now, and comes back with the turn
         return waiting
 
-    def count_prompt(self, pool: str, result: Result) -> None:
+    def count_prompt(self, pool: str, result: AttemptResult) -> None:
         """Of a request that another engine was to answer."""
         self._metrics.pool(pool).prompts.add(result.label)
 
@@ -370,11 +374,11 @@ class Proxy:
             return [*tried, *unfit], False
         return unfit, True  # better the same again than nobody
 
-    def _way_to(self, endpoint: Endpoint, request: RouteRequest) -> Route:
+    def _way_to(self, endpoint: Endpoint, request: RouteRequest) -> ModelRoute:
         """To one engine, by what it keeps."""
         request.model = next(iter(endpoint.names), "")
         request.subset = (endpoint.spec.address.authority,)
-        return Route(endpoint.pool)
+        return ModelRoute(endpoint.pool)
 
     def progress(self, pool: str, waited_s: float) -> str:
         """How it stands with a pool, for a client that waits."""

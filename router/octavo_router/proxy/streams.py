@@ -9,7 +9,7 @@ from octavo_router.flow.retry import Failure
 from octavo_router.proxy.failures import verdict_on_event
 from octavo_router.proxy.resume import BAD_STREAM, DONE, ENGINE_DEAD
 from octavo_router.residency.usage import NO_USAGE
-from octavo_router.routing.outcome import Result
+from octavo_router.routing.outcome import AttemptResult
 
 if TYPE_CHECKING:
     from octavo_router.proxy.events import EventRelay
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 class End(NamedTuple):
     """Of a stream whose engine has nothing more to say."""
 
-    result: Result
+    result: AttemptResult
     outcome: str
     rest: bytes = b""  # that the client still lacks
 
 
-_WHOLE: Final = End(Result.OK, "ok")
-_REJECTED: Final = End(Result.REJECTED, "rejected")
-_FAILED: Final = End(Result.ERROR_5XX, "upstream_error")
-_ALL_BUT_DONE: Final = End(Result.OK, "ok", DONE)
+_WHOLE: Final = End(AttemptResult.OK, "ok")
+_REJECTED: Final = End(AttemptResult.REJECTED, "rejected")
+_FAILED: Final = End(AttemptResult.ERROR_5XX, "upstream_error")
+_ALL_BUT_DONE: Final = End(AttemptResult.OK, "ok", DONE)
 
 
 def end_of(memory: StreamMemory | None, relay: EventRelay | None) -> End | Failure:

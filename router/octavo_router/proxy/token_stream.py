@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 MAX_EVENT_BYTES = 2**20
 
 
-class StreamError(RouterError):
+class MalformedStream(RouterError):
     """An engine's stream breaks the rules of its form: nothing more of it may be relayed."""
 
 
@@ -60,4 +60,4 @@ class EventCutter:
 
     def _check(self) -> None:
         if len(self._rest) > self._limit:
-            raise StreamError(f"an event is larger than {self._limit} bytes")
+            raise MalformedStream(f"an event is larger than {self._limit} bytes")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from octavo_router.config.settings import TimeoutsConfig
     from octavo_router.endpoints.endpoint import Address, Endpoint
     from octavo_router.endpoints.registry import Change
-    from octavo_router.http.deadlines import Deadlines
+    from octavo_router.http.deadlines import DeadlineTick
     from octavo_router.http.network import Network
 
 
@@ -37,7 +37,7 @@ class Upstreams:
     def __init__(
         self,
         timeouts: TimeoutsConfig,
-        deadlines: Deadlines,
+        deadlines: DeadlineTick,
         loop: asyncio.AbstractEventLoop,
         *,
         network: Network | None = None,

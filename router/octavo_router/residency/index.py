@@ -36,7 +36,7 @@ class _Slot:
         return self.old.get(key) if tokens is None else tokens
 
 
-class ResidencyIndex:
+class PyResidencyIndex:
     """See residency.api.ResidencyIndex."""
 
     def __init__(

@@ -68,8 +68,8 @@ def load() -> HotPath:
 def in_python(reason: str) -> HotPath:
     return HotPath(
         scan.scan,
-        index.ResidencyIndex,
-        underway.Underway,
+        index.PyResidencyIndex,
+        underway.PyUnderway,
         token_lines.split_token_lines,
         token_lines.find_event_end,
         usage.find_usage,

@@ -35,7 +35,7 @@ _BLANK = b" \t\r\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scan:
+class PyScan:
     """See residency.api.Scan."""
 
     model: str = ""
@@ -56,7 +56,7 @@ class Scan:
     is_privileged: bool = False
 
 
-def scan(body: bytes, kind: int, adapters: dict[str, str] | None = None, /) -> Scan:
+def scan(body: bytes, kind: int, adapters: dict[str, str] | None = None, /) -> PyScan:
     text, fields = _parse(body)
     model = _string(fields, "model")
     start, end = _model_place(text) if isinstance(fields.get("model"), str) else (0, 0)
@@ -77,7 +77,7 @@ def scan(body: bytes, kind: int, adapters: dict[str, str] | None = None, /) -> S
         for name, value in route_keys.root_fields(fields, _KINDS[kind]):
             if name in ("tools", "documents"):
                 prompt_bytes += len(route_keys.pack_value(value))
-    return Scan(
+    return PyScan(
         model=model,
         model_start=start,
         model_end=end,

@@ -49,7 +49,7 @@ def num_inner(num_keys: int) -> int:
     return ((num_keys - 1) // FIRST).bit_length() if num_keys else 0
 
 
-class Underway:
+class PyUnderway:
     """Counts by name; bounded by what is in flight. Hot path: once per request each."""
 
     def __init__(self) -> None:

@@ -19,16 +19,16 @@ _MAX_BYTES: Final = 1024  # of the object
 Counts: TypeAlias = tuple[int, int, int | None]
 
 
-class Usage(NamedTuple):
+class PyUsage(NamedTuple):
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int | None = None  # None: not told
 
 
-NO_USAGE: Final = Usage()
+NO_USAGE: Final = PyUsage()
 
 
-def find_usage(answer: bytes) -> Usage:
+def find_usage(answer: bytes) -> PyUsage:
     """The counts of the last usage object in it, zeros if there is none."""
     at = answer.rfind(_USAGE)
     if at < 0:
@@ -42,4 +42,4 @@ def find_usage(answer: bytes) -> Usage:
             prompt_tokens = int(count)
         else:
             output_tokens = int(count)
-    return Usage(prompt_tokens, output_tokens, cached_tokens)
+    return PyUsage(prompt_tokens, output_tokens, cached_tokens)

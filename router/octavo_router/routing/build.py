@@ -6,17 +6,23 @@ from typing import TYPE_CHECKING
 
 from octavo_router.config.settings import POLICIES, ProfileConfig, RouterConfig, RoutingConfig
 from octavo_router.errors import ConfigInvalid
-from octavo_router.residency.underway import Underway
+from octavo_router.residency.underway import PyUnderway
 from octavo_router.routing.adapters import LoraAffinity
-from octavo_router.routing.dispatcher import Dispatcher, Index, Observer
+from octavo_router.routing.dispatcher import Dispatcher, DispatchObserver, PrefixIndex
 from octavo_router.routing.filters import FILTERS
-from octavo_router.routing.hashing import ConsistentHash, Session
-from octavo_router.routing.health import Health
+from octavo_router.routing.hashing import ConsistentHash, SessionHash
+from octavo_router.routing.health import EndpointHealth
 from octavo_router.routing.plain_policies import LeastLoad, PowerOfTwo, RandomChoice, RoundRobin
 from octavo_router.routing.policies import Policies, Policy
 from octavo_router.routing.prefill_decode import PrefillDecode
 from octavo_router.routing.prefix_load import PrefixLoad
-from octavo_router.routing.profile import Anyone, MaxScore, Picker, Profile, WeightedRandom
+from octavo_router.routing.profile import (
+    Anyone,
+    CandidatePicker,
+    MaxScore,
+    ScoringProfile,
+    WeightedRandom,
+)
 from octavo_router.routing.scorers import SCORERS
 from octavo_router.routing.shadow import Shadows
 
@@ -32,12 +38,12 @@ if TYPE_CHECKING:
 def build_dispatcher(
     config: RouterConfig,
     registry: Registry,
-    index: Index,
+    index: PrefixIndex,
     *,
     clock: Callable[[], float],
     rng: Random,
-    observer: Observer | None = None,
-    make_underway: MakeUnderway = Underway,
+    observer: DispatchObserver | None = None,
+    make_underway: MakeUnderway = PyUnderway,
 ) -> Dispatcher:
     """A dispatcher as configured. On reload give it new `policies` and `shadows` instead."""
     underway = make_underway()
@@ -47,7 +53,7 @@ def build_dispatcher(
         build_policies(config.routing, underway, rng),
         underway=underway,
         clock=clock,
-        health=Health(config.health),
+        health=EndpointHealth(config.health),
         shadows=build_shadows(config.routing, underway, rng),
         observer=observer,
         sample_every=config.routing.sample_every,
@@ -110,7 +116,7 @@ def build_policy(name: str, config: RoutingConfig, underway: api.Underway, rng: 
                 balance_factor=config.balance_factor, balance_slack=config.balance_slack
             )
         case "session":
-            return Session(
+            return SessionHash(
                 prefix_load,
                 balance_factor=config.balance_factor,
                 balance_slack=config.balance_slack,
@@ -128,15 +134,15 @@ def build_policy(name: str, config: RoutingConfig, underway: api.Underway, rng: 
     raise ConfigInvalid("routing.policy", f"no policy {name!r}; there are {known}")
 
 
-def _profile(config: ProfileConfig, rng: Random) -> Profile:
+def _profile(config: ProfileConfig, rng: Random) -> ScoringProfile:
     filters = [
         FILTERS[one.name](one.threshold) if one.threshold else FILTERS[one.name]()
         for one in config.filters
     ]
     scorers = [(SCORERS[one.name](), one.weight) for one in config.scorers]
-    pickers: dict[str, Callable[[], Picker]] = {
+    pickers: dict[str, Callable[[], CandidatePicker]] = {
         "max": MaxScore,
         "weighted-random": lambda: WeightedRandom(rng),
         "random": lambda: Anyone(rng),
     }
-    return Profile(config.name, filters, scorers, pickers[config.picker]())
+    return ScoringProfile(config.name, filters, scorers, pickers[config.picker]())

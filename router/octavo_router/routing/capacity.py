@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from octavo_router.endpoints.registry import Registry
 
 
-class Rooms:
+class PoolCapacity:
     """An endpoint is full when it says so, or at `in_flight_factor` times its seats.
 
     Somewhat more than its seats, so that it always has the next request at hand; not much more, so

@@ -15,7 +15,7 @@ from octavo_router.routing import pricing
 from octavo_router.routing.decision import Decision, describe
 from octavo_router.routing.estimate import TokenRates
 from octavo_router.routing.filters import narrow
-from octavo_router.routing.outcome import CLIENT_GONE, Outcome, Result
+from octavo_router.routing.outcome import CLIENT_GONE, AttemptResult, Outcome
 from octavo_router.routing.prefill_decode import PrefillDecode
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.endpoints.registry import Change, Registry
     from octavo_router.residency.api import Underway
-    from octavo_router.routing.health import Health
+    from octavo_router.routing.health import EndpointHealth
     from octavo_router.routing.policies import Policies
     from octavo_router.routing.request import RouteRequest
     from octavo_router.routing.shadow import Shadows
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MIN_UNDERWAY_TOKENS = 64  # a shorter prompt is computed before the next one could profit
 
 
-class Index(Protocol):
+class PrefixIndex(Protocol):
     """The part of the residency index that decisions read."""
 
     def match(self, keys: bytes, slots: list[int]) -> list[int]: ...
@@ -40,7 +40,7 @@ class Index(Protocol):
     def assume(self, slot: int, keys: bytes, tokens_per_key: float) -> None: ...
 
 
-class Observer(Protocol):
+class DispatchObserver(Protocol):
     """Counts what happens (metrics). Called once per placing and once per finish."""
 
     def placed(self, request: RouteRequest, decision: Decision) -> None: ...
@@ -136,14 +136,14 @@ class Dispatcher:
     def __init__(
         self,
         registry: Registry,
-        index: Index,
+        index: PrefixIndex,
         policies: Policies,
         *,
         underway: Underway,
         clock: Callable[[], float],
-        health: Health | None = None,
+        health: EndpointHealth | None = None,
         shadows: Shadows | None = None,
-        observer: Observer | None = None,
+        observer: DispatchObserver | None = None,
         sample_every: int = 64,
         num_kept: int = 256,
     ) -> None:
@@ -152,7 +152,9 @@ class Dispatcher:
         self.health = health
         self.shadows = shadows
         self.observer = observer
-        self.on_result: Callable[[str, Result], None] | None = None  # a pool's attempt: throttle
+        self.on_result: Callable[[str, AttemptResult], None] | None = (
+            None  # a pool's attempt: throttle
+        )
         self.on_room: Callable[[str], None] | None = None  # a pool may have room: the gate
         self.decisions: deque[dict[str, Any]] = deque(maxlen=num_kept)  # sampled, newest last
         self.num_picks = 0

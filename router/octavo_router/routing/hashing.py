@@ -69,7 +69,7 @@ class ConsistentHash:
         return max(self._slack, int(self._factor * (total + 1) / len(candidates)) + 1)
 
 
-class Session:
+class SessionHash:
     """A session stays at one endpoint; requests without one go by another policy.
 
     Not for fairness between sessions of unlike weight, and rarely needed: prefix-load keeps a

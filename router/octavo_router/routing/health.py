@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, TypeAlias
 
-from octavo_router.routing.outcome import Result
+from octavo_router.routing.outcome import AttemptResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ Sample: TypeAlias = tuple[float, int, float | None, int]
 
 
 @dataclass(slots=True)
-class Record:
+class HealthRecord:
     """What is remembered of one endpoint."""
 
     num_failures: int = 0  # in a row
@@ -67,7 +67,7 @@ class Record:
     answer: str | None = None  # of its last test
 
 
-class Health:
+class EndpointHealth:
     """See the module. One for all pools."""
 
     __slots__ = ("_records", "config", "num_ejections", "num_readmissions")
@@ -76,7 +76,7 @@ class Health:
         self.config = config  # may be replaced at any time
         self.num_ejections = 0  # ever, for metrics
         self.num_readmissions = 0
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, HealthRecord] = {}
 
     def note(self, registry: Registry, endpoint: Endpoint, outcome: Outcome, now: float) -> None:
         """A request there is over. Hot path: once per request."""
@@ -86,17 +86,17 @@ class Health:
         record = self._records.get(id_) or self._record(endpoint)
         record.last_at = now
         result = outcome.result
-        if result is Result.OK:
+        if result is AttemptResult.OK:
             record.samples.append((now, FINE, outcome.itl_s, _work(outcome)))
             record.num_failures = record.num_errors = 0
             return
-        if result is Result.ERROR_5XX:
+        if result is AttemptResult.ERROR_5XX:
             record.samples.append((now, DOUBTFUL, None, 0))
             record.num_errors += 1
             if record.num_errors >= self.config.max_failures:
                 record.doubt = f"{record.num_errors} errors in a row"
             return
-        if result is Result.EXPIRED and _was_silent(record, now - outcome.duration_s, now):
+        if result is AttemptResult.EXPIRED and _was_silent(record, now - outcome.duration_s, now):
             record.doubt = f"no answer in {outcome.duration_s:.0f} s"
         if not result.is_failure:
             return
@@ -187,7 +187,7 @@ class Health:
         since = self._record(endpoint).ready_since
         return since is not None and now - since >= self.config.slow_start_s
 
-    def _grow(self, endpoint: Endpoint, record: Record, now: float) -> None:
+    def _grow(self, endpoint: Endpoint, record: HealthRecord, now: float) -> None:
         if record.grows_since is None:
             return
         passed = (now - record.grows_since) / max(self.config.slow_start_s, 1e-9)
@@ -197,7 +197,7 @@ class Health:
         else:
             endpoint.share = max(FIRST_SHARE, passed)
 
-    def _wants_canary(self, endpoint: Endpoint, record: Record, now: float) -> bool:
+    def _wants_canary(self, endpoint: Endpoint, record: HealthRecord, now: float) -> bool:
         if record.is_in_canary:
             return False
         if endpoint.is_ejected:
@@ -281,7 +281,7 @@ class Health:
         record.epoch = endpoint.epoch
         registry.eject(endpoint, reason)
 
-    def _prolong(self, record: Record, now: float) -> None:
+    def _prolong(self, record: HealthRecord, now: float) -> None:
         record.num_ejections += 1
         duration_s = self.config.ejection_s * record.num_ejections
         record.ejected_until = now + min(duration_s, self.config.max_ejection_s)
@@ -305,10 +305,10 @@ class Health:
         answer, count = answers.most_common(1)[0]
         return answer if count >= NUM_AGREEING and count * 2 > answers.total() else None
 
-    def _record(self, endpoint: Endpoint) -> Record:
+    def _record(self, endpoint: Endpoint) -> HealthRecord:
         record = self._records.get(endpoint.id)
         if record is None:
-            record = self._records[endpoint.id] = Record()
+            record = self._records[endpoint.id] = HealthRecord()
         return record
 
 
@@ -317,7 +317,7 @@ def _work(outcome: Outcome) -> int:
     return outcome.prompt_tokens - (outcome.cached_tokens or 0) + outcome.output_tokens
 
 
-def _was_silent(record: Record, since: float, now: float) -> bool:
+def _was_silent(record: HealthRecord, since: float, now: float) -> bool:
     """It has answered nobody for all of that time, and that is long."""
     was_fine = any(at > since and failure == FINE for at, failure, _, _ in record.samples)
     return now - since >= MIN_SILENCE_S and not was_fine

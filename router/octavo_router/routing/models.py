@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from octavo_router.config.settings import BackendConfig, ModelConfig
+    from octavo_router.config.settings import BackendConfig, ServedModelConfig
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.endpoints.registry import Registry
 
@@ -36,7 +36,7 @@ class Copy(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class ModelRoute:
     """What a model name means for one request."""
 
     pool: str
@@ -89,19 +89,19 @@ class Models:
         "_adapters", "_claims", "_config", "_parents", "_plain", "_registry", "_served", "_version",
     )  # fmt: skip
 
-    def __init__(self, registry: Registry, config: Sequence[ModelConfig] = ()) -> None:
+    def __init__(self, registry: Registry, config: Sequence[ServedModelConfig] = ()) -> None:
         self._registry = registry
         self._config = {model.name: model for model in config}
         self._claims: Mapping[str, tuple[str, str]] = {}
         self._version = -1
-        self._plain: dict[str, Route] = {}
+        self._plain: dict[str, ModelRoute] = {}
         self._served: dict[str, dict[str, int]] = {}  # by name: endpoints in each pool
         self._adapters: dict[str, dict[str, int]] = {}
         self._parents: dict[str, str] = {}
 
     def replace(
         self,
-        config: Sequence[ModelConfig],
+        config: Sequence[ServedModelConfig],
         claims: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
         """New settings. `claims`: since when each pool asks for its names, and its namespace."""
@@ -109,8 +109,8 @@ class Models:
         self._config = {model.name: model for model in config}
         self._version = -1
 
-    def resolve(self, name: str, *, request_id: str = "", session: str = "") -> Route:
-        """What `name` means. Refused 404, or 400 where a request without one could mean several."""
+    def resolve(self, name: str, *, request_id: str = "", session: str = "") -> ModelRoute:
+        """What `name` means. Raises Rejected: 404, or 400 where no name could mean several."""
         if self._version != self._registry.version:
             self._learn()
         route = self._plain.get(name)
@@ -133,10 +133,12 @@ class Models:
         )
         if not model.backends:
             found = self._discovered(name, target)
-            return Route(found.pool, found.revision, found.adapter, found.upstream_model, copies)
+            return ModelRoute(
+                found.pool, found.revision, found.adapter, found.upstream_model, copies
+            )
         backend = self._choose(model.backends, point)
         upstream_model = self._name_in(backend.pool, target)
-        return Route(
+        return ModelRoute(
             backend.pool,
             backend.revision,
             "",
@@ -215,7 +217,7 @@ class Models:
         names = [card.name for card in self.cards() if card.parent is None]
         if len(names) == 1:
             return names[0]
-        raise Refused(
+        raise Rejected(
             400,
             "missing_model",
             f"The request must name its model. {_there_are(names)}",
@@ -225,7 +227,7 @@ class Models:
     def _pools_of(self, target: str) -> dict[str, int]:
         return self._served.get(target) or self._adapters.get(target) or {}
 
-    def _discovered(self, name: str, target: str) -> Route:
+    def _discovered(self, name: str, target: str) -> ModelRoute:
         pools = self._pools_of(target)
         if not pools:
             is_configured = name in self._config
@@ -233,14 +235,14 @@ class Models:
             if not pool:
                 raise self._not_found(name, target)
             upstream_model = "" if target == name else target
-            return Route(pool, upstream_model=upstream_model, is_known=is_configured)
+            return ModelRoute(pool, upstream_model=upstream_model, is_known=is_configured)
         # Several pools may serve a name while one replaces another: the one with most engines
         # ready, then most engines, then by name.
         pool = min(
             pools, key=lambda pool: (-len(self._registry.routable(pool)), -pools[pool], pool)
         )
         adapter = target if target not in self._served else ""
-        return Route(pool, "", adapter, "" if target == name else target)
+        return ModelRoute(pool, "", adapter, "" if target == name else target)
 
     def _unheard_pool(self, *, is_configured: bool) -> str:
         """Where a name may turn up, so that its requests wait there; "" where it cannot.
@@ -256,7 +258,7 @@ class Models:
             if not endpoint.names and endpoint.state in ("connecting", "down")
         }
         if len(unheard) > 1:
-            raise Refused(
+            raise Rejected(
                 503,
                 "no_endpoints",
                 "The engines that may serve this model were not heard from yet.",
@@ -264,13 +266,13 @@ class Models:
             )
         return unheard.pop() if unheard else ""
 
-    def _not_found(self, name: str, target: str) -> Refused:
+    def _not_found(self, name: str, target: str) -> Rejected:
         there_are = _there_are([card.name for card in self.cards() if self.pools_of(card.name)])
         problem = "does not exist" if name not in self._config else "is served by no engine"
         if target != name:
             problem = f"stands for `{target[:200]}`, which no engine serves"
         message = f"The model `{name[:200]}` {problem}. {there_are}"
-        return Refused(404, "model_not_found", message, param="model")
+        return Rejected(404, "model_not_found", message, param="model")
 
     def _choose(self, backends: Sequence[BackendConfig], point: float) -> BackendConfig:
         """By weight among those that have an engine ready; among all where nobody has."""

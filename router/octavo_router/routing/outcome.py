@@ -8,7 +8,7 @@ from enum import StrEnum
 _FAILURES = ("connect_failed", "broken", "timeout", "bad_answer", "error_5xx")
 
 
-class Result(StrEnum):
+class AttemptResult(StrEnum):
     """The first thing that decided the attempt."""
 
     OK = "ok"
@@ -38,7 +38,7 @@ class Result(StrEnum):
 class Outcome:
     """What an attempt came to. Numbers that were never learnt stay None or 0."""
 
-    result: Result
+    result: AttemptResult
     ttft_s: float | None = None  # from placing to the first token
     duration_s: float = 0.0
     cached_tokens: int | None = None  # as the engine reported
@@ -47,5 +47,5 @@ class Outcome:
     itl_s: float | None = None  # mean time between tokens
 
 
-OK = Outcome(Result.OK)
-CLIENT_GONE = Outcome(Result.CLIENT_GONE)
+OK = Outcome(AttemptResult.OK)
+CLIENT_GONE = Outcome(AttemptResult.CLIENT_GONE)

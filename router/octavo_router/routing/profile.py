@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from octavo_router.routing.scorers import Scorer
 
 
-class Picker(Protocol):
+class CandidatePicker(Protocol):
     """Chooses by total scores."""
 
     name: str
@@ -64,7 +64,7 @@ class Anyone:
         return int(self._rng.random() * len(candidates))
 
 
-class Profile:
+class ScoringProfile:
     """Filter, score, pick. Needs weights, and weights need measuring: prefix-load has none."""
 
     places_adapters = False
@@ -74,7 +74,7 @@ class Profile:
         name: str,
         filters: Sequence[Filter],
         scorers: Sequence[tuple[Scorer, float]],
-        picker: Picker,
+        picker: CandidatePicker,
     ) -> None:
         self.name = name
         self.reason = f"profile {name}: {picker.name} of the weighted scores"

@@ -30,7 +30,7 @@ class Scorer(Protocol):
     ) -> list[float]: ...
 
 
-class Queue:
+class QueueScorer:
     """Few waiting requests, relative to the others. Blind to how long their prompts are."""
 
     name = "queue"
@@ -41,7 +41,7 @@ class Queue:
         return _relative(candidates, lambda endpoint: float(endpoint.load.waiting))
 
 
-class Running:
+class RunningScorer:
     """Few sequences running, relative to the others. Blind to the queue."""
 
     name = "running"
@@ -52,7 +52,7 @@ class Running:
         return _relative(candidates, lambda endpoint: float(endpoint.load.running))
 
 
-class InFlight:
+class InFlightScorer:
     """Few of this router's own requests there. Blind to other routers' load; never stale."""
 
     name = "in-flight"
@@ -64,7 +64,7 @@ class InFlight:
         return _falling(values)
 
 
-class KvUsage:
+class KvUsageScorer:
     """Free KV memory. Says nothing below saturation; never use it alone."""
 
     name = "kv-usage"
@@ -75,7 +75,7 @@ class KvUsage:
         return [1.0 - e.load.kv_usage if _is_told(e) else UNKNOWN for e in candidates]
 
 
-class Prefix:
+class PrefixScorer:
     """The share of the prompt that is cached. Needs a load scorer beside it."""
 
     name = "prefix"
@@ -87,7 +87,7 @@ class Prefix:
         return [min(tokens / total, 1.0) for tokens in matched]
 
 
-class Wait:
+class WaitScorer:
     """A short expected wait, relative to the others: the default policy's cost as a score."""
 
     name = "wait"
@@ -102,7 +102,7 @@ class Wait:
         return _falling(waits)
 
 
-class Adapter:
+class AdapterScorer:
     """Has the request's LoRA adapter loaded, else how few others it has. Moot without adapters."""
 
     name = "adapter"
@@ -137,7 +137,16 @@ class SessionAffinity:
 
 SCORERS: dict[str, Callable[[], Scorer]] = {
     kind.name: kind
-    for kind in (Queue, Running, InFlight, KvUsage, Prefix, Wait, Adapter, SessionAffinity)
+    for kind in (
+        QueueScorer,
+        RunningScorer,
+        InFlightScorer,
+        KvUsageScorer,
+        PrefixScorer,
+        WaitScorer,
+        AdapterScorer,
+        SessionAffinity,
+    )
 }
 
 

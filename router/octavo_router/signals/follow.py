@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.metrics import SignalCounts
     from octavo_router.signals.frames import Frame
-    from octavo_router.signals.interfaces import Index, StateSink
+    from octavo_router.signals.interfaces import ResidencySink, StateSink
 
 
 class StreamBroken(Unreachable):
@@ -40,7 +40,7 @@ class Follower:
     def __init__(
         self,
         endpoint: Endpoint,
-        index: Index,
+        index: ResidencySink,
         *,
         counts: SignalCounts,
         set_state: StateSink,

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import Endpoint, State
 
 
-class Index(Protocol):
+class ResidencySink(Protocol):
     """The part of ResidencyIndex that signals write."""
 
     def apply(self, slot: int, stored: bytes, evicted: bytes, /) -> None:

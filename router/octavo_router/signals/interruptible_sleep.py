@@ -11,11 +11,11 @@ from octavo_router.http.deadlines import NEVER
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_router.http.deadlines import Deadlines
+    from octavo_router.http.deadlines import DeadlineTick
 
 
 async def pause(
-    deadlines: Deadlines,
+    deadlines: DeadlineTick,
     *,
     rounds: int,
     next_round_s: Callable[[], float],

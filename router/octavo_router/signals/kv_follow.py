@@ -16,7 +16,7 @@ from octavo_router.errors import Unreachable
 from octavo_router.signals.kv_events import decode_batch
 
 if TYPE_CHECKING:
-    from octavo_router.metrics import Tally
+    from octavo_router.metrics import LabelledCounter
     from octavo_router.signals.kv_residency import KvResidency
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,9 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 class KvFollower:
     """One task. `replay` is the address of the server's replay socket; empty: it has none."""
 
-    def __init__(self, live: str, replay: str, residency: KvResidency, tally: Tally) -> None:
+    def __init__(
+        self, live: str, replay: str, residency: KvResidency, tally: LabelledCounter
+    ) -> None:
         self._live = live
         self._replay = replay
         self._residency = residency

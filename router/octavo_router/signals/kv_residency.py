@@ -23,8 +23,8 @@ from octavo_router.signals.kv_events import BlockId, Cleared, Event, Removed, St
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo_router.metrics import Tally
-    from octavo_router.signals.interfaces import Index
+    from octavo_router.metrics import LabelledCounter
+    from octavo_router.signals.interfaces import ResidencySink
 
 TOKEN_BYTES = 4
 MAX_BLOCKS = 1_000_000
@@ -48,7 +48,7 @@ class _Block:
 class KvResidency:
     """The blocks of one server. `apply` writes what follows from a batch into the index."""
 
-    def __init__(self, index: Index, slot: int, tally: Tally) -> None:
+    def __init__(self, index: ResidencySink, slot: int, tally: LabelledCounter) -> None:
         self._index = index
         self._slot = slot
         self._tally = tally

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from random import Random
 
     from octavo_router.endpoints.endpoint import Endpoint
-    from octavo_router.http.deadlines import Deadlines
-    from octavo_router.http.fetch import Response
+    from octavo_router.http.deadlines import DeadlineTick
+    from octavo_router.http.fetch import FetchResponse
     from octavo_router.metrics import SignalCounts
     from octavo_router.signals.interfaces import StateSink
     from octavo_router.signals.settings import SignalSettings
@@ -53,7 +53,7 @@ class PlainFollower:
         forget: Callable[[], None],
         now: Callable[[], float],
         rng: Random,
-        deadlines: Deadlines,
+        deadlines: DeadlineTick,
     ) -> None:
         self._endpoint = endpoint
         self._settings = settings
@@ -126,7 +126,7 @@ class PlainFollower:
         if self._has_metrics:
             self._take_metrics(await self._get(METRICS_PATH))
 
-    async def _get(self, path: str) -> Response:
+    async def _get(self, path: str) -> FetchResponse:
         """Raises `Unreachable` for whatever a server that can work would not say."""
         spec = self._endpoint.spec
         target = self._settings.target(spec)
@@ -145,7 +145,7 @@ class PlainFollower:
             raise Unreachable(f"{path} answers {response.status}")
         return response
 
-    def _take_models(self, response: Response) -> None:
+    def _take_models(self, response: FetchResponse) -> None:
         endpoint = self._endpoint
         if response.status != 200:
             return  # it wants a key, or does not list: it may serve those who know it
@@ -162,7 +162,7 @@ class PlainFollower:
             endpoint.names, endpoint.adapters = names, adapters
             self._on_changed(endpoint)
 
-    def _take_metrics(self, response: Response) -> None:
+    def _take_metrics(self, response: FetchResponse) -> None:
         if response.status in (404, 405, 501):
             self._has_metrics = False
             self._counts.polls.add("no_metrics")

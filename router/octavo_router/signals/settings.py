@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.stream import SILENCE_S
-from octavo_router.http.fetch import Target
+from octavo_router.http.fetch import FetchTarget
 from octavo_router.http.tls import ClientTls
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ class SignalSettings:
         key = spec.key or ("" if spec.is_foreign else self.api_key)
         return {"authorization": f"Bearer {key}"} if key else {}
 
-    def target(self, spec: EndpointSpec) -> Target:
+    def target(self, spec: EndpointSpec) -> FetchTarget:
         address = spec.address
-        return Target(address.host, address.port, self.tls.context if address.tls else None)
+        return FetchTarget(address.host, address.port, self.tls.context if address.tls else None)
 
 
 def backoff_s(num_failures: int, settings: SignalSettings, chance: float) -> float:

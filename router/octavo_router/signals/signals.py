@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from octavo_router.endpoints.endpoint import Endpoint, State
     from octavo_router.endpoints.registry import Change, Registry
-    from octavo_router.http.deadlines import Deadlines
+    from octavo_router.http.deadlines import DeadlineTick
     from octavo_router.metrics import RouterMetrics
-    from octavo_router.signals.interfaces import Index
+    from octavo_router.signals.interfaces import ResidencySink
     from octavo_router.signals.settings import SignalSettings
 
 logger = logging.getLogger(__name__)
@@ -33,11 +33,11 @@ class Signals:
     def __init__(
         self,
         registry: Registry,
-        index: Index,
+        index: ResidencySink,
         metrics: RouterMetrics,
         settings: SignalSettings,
         *,
-        deadlines: Deadlines,
+        deadlines: DeadlineTick,
         now: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:

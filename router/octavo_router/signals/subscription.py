@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from octavo_engine.protocol.loading import LoadProgress
     from octavo_router.endpoints.endpoint import Endpoint, State
-    from octavo_router.http.deadlines import Deadlines
-    from octavo_router.http.fetch import Response
+    from octavo_router.http.deadlines import DeadlineTick
+    from octavo_router.http.fetch import FetchResponse
     from octavo_router.metrics import SignalCounts
-    from octavo_router.signals.interfaces import Index, States
+    from octavo_router.signals.interfaces import ResidencySink, States
     from octavo_router.signals.settings import SignalSettings
 
 logger = logging.getLogger(__name__)
@@ -60,13 +60,13 @@ class Subscription:
         self,
         endpoint: Endpoint,
         *,
-        index: Index,
+        index: ResidencySink,
         states: States,
         counts: SignalCounts,
         settings: SignalSettings,
         now: Callable[[], float],
         rng: Random,
-        deadlines: Deadlines,
+        deadlines: DeadlineTick,
     ) -> None:
         self.endpoint = endpoint
         self.has_tried = asyncio.Event()  # the first attempt came to something
@@ -169,7 +169,7 @@ class Subscription:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _open_stream(self, connection: Connection) -> Response:
+    async def _open_stream(self, connection: Connection) -> FetchResponse:
         reader, follower = FrameReader(), self._follower
 
         def take(data: bytes) -> None:
@@ -213,7 +213,7 @@ class Subscription:
             if self._follower.is_whole and self._now() - began_at >= self._settings.backoff_max_s:
                 self._num_failures = 0
 
-    def _no_stream(self, response: Response) -> None:
+    def _no_stream(self, response: FetchResponse) -> None:
         if self.endpoint.spec.kind == "octavo":
             what = "refuses the router's key" if response.status in (401, 403) else "has no stream"
             raise Unreachable(f"the engine {what} ({response.status} for {STREAM_PATH})")
@@ -271,7 +271,7 @@ class Subscription:
         }
 
 
-def _loaded(response: Response) -> tuple[float | None, LoadProgress | None]:
+def _loaded(response: FetchResponse) -> tuple[float | None, LoadProgress | None]:
     """What an engine that still loads tells of itself; nothing from all others."""
     if response.status != 503:
         return None, None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from octavo_engine.backends.backend import BackendLimits, Step
+from octavo_engine.backends.backend import BackendLimits, BackendStep
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class LogitsBackend(Protocol):
     """Both real backends: a Backend that also shows its logits."""
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None: ...
-    def logits(self, step: Step) -> NDArray[np.float32]: ...
+    def logits(self, step: BackendStep) -> NDArray[np.float32]: ...
     def poison_blocks(self, block_ids: list[int]) -> None: ...
 
 
@@ -79,7 +79,7 @@ class Driver:
         self,
         work: Sequence[tuple[Request, int]],
         copies: Sequence[tuple[int, int, int]] = (),
-    ) -> Step:
+    ) -> BackendStep:
         positions = [np.arange(r.num_computed, r.num_computed + n, dtype=np.int32) for r, n in work]
         slots = []
         for (request, count), at in zip(work, positions, strict=True):
@@ -93,7 +93,7 @@ class Driver:
             np.array(r.token_ids, np.int32)[at] for (r, _), at in zip(work, positions, strict=True)
         ]
         num_tokens = sum(count for _, count in work)
-        return Step(
+        return BackendStep(
             token_ids=np.concatenate(token_ids),
             positions=np.concatenate(positions),
             slots=np.concatenate(slots).astype(np.int32),

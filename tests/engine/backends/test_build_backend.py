@@ -21,14 +21,14 @@ from tests.engine.backends.tolerance import FLOAT32
 from tests.engine.models.tiny import tiny_model
 
 if TYPE_CHECKING:
-    from octavo_engine.backends.backend import Step
+    from octavo_engine.backends.backend import BackendStep
 
 
 def files(config: dict[str, Any], folder: Path = Path("nowhere")) -> ModelFiles:
     return ModelFiles("tiny", folder, "safetensors", config, {})
 
 
-def greedy(step: Step) -> SamplingBatch:
+def greedy(step: BackendStep) -> SamplingBatch:
     table = np.zeros(LIMITS.max_seqs, SAMPLING_ROW)
     table["repetition_penalty"] = 1.0
     num_rows = len(step.logit_rows)

@@ -29,7 +29,7 @@ def test_every_instruction_has_a_name():
     others: list[g.Instruction] = [
         norm, g.Glu(X, X, "silu"), g.Activate(X, X, "gelu"), g.Add(X, X, X, 1.0),
         g.Scale(X, X, 2.0), g.SoftCap(X, X, 5.0), g.Convert(X, X), g.SelectRows(OUT, X),
-        g.Gate(X, X, X),
+        g.GateNode(X, X, X),
     ]  # fmt: skip
     names = [each.name for each in facts_of(others)]
     assert names == ["rms_norm + add", "glu", "activation", "add", "scale", "soft_cap", "convert",

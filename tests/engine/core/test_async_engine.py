@@ -15,7 +15,7 @@ from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.build import build_engine
 from octavo_engine.core.process import wire
 from octavo_engine.core.process.in_process_client import InProcessClient
-from octavo_engine.core.text.resumed import Told
+from octavo_engine.core.text.resumed import ResumedOutput
 from octavo_engine.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -424,7 +424,7 @@ def test_a_resumed_answer_goes_on_where_it_broke():
             params = SamplingParams(seed=9, max_tokens=40)
             texts, tokens, _ = await collect(engine, "go", params)
             for cut in (1, 17, 39):
-                told = [Told(tokens[0][:cut])]
+                told = [ResumedOutput(tokens[0][:cut])]
                 rest, more, last = await collect(engine, "go", params, told=told)
                 assert tokens[0][:cut] + more[0] == tokens[0]
                 assert texts[0].endswith(rest[0]) and len(rest[0]) == 40 - cut

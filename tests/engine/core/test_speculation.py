@@ -18,7 +18,7 @@ from octavo_engine.backends.sim.backend import SimBackend
 from octavo_engine.backends.sim.clock import VirtualClock
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.build import build_engine
-from octavo_engine.core.grammar_queue import Grammars
+from octavo_engine.core.grammar_queue import GrammarQueue
 from octavo_engine.core.offline.llm import LLM
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.normal import grammar_spec, json_schema_spec, regex_spec
@@ -96,7 +96,7 @@ def make_engine(
     )
     engine = build_engine(config, backend=backend, now=lambda: 0.0)[0]
     compiler = GrammarCompiler(lambda: Vocabulary(ByteTokenizer(512), vocab_size=512))
-    grammars = Grammars(compiler)
+    grammars = GrammarQueue(compiler)
     grammars.workers.patience_s = 10.0
     engine.use_grammars(lambda: grammars)
     return engine

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from octavo_engine.protocol.admission import Forecast, Patience, QueueRate, ServiceTime
+from octavo_engine.protocol.admission import ClientPatience, Forecast, QueueRate, ServiceTime
 
 
 def moving(rate: float, seconds: float, *, burst: int = 1, start: float = 0.0) -> QueueRate:
@@ -84,7 +84,7 @@ def test_answers_that_differ_much_are_foreseen_as_short():
 
 
 def test_patience_is_that_of_most_clients_that_left():
-    patience = Patience()
+    patience = ClientPatience()
     for second in range(20):
         for _ in range(3):
             patience.note(1.0, float(second), has_left=False)
@@ -93,7 +93,7 @@ def test_patience_is_that_of_most_clients_that_left():
 
 
 def test_a_few_that_leave_do_not_make_the_others_impatient():
-    patience = Patience()
+    patience = ClientPatience()
     for _ in range(100):
         patience.note(20.0, 1.0, has_left=False)
     for _ in range(10):
@@ -102,7 +102,7 @@ def test_a_few_that_leave_do_not_make_the_others_impatient():
 
 
 def test_patience_is_forgotten_with_the_clients_that_had_none():
-    patience = Patience()
+    patience = ClientPatience()
     for _ in range(50):
         patience.note(5.0, 1.0, has_left=True)
     assert patience.seconds(2.0) < 5.0

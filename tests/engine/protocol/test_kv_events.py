@@ -7,9 +7,9 @@ import pytest
 
 from octavo_engine.protocol.kv_events import (
     AllBlocksCleared,
-    Batch,
     BlockRemoved,
     BlockStored,
+    KVEventBatch,
     as_wire,
     from_wire,
     pack_sequence,
@@ -23,17 +23,17 @@ STORED = BlockStored(
 STORED_MAP, REMOVED_MAP, STORED_ARRAY, REMOVED_ARRAY = golden_events()
 
 
-def encode(batch: Batch) -> bytes:
+def encode(batch: KVEventBatch) -> bytes:
     return msgspec.msgpack.encode(as_wire(batch))
 
 
 def test_a_stored_block_is_written_as_vllm_writes_it():
-    assert encode(Batch(1.5, [STORED], 0)) == STORED_MAP
+    assert encode(KVEventBatch(1.5, [STORED], 0)) == STORED_MAP
 
 
 def test_removed_and_cleared_blocks_are_written_as_vllm_writes_them():
     removed = BlockRemoved([5], "GPU", group_idx=0)
-    assert encode(Batch(1.5, [removed, AllBlocksCleared()], 0)) == REMOVED_MAP
+    assert encode(KVEventBatch(1.5, [removed, AllBlocksCleared()], 0)) == REMOVED_MAP
 
 
 @pytest.mark.parametrize("data", [STORED_MAP, REMOVED_MAP])
@@ -43,14 +43,16 @@ def test_what_was_written_is_read_back(data):
 
 def test_arrays_of_older_versions_are_read():
     batch = from_wire(msgspec.msgpack.decode(STORED_ARRAY))
-    assert batch == Batch(1.5, [BlockStored([5], 4, [1, 2], 16, None, "GPU", None, group_idx=0)], 0)
+    assert batch == KVEventBatch(
+        1.5, [BlockStored([5], 4, [1, 2], 16, None, "GPU", None, group_idx=0)], 0
+    )
     batch = from_wire(msgspec.msgpack.decode(REMOVED_ARRAY))
-    assert batch == Batch(1.5, [BlockRemoved([5], "GPU"), AllBlocksCleared()], 0)
+    assert batch == KVEventBatch(1.5, [BlockRemoved([5], "GPU"), AllBlocksCleared()], 0)
 
 
 def test_shorter_arrays_and_unknown_kinds_are_read_as_far_as_they_go():
     batch = from_wire([2.0, [["BlockStored", [7], None, [1], 1], ["Unheard", 1], {"type": "Of"}]])
-    assert batch == Batch(2.0, [BlockStored([7], None, [1], 1)], None)
+    assert batch == KVEventBatch(2.0, [BlockStored([7], None, [1], 1)], None)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from octavo_engine.config import SchedulerConfig, SpeculationConfig
 from octavo_engine.scheduling.scheduler import Scheduler
-from octavo_engine.scheduling.speculation import Bargain, Speculation
+from octavo_engine.scheduling.speculation import Speculation, SpeculationGain
 from octavo_engine.scheduling.step_time import StepTimeModel
 from tests.fakes.clock import ManualClock
 from tests.fakes.guessing import ToldGuesser
@@ -63,7 +63,7 @@ def test_as_many_guesses_are_taken_as_make_tokens_come_fastest(seed: int) -> Non
     for _ in range(50):
         step_s, row_s = rng.uniform(0.001, 0.1), rng.uniform(0.0, 0.01)
         num_tokens, rate, limit = rng.randint(1, 64), rng.random(), rng.randint(0, 8)
-        bargain = Bargain(step_s=step_s, num_tokens=num_tokens, row_s=row_s)
+        bargain = SpeculationGain(step_s=step_s, num_tokens=num_tokens, row_s=row_s)
         count = bargain.take(rate, limit)
         speeds = [throughput(step_s, row_s, num_tokens, rate, n) for n in range(limit + 1)]
         assert speeds[count] == pytest.approx(max(speeds), rel=1e-9)
@@ -77,7 +77,7 @@ def test_one_stream_is_guessed_ahead_and_a_full_batch_is_not() -> None:
 
     def counts(num_decodes: int, rate: float) -> int:
         step_s = 0.0124 + 0.0016 * num_decodes
-        return Bargain(step_s=step_s, num_tokens=num_decodes, row_s=0.0016).take(rate, 4)
+        return SpeculationGain(step_s=step_s, num_tokens=num_decodes, row_s=0.0016).take(rate, 4)
 
     assert [counts(1, rate) for rate in (0.05, 0.3, 0.6, 0.95)] == [0, 1, 3, 4]
     assert [counts(32, rate) for rate in (0.05, 0.3, 0.6, 0.75, 0.95)] == [0, 0, 0, 0, 4]

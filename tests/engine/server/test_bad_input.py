@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from octavo_engine.server.limits import Limits
+from octavo_engine.server.limits import RequestLimits
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.server import RunningServer, post, running
 
@@ -17,7 +17,7 @@ USER = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture(scope="module")
 def server():
-    limits = Limits(max_body_bytes=2**20, max_json_depth=32)
+    limits = RequestLimits(max_body_bytes=2**20, max_json_depth=32)
     with running(settings=ServerSettings(limits=limits)) as server:
         yield server
 
@@ -299,7 +299,7 @@ def test_a_client_that_sends_ten_megabytes_reads_its_413(server):
 
 
 def test_a_slow_body_is_a_408():
-    with running(settings=ServerSettings(limits=Limits(body_timeout_s=0.05))) as server:
+    with running(settings=ServerSettings(limits=RequestLimits(body_timeout_s=0.05))) as server:
         head = post(COMPLETIONS, b"").replace(b"content-length: 0", b"content-length: 10")
 
         status, error = error_of(server.raw(head + b"{"))

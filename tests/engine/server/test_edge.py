@@ -13,7 +13,7 @@ import pytest
 from octavo_engine.errors import ConfigError
 from octavo_engine.server.http.listen import open_unix_socket
 from octavo_engine.server.http.tls import TlsFiles
-from octavo_engine.server.limits import Limits
+from octavo_engine.server.limits import RequestLimits
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.certificates import make_authority
 from tests.fakes.engine import FakeEngine
@@ -210,7 +210,7 @@ def head(server, *lines: str, target: str = "/health") -> tuple[int, dict]:
 
 
 def test_heads_that_are_too_much_or_address_nobody_are_refused():
-    limits = Limits(max_headers=8, max_url_bytes=100, max_header_bytes=2000)
+    limits = RequestLimits(max_headers=8, max_url_bytes=100, max_header_bytes=2000)
     with running(settings=ServerSettings(limits=limits)) as server:
         assert head(server, "host: x")[0] == 200
         assert head(server, "host: [::1]:80")[0] == 200

@@ -25,7 +25,7 @@ from octavo_engine.errors import (
 from octavo_engine.server.docs.pages import errors_page
 from octavo_engine.server.http import errors as http_errors
 from octavo_engine.server.http.errors import CATALOGUE, ROWS
-from octavo_engine.server.limits import Limits
+from octavo_engine.server.limits import RequestLimits
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.engine import FakeEngine
 from tests.fakes.server import RunningServer, post, running
@@ -92,7 +92,7 @@ def while_one_is_held(
 
 
 def full() -> Met:
-    settings = ServerSettings(limits=Limits(max_concurrent_requests=1))
+    settings = ServerSettings(limits=RequestLimits(max_concurrent_requests=1))
     engine = FakeEngine(hold_after=0)
     engine.stats.queued_tokens, engine.stats.prefill_tokens_per_s = 1000, 150.0
     with running(engine, settings) as server, server.client() as client:
@@ -128,11 +128,11 @@ def draining() -> Met:
 
 
 def keeping_files(
-    path: str, method: str = "GET", limits: Limits | None = None, **request: Any
+    path: str, method: str = "GET", limits: RequestLimits | None = None, **request: Any
 ) -> Callable[[], Met]:
     def meet() -> Met:
         with tempfile.TemporaryDirectory() as folder:
-            settings = ServerSettings(files_dir=folder, limits=limits or Limits())
+            settings = ServerSettings(files_dir=folder, limits=limits or RequestLimits())
             with running(settings=settings) as server, server.client() as client:
                 return of(client.request(method, path, **request))
 
@@ -159,9 +159,10 @@ MEET: dict[str, Callable[[], Met]] = {
     "route_not_found": asked("/v2/completions"),
     "method_not_allowed": asked(method="PUT"),
     "body_timeout": sent(post(COMPLETIONS, b"{}").replace(b"length: 2", b"length: 9"),
-                         limits=Limits(body_timeout_s=0.05)),
-    "body_too_large": asked(body={"prompt": "a" * 2000}, limits=Limits(max_body_bytes=1000)),
-    "url_too_long": asked("/health?" + "a" * 500, method="GET", limits=Limits(max_url_bytes=500)),
+                         limits=RequestLimits(body_timeout_s=0.05)),
+    "body_too_large": asked(body={"prompt": "a" * 2000}, limits=RequestLimits(max_body_bytes=1000)),
+    "url_too_long": asked("/health?" + "a" * 500, method="GET",
+        limits=RequestLimits(max_url_bytes=500)),
     "unsupported_media_type": asked(headers={"content-type": "text/plain"}),
     "previous_response_not_found": asked(
         "/v1/responses", {"input": "a", "previous_response_id": "resp_x"}
@@ -170,11 +171,12 @@ MEET: dict[str, Callable[[], Met]] = {
     "file_not_found": keeping_files("/v1/files/file-x"),
     "batch_not_found": keeping_files("/v1/batches/batch_x"),
     "file_storage_full": keeping_files(
-        "/v1/files", "POST", Limits(max_stored_file_bytes=5), data={"purpose": "batch"},
+        "/v1/files", "POST", RequestLimits(max_stored_file_bytes=5), data={"purpose": "batch"},
         files={"file": ("a", b"123456")},
     ),
     "wrong_pod": asked(headers={"x-octavo-pod-uid": "b"}, pod_uid="a"),
-    "headers_too_large": asked(headers={"x": "y" * 3000}, limits=Limits(max_header_bytes=2000)),
+    "headers_too_large": asked(headers={"x": "y" * 3000},
+        limits=RequestLimits(max_header_bytes=2000)),
     "internal_error": failing(ZeroDivisionError("at 0x7f00deadbeef in /srv/secret.py")),
     "model_error": failing(GenerationFailed("the logits of layer 3 are not finite")),
     "not_implemented": asked("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b"}),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from octavo_engine.server.limits import Limits
+from octavo_engine.server.limits import RequestLimits
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.engine import FakeEngine
 from tests.fakes.server import RunningServer, post, running
@@ -41,7 +41,7 @@ def loop_factory(request) -> Callable[[], asyncio.AbstractEventLoop]:
 
 @pytest.fixture
 def server(loop_factory) -> Iterator[RunningServer]:
-    settings = ServerSettings(limits=Limits(max_header_bytes=16_384))
+    settings = ServerSettings(limits=RequestLimits(max_header_bytes=16_384))
     with running(settings=settings, loop_factory=loop_factory) as server:
         yield server
 
@@ -152,7 +152,7 @@ def test_an_answer_arrives_though_its_request_is_still_on_its_way(loop_factory, 
 
 
 def test_what_is_left_of_an_answered_request_must_come_in_time(loop_factory):
-    settings = ServerSettings(api_keys=("k",), limits=Limits(header_timeout_s=0.2))
+    settings = ServerSettings(api_keys=("k",), limits=RequestLimits(header_timeout_s=0.2))
     data = request(content=body(user="x" * 1000))
     with (
         running(settings=settings, loop_factory=loop_factory) as server,

@@ -10,7 +10,7 @@ import pytest
 
 from octavo_engine.errors import ConfigError
 from octavo_engine.server.admin import reload
-from octavo_engine.server.admin.reload import FileWatch, KeyFiles
+from octavo_engine.server.admin.reload import FileChanges, KeyFiles
 from octavo_engine.server.http.auth import Guard, KeyRing, parse_keys
 from octavo_engine.server.routes import ROUTES
 from octavo_engine.server.settings import ServerSettings
@@ -197,7 +197,7 @@ def test_keys_may_hold_any_byte_a_header_can():
 def test_a_watch_sees_writes_replacements_and_removals(tmp_path):
     file = tmp_path / "f"
     file.write_text("a")
-    watch = FileWatch([str(file)])
+    watch = FileChanges([str(file)])
     assert not watch.has_changed()
     file.write_text("ab")
     assert watch.has_changed()

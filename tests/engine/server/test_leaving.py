@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from octavo_engine.server.limits import Limits
+from octavo_engine.server.limits import RequestLimits
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.engine import FakeEngine
 from tests.fakes.server import post, running
@@ -54,7 +54,7 @@ def test_a_client_that_leaves_aborts_its_request(more, num_sequences):
 
 def test_a_client_that_reads_nothing_is_disconnected():
     engine = FakeEngine(max_model_len=30_000)
-    limits = Limits(write_timeout_s=0.2, max_logprobs=20)
+    limits = RequestLimits(write_timeout_s=0.2, max_logprobs=20)
     asked = body(stream=True, logprobs=20, max_tokens=20_000)  # fat chunks fill buffers soon
     with running(engine, ServerSettings(limits=limits)) as server, socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -93,7 +93,7 @@ def test_a_draining_server_refuses_new_work_and_finishes_the_old():
 
 def test_more_requests_than_may_be_in_flight_get_a_503():
     engine = FakeEngine(hold_after=0)
-    settings = ServerSettings(limits=Limits(max_concurrent_requests=1))
+    settings = ServerSettings(limits=RequestLimits(max_concurrent_requests=1))
     with running(engine, settings) as server, connect(server) as connection:
         connection.sendall(post(COMPLETIONS, body()))
         server.wait_for(engine.holding)

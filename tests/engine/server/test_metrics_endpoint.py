@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from octavo_engine import metrics
 from octavo_engine.errors import ContextLengthExceeded, DeadlineExceeded, GenerationFailed
-from octavo_engine.metrics import EngineMetrics, Histogram, MonotonicStats, Snapshot
+from octavo_engine.metrics import EngineMetrics, Histogram, MetricsSnapshot, MonotonicStats
 from octavo_engine.protocol import metric_names as names
 from octavo_engine.server.settings import ServerSettings
 from octavo_engine.state.outputs import EngineStats
@@ -123,7 +123,7 @@ def test_openmetrics_is_spoken_too():
 
 
 def test_every_name_of_the_engines_catalogue_is_emitted():
-    exposition, _ = EngineMetrics("m", Snapshot).render()
+    exposition, _ = EngineMetrics("m", MetricsSnapshot).render()
     families = {family.name for family in text_string_to_metric_families(exposition.decode())}
 
     catalogue = {
@@ -145,7 +145,7 @@ def test_counters_go_on_when_the_core_starts_again_from_zero():
 
 def test_guesses_are_told_by_their_place_and_go_on_over_a_restart():
     stats = EngineStats()
-    engine_metrics = EngineMetrics("m", lambda: Snapshot(stats=stats), vllm_names=True)
+    engine_metrics = EngineMetrics("m", lambda: MetricsSnapshot(stats=stats), vllm_names=True)
     engine_metrics.render()
     for drafts, accepted in ((3, [2, 1]), (7, [6, 4, 1]), (1, [1])):
         stats = EngineStats(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from octavo_engine.server.compat.sagemaker import handler_of
-from octavo_engine.server.limits import Limits
+from octavo_engine.server.limits import RequestLimits
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.engine import FakeEngine
 from tests.fakes.server import running
@@ -135,7 +135,7 @@ def test_the_only_rank_is_the_first(server, rank, status):
 
 
 def test_all_alternatives_are_there_where_the_server_allows_it():
-    limits = Limits(max_logprobs=-1)
+    limits = RequestLimits(max_logprobs=-1)
     body = {"prompt": "ab", "max_tokens": 1, "logprobs": -1, "prompt_logprobs": 25, "echo": True}
     with running(settings=ServerSettings(limits=limits)) as server, server.client() as client:
         choice = client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo.bench import load
-from octavo.http_client import Address
+from octavo.http_client import ServerAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,11 +56,12 @@ def test_only_a_kept_connection_that_was_given_up_is_tried_anew(
             at += 1
         writer.close()
 
-    async def story() -> list[load.Result]:
+    async def story() -> list[load.LoadResult]:
         async with await asyncio.start_server(serve, "127.0.0.1") as server:
             port = server.sockets[0].getsockname()[1]
-            plan = load.Plan(
-                address=Address.parse(f"http://127.0.0.1:{port}"), model="m", prompts=[[1, 2]] * 4,
+            plan = load.LoadPlan(
+                address=ServerAddress.parse(f"http://127.0.0.1:{port}"), model="m",
+                prompts=[[1, 2]] * 4,
                 output_len=1, max_concurrency=1,
             )  # fmt: skip
             results, _ = await load.run(plan)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo.commands import fetch as command
-from octavo.fetch.errors import EXIT_CODES, Reason
+from octavo.fetch.errors import EXIT_CODES, FetchReason
 from octavo.fetch.progress import STATUS_FILE
 from octavo_operator.desired.weights import fetch_arguments
 from octavo_operator.report import reasons
 from octavo_operator.report.faults import pod_faults
-from octavo_operator.spec import Model
+from octavo_operator.spec import ModelSpec
 from tests.fakes.model_store import Store, serving
 from tests.fakes.process import environment
 
@@ -36,7 +36,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_operator_s_arguments_work(tmp_path: Path):
     with serving(Store(files={"/m.gguf": CONTENT})) as store:
-        model = Model(uri=f"{store.url}/m.gguf", scheme="http", served_name="m")
+        model = ModelSpec(uri=f"{store.url}/m.gguf", scheme="http", served_name="m")
         done = run(*fetch_arguments(model, str(tmp_path / "to")))
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -50,7 +50,7 @@ def test_a_failure_becomes_the_condition_s_reason(tmp_path: Path):
     with serving(Store()) as store:
         done = run(f"{store.url}/m.gguf", f"--to={tmp_path / 'to'}")
 
-    assert done.returncode == EXIT_CODES[Reason.NOT_FOUND]
+    assert done.returncode == EXIT_CODES[FetchReason.NOT_FOUND]
     ended = {"exitCode": done.returncode, "message": done.stdout, "reason": "Error"}
     pod = {
         "metadata": {"name": "p", "uid": "1"},
@@ -63,8 +63,8 @@ def test_a_failure_becomes_the_condition_s_reason(tmp_path: Path):
 
 def test_every_reason_is_one_that_the_operator_knows():
     known = {reason.value for reason in reasons.Reason}
-    assert {reason.value for reason in Reason} <= known
-    assert len(set(EXIT_CODES.values())) == len(Reason) == len(EXIT_CODES)
+    assert {reason.value for reason in FetchReason} <= known
+    assert len(set(EXIT_CODES.values())) == len(FetchReason) == len(EXIT_CODES)
 
 
 def test_the_termination_message_is_written_where_there_is_one(tmp_path, monkeypatch, capsys):
@@ -73,7 +73,7 @@ def test_the_termination_message_is_written_where_there_is_one(tmp_path, monkeyp
     monkeypatch.setattr(command, "TERMINATION_FILE", message)
     code = command.main("octavo fetch", ["file:///no/such/model", f"--to={tmp_path / 'to'}"])
 
-    assert code == EXIT_CODES[Reason.NOT_FOUND]
+    assert code == EXIT_CODES[FetchReason.NOT_FOUND]
     assert json.loads(message.read_text()) == json.loads(capsys.readouterr().out.splitlines()[-1])
 
 

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from octavo.fetch.errors import FetchError, Reason
-from octavo.fetch.fetch import Request, fetch
+from octavo.fetch.errors import FetchError, FetchReason
+from octavo.fetch.fetch import FetchRequest, fetch
 from octavo.fetch.folder import LOCK_FILE, MARK_FILE
 from octavo.fetch.parts import FOLDER
-from octavo.fetch.progress import STATUS_FILE, Progress
-from octavo.fetch.transfer import Patience
+from octavo.fetch.progress import STATUS_FILE, FetchProgress
+from octavo.fetch.transfer import TransferPatience
 from tests.fakes.model_store import Store, Told, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from octavo.fetch.folder import Mark
+    from octavo.fetch.folder import FolderMark
 
 CONTENT = random.Random(7).randbytes(300_000)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 NAME = "tiny.gguf"
-QUICK = Patience(num_failures=4, first_s=0.0, longest_s=0.0)
+QUICK = TransferPatience(num_failures=4, first_s=0.0, longest_s=0.0)
 
 
 @pytest.fixture
@@ -37,18 +37,18 @@ def store() -> Iterator[Store]:
         yield store
 
 
-def request(store: Store, folder: Path, path: str = f"/{NAME}") -> Request:
-    return Request(
+def request(store: Store, folder: Path, path: str = f"/{NAME}") -> FetchRequest:
+    return FetchRequest(
         uri=store.url + path, folder=folder, range_bytes=50_000, patience=QUICK, stall_s=5.0
     )
 
 
-def run(asked: Request, out: StringIO | None = None) -> Mark:
-    with Progress(asked.uri, out=out or StringIO()) as progress:
+def run(asked: FetchRequest, out: StringIO | None = None) -> FolderMark:
+    with FetchProgress(asked.uri, out=out or StringIO()) as progress:
         return fetch(asked, progress, environ={}, sleep=lambda seconds: None)
 
 
-def refused(asked: Request) -> FetchError:
+def refused(asked: FetchRequest) -> FetchError:
     with pytest.raises(FetchError) as caught:
         run(asked)
     return caught.value
@@ -123,7 +123,7 @@ def test_an_interrupted_fetch_goes_on_where_it_was(store, tmp_path):
     """Nobody answers any more after three ranges; the next run fetches the other three only."""
     asked = replace(request(store, tmp_path), num_workers=1)
     store.routes["/"] = lambda each: Told(503) if len(store.asked) > 3 else None
-    assert refused(asked).reason is Reason.UNREACHABLE
+    assert refused(asked).reason is FetchReason.UNREACHABLE
     assert not (tmp_path / NAME).exists() and (tmp_path / FOLDER).is_dir()
 
     store.routes.clear()
@@ -188,27 +188,27 @@ def test_a_file_that_shrinks_starts_anew(store, tmp_path):
 @pytest.mark.parametrize(
     ("status", "reason"),
     [
-        (401, Reason.UNAUTHORIZED),
-        (403, Reason.UNAUTHORIZED),
-        (404, Reason.NOT_FOUND),
-        (410, Reason.NOT_FOUND),
-        (429, Reason.UNREACHABLE),
-        (500, Reason.UNREACHABLE),
-        (418, Reason.FAILED),
+        (401, FetchReason.UNAUTHORIZED),
+        (403, FetchReason.UNAUTHORIZED),
+        (404, FetchReason.NOT_FOUND),
+        (410, FetchReason.NOT_FOUND),
+        (429, FetchReason.UNREACHABLE),
+        (500, FetchReason.UNREACHABLE),
+        (418, FetchReason.FAILED),
     ],
 )
 def test_every_refusal_has_its_reason(store, tmp_path, status, reason):
     store.routes["/"] = lambda asked: Told(status)
 
     assert refused(request(store, tmp_path)).reason is reason
-    assert len(store.asked) == (4 if reason is Reason.UNREACHABLE else 1)
+    assert len(store.asked) == (4 if reason is FetchReason.UNREACHABLE else 1)
 
 
 def test_a_wrong_digest_leaves_nothing_that_could_be_taken_for_the_model(store, tmp_path):
     asked = replace(request(store, tmp_path), digest="sha256:" + "0" * 64)
 
     error = refused(asked)
-    assert error.reason is Reason.DIGEST_MISMATCH
+    assert error.reason is FetchReason.DIGEST_MISMATCH
     assert SHA256 in str(error) and "0" * 64 in str(error)
     assert not (tmp_path / NAME).exists() and not (tmp_path / MARK_FILE).exists()
     assert run(replace(asked, digest=f"sha256:{SHA256}")).digest == f"sha256:{SHA256}"
@@ -217,7 +217,7 @@ def test_a_wrong_digest_leaves_nothing_that_could_be_taken_for_the_model(store, 
 def test_a_wrong_digest_is_seen_of_what_is_there_already(store, tmp_path):
     run(request(store, tmp_path))
     asked = replace(request(store, tmp_path), digest="sha256:" + "0" * 64)
-    assert refused(asked).reason is Reason.DIGEST_MISMATCH
+    assert refused(asked).reason is FetchReason.DIGEST_MISMATCH
 
 
 def test_a_folder_keeps_the_model_it_has(store, tmp_path):
@@ -229,7 +229,7 @@ def test_a_folder_keeps_the_model_it_has(store, tmp_path):
 def test_a_size_that_no_disk_has_is_not_begun(store, tmp_path):
     span = {"content-range": f"bytes 0-49999/{10**17}", "etag": '"x"'}
     store.routes["/"] = lambda asked: Told(206, body=CONTENT[:50_000], headers=span)
-    assert refused(request(store, tmp_path)).reason is Reason.DISK_FULL
+    assert refused(request(store, tmp_path)).reason is FetchReason.DISK_FULL
     assert len(store.asked) == 1
 
 
@@ -239,7 +239,7 @@ def test_a_full_disk_is_named(store, tmp_path, monkeypatch):
 
     monkeypatch.setattr("octavo.fetch.transfer.os.pwrite", full)
     error = refused(request(store, tmp_path))
-    assert error.reason is Reason.DISK_FULL
+    assert error.reason is FetchReason.DISK_FULL
 
 
 def test_credentials_do_not_follow_a_redirect_to_another_host(store, tmp_path):
@@ -247,7 +247,7 @@ def test_credentials_do_not_follow_a_redirect_to_another_host(store, tmp_path):
         elsewhere = other.url.replace("127.0.0.1", "localhost")
         store.routes["/"] = lambda asked: Told(302, headers={"location": f"{elsewhere}/{NAME}"})
         asked = request(store, tmp_path)
-        with Progress(asked.uri, out=StringIO()) as progress:
+        with FetchProgress(asked.uri, out=StringIO()) as progress:
             fetch(asked, progress, environ={"HTTP_BEARER_TOKEN": "secret"})
         assert {each.headers.get("authorization") for each in store.asked} == {"Bearer secret"}
         assert not any("authorization" in each.headers for each in other.asked)
@@ -258,7 +258,7 @@ def test_credentials_follow_a_redirect_on_the_same_host(store, tmp_path):
     store.files["/moved.gguf"] = CONTENT
     store.routes[f"/{NAME}"] = lambda asked: Told(307, headers={"location": "/moved.gguf"})
     asked = request(store, tmp_path)
-    with Progress(asked.uri, out=StringIO()) as progress:
+    with FetchProgress(asked.uri, out=StringIO()) as progress:
         fetch(asked, progress, environ={"HTTP_BEARER_TOKEN": "secret"})
     assert {each.headers.get("authorization") for each in store.asked} == {"Bearer secret"}
 
@@ -273,7 +273,7 @@ def test_redirects_end(store, tmp_path):
 )
 def test_redirects_to_where_no_model_is_are_refused(store, tmp_path, target):
     store.routes["/"] = lambda asked: Told(302, headers={"location": target})
-    assert refused(request(store, tmp_path)).reason is Reason.FAILED
+    assert refused(request(store, tmp_path)).reason is FetchReason.FAILED
     assert not (tmp_path / NAME).exists()
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import threading
 
-from octavo.fetch.folder import LOCK_FILE, MARK_FILE, FolderLock, Mark, read_mark, write_mark
-from octavo.fetch.parts import Stored
+from octavo.fetch.folder import LOCK_FILE, MARK_FILE, FolderLock, FolderMark, read_mark, write_mark
+from octavo.fetch.parts import StoredPart
 
-MARK = Mark("demo://x", "", "", "sha256:0", (Stored("a", 1, "0"),))
+MARK = FolderMark("demo://x", "", "", "sha256:0", (StoredPart("a", 1, "0"),))
 
 
 def lock(folder, **more) -> FolderLock:

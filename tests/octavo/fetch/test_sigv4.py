@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from octavo.fetch.sigv4 import Key, signed_headers
+from octavo.fetch.sigv4 import AwsKey, signed_headers
 
-SUITE = Key("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
+SUITE = AwsKey("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
 SUITE_AT = datetime(2015, 8, 30, 12, 36, tzinfo=UTC)
-S3 = Key("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
+S3 = AwsKey("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
 S3_AT = datetime(2013, 5, 24, tzinfo=UTC)
 BUCKET = "https://examplebucket.s3.amazonaws.com"
 
@@ -59,7 +59,7 @@ def test_the_examples_of_s3(path, more, expected):
 
 
 def test_a_session_token_is_sent_and_signed():
-    key = Key(S3.id, S3.secret, "token")
+    key = AwsKey(S3.id, S3.secret, "token")
     headers = signed_headers(key, "GET", BUCKET, {}, region="r", service="s3", now=S3_AT)
 
     assert headers["x-amz-security-token"] == "token"

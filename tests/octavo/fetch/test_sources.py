@@ -13,18 +13,18 @@ from urllib.parse import unquote
 
 import pytest
 
-from octavo.fetch.errors import FetchError, Reason
-from octavo.fetch.fetch import Request, fetch
+from octavo.fetch.errors import FetchError, FetchReason
+from octavo.fetch.fetch import FetchRequest, fetch
 from octavo.fetch.google_auth import assertion, sign_rs256
-from octavo.fetch.progress import Progress
-from octavo.fetch.transfer import Patience
+from octavo.fetch.progress import FetchProgress
+from octavo.fetch.transfer import TransferPatience
 from tests.fakes.model_store import Asked, Store, Told, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from octavo.fetch.folder import Mark
+    from octavo.fetch.folder import FolderMark
 
 WEIGHTS = random.Random(3).randbytes(120_000)
 FILES = {
@@ -34,7 +34,7 @@ FILES = {
 }
 # Never a model's: code, pickles, pictures, other folders.
 NOISE = {"modeling.py": b"boom", "pytorch_model.bin": b"boom", "a.png": b"", "onnx/model.onnx": b""}
-QUICK = Patience(num_failures=3, first_s=0.0, longest_s=0.0)
+QUICK = TransferPatience(num_failures=3, first_s=0.0, longest_s=0.0)
 COMMIT = "c0ffee" + "0" * 34
 
 
@@ -44,9 +44,9 @@ def store() -> Iterator[Store]:
         yield store
 
 
-def run(uri: str, folder: Path, environ: Mapping[str, str], **more: Any) -> Mark:
-    asked = Request(uri=uri, folder=folder, range_bytes=50_000, patience=QUICK, stall_s=5.0)
-    with Progress(uri, out=StringIO()) as progress:
+def run(uri: str, folder: Path, environ: Mapping[str, str], **more: Any) -> FolderMark:
+    asked = FetchRequest(uri=uri, folder=folder, range_bytes=50_000, patience=QUICK, stall_s=5.0)
+    with FetchProgress(uri, out=StringIO()) as progress:
         return fetch(replace(asked, **more), progress, environ=environ, sleep=lambda seconds: None)
 
 
@@ -56,7 +56,7 @@ def refused(uri: str, folder: Path, environ: Mapping[str, str], **more: Any) -> 
     return caught.value
 
 
-def assert_whole(folder: Path, mark: Mark) -> None:
+def assert_whole(folder: Path, mark: FolderMark) -> None:
     assert {file.name for file in mark.files} == FILES.keys()
     for name, content in FILES.items():
         assert (folder / name).read_bytes() == content
@@ -112,7 +112,7 @@ def test_the_hub_s_token_is_shown(store, tmp_path):
     environ = {"HF_ENDPOINT": store.url}
 
     error = refused("hf://org/name", tmp_path, environ)
-    assert error.reason is Reason.UNAUTHORIZED and "accept its licence" in str(error)
+    assert error.reason is FetchReason.UNAUTHORIZED and "accept its licence" in str(error)
     assert_whole(tmp_path, run("hf://org/name", tmp_path, {**environ, "HF_TOKEN": "secret"}))
 
 
@@ -129,12 +129,12 @@ def test_a_token_may_be_a_file_of_the_secret(store, tmp_path):
 @pytest.mark.parametrize(
     ("uri", "environ", "reason"),
     [
-        ("hf://org/name@v9", {}, Reason.REVISION_NOT_FOUND),
-        ("hf://org/other", {}, Reason.UNAUTHORIZED),
-        ("hf://org/other", {"HF_TOKEN": "x"}, Reason.NOT_FOUND),
-        ("hf://org/name/none.gguf", {}, Reason.NOT_FOUND),
-        ("hf://org", {}, Reason.FAILED),
-        ("hf://org/../name", {}, Reason.FAILED),
+        ("hf://org/name@v9", {}, FetchReason.REVISION_NOT_FOUND),
+        ("hf://org/other", {}, FetchReason.UNAUTHORIZED),
+        ("hf://org/other", {"HF_TOKEN": "x"}, FetchReason.NOT_FOUND),
+        ("hf://org/name/none.gguf", {}, FetchReason.NOT_FOUND),
+        ("hf://org", {}, FetchReason.FAILED),
+        ("hf://org/../name", {}, FetchReason.FAILED),
     ],
 )
 def test_the_hub_s_refusals(store, tmp_path, uri, environ, reason):
@@ -155,7 +155,7 @@ def test_bytes_that_the_hub_did_not_promise_are_refused(store, tmp_path):
     store.files[f"/org/name/resolve/{COMMIT}/model.safetensors"] = WEIGHTS[::-1]
     error = refused("hf://org/name", tmp_path, {"HF_ENDPOINT": store.url})
 
-    assert error.reason is Reason.DIGEST_MISMATCH and "model.safetensors" in str(error)
+    assert error.reason is FetchReason.DIGEST_MISMATCH and "model.safetensors" in str(error)
     assert not (tmp_path / "model.safetensors").exists()
 
 
@@ -220,7 +220,7 @@ def test_s3_s_md5_is_believed_unless_the_object_is_encrypted_by_a_key(store, tmp
     store.files[path] = WEIGHTS[::-1]
     environ = {"AWS_ENDPOINT_URL": store.url, **KEY}
     error = refused("s3://bucket/models/tiny", tmp_path / "a", environ)
-    assert error.reason is Reason.DIGEST_MISMATCH and "MD5" in str(error)
+    assert error.reason is FetchReason.DIGEST_MISMATCH and "MD5" in str(error)
 
     encrypted = {"x-amz-server-side-encryption": "aws:kms"}
     store.routes[path] = lambda asked: Told(blob=WEIGHTS[::-1], headers=encrypted)
@@ -267,7 +267,7 @@ def test_a_role_that_aws_refuses_is_said(store, tmp_path):
         "AWS_ROLE_ARN": "arn:a", "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"),
     }  # fmt: skip
     error = refused("s3://bucket/models/tiny", tmp_path / "to", environ)
-    assert error.reason is Reason.UNAUTHORIZED
+    assert error.reason is FetchReason.UNAUTHORIZED
     assert str(error).startswith("AWS refuses the role arn:a: not you")
 
 
@@ -307,11 +307,11 @@ def test_keys_are_asked_of_nobody_else(store, tmp_path, host):
 @pytest.mark.parametrize(
     ("uri", "environ", "reason"),
     [
-        ("s3://bucket/models/tiny", {}, Reason.UNAUTHORIZED),
-        ("s3://bucket/models/none", KEY, Reason.NOT_FOUND),
-        ("s3://bucket/models/none.gguf", KEY, Reason.NOT_FOUND),
-        ("s3://other/models", KEY, Reason.NOT_FOUND),
-        ("s3://../models", KEY, Reason.FAILED),
+        ("s3://bucket/models/tiny", {}, FetchReason.UNAUTHORIZED),
+        ("s3://bucket/models/none", KEY, FetchReason.NOT_FOUND),
+        ("s3://bucket/models/none.gguf", KEY, FetchReason.NOT_FOUND),
+        ("s3://other/models", KEY, FetchReason.NOT_FOUND),
+        ("s3://../models", KEY, FetchReason.FAILED),
     ],
 )
 def test_s3_s_refusals(store, tmp_path, uri, environ, reason):
@@ -430,7 +430,9 @@ def test_gcs_that_wants_credentials_says_which(store, tmp_path):
     gcs(store, token="x")
     environ = {"STORAGE_EMULATOR_HOST": store.url, "GCE_METADATA_HOST": "127.0.0.1:9"}
     error = refused("gs://bucket/tiny", tmp_path, environ)
-    assert error.reason is Reason.UNAUTHORIZED and "GOOGLE_APPLICATION_CREDENTIALS" in str(error)
+    assert error.reason is FetchReason.UNAUTHORIZED and "GOOGLE_APPLICATION_CREDENTIALS" in str(
+        error
+    )
 
 
 # -- OCI
@@ -506,15 +508,15 @@ def test_an_artifact_is_fetched_by_digest_and_nothing_else_passes_for_it(store, 
 
     store.routes["/v2/org/m/"] = lambda asked: Told(body=b"{}")
     error = refused(f"oci://{host}/org/m@{digest}", tmp_path / "b", {})
-    assert error.reason is Reason.DIGEST_MISMATCH
+    assert error.reason is FetchReason.DIGEST_MISMATCH
 
 
 @pytest.mark.parametrize(
     ("reference", "reason"),
     [
-        ("org/m:none", Reason.NOT_FOUND),
-        (f"org/m@sha256:{'0' * 64}", Reason.REVISION_NOT_FOUND),
-        ("org/../m:v1", Reason.FAILED),
+        ("org/m:none", FetchReason.NOT_FOUND),
+        (f"org/m@sha256:{'0' * 64}", FetchReason.REVISION_NOT_FOUND),
+        ("org/../m:v1", FetchReason.FAILED),
     ],
 )
 def test_a_registry_s_refusals(store, tmp_path, reference, reason):
@@ -550,11 +552,11 @@ def test_the_demo_model_is_found(tmp_path):
 @pytest.mark.parametrize(
     ("uri", "reason"),
     [
-        ("file:///no/such/model", Reason.NOT_FOUND),
-        ("demo://none", Reason.NOT_FOUND),
-        ("pvc://claim/x", Reason.NOT_FOUND),
-        ("ftp://host/x", Reason.FAILED),
-        ("org/name", Reason.FAILED),
+        ("file:///no/such/model", FetchReason.NOT_FOUND),
+        ("demo://none", FetchReason.NOT_FOUND),
+        ("pvc://claim/x", FetchReason.NOT_FOUND),
+        ("ftp://host/x", FetchReason.FAILED),
+        ("org/name", FetchReason.FAILED),
     ],
 )
 def test_what_is_not_here_is_said(tmp_path, uri, reason):

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from octavo.local.launch import Share, engine_environment, launch_of
+from octavo.local.launch import ThreadShare, engine_environment, launch_of
 from octavo_engine.errors import ConfigError
 from octavo_operator.desired.engine_options import engine_options, extra_arguments
 from octavo_operator.spec import LLMDeployment
 
 MODELS = Path("/models")
-WHOLE = Share(num_threads=8)
+WHOLE = ThreadShare(num_threads=8)
 
 
 def deployment(*, uri: str = "demo://smollm2", **spec: Any) -> LLMDeployment:
@@ -33,7 +33,7 @@ def launch(asked: LLMDeployment, references=None, **environ: str):
     return launch_of(asked, models=MODELS, references=references or {}, environ=environ)
 
 
-def told(asked: LLMDeployment, share: Share = WHOLE) -> dict[str, Any]:
+def told(asked: LLMDeployment, share: ThreadShare = WHOLE) -> dict[str, Any]:
     return tomllib.loads(launch(asked).config_text(share))
 
 
@@ -52,10 +52,10 @@ def test_options_and_arguments_are_the_pod_s():
 
 
 def test_replicas_share_cores_and_memory():
-    share = Share(num_threads=2, replicas=4)
+    share = ThreadShare(num_threads=2, replicas=4)
     assert told(deployment(), share)["num-threads"] == 2
     assert told(deployment(), share)["memory-fraction"] == 0.125
-    assert "memory-fraction" not in told(deployment(), Share(num_threads=8))
+    assert "memory-fraction" not in told(deployment(), ThreadShare(num_threads=8))
     limited = deployment(
         resources={"limits": {"cpu": "1", "memory": "1Gi"}}, engine={"kvCacheMemory": "64Mi"}
     )

@@ -10,20 +10,20 @@ from rich.console import Console
 
 from octavo.local import pool as pool_module
 from octavo.local.home import Home
-from octavo.local.launch import Launch, Share, launch_of
+from octavo.local.launch import Launch, ThreadShare, launch_of
 from octavo.local.pool import Pool
 from octavo.local.router import NAME
 from octavo.local.routing import router_config, upstreams
 from octavo.local.screen import PlainScreen, render
-from octavo.local.snapshot import Snapshot
+from octavo.local.snapshot import PlatformSnapshot
 from octavo_engine.protocol.loading import LoadProgress
 from octavo_engine.protocol.state import EndpointState, PoolState, RevisionState, State
-from octavo_operator.routers.poller import Demand
+from octavo_operator.routers.poller import RouterDemand
 from octavo_operator.spec import LLMDeployment
 from octavo_router.config.load import load_config
 from tests.fakes.clock import ManualClock
 
-SHARE = Share(num_threads=1)
+SHARE = ThreadShare(num_threads=1)
 BUCKETS = [0, 40, 40, 40, 40, 40, 40, 40, 40, 40, 40]
 
 
@@ -41,10 +41,10 @@ class FakeReplica:
     is_leaving = property(lambda self: self.state in ("leaving", "gone"))
     is_listed = property(lambda self: self.state in ("ready", "leaving"))
 
-    def start(self, share: Share) -> None:
+    def start(self, share: ThreadShare) -> None:
         self.state = "starting"
 
-    def look(self, share: Share) -> None:
+    def look(self, share: ThreadShare) -> None:
         if self.state == "starting":
             self.state = "waiting" if self.launch.revision in self.breaks else "ready"
         elif self.state == "leaving":
@@ -63,7 +63,7 @@ class Rig:
     def __init__(self, tmp_path, **spec: Any) -> None:
         self.home = Home(tmp_path)
         self.clock = ManualClock()
-        self.demand = Demand(self.clock)
+        self.demand = RouterDemand(self.clock)
         self.demand.expect([NAME])
         self.said: list[str] = []
         self.told: list[RevisionState] = []
@@ -219,18 +219,18 @@ def test_the_router_s_files_are_what_it_takes(tmp_path):
 def test_the_state_is_read_as_it_was_written(tmp_path):
     rig = Rig(tmp_path, replicas=2)
     rig.look(4)
-    snapshot = Snapshot(1, "http://x", "ready", "", (rig.pool.row(),))
+    snapshot = PlatformSnapshot(1, "http://x", "ready", "", (rig.pool.row(),))
 
     assert snapshot.is_ready
-    assert Snapshot.from_json(snapshot.to_json()) == snapshot
+    assert PlatformSnapshot.from_json(snapshot.to_json()) == snapshot
     with pytest.raises(ValueError, match="not the state"):
-        Snapshot.from_json("{}")
+        PlatformSnapshot.from_json("{}")
 
 
 def test_people_see_it(tmp_path, capsys):
     rig = Rig(tmp_path, replicas=1)
     rig.look(4)
-    snapshot = Snapshot(1, "http://x", "ready", "a.yaml: bad", (rig.pool.row(),))
+    snapshot = PlatformSnapshot(1, "http://x", "ready", "a.yaml: bad", (rig.pool.row(),))
     console = Console(width=100, file=StringIO())
     console.print(render(snapshot))
     shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO

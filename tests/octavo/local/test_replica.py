@@ -6,11 +6,11 @@ import sys
 
 from octavo.local import replica as replica_module
 from octavo.local.home import Home
-from octavo.local.launch import Launch, Share
-from octavo.local.replica import MAX_SAME_ENDS, Replica
+from octavo.local.launch import Launch, ThreadShare
+from octavo.local.replica import MAX_SAME_ENDS, LocalReplica
 from tests.fakes.clock import ManualClock
 
-SHARE = Share(num_threads=1)
+SHARE = ThreadShare(num_threads=1)
 
 
 class Rig:
@@ -29,7 +29,7 @@ class Rig:
         monkeypatch.setattr(
             "octavo.local.replica.asyncio.create_task", lambda work, **_: work.close()
         )
-        self.replica = Replica(
+        self.replica = LocalReplica(
             "r-1", Launch("r", {}), home=home, environ={}, tell=self.said.append,
             wake=lambda: None, clock=self.clock,
         )  # fmt: skip

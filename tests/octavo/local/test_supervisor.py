@@ -6,10 +6,10 @@ import errno
 from typing import TYPE_CHECKING
 
 from octavo.local.home import Home
-from octavo.local.supervisor import Supervisor
+from octavo.local.supervisor import PlatformSupervisor
 
 if TYPE_CHECKING:
-    from octavo.local.snapshot import Snapshot
+    from octavo.local.snapshot import PlatformSnapshot
 
 
 class Lines:
@@ -19,7 +19,7 @@ class Lines:
     def tell(self, line: str) -> None:
         self.told.append(line)
 
-    def show(self, snapshot: Snapshot) -> None: ...
+    def show(self, snapshot: PlatformSnapshot) -> None: ...
 
 
 def full() -> None:
@@ -30,7 +30,7 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path):
     home = Home(tmp_path)
     home.make()
     screen = Lines()
-    supervisor = Supervisor(home, screen, host="127.0.0.1", port=1)
+    supervisor = PlatformSupervisor(home, screen, host="127.0.0.1", port=1)
     for write in (full, full, lambda: None, full):
         supervisor._save(write)
     problem = f"{tmp_path} cannot be written: No space left on device"
@@ -41,7 +41,7 @@ def test_a_router_that_cannot_be_started_is_tried_again(tmp_path, monkeypatch):
     home = Home(tmp_path)
     home.make()
     screen = Lines()
-    supervisor = Supervisor(home, screen, host="127.0.0.1", port=1)
+    supervisor = PlatformSupervisor(home, screen, host="127.0.0.1", port=1)
     monkeypatch.setattr("octavo.local.router.Child", lambda *_, **__: full())
     supervisor.router.start()
     assert (supervisor.router.state, supervisor.router.is_running) == ("down", False)

@@ -11,10 +11,10 @@ import pytest
 from octavo import plotting
 from octavo.commands import bench_latency, bench_throughput
 from octavo.measure import batch_limits, limits, roofline, study
-from octavo.measure.limits import Limits
+from octavo.measure.limits import MachineLimits
 from octavo.measure.shapes import SHAPES, write_shape
 from octavo.measure.steps import Stepper
-from octavo.measure.work import ModelWork, Step
+from octavo.measure.work import ModelWork, WorkStep
 from octavo_engine.config import EngineConfig
 from octavo_engine.core.build import build_engine
 from octavo_engine.errors import ConfigError
@@ -22,8 +22,10 @@ from octavo_engine.weights.source import resolve_model
 from tests.fakes.process import environment
 from tests.octavo.measure.no_words import write_tokenizer
 
-LIMITS = Limits(2, read_gb_s=10.0, gemm_gflop_s={"float32": 100.0, "bf16": 200.0, "int8": 400.0})
-SIZES = study.Sizes(
+LIMITS = MachineLimits(
+    2, read_gb_s=10.0, gemm_gflop_s={"float32": 100.0, "bf16": 200.0, "int8": 400.0}
+)
+SIZES = study.StudySizes(
     batch_sizes=(1, 3), context_len=24, prompt_len=40, long_context_len=200, num_steps=4
 )
 KV_BYTES = 8 << 20
@@ -166,8 +168,8 @@ def test_other_benches_stand_beside_the_limits_too(tmp_path, monkeypatch, comman
     figures = json.loads(file.read_text())
     config = config_of(tmp_path)
     work = ModelWork.of(config, resolve_model(str(tmp_path)), kv_bytes_per_token=2 * 2 * 2 * 64)
-    best_s = count * work.best_s(Step.prefill(10), LIMITS)
-    best_s += 4 * work.best_s(Step.decode(count, 12), LIMITS)
+    best_s = count * work.best_s(WorkStep.prefill(10), LIMITS)
+    best_s += 4 * work.best_s(WorkStep.decode(count, 12), LIMITS)
     assert figures["limit_s"] == pytest.approx(best_s)
     assert figures["machine"] == LIMITS.describe()
     assert 0 < figures["percent_of_limit"] < 100

@@ -13,7 +13,7 @@ import torch
 
 from octavo.commands import bench_latency, bench_steps
 from octavo.measure import device_limits, limits
-from octavo.measure.limits import Limits
+from octavo.measure.limits import MachineLimits
 from octavo.measure.shapes import write_shape
 from octavo.measure.weight_formats import held_by_gpu
 from octavo_engine.backends.torch import build_cuda, cuda
@@ -23,8 +23,8 @@ from octavo_engine.weights.source import resolve_model
 from tests.octavo.measure.no_words import write_tokenizer
 
 CPU = torch.device("cpu")
-LIMITS = Limits(2, 10.0, {"bf16": 1.0, "int8": 2.0}, device="Abacus 9")
-PROCESSOR = Limits(2, 5.0, {"bf16": 0.5})
+LIMITS = MachineLimits(2, 10.0, {"bf16": 1.0, "int8": 2.0}, device="Abacus 9")
+PROCESSOR = MachineLimits(2, 5.0, {"bf16": 0.5})
 
 
 @pytest.fixture

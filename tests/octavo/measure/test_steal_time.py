@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo.measure.steal_time import STAT, Stolen, describe
+from octavo.measure.steal_time import STAT, StealTime, describe
 
 #                user nice system idle iowait irq softirq steal guest guest_nice
 BEFORE = "cpu  100 10 50 1000 5 1 4 30 7 0\ncpu0 1 2 3 4 5 6 7 8 9 0\n"
@@ -12,7 +12,7 @@ AFTER = "cpu  160 10 60 9000 99 1 9 55 9 0\ncpu0 1 2 3 4 5 6 7 8 9 0\n"
 def test_a_share_is_of_what_was_asked_for(tmp_path):
     stat = tmp_path / "stat"
     stat.write_text(BEFORE)
-    stolen = Stolen(stat)
+    stolen = StealTime(stat)
     assert stolen.share() == 0.0  # nothing was asked for yet
     stat.write_text(AFTER)
     assert stolen.share() == pytest.approx(25 / 100)  # 60 user, 10 system, 5 softirq, 25 stolen
@@ -21,9 +21,9 @@ def test_a_share_is_of_what_was_asked_for(tmp_path):
 @pytest.mark.parametrize("text", ["", "cpu", "cpu 1 2 3", "intr 1 2 3 4 5 6 7 8 9", "cpu a b c d"])
 def test_a_system_that_does_not_count_says_nothing(tmp_path, text):
     stat = tmp_path / "stat"
-    assert Stolen(stat).share() is None  # no such file
+    assert StealTime(stat).share() is None  # no such file
     stat.write_text(text)
-    assert Stolen(stat).share() is None
+    assert StealTime(stat).share() is None
 
 
 def test_only_what_matters_is_told():
@@ -33,5 +33,5 @@ def test_only_what_matters_is_told():
 
 @pytest.mark.skipif(not STAT.exists(), reason="needs Linux")
 def test_this_machine_counts():
-    share = Stolen().share()
+    share = StealTime().share()
     assert share is not None and 0 <= share <= 1

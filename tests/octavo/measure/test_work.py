@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from octavo.measure.limits import Limits
+from octavo.measure.limits import MachineLimits
 from octavo.measure.shapes import SHAPES, write_shape
-from octavo.measure.work import ModelWork, Step
+from octavo.measure.work import ModelWork, WorkStep
 from octavo_engine.config import EngineConfig
 from octavo_engine.weights.source import resolve_model
 
-LIMITS = Limits(2, read_gb_s=10.0, gemm_gflop_s={"float32": 100.0, "bf16": 200.0})
+LIMITS = MachineLimits(2, read_gb_s=10.0, gemm_gflop_s={"float32": 100.0, "bf16": 200.0})
 
 
 def work_of(tmp_path, shape="tiny", **settings):
@@ -56,7 +56,7 @@ def test_weights_count_in_the_form_that_they_are_held_in(tmp_path, settings, for
 
 def test_one_sequence_is_bound_by_reading_and_a_prompt_by_multiplying(tmp_path):
     work = work_of(tmp_path)
-    one, prompt = Step.decode(1, 100), Step.prefill(100)
+    one, prompt = WorkStep.decode(1, 100), WorkStep.prefill(100)
 
     assert work.best_s(one, LIMITS) == (work.weight_bytes + 100 * 1024) / 10e9
     assert work.bound(one, LIMITS) == "read bandwidth"
@@ -69,14 +69,14 @@ def test_one_sequence_is_bound_by_reading_and_a_prompt_by_multiplying(tmp_path):
 
 def test_weights_are_read_once_for_all_sequences_and_the_cache_for_each(tmp_path):
     work = work_of(tmp_path)
-    one, many = work.num_bytes(Step.decode(1, 50)), work.num_bytes(Step.decode(64, 50))
+    one, many = work.num_bytes(WorkStep.decode(1, 50)), work.num_bytes(WorkStep.decode(64, 50))
     assert many - one == 63 * 50 * 1024
 
 
 def test_a_peak_that_was_not_measured_bounds_nothing(tmp_path):
     work = work_of(tmp_path, quantization="int8")
     assert math.isinf(work.peak(LIMITS))
-    assert work.bound(Step.prefill(4096), LIMITS) == "read bandwidth"
+    assert work.bound(WorkStep.prefill(4096), LIMITS) == "read bandwidth"
 
 
 def test_every_shape_is_a_model_of_about_the_size_in_its_name(tmp_path):

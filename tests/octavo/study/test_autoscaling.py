@@ -18,7 +18,7 @@ from tests.fakes.deployments import make_deployment
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from octavo_operator.spec import Autoscaling
+    from octavo_operator.spec import AutoscalingSpec
     from tests.fakes.autoscaled import Answer
 
 # An engine that is busy with about one request and a half a second.
@@ -72,13 +72,13 @@ def day() -> list[Arrival]:
     return arrivals
 
 
-def scaling(**fields: object) -> Autoscaling:
+def scaling(**fields: object) -> AutoscalingSpec:
     rules = make_deployment({"autoscaling": SCALING | fields}).autoscaling
     assert rules is not None
     return rules
 
 
-def run(rules: Autoscaling, *, until_s: float) -> AutoscaledPool:
+def run(rules: AutoscalingSpec, *, until_s: float) -> AutoscaledPool:
     pool = AutoscaledPool(rules, MODEL, replicas=2, startup_s=STARTUP_S)
     pool.run([arrival for arrival in day() if arrival.delay_s < until_s], until_s=until_s)
     return pool

@@ -12,7 +12,7 @@ import pytest
 
 from octavo.study.engine_models import engine_models
 from octavo.study.judgement import BEATEN, DEFAULT, judge_random, judge_sharing
-from octavo.study.simulation import Setup, Study
+from octavo.study.simulation import RoutingStudy, Setup
 from octavo.study.synthetic import synthetic
 from octavo.study.trace import read_trace
 
@@ -22,7 +22,7 @@ NUM_ENGINES = 3
 
 def run(workload, policies, load):
     setup = Setup(model=MODEL, num_engines=NUM_ENGINES)
-    study = Study(workload.at_load(load, MODEL, NUM_ENGINES), setup)
+    study = RoutingStudy(workload.at_load(load, MODEL, NUM_ENGINES), setup)
     return [study.run(policy) for policy in policies]
 
 

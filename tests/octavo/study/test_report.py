@@ -9,7 +9,7 @@ import pytest
 from octavo import plotting
 from octavo.study import plot, report
 from octavo.study.engine_models import engine_models
-from octavo.study.figures import Record, Tally
+from octavo.study.figures import RequestOutcome, StudyTally
 from octavo.study.judgement import judge_random, judge_sharing
 from octavo.study.simulation import Setup
 from octavo.study.synthetic import synthetic
@@ -17,11 +17,11 @@ from octavo_engine.errors import ConfigError
 
 
 def make_figures(policy="prefix-load", **changes):
-    tally = Tally()
+    tally = StudyTally()
     for number in range(101):
         tally.gaps.append(0.01)
         tally.add(
-            Record(
+            RequestOutcome(
                 arrived_at=number,
                 first_at=number + 0.001 * number,
                 last_at=number + 0.5,
@@ -53,7 +53,7 @@ def test_figures_are_sums_ranks_and_shares():
 
 
 def test_nothing_answered_is_no_division_by_zero():
-    figures = Tally(num_refused=3).figures(
+    figures = StudyTally(num_refused=3).figures(
         "random", requests=[0, 0], busy_s=[0.0, 0.0], num_prefilled_tokens=0, num_preemptions=0
     )
     assert (figures.num_requests, figures.num_refused, figures.imbalance) == (0, 3, 1.0)
@@ -122,4 +122,4 @@ def test_a_picture_is_drawn(tmp_path):
 
 
 def test_gaps_are_kept_as_plain_numbers():
-    assert isinstance(Tally().gaps, array)  # a million of them are eight megabytes
+    assert isinstance(StudyTally().gaps, array)  # a million of them are eight megabytes

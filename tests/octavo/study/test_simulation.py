@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from octavo.study.engine_models import engine_models
-from octavo.study.simulation import Setup, Study, compare
+from octavo.study.simulation import RoutingStudy, Setup, compare
 from octavo.study.synthetic import synthetic
 from octavo.study.timeline import Timeline
 from octavo.study.workload import Arrival, Texts, Workload
@@ -29,9 +29,9 @@ def test_events_happen_in_order_and_time_never_runs_back():
 def test_a_run_is_the_same_every_time_and_loses_nothing(shape):
     workload = synthetic("multi-turn", 40, seed=1).at_load(0.8, MODEL, 3)
     setup = dataclasses.replace(SETUP, shape=shape)
-    figures = Study(workload, setup).run("power-of-two")
+    figures = RoutingStudy(workload, setup).run("power-of-two")
 
-    assert figures == Study(workload, setup).run("power-of-two")
+    assert figures == RoutingStudy(workload, setup).run("power-of-two")
     assert (figures.num_requests, figures.num_refused) == (40, 0)
     assert figures.num_output_tokens == sum(len(a.answer) for a in workload.arrivals)
     cached = round(figures.hit_rate * figures.num_prompt_tokens)
@@ -44,16 +44,16 @@ def test_a_run_is_the_same_every_time_and_loses_nothing(shape):
 def test_the_router_foresees_what_engines_find():
     workload = synthetic("shared-system", 60, seed=2).at_load(0.5, MODEL, 3)
     for shape in ("ids", "text"):
-        figures = Study(workload, dataclasses.replace(SETUP, shape=shape)).run("prefix-load")
+        figures = RoutingStudy(workload, dataclasses.replace(SETUP, shape=shape)).run("prefix-load")
         assert figures.predicted_within_block >= 0.95, shape
 
 
 def test_a_run_does_not_depend_on_those_before_it():
     workload = synthetic("multi-turn", 20, seed=3).at_load(0.8, MODEL, 3)
-    study = Study(workload, SETUP)
+    study = RoutingStudy(workload, SETUP)
     together = [study.run(policy) for policy in ("random", "prefix-load")]
 
-    assert together == [Study(workload, SETUP).run(p) for p in ("random", "prefix-load")]
+    assert together == [RoutingStudy(workload, SETUP).run(p) for p in ("random", "prefix-load")]
     assert list(compare(workload, SETUP, ["random", "prefix-load"], num_jobs=2)) == together
 
 
@@ -62,7 +62,7 @@ def test_a_turn_waits_for_the_answer_before_it():
     prompt, answer = texts.new(160), texts.new(100)
     first = Arrival((prompt,), answer, 0.0)
     second = Arrival((prompt, answer, texts.new(60)), texts.new(1), 2.0, 0)
-    figures = Study(Workload("two", (first, second)), SETUP).run("prefix-load")
+    figures = RoutingStudy(Workload("two", (first, second)), SETUP).run("prefix-load")
 
     first_s = 0.006 + 160 * 0.04e-3 + 99 * 0.0061
     second_s = 0.006 + 61 * 0.04e-3  # the answer's last token was never computed
@@ -79,7 +79,7 @@ def test_what_no_engine_can_hold_is_refused_with_all_that_follows():
         Arrival((huge, texts.new(10)), texts.new(5), 1.0, 1),
         Arrival((texts.new(100),), texts.new(5), 0.2),
     )
-    figures = Study(Workload("huge", arrivals), SETUP).run("round-robin")
+    figures = RoutingStudy(Workload("huge", arrivals), SETUP).run("round-robin")
     assert (figures.num_requests, figures.num_refused) == (2, 2)
 
 
@@ -88,10 +88,10 @@ def test_full_engines_refuse_and_the_others_are_tried():
     setup = Setup(model=dataclasses.replace(MODEL, scheduler=crowded), num_engines=2)
     texts = Texts()
     arrivals = tuple(Arrival((texts.new(500),), texts.new(50), 0.01 * i) for i in range(6))
-    figures = Study(Workload("crowd", arrivals), setup).run("consistent-hash")
+    figures = RoutingStudy(Workload("crowd", arrivals), setup).run("consistent-hash")
     assert (figures.num_requests, figures.num_refused) == (4, 2)
 
 
 def test_an_unknown_policy_is_named():
     with pytest.raises(ConfigInvalid, match="no policy 'best'"):
-        Study(synthetic("random", 5), SETUP).run("best")
+        RoutingStudy(synthetic("random", 5), SETUP).run("best")

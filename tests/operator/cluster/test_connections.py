@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from octavo_operator.cluster.connections import Session
+from octavo_operator.cluster.connections import HttpSession
 from tests.fakes.certificates import make_certificate
 from tests.fakes.facts import until
 
@@ -61,7 +61,7 @@ def deaf_server(certificate: Path, *, shakes_hands: bool) -> Iterator[int]:
 def test_a_request_stopped_within_its_answer_leaves_no_socket(certificate):
     """It is cancelled; its connection says farewell to a server that does not listen."""
 
-    async def story(session: Session, port: int) -> list[socket.socket]:
+    async def story(session: HttpSession, port: int) -> list[socket.socket]:
         has_begun = asyncio.Event()
         asking = asyncio.create_task(ask(session, port, has_begun))
         await has_begun.wait()
@@ -79,7 +79,7 @@ def test_a_session_that_ends_while_a_request_connects_leaves_no_socket(certifica
     """Nobody cancels it: the server takes the connection and never shakes hands."""
     asked: list[asyncio.Task[None]] = []
 
-    async def story(session: Session, port: int) -> list[socket.socket]:
+    async def story(session: HttpSession, port: int) -> list[socket.socket]:
         asked.append(asyncio.create_task(ask(session, port, asyncio.Event())))
         await until(lambda: len(session._sockets) == 1)
         return list(session._sockets)
@@ -95,17 +95,19 @@ def test_a_session_that_ends_while_a_request_connects_leaves_no_socket(certifica
         gc.collect()
 
 
-async def ask(session: Session, port: int, has_begun: asyncio.Event) -> None:
+async def ask(session: HttpSession, port: int, has_begun: asyncio.Event) -> None:
     async with session.http.get(f"https://127.0.0.1:{port}") as answer:
         has_begun.set()
         await answer.read()
 
 
 async def left_open(
-    certificate: Path, port: int, story: Callable[[Session, int], Awaitable[list[socket.socket]]]
+    certificate: Path,
+    port: int,
+    story: Callable[[HttpSession, int], Awaitable[list[socket.socket]]],
 ) -> list[socket.socket]:
     """Of the sockets that the story saw, those that are open right behind the session."""
-    async with Session(tls=ssl.create_default_context(cafile=certificate)) as session:
+    async with HttpSession(tls=ssl.create_default_context(cafile=certificate)) as session:
         seen = await story(session, port)
         assert len(seen) == 1
     return [each for each in seen if each.fileno() >= 0]

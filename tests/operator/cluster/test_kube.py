@@ -11,11 +11,11 @@ from octavo_operator.cluster import rbac
 from octavo_operator.cluster.kube import KubeCluster, error_of
 from octavo_operator.cluster.kube_config import KubeConfig, load
 from octavo_operator.errors import (
+    ApiRefused,
     ClusterUnavailable,
     Conflict,
     Gone,
     NotFound,
-    Refused,
     SettingsInvalid,
 )
 from octavo_operator.objects import kinds
@@ -116,7 +116,7 @@ class TestAgainstTheRealOne:
                 await cluster.patch(
                     kinds.CONFIG_MAP, namespace, "m", {"metadata": {"resourceVersion": version}}
                 )
-            with pytest.raises((Conflict, Refused)):
+            with pytest.raises((Conflict, ApiRefused)):
                 await cluster.patch(
                     kinds.CONFIG_MAP, namespace, "m", {"metadata": {"uid": "other"}}
                 )
@@ -155,7 +155,7 @@ class TestAgainstTheRealOne:
                 "PodScheduled": "True",
                 "octavo.dev/Routable": "True",
             }
-            with pytest.raises((Conflict, Refused)):
+            with pytest.raises((Conflict, ApiRefused)):
                 await cluster.set_pod_condition(namespace, "p", {**gate, "podUid": "other"})
 
         with_cluster(apiserver, story)
@@ -163,7 +163,7 @@ class TestAgainstTheRealOne:
     def test_refusals_carry_the_servers_words(self, apiserver, namespace):
         async def story(cluster: KubeCluster) -> None:
             body = make_deployment(namespace=namespace, replicas=-1)
-            with pytest.raises(Refused) as caught:
+            with pytest.raises(ApiRefused) as caught:
                 await cluster.create(body)
             assert caught.value.status == 422
             assert "spec.replicas" in caught.value.message
@@ -225,7 +225,7 @@ class TestAgainstTheRealOne:
 
         async def story() -> None:
             async with KubeCluster(config, field_manager="octavo-operator") as cluster:
-                with pytest.raises(Refused):
+                with pytest.raises(ApiRefused):
                     await cluster.apply(config_map(namespace))
                 apiserver.create(binding(namespace, apiserver.user))
                 async with asyncio.timeout(60):
@@ -233,14 +233,14 @@ class TestAgainstTheRealOne:
                         try:
                             await cluster.apply(config_map(namespace))
                             break
-                        except Refused:  # the authorizer's cache follows
+                        except ApiRefused:  # the authorizer's cache follows
                             await asyncio.sleep(0.05)
                 apiserver.create(make_deployment(namespace=namespace))
                 found = await cluster.find(kinds.LLM_DEPLOYMENT, namespace)
                 assert len(found.items) == 1
-                with pytest.raises(Refused):
+                with pytest.raises(ApiRefused):
                     await cluster.find(kinds.LLM_DEPLOYMENT, None)
-                with pytest.raises(Refused):
+                with pytest.raises(ApiRefused):
                     await cluster.delete(kinds.VOLUME_CLAIM, namespace, "c", uid="u")
 
         asyncio.run(story())
@@ -272,8 +272,9 @@ def make_pod(namespace: str) -> kinds.Object:
 @pytest.mark.parametrize(
     ("status", "error"),
     [
-        (400, Refused), (401, ClusterUnavailable), (403, Refused), (404, NotFound),
-        (408, ClusterUnavailable), (409, Conflict), (410, Gone), (413, Refused), (422, Refused),
+        (400, ApiRefused), (401, ClusterUnavailable), (403, ApiRefused), (404, NotFound),
+        (408, ClusterUnavailable), (409, Conflict), (410, Gone), (413, ApiRefused), (422,
+        ApiRefused),
         (429, ClusterUnavailable), (500, ClusterUnavailable), (503, ClusterUnavailable),
         (504, ClusterUnavailable),
     ],
@@ -297,7 +298,7 @@ def test_retry_after_is_believed_within_reason(text, seconds):
 
 def test_a_webhook_that_cannot_be_called_is_somebodys_to_repair():
     body = b'{"message": "Internal error occurred: failed calling webhook \\"v\\": refused"}'
-    assert isinstance(error_of(500, body), Refused)
+    assert isinstance(error_of(500, body), ApiRefused)
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"[1]", b'"x"', b'{"message": null}'])

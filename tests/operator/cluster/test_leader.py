@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from octavo_operator.cluster.leader import Leader, LeaseTimes
-from octavo_operator.errors import ClusterUnavailable, Refused
+from octavo_operator.errors import ApiRefused, ClusterUnavailable
 from octavo_operator.objects import kinds
 from tests.fakes.clock import ManualClock
 from tests.fakes.cluster import Call, FakeCluster
@@ -198,7 +198,7 @@ class TestOwner:
 
         def refuse(call: Call) -> None:
             if is_refused and call.kind == kinds.DEPLOYMENT:
-                raise Refused("deployments is forbidden", status=403)
+                raise ApiRefused("deployments is forbidden", status=403)
 
         cluster.before = refuse
         assert attempt(self.leader(cluster, clock))

@@ -16,13 +16,13 @@ import pytest
 
 from octavo_engine.protocol.state import TTFT_BOUNDS_S
 from octavo_operator.decide import canary
-from octavo_operator.decide.autoscale import Memory, Signals, decide
+from octavo_operator.decide.autoscale import LoadSignals, ScaleHistory, decide
 from octavo_operator.decide.canary import CanaryState, Sample
-from octavo_operator.decide.plan import Wish, plan_capacity
-from octavo_operator.decide.rollout import Group
+from octavo_operator.decide.plan import Target, plan_capacity
+from octavo_operator.decide.rollout import RevisionGroup
 from octavo_operator.desired import desired_objects, revision_of
 from octavo_operator.errors import SpecInvalid
-from octavo_operator.settings import OPTIONAL_KINDS, Settings
+from octavo_operator.settings import OPTIONAL_KINDS, OperatorSettings
 from tests.fakes.deployments import make_deployment, with_images
 from tests.fakes.random_specs import leaves, spec_schema, template_fields
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from octavo_operator.decide.plan import CapacityPlan
-    from octavo_operator.spec import Autoscaling, Rollout
+    from octavo_operator.spec import AutoscalingSpec, RolloutSpec
 
-SETTINGS = with_images(Settings(capabilities=OPTIONAL_KINDS))
+SETTINGS = with_images(OperatorSettings(capabilities=OPTIONAL_KINDS))
 BASE: dict[str, Any] = {"model": {"uri": "hf://org/name"}, "replicas": 4}
 KEY_REF = {"name": "a", "key": "b"}
 # What has to stand beside a leaf for it to mean something; of a leaf's the longest counts.
@@ -223,11 +223,11 @@ def consequences(spec: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def next_steps(rollout: Rollout) -> Iterator[str]:
+def next_steps(rollout: RolloutSpec) -> Iterator[str]:
     """From four engines of the old revision to the new one, however it fares."""
-    wish = Wish("new", 4, rollout)
-    yield told(plan_capacity(wish, [Group("old", 4, 4, 4)], CanaryState(stable="old")))
-    both = [Group("old", 4, 4, 4), Group("new", 4, 4, 4)]
+    wish = Target("new", 4, rollout)
+    yield told(plan_capacity(wish, [RevisionGroup("old", 4, 4, 4)], CanaryState(stable="old")))
+    both = [RevisionGroup("old", 4, 4, 4), RevisionGroup("new", 4, 4, 4)]
     trial = CanaryState(stable="old", revision="new", step_started_at=1.0)
     yield told(plan_capacity(wish, both, trial, now=100.0))
     for fared in (sample(), sample(errors=5), sample(ttft_s=0.2), sample(itl_s=0.1)):
@@ -245,14 +245,14 @@ def sample(errors: int = 0, ttft_s: float = 0.1, itl_s: float = 0.05) -> Sample:
     return Sample(100, errors, ttft_s * 100, 100, itl_s * 100, 100, buckets)
 
 
-def replicas_of_a_day(rules: Autoscaling) -> Iterator[str]:
+def replicas_of_a_day(rules: AutoscalingSpec) -> Iterator[str]:
     """Two minutes of work for some engines, and then nobody."""
     if rules.provider != "octavo":
         return
-    memory, replicas = Memory(), 2
+    memory, replicas = ScaleHistory(), 2
     for now in range(0, 900, 5):
         is_busy = now <= 120
-        signals = Signals(
+        signals = LoadSignals(
             is_known=True,
             is_complete=True,
             serving=replicas,

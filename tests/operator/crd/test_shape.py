@@ -137,13 +137,13 @@ def test_the_parser_reads_every_field_and_no_other(
 ):
     """What the schema lets in and nobody reads would be silently without effect."""
     read: dict[str, set[str]] = {}
-    end = fields_module.Fields.end
+    end = fields_module.FieldReader.end
 
-    def noting_end(self: fields_module.Fields) -> None:
+    def noting_end(self: fields_module.FieldReader) -> None:
         read.setdefault(re.sub(r"\[\d+\]", "[]", self.path), set()).update(self._known)
         end(self)
 
-    monkeypatch.setattr(fields_module.Fields, "end", noting_end)
+    monkeypatch.setattr(fields_module.FieldReader, "end", noting_end)
     LLMDeployment.parse(EVERYTHING)
     spec = at(schema, "spec")
     overlay = "spec.podTemplate.spec"  # its own test above

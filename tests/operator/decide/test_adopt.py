@@ -10,18 +10,18 @@ import pytest
 from octavo_operator.desired import pod, revision
 from octavo_operator.desired.deployment import TEMPLATE_ANNOTATION
 from octavo_operator.objects import kinds
-from octavo_operator.settings import Images, Settings
-from octavo_operator.watch.world import Key
+from octavo_operator.settings import Images, OperatorSettings
+from octavo_operator.watch.world import DeploymentKey
 from tests.fakes.operator import OperatorBench, make_deployment, running_operator
 
 if TYPE_CHECKING:
     from tests.fakes.cluster import FakeCluster
 
 OTHER_SETTINGS = {
-    "pull policy": Settings(images=Images(pull_policy="Always")),
-    "preStop": Settings(pre_stop_s=7),
-    "readiness gate": Settings(readiness_gate=False),
-    "network policy": Settings(network_policy=False),
+    "pull policy": OperatorSettings(images=Images(pull_policy="Always")),
+    "preStop": OperatorSettings(pre_stop_s=7),
+    "readiness gate": OperatorSettings(readiness_gate=False),
+    "network policy": OperatorSettings(network_policy=False),
 }
 OLD_NAME = "zzzzzzzzzz"  # as an earlier version's hash might be
 
@@ -36,7 +36,7 @@ def uids(bench: OperatorBench) -> list[str]:
     return [kinds.uid_of(pod) for pod in bench.pods()]
 
 
-def upgraded(bench: OperatorBench, settings: Settings | None = None) -> OperatorBench:
+def upgraded(bench: OperatorBench, settings: OperatorSettings | None = None) -> OperatorBench:
     """Another version of the operator takes over, and has nothing left to do."""
     successor = OperatorBench(bench.cluster, clock=bench.clock, settings=settings)
     successor.settle()
@@ -88,7 +88,7 @@ def test_other_probes_and_variables_replace_no_engine(monkeypatch: pytest.Monkey
 
 def test_a_template_by_which_nothing_runs_is_mended():
     """Else a setting that keeps pods from starting could not be corrected."""
-    bench = OperatorBench(settings=Settings(images=Images(pull_policy="Never")))
+    bench = OperatorBench(settings=OperatorSettings(images=Images(pull_policy="Never")))
     bench.create()
     bench.reconcile()
     after = OperatorBench(bench.cluster, clock=bench.clock)
@@ -115,7 +115,7 @@ def test_a_higher_epoch_replaces_all(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_another_default_image_replaces_those_that_name_none():
-    settings = Settings(images=Images(cpu="registry.example.com/octavo/engine-cpu:2"))
+    settings = OperatorSettings(images=Images(cpu="registry.example.com/octavo/engine-cpu:2"))
     bench = running_operator()
     before = bench.engines()
     assert upgraded(bench, settings).engines().keys() != before.keys()
@@ -149,7 +149,7 @@ class TestOfAnEarlierVersion:
 
     def test_another_default_image_replaces_it(self):
         bench = of_an_earlier_version(running_operator())
-        settings = Settings(images=Images(cpu="registry.example.com/octavo/engine-cpu:2"))
+        settings = OperatorSettings(images=Images(cpu="registry.example.com/octavo/engine-cpu:2"))
         assert OLD_NAME not in upgraded(bench, settings).engines()
 
     def test_a_spec_that_it_had_refused_is_not_taken_for_what_runs(self):
@@ -182,17 +182,17 @@ def of_an_earlier_version(bench: OperatorBench) -> OperatorBench:
 class TestRolloutsAtOnce:
     NAMES = ("a", "b", "c")
 
-    def fleet(self, settings: Settings) -> OperatorBench:
+    def fleet(self, settings: OperatorSettings) -> OperatorBench:
         bench = OperatorBench(settings=settings)
         for name in self.NAMES:
             bench.cluster.put(make_deployment(name))
         for name in self.NAMES:
-            bench.settle(Key("default", name))
+            bench.settle(DeploymentKey("default", name))
         return bench
 
     def look(self, bench: OperatorBench) -> None:
         for name in self.NAMES:
-            bench.reconcile(Key("default", name))
+            bench.reconcile(DeploymentKey("default", name))
 
     def changing(self, bench: OperatorBench) -> set[str]:
         owners = [kinds.labels_of(d)["octavo.dev/deployment"] for d in bench.engine_deployments()]
@@ -200,9 +200,11 @@ class TestRolloutsAtOnce:
 
     def test_no_more_than_the_setting_says_change_their_revision(self):
         images = Images(cpu="registry.example.com/octavo/engine-cpu:2")
-        first = self.fleet(Settings())
+        first = self.fleet(OperatorSettings())
         bench = OperatorBench(
-            first.cluster, clock=first.clock, settings=Settings(images=images, max_rollouts=1)
+            first.cluster,
+            clock=first.clock,
+            settings=OperatorSettings(images=images, max_rollouts=1),
         )
         self.look(bench)
         assert self.changing(bench) == {"a"}
@@ -213,22 +215,24 @@ class TestRolloutsAtOnce:
             "a rollout of another LLMDeployment to end (at most 1 at a time)"
             in (progressing["message"])
         )
-        assert bench.reconcile(Key("default", "b")).again_after_s == 5.0
+        assert bench.reconcile(DeploymentKey("default", "b")).again_after_s == 5.0
         again = OperatorBench(
-            first.cluster, clock=first.clock, settings=Settings(images=images, max_rollouts=1)
+            first.cluster,
+            clock=first.clock,
+            settings=OperatorSettings(images=images, max_rollouts=1),
         )
         self.look(again)
         assert self.changing(again) == {"a"}, "a restart changes nothing"
         for name in self.NAMES:
-            again.settle(Key("default", name))
+            again.settle(DeploymentKey("default", name))
         for name in self.NAMES:
-            again.settle(Key("default", name))
+            again.settle(DeploymentKey("default", name))
         found = {d["spec"]["template"]["spec"]["containers"][0]["image"]
                  for d in again.engine_deployments()}  # fmt: skip
         assert found == {"registry.example.com/octavo/engine-cpu:2"}
 
     def test_waiting_is_no_fault_however_long(self):
-        bench = self.fleet(Settings(max_rollouts=1))
+        bench = self.fleet(OperatorSettings(max_rollouts=1))
         for name in self.NAMES:
             bench.cluster.merge(
                 kinds.LLM_DEPLOYMENT, "default", name, {"spec": {"engine": {"maxNumSeqs": 7}}}
@@ -241,7 +245,7 @@ class TestRolloutsAtOnce:
         assert degraded["status"] == "False"
 
     def test_one_that_gets_nowhere_holds_up_nobody(self):
-        bench = self.fleet(Settings(max_rollouts=1))
+        bench = self.fleet(OperatorSettings(max_rollouts=1))
         for name in ("a", "b"):
             bench.cluster.merge(
                 kinds.LLM_DEPLOYMENT, "default", name, {"spec": {"engine": {"maxNumSeqs": 7}}}
@@ -255,7 +259,7 @@ class TestRolloutsAtOnce:
         assert self.changing(bench) == {"a", "b"}
 
     def test_who_serves_nobody_waits_for_nobody(self):
-        bench = self.fleet(Settings(max_rollouts=1))
+        bench = self.fleet(OperatorSettings(max_rollouts=1))
         for engine in bench.pods():
             if kinds.labels_of(engine)["octavo.dev/deployment"] == "b":
                 bench.workloads.set_condition(engine, "ContainersReady", "False")

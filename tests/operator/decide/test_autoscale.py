@@ -6,10 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from octavo_operator.decide.autoscale import Decision, Mark, Memory, Signals, decide
-from octavo_operator.spec.autoscaling import Autoscaling, Behavior, Targets
+from octavo_operator.decide.autoscale import (
+    DemandMark,
+    LoadSignals,
+    ScaleDecision,
+    ScaleHistory,
+    decide,
+)
+from octavo_operator.spec.autoscaling import AutoscalingSpec, Behavior, Targets
 
-RULES = Autoscaling(
+RULES = AutoscalingSpec(
     max_replicas=10,
     min_replicas=1,
     targets=Targets(queued_tokens=1000),
@@ -19,18 +25,18 @@ RULES = Autoscaling(
 TO_ZERO = replace(RULES, scale_to_zero_after_s=300.0)
 
 
-def known(**signals) -> Signals:
-    return Signals(**{"is_known": True, "is_complete": True, "serving": 2, **signals})
+def known(**signals) -> LoadSignals:
+    return LoadSignals(**{"is_known": True, "is_complete": True, "serving": 2, **signals})
 
 
-def partly_known(**signals) -> Signals:
+def partly_known(**signals) -> LoadSignals:
     """Some routers answer, others do not: the sums are less than the load."""
     return known(is_complete=False, **signals)
 
 
-def once(rules: Autoscaling, signals: Signals, current: int) -> Decision:
+def once(rules: AutoscalingSpec, signals: LoadSignals, current: int) -> ScaleDecision:
     """With windows that have been watched for long."""
-    return decide(rules, signals, current, Memory(since=0.0), 10_000.0)
+    return decide(rules, signals, current, ScaleHistory(since=0.0), 10_000.0)
 
 
 class TestOneDecision:
@@ -43,7 +49,7 @@ class TestOneDecision:
             (known(queued_tokens=90_000), 4),  # double in a minute at most
             (known(queued_tokens=0), 1),
             (known(), 2),  # no signal, no change
-            (Signals(serving=2, queued_tokens=90_000), 2),  # no router, no change
+            (LoadSignals(serving=2, queued_tokens=90_000), 2),  # no router, no change
         ],
     )
     def test_by_queued_tokens(self, signals, expected):
@@ -67,14 +73,14 @@ class TestOneDecision:
         assert once(RULES, partly_known(queued_tokens=2900), 2).replicas == 3
 
     def test_bounds_hold_at_once_even_without_signals(self):
-        assert once(replace(RULES, min_replicas=3), Signals(), 2).replicas == 3
-        assert once(replace(RULES, max_replicas=1), Signals(), 2).replicas == 1
+        assert once(replace(RULES, min_replicas=3), LoadSignals(), 2).replicas == 3
+        assert once(replace(RULES, max_replicas=1), LoadSignals(), 2).replicas == 1
 
 
 class TestWindows:
     def run(self, rules, trace, current=2, every_s=5.0):
         """Replicas over time; `trace` says the queued tokens at a time."""
-        memory, history = Memory(), []
+        memory, history = ScaleHistory(), []
         for tick in range(len(trace)):
             signals = known(queued_tokens=trace[tick], serving=current)
             decision = decide(rules, signals, current, memory, tick * every_s)
@@ -112,12 +118,12 @@ class TestWindows:
         assert set(self.run(RULES, trace)) == {2}
 
     def test_after_a_restart_nothing_goes_down_before_a_whole_window(self):
-        memory = Memory()
+        memory = ScaleHistory()
         decision = decide(RULES, known(queued_tokens=0), 5, memory, 1000.0)
         assert decision.replicas == 5
 
     def test_the_down_window_begins_anew_after_partial_knowledge(self):
-        memory = Memory(since=0.0)
+        memory = ScaleHistory(since=0.0)
         quiet = {"queued_tokens": 0}
         for now, signals, replicas in (
             (100.0, partly_known(**quiet), 4),
@@ -130,7 +136,7 @@ class TestWindows:
             memory = decision.memory
 
     def test_memory_is_bounded(self):
-        memory, now = Memory(), 0.0
+        memory, now = ScaleHistory(), 0.0
         for _ in range(5000):
             memory = decide(RULES, known(queued_tokens=2000), 2, memory, now).memory
             now += 1.0
@@ -157,14 +163,14 @@ class TestZero:
             partly_known(last_request_age_s=900.0),  # another router may have sent some
             known(last_request_age_s=None),  # never a request: perhaps routers just started
             known(last_request_age_s=900.0, serving=0),  # still waking
-            Signals(serving=1, last_request_age_s=900.0),  # nobody asked
+            LoadSignals(serving=1, last_request_age_s=900.0),  # nobody asked
         ],
     )
     def test_not_while_somebody_may_be_served(self, signals):
         assert once(TO_ZERO, signals, 1).replicas >= 1
 
     def test_after_the_idle_time_where_no_request_ever_came(self):
-        memory, quiet = Memory(), known(queued_tokens=0, in_flight=0, held=0)
+        memory, quiet = ScaleHistory(), known(queued_tokens=0, in_flight=0, held=0)
         for now, signals, replicas in (
             (0.0, replace(quiet, serving=0), 1),  # its weights are read
             (500.0, quiet, 1),  # from here on it serves
@@ -181,14 +187,14 @@ class TestZero:
         "between",
         [
             known(last_request_age_s=1.0),
-            Signals(serving=2),
+            LoadSignals(serving=2),
             known(serving=0),
             known(running=1),
             partly_known(),
         ],
     )
     def test_routers_that_start_anew_must_see_no_request_for_the_whole_time(self, between):
-        memory = Memory()
+        memory = ScaleHistory()
         for now, signals in ((0.0, known()), (290.0, between), (310.0, known())):
             decision = decide(TO_ZERO, signals, 1, memory, now)
             memory = decision.memory
@@ -242,10 +248,10 @@ class TestZero:
         assert once(TO_ZERO, known(held=0, last_request_age_s=61.0), 0).replicas == 0
 
     def test_zero_is_left_when_it_is_no_longer_allowed(self):
-        assert once(RULES, Signals(), 0).replicas == 1
+        assert once(RULES, LoadSignals(), 0).replicas == 1
 
     def test_two_hundred_waiting_clients_are_one_scale_event(self):
-        memory, current, moves = Memory(), 0, 0
+        memory, current, moves = ScaleHistory(), 0, 0
         for tick in range(60):
             signals = known(held=200, serving=0, queued_tokens=0)
             decision = decide(TO_ZERO, signals, current, memory, float(tick))
@@ -255,6 +261,6 @@ class TestZero:
 
 
 def test_a_minute_counts_what_was_moved_in_it():
-    memory = Memory(moves=(Mark(9_990.0, 2),), since=0.0)
+    memory = ScaleHistory(moves=(DemandMark(9_990.0, 2),), since=0.0)
     assert decide(RULES, known(queued_tokens=90_000), 4, memory, 10_000.0).replicas == 4
     assert decide(RULES, known(queued_tokens=90_000), 4, memory, 10_051.0).replicas == 8

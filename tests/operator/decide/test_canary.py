@@ -9,12 +9,12 @@ import pytest
 from octavo_engine.protocol.state import TTFT_BOUNDS_S, RevisionState
 from octavo_operator.decide import canary
 from octavo_operator.decide.canary import CanaryState, Sample
-from octavo_operator.decide.rollout import Limits
+from octavo_operator.decide.rollout import RolloutLimits
 from octavo_operator.objects import kinds
-from octavo_operator.spec.traffic import Analysis, Canary, CanaryStep
+from octavo_operator.spec.traffic import Analysis, CanarySpec, CanaryStep
 from tests.fakes.operator import OperatorBench, make_state
 
-RULES = Canary(steps=(CanaryStep(10, 60.0), CanaryStep(50, 60.0)), analysis=Analysis())
+RULES = CanarySpec(steps=(CanaryStep(10, 60.0), CanaryStep(50, 60.0)), analysis=Analysis())
 SPEC = {
     "strategy": "Canary",
     "canary": {
@@ -66,7 +66,7 @@ class TestJudge:
 
 class TestWalk:
     def test_a_step_lasts_from_when_its_replicas_are_there(self):
-        good = canary.Verdict("advance", "CanaryHealthy", "")
+        good = canary.CanaryVerdict("advance", "CanaryHealthy", "")
         state = canary.begin(CanaryState(stable="a"), "b")
         state = canary.advance(state, RULES, good, 100.0, is_in_place=False)
         assert (state.step, state.step_started_at) == (0, 0.0)
@@ -78,7 +78,7 @@ class TestWalk:
         assert (state.step, state.step_started_at) == (1, 0.0)
 
     def test_without_a_judgement_it_stays(self):
-        hold = canary.Verdict("hold", "", "")
+        hold = canary.CanaryVerdict("hold", "", "")
         state = CanaryState("a", "b", 0, 1.0)
         assert canary.advance(state, RULES, hold, 1e9, is_in_place=True) == state
 
@@ -94,11 +94,11 @@ class TestWalk:
     )
     def test_the_stable_ones_keep_what_their_traffic_needs(self, replicas, step, expected):
         state = CanaryState("a", "b", step)
-        assert canary.shares(Limits(replicas), RULES, state) == expected
+        assert canary.shares(RolloutLimits(replicas), RULES, state) == expected
 
     def test_without_surge_the_canary_takes_a_place(self):
         state = CanaryState("a", "b", 0)
-        limits = Limits(4, max_surge=0, max_unavailable=1)
+        limits = RolloutLimits(4, max_surge=0, max_unavailable=1)
         assert canary.shares(limits, RULES, state) == {"a": 3, "b": 1}
 
 

@@ -6,19 +6,24 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from octavo_operator.decide.canary import CanaryState, Verdict
+from octavo_operator.decide.canary import CanaryState, CanaryVerdict
 from octavo_operator.decide.plan import (
     CapacityPlan,
-    Wish,
+    Target,
     fingerprint,
     marked,
     plan_capacity,
     plan_changes,
     with_replicas,
 )
-from octavo_operator.decide.rollout import Group, Replica, Step, group_replicas
+from octavo_operator.decide.rollout import (
+    RevisionGroup,
+    RevisionReplica,
+    RolloutStep,
+    group_replicas,
+)
 from octavo_operator.objects import kinds
-from octavo_operator.spec.traffic import Canary, CanaryStep, Rollout
+from octavo_operator.spec.traffic import CanarySpec, CanaryStep, RolloutSpec
 from octavo_operator.watch.world import Observed
 from tests.fakes.effort import num_examples
 
@@ -45,7 +50,7 @@ def observe(*bodies: kinds.Object) -> Observed:
     return Observed({(kinds.kind_of(body), kinds.name_of(body)): body for body in bodies})
 
 
-def plan(desired, observed, step: Step, *, revision: str = "b", replicas=()):
+def plan(desired, observed, step: RolloutStep, *, revision: str = "b", replicas=()):
     capacity = CapacityPlan(step, CanaryState())
     return plan_changes(
         desired, observed, capacity, owner_uid="own", owner_name="m", revision=revision,
@@ -55,13 +60,15 @@ def plan(desired, observed, step: Step, *, revision: str = "b", replicas=()):
 
 def test_what_is_as_applied_is_left_alone():
     service = make_object(kinds.SERVICE, "s", spec={"a": 1})
-    assert plan([service], observe(marked(service)), Step({}, (), True)).is_empty
+    assert plan([service], observe(marked(service)), RolloutStep({}, (), True)).is_empty
 
 
 def test_a_field_that_went_from_the_desired_is_noticed_by_the_fingerprint():
     old = marked(make_object(kinds.SERVICE, "s", spec={"a": 1, "b": 2}))
     new = make_object(kinds.SERVICE, "s", spec={"a": 1})
-    assert [b["spec"] for b in plan([new], observe(old), Step({}, (), True)).apply] == [{"a": 1}]
+    assert [b["spec"] for b in plan([new], observe(old), RolloutStep({}, (), True)).apply] == [
+        {"a": 1}
+    ]
 
 
 def test_the_number_of_replicas_is_no_part_of_the_fingerprint():
@@ -70,7 +77,7 @@ def test_the_number_of_replicas_is_no_part_of_the_fingerprint():
 
 
 def test_a_new_revision_starts_with_its_target_and_the_old_one_shrinks_by_an_order():
-    step = Step({"b": 1, "a": 2}, (), False)
+    step = RolloutStep({"b": 1, "a": 2}, (), False)
     found = plan([make_engine("b", 9)], observe(make_engine("a", 3)), step)
     assert [body["spec"]["replicas"] for body in found.apply] == [1]
     assert [(o.revision, o.was, o.replicas) for o in found.scale] == [("a", 3, 2)]
@@ -78,21 +85,23 @@ def test_a_new_revision_starts_with_its_target_and_the_old_one_shrinks_by_an_ord
 
 
 def test_a_revision_without_a_target_is_not_created():
-    assert plan([make_engine("b", 9)], observe(), Step({}, (), False)).is_empty
+    assert plan([make_engine("b", 9)], observe(), RolloutStep({}, (), False)).is_empty
 
 
 def test_increases_come_before_decreases():
-    step = Step({"a": 1, "b": 3}, (), False)
+    step = RolloutStep({"a": 1, "b": 3}, (), False)
     found = plan([], observe(make_engine("a", 3), make_engine("b", 1)), step)
     assert [order.revision for order in found.scale] == ["b", "a"]
 
 
 def test_who_leaves_is_named():
     replicas = [
-        Replica("x", "a", ready=True, routable=True, in_flight=3),
-        Replica("y", "a", ready=True, routable=True),
+        RevisionReplica("x", "a", ready=True, routable=True, in_flight=3),
+        RevisionReplica("y", "a", ready=True, routable=True),
     ]
-    found = plan([], observe(make_engine("a", 2)), Step({"a": 1}, (), False), replicas=replicas)
+    found = plan(
+        [], observe(make_engine("a", 2)), RolloutStep({"a": 1}, (), False), replicas=replicas
+    )
     assert found.scale[0].leaving == ("y",)
 
 
@@ -103,7 +112,7 @@ def test_what_nobody_wants_goes_but_data_and_strangers_stay():
     other = make_object(kinds.SERVICE, "other")
     other["metadata"]["ownerReferences"][0]["uid"] = "somebody"
     monitor = make_object(kinds.POD_MONITOR, "m")
-    found = plan([], observe(claim, theirs, other, monitor), Step({}, (), True))
+    found = plan([], observe(claim, theirs, other, monitor), RolloutStep({}, (), True))
     assert [kinds.name_of(body) for body in found.delete] == ["m"]
 
 
@@ -111,14 +120,14 @@ def test_what_belongs_to_a_revision_goes_with_it():
     old = make_object(kinds.CONFIG_MAP, "m-a")
     old["metadata"]["labels"]["octavo.dev/revision"] = "a"
     observed = observe(make_engine("a", 0), make_engine("b", 1), old)
-    assert plan([], observed, Step({}, (), True)).is_empty
-    found = plan([], observed, Step({}, ("a",), True))
+    assert plan([], observed, RolloutStep({}, (), True)).is_empty
+    found = plan([], observed, RolloutStep({}, ("a",), True))
     assert [body["kind"] for body in found.delete] == ["Deployment", "ConfigMap"]
 
 
-GOOD = Verdict("advance", "CanaryHealthy", "")
-BAD = Verdict("reject", "CanaryErrorRate", "")
-WAIT = Verdict("hold", "CanaryWaitingForTraffic", "")
+GOOD = CanaryVerdict("advance", "CanaryHealthy", "")
+BAD = CanaryVerdict("reject", "CanaryErrorRate", "")
+WAIT = CanaryVerdict("hold", "CanaryWaitingForTraffic", "")
 
 
 class PlanMachine(RuleBasedStateMachine):
@@ -134,19 +143,19 @@ class PlanMachine(RuleBasedStateMachine):
         self.targets: dict[str, int] = {}
         self.pods: list[list[object]] = []
 
-    def wish(self) -> Wish:
+    def wish(self) -> Target:
         steps = (CanaryStep(10, 5.0), CanaryStep(50, 5.0))
-        rollout = Rollout(
+        rollout = RolloutSpec(
             strategy="Canary" if self.strategy == "Canary" else "Rolling",
             max_surge=self.surge,
             max_unavailable=self.unavailable,
-            canary=Canary(steps=steps),
+            canary=CanarySpec(steps=steps),
         )
-        return Wish(self.revision, self.replicas, rollout)
+        return Target(self.revision, self.replicas, rollout)
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[RevisionGroup]:
         replicas = [
-            Replica(str(i), str(revision), ready=bool(ok), routable=bool(ok))
+            RevisionReplica(str(i), str(revision), ready=bool(ok), routable=bool(ok))
             for i, (revision, ok) in enumerate(self.pods)
         ]
         return group_replicas(self.targets, replicas)
@@ -155,7 +164,7 @@ class PlanMachine(RuleBasedStateMachine):
         return sum(group.serving for group in self.groups())
 
     @rule(verdict=st.sampled_from((GOOD, GOOD, WAIT, BAD)), writes=st.integers(0, 5))
-    def operate(self, verdict: Verdict, writes: int) -> None:
+    def operate(self, verdict: CanaryVerdict, writes: int) -> None:
         wish, before = self.wish(), self.serving()
         found = plan_capacity(wish, self.groups(), self.state, verdict=verdict, now=self.now)
         if writes == 0:

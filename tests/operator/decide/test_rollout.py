@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from octavo_operator.decide.rollout import (
-    Group,
-    Limits,
-    Replica,
+    RevisionGroup,
+    RevisionReplica,
+    RolloutLimits,
     group_replicas,
     limits_of,
     next_step,
@@ -20,11 +20,13 @@ from octavo_operator.decide.rollout import (
 from tests.fakes.effort import num_examples
 
 
-def serving(revision: str, count: int) -> Group:
-    return Group(revision, target=count, routable=count, existing=count)
+def serving(revision: str, count: int) -> RevisionGroup:
+    return RevisionGroup(revision, target=count, routable=count, existing=count)
 
 
-def walk(limits: Limits, shares: dict[str, int], groups: list[Group]) -> list[dict[str, int]]:
+def walk(
+    limits: RolloutLimits, shares: dict[str, int], groups: list[RevisionGroup]
+) -> list[dict[str, int]]:
     """All targets on the way, where everything that is asked for serves at once."""
     steps = []
     for _ in range(100):
@@ -39,10 +41,10 @@ def walk(limits: Limits, shares: dict[str, int], groups: list[Group]) -> list[di
 
 class TestSteps:
     def test_the_first_revision_comes_whole(self):
-        assert walk(Limits(3), {"a": 3}, []) == [{"a": 3}]
+        assert walk(RolloutLimits(3), {"a": 3}, []) == [{"a": 3}]
 
     def test_one_extra_replica_at_a_time_and_never_fewer_than_asked_for(self):
-        assert walk(Limits(3, max_surge=1), {"b": 3}, [serving("a", 3)]) == [
+        assert walk(RolloutLimits(3, max_surge=1), {"b": 3}, [serving("a", 3)]) == [
             {"a": 3, "b": 1},
             {"a": 2, "b": 1},
             {"a": 2, "b": 2},
@@ -52,7 +54,7 @@ class TestSteps:
         ]
 
     def test_without_surge_one_goes_before_one_comes(self):
-        limits = Limits(2, max_surge=0, max_unavailable=1)
+        limits = RolloutLimits(2, max_surge=0, max_unavailable=1)
         assert walk(limits, {"b": 2}, [serving("a", 2)]) == [
             {"a": 1},
             {"b": 1, "a": 1},
@@ -61,55 +63,55 @@ class TestSteps:
         ]
 
     def test_nothing_leaves_while_the_new_one_is_not_routable(self):
-        groups = [serving("a", 2), Group("b", target=1, routable=0, existing=1)]
-        step = next_step(Limits(2), {"b": 2}, groups)
+        groups = [serving("a", 2), RevisionGroup("b", target=1, routable=0, existing=1)]
+        step = next_step(RolloutLimits(2), {"b": 2}, groups)
         assert step.targets == {}
         assert step.waiting_for == "2 of 2 replicas of revision b to become routable"
         assert not step.is_done
 
     def test_a_revert_takes_back_what_never_served_first(self):
-        groups = [serving("a", 3), Group("b", target=2, routable=1, existing=2)]
-        assert next_step(Limits(4), {"a": 4}, groups).targets == {"b": 1}
+        groups = [serving("a", 3), RevisionGroup("b", target=2, routable=1, existing=2)]
+        assert next_step(RolloutLimits(4), {"a": 4}, groups).targets == {"b": 1}
 
     def test_three_edits_leave_the_overtaken_ones_before_the_one_that_serves(self):
-        groups = [serving("a", 3), Group("b", 1, 0, 1)]
-        assert walk(Limits(3), {"c": 3}, groups)[0] == {"a": 3}
-        assert walk(Limits(3), {"c": 3}, groups)[1] == {"a": 3, "c": 1}
+        groups = [serving("a", 3), RevisionGroup("b", 1, 0, 1)]
+        assert walk(RolloutLimits(3), {"c": 3}, groups)[0] == {"a": 3}
+        assert walk(RolloutLimits(3), {"c": 3}, groups)[1] == {"a": 3, "c": 1}
 
     def test_a_broken_old_replica_makes_room_but_does_not_block(self):
-        groups = [Group("a", 4, 3, 4), serving("b", 1)]
-        assert next_step(Limits(4), {"b": 4}, groups).targets == {"a": 3}
+        groups = [RevisionGroup("a", 4, 3, 4), serving("b", 1)]
+        assert next_step(RolloutLimits(4), {"b": 4}, groups).targets == {"a": 3}
 
     def test_routers_that_forget_all_pods_do_not_empty_the_pool(self):
-        groups = [Group("a", 4, 0, 4), Group("b", 1, 0, 1)]
-        assert next_step(Limits(4), {"b": 4}, groups).targets == {}
+        groups = [RevisionGroup("a", 4, 0, 4), RevisionGroup("b", 1, 0, 1)]
+        assert next_step(RolloutLimits(4), {"b": 4}, groups).targets == {}
 
     def test_fewer_are_asked_for(self):
-        assert walk(Limits(1), {"a": 1}, [serving("a", 4)]) == [{"a": 1}]
+        assert walk(RolloutLimits(1), {"a": 1}, [serving("a", 4)]) == [{"a": 1}]
 
     def test_none_are_asked_for(self):
-        assert walk(Limits(0), {"a": 0}, [serving("a", 2), serving("b", 1)]) == [{}]
+        assert walk(RolloutLimits(0), {"a": 0}, [serving("a", 2), serving("b", 1)]) == [{}]
 
     def test_a_group_vanishes_when_its_last_replica_has_left(self):
-        leaving = Group("a", target=0, routable=0, existing=1)
-        assert next_step(Limits(1), {"b": 1}, [leaving, serving("b", 1)]).vanished == ()
-        gone = Group("a", target=0)
-        step = next_step(Limits(1), {"b": 1}, [gone, serving("b", 1)])
+        leaving = RevisionGroup("a", target=0, routable=0, existing=1)
+        assert next_step(RolloutLimits(1), {"b": 1}, [leaving, serving("b", 1)]).vanished == ()
+        gone = RevisionGroup("a", target=0)
+        step = next_step(RolloutLimits(1), {"b": 1}, [gone, serving("b", 1)])
         assert step.vanished == ("a",)
         assert step.is_done
 
     def test_what_was_told_to_leave_is_not_capacity_any_more(self):
-        groups = [Group("a", target=1, routable=3, existing=3), serving("b", 2)]
-        assert next_step(Limits(3), {"b": 3}, groups).targets == {"b": 3}
+        groups = [RevisionGroup("a", target=1, routable=3, existing=3), serving("b", 2)]
+        assert next_step(RolloutLimits(3), {"b": 3}, groups).targets == {"b": 3}
 
 
 @pytest.mark.parametrize(
     ("surge", "unavailable", "expected"),
     [
-        (1, 0, Limits(10, 1, 0)),
-        ("25%", "25%", Limits(10, 3, 2)),
-        ("0%", 0, Limits(10, 1, 0)),
-        (0, 3, Limits(10, 0, 3)),
+        (1, 0, RolloutLimits(10, 1, 0)),
+        ("25%", "25%", RolloutLimits(10, 3, 2)),
+        ("0%", 0, RolloutLimits(10, 1, 0)),
+        (0, 3, RolloutLimits(10, 0, 3)),
     ],
 )
 def test_shares_round_in_favour_of_capacity(surge, unavailable, expected):
@@ -117,20 +119,23 @@ def test_shares_round_in_favour_of_capacity(surge, unavailable, expected):
 
 
 def test_who_serves_nobody_leaves_first_then_the_least_busy():
-    busy = Replica("busy", "a", ready=True, routable=True, in_flight=9)
-    calm = Replica("calm", "a", ready=True, routable=True, in_flight=1)
-    starting = Replica("starting", "a")
-    leaving = Replica("leaving", "a", is_leaving=True)
+    busy = RevisionReplica("busy", "a", ready=True, routable=True, in_flight=9)
+    calm = RevisionReplica("calm", "a", ready=True, routable=True, in_flight=1)
+    starting = RevisionReplica("starting", "a")
+    leaving = RevisionReplica("leaving", "a", is_leaving=True)
     assert [r.id for r in victims([busy, calm, starting, leaving], 2)] == ["starting", "calm"]
 
 
 def test_groups_count_only_those_that_stay():
     replicas = [
-        Replica("1", "a", routable=True),
-        Replica("2", "a", routable=True, is_leaving=True),
-        Replica("3", "b"),
+        RevisionReplica("1", "a", routable=True),
+        RevisionReplica("2", "a", routable=True, is_leaving=True),
+        RevisionReplica("3", "b"),
     ]
-    assert group_replicas({"a": 1}, replicas) == [Group("a", 1, 1, 2), Group("b", 0, 0, 1)]
+    assert group_replicas({"a": 1}, replicas) == [
+        RevisionGroup("a", 1, 1, 2),
+        RevisionGroup("b", 0, 0, 1),
+    ]
 
 
 class RolloutMachine(RuleBasedStateMachine):
@@ -149,12 +154,12 @@ class RolloutMachine(RuleBasedStateMachine):
         self.pods: list[list[object]] = []  # revision, is routable
 
     @property
-    def limits(self) -> Limits:
-        return Limits(self.replicas, self.surge, self.unavailable)
+    def limits(self) -> RolloutLimits:
+        return RolloutLimits(self.replicas, self.surge, self.unavailable)
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[RevisionGroup]:
         replicas = [
-            Replica(str(i), str(revision), ready=bool(ok), routable=bool(ok))
+            RevisionReplica(str(i), str(revision), ready=bool(ok), routable=bool(ok))
             for i, (revision, ok) in enumerate(self.pods)
         ]
         return group_replicas(self.targets, replicas)
@@ -239,19 +244,19 @@ TestRolloutMachine = RolloutMachine.TestCase
 
 class TestRecreate:
     def test_everybody_leaves_before_anybody_comes(self):
-        limits = Limits(2)
+        limits = RolloutLimits(2)
         assert recreate_step(limits, "b", [serving("a", 2)]).targets == {"a": 0}
 
-        leaving = Group("a", target=0, routable=0, existing=1)
+        leaving = RevisionGroup("a", target=0, routable=0, existing=1)
         step = recreate_step(limits, "b", [leaving])
         assert step.targets == {}
         assert not step.is_done
         assert step.waiting_for == "replicas of revision a to leave"
 
-        gone = Group("a", target=0, routable=0, existing=0)
+        gone = RevisionGroup("a", target=0, routable=0, existing=0)
         assert recreate_step(limits, "b", [gone]).targets == {"b": 2}
 
     def test_the_first_revision_and_a_change_of_number_wait_for_nobody(self):
-        assert recreate_step(Limits(2), "a", []).targets == {"a": 2}
-        assert recreate_step(Limits(3), "a", [serving("a", 2)]).targets == {"a": 3}
-        assert recreate_step(Limits(2), "a", [serving("a", 2)]).is_done
+        assert recreate_step(RolloutLimits(2), "a", []).targets == {"a": 2}
+        assert recreate_step(RolloutLimits(3), "a", [serving("a", 2)]).targets == {"a": 3}
+        assert recreate_step(RolloutLimits(2), "a", [serving("a", 2)]).is_done

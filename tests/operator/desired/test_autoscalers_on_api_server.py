@@ -13,7 +13,7 @@ import pytest
 
 from octavo_operator.desired.autoscaler import autoscalers
 from octavo_operator.objects import kinds
-from octavo_operator.settings import SCALED_OBJECT, Settings
+from octavo_operator.settings import SCALED_OBJECT, OperatorSettings
 from octavo_operator.spec import LLMDeployment
 from tests.apiserver.keda import scaled_object_crd
 from tests.fakes.apiserver import ApiError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.cluster
 
-WITH_KEDA = with_images(Settings(capabilities=frozenset((SCALED_OBJECT,))))
+WITH_KEDA = with_images(OperatorSettings(capabilities=frozenset((SCALED_OBJECT,))))
 PROMETHEUS = {"provider": "keda", "prometheusURL": "http://prometheus.monitoring:9090"}
 CORNERS: dict[str, Object] = {
     "defaults": {"maxReplicas": 3},

@@ -15,12 +15,12 @@ import pytest
 import yaml
 
 from octavo_operator.desired import desired_objects, revision_of
-from octavo_operator.settings import OPTIONAL_KINDS, Settings
+from octavo_operator.settings import OPTIONAL_KINDS, OperatorSettings
 from octavo_operator.spec import LLMDeployment
 from tests.fakes.deployments import UID, sample_bodies, with_images
 
 GOLDEN = Path(__file__).parent / "golden"
-SETTINGS = with_images(Settings(capabilities=OPTIONAL_KINDS))
+SETTINGS = with_images(OperatorSettings(capabilities=OPTIONAL_KINDS))
 BODIES = sample_bodies()
 
 

@@ -16,18 +16,18 @@ from octavo_operator.settings import (
     SCALED_OBJECT,
     SERVICE_MONITOR,
     Images,
-    Settings,
+    OperatorSettings,
 )
 from tests.fakes.deployments import CPU_IMAGE, UID, make_deployment, with_images
 from tests.fakes.random_specs import leaves, spec_schema
 
 HUB = {"uri": "hf://org/name"}
-EVERYTHING = with_images(Settings(capabilities=OPTIONAL_KINDS))
+EVERYTHING = with_images(OperatorSettings(capabilities=OPTIONAL_KINDS))
 
 
 def objects(
     spec: dict[str, Any] | None = None,
-    settings: Settings | None = None,
+    settings: OperatorSettings | None = None,
     traffic: Traffic | None = None,
 ) -> dict[str, dict[str, Any]]:
     """By kind; the headless Service is `Headless`."""
@@ -44,7 +44,7 @@ def routing(traffic: Traffic | None = None) -> dict[str, Any]:
     return found
 
 
-def revision(spec: dict[str, Any] | None = None, settings: Settings | None = None) -> str:
+def revision(spec: dict[str, Any] | None = None, settings: OperatorSettings | None = None) -> str:
     return revision_of(make_deployment(spec), with_images(settings))
 
 
@@ -121,10 +121,10 @@ def test_what_a_pod_notices_is_another_revision(spec: dict[str, Any]):
 
 def test_what_the_operator_adds_by_itself_is_in_no_revision():
     assert revision(None, EVERYTHING) == revision()
-    assert revision(None, Settings(network_policy=False)) == revision()
-    assert revision(None, Settings(pre_stop_s=6)) == revision()
-    assert revision(None, Settings(images=Images(pull_policy="Always"))) == revision()
-    assert revision(None, Settings(images=Images(cpu="other:1"))) != revision()
+    assert revision(None, OperatorSettings(network_policy=False)) == revision()
+    assert revision(None, OperatorSettings(pre_stop_s=6)) == revision()
+    assert revision(None, OperatorSettings(images=Images(pull_policy="Always"))) == revision()
+    assert revision(None, OperatorSettings(images=Images(cpu="other:1"))) != revision()
 
 
 def test_what_is_written_as_it_would_be_by_itself_is_the_same_revision():
@@ -308,7 +308,7 @@ def test_a_claim_of_somebody_else_is_not_made():
 def test_engines_are_scraped_once():
     assert "PodMonitor" in objects(None, EVERYTHING)
     assert "ServiceMonitor" not in objects(None, EVERYTHING)
-    only_services = Settings(capabilities=frozenset((SERVICE_MONITOR,)))
+    only_services = OperatorSettings(capabilities=frozenset((SERVICE_MONITOR,)))
     monitor = objects(None, only_services)["ServiceMonitor"]
     headless = objects(None, only_services)["Headless"]
     service = objects(None, only_services)["Service"]
@@ -319,7 +319,7 @@ def test_engines_are_scraped_once():
 
 
 def test_monitors_carry_what_prometheus_selects_by():
-    settings = Settings(
+    settings = OperatorSettings(
         capabilities=frozenset((POD_MONITOR,)), monitor_labels={"release": "prometheus"}
     )
     assert objects(None, settings)["PodMonitor"]["metadata"]["labels"]["release"] == "prometheus"
@@ -338,7 +338,7 @@ def test_weights_that_are_there_need_no_network():
     blocked = [block["ipBlock"]["except"] for block in hub[1]["to"]]
     assert "169.254.0.0/16" in blocked[0]
     assert blocked[1] == ["fe80::/10", "fd00:ec2::/32"], "link-local, and AWS' metadata"
-    assert "NetworkPolicy" not in objects(None, Settings(network_policy=False))
+    assert "NetworkPolicy" not in objects(None, OperatorSettings(network_policy=False))
 
 
 def test_names_are_found_where_openshift_has_them_too():
@@ -368,7 +368,7 @@ def test_a_pods_own_identity_is_asked_for_where_no_secret_proves_it(
 def test_gateways_reach_engines_where_they_are_named():
     """With an InferencePool the gateway sends requests to engines itself."""
     gateway = {"namespaceSelector": {"matchLabels": {"a": "gateways"}}}
-    policy = objects(None, Settings(engine_clients=(gateway,)))["NetworkPolicy"]
+    policy = objects(None, OperatorSettings(engine_clients=(gateway,)))["NetworkPolicy"]
     assert gateway in policy["spec"]["ingress"][0]["from"]
     assert gateway not in objects()["NetworkPolicy"]["spec"]["ingress"][0]["from"]
 
@@ -388,7 +388,9 @@ def test_nobody_wakes_what_is_suspended():
 
 def test_keda_is_refused_where_it_is_not():
     with pytest.raises(SpecInvalid, match="keda needs KEDA in the cluster") as refused:
-        check_autoscaler(make_deployment(_keda()), Settings())
+        check_autoscaler(make_deployment(_keda()), OperatorSettings())
     assert refused.value.reason == "Unsupported"
     assert "ScaledObject" not in objects(_keda())  # it may have gone under a running model
-    assert "ScaledObject" in objects(_keda(), Settings(capabilities=frozenset((SCALED_OBJECT,))))
+    assert "ScaledObject" in objects(
+        _keda(), OperatorSettings(capabilities=frozenset((SCALED_OBJECT,)))
+    )

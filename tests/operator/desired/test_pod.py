@@ -10,7 +10,7 @@ import pytest
 from octavo_operator.desired.pod import GRACE_S, pod_template
 from octavo_operator.desired.revision import revision_of
 from octavo_operator.errors import SpecInvalid
-from octavo_operator.settings import Images, Settings
+from octavo_operator.settings import Images, OperatorSettings
 from tests.fakes.deployments import CUDA_IMAGE, make_deployment, with_images
 from tests.fakes.rule_cases import claimed
 
@@ -18,13 +18,17 @@ HUB = {"uri": "hf://org/Some-Model", "revision": "v1"}
 MOUNT = "/var/lib/octavo/models"
 
 
-def pod(spec: dict[str, Any] | None = None, settings: Settings | None = None) -> dict[str, Any]:
+def pod(
+    spec: dict[str, Any] | None = None, settings: OperatorSettings | None = None
+) -> dict[str, Any]:
     template = pod_template(make_deployment(spec), with_images(settings), "rev")
     found: dict[str, Any] = template["spec"]
     return found
 
 
-def engine(spec: dict[str, Any] | None = None, settings: Settings | None = None) -> dict[str, Any]:
+def engine(
+    spec: dict[str, Any] | None = None, settings: OperatorSettings | None = None
+) -> dict[str, Any]:
     found: dict[str, Any] = pod(spec, settings)["containers"][0]
     return found
 
@@ -65,7 +69,7 @@ def test_the_pod_knows_who_it_is():
 
 
 def test_images_follow_the_device():
-    settings = Settings(images=Images(cpu="cpu:1", cuda="cuda:1", pull_policy="Never"))
+    settings = OperatorSettings(images=Images(cpu="cpu:1", cuda="cuda:1", pull_policy="Never"))
     gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
     assert engine(None, settings)["image"] == "cpu:1"
     assert engine(gpu, settings)["image"] == "cuda:1"
@@ -80,13 +84,13 @@ def test_images_follow_the_device():
 def test_an_image_that_nobody_names_is_nobodys(spec: dict[str, Any], flag: str):
     """A default would be a name in a public registry, where anybody may own it."""
     with pytest.raises(SpecInvalid, match=rf"spec\.engine\.image is required: .*{flag}"):
-        pod_template(make_deployment(spec), Settings(), "rev")
+        pod_template(make_deployment(spec), OperatorSettings(), "rev")
     named = {**spec, "engine": {"image": "mine:1"}}
-    assert pod_template(make_deployment(named), Settings(), "rev")
+    assert pod_template(make_deployment(named), OperatorSettings(), "rev")
 
 
 def test_pull_secrets_of_the_operator_are_for_those_who_name_none():
-    settings = Settings(images=Images(pull_secrets=("registry", "mirror")))
+    settings = OperatorSettings(images=Images(pull_secrets=("registry", "mirror")))
     own = {"podTemplate": {"spec": {"imagePullSecrets": [{"name": "mine"}]}}}
     none: dict[str, Any] = {"podTemplate": {"spec": {"imagePullSecrets": []}}}
     assert pod(None, settings)["imagePullSecrets"] == [{"name": "registry"}, {"name": "mirror"}]
@@ -97,7 +101,7 @@ def test_pull_secrets_of_the_operator_are_for_those_who_name_none():
 
 def test_other_pull_secrets_are_another_revision():
     plain = with_images()
-    secret = with_images(Settings(images=Images(pull_secrets=("registry",))))
+    secret = with_images(OperatorSettings(images=Images(pull_secrets=("registry",))))
     own = {"podTemplate": {"spec": {"imagePullSecrets": [{"name": "mine"}]}}}
     assert revision_of(make_deployment(None), plain) != revision_of(make_deployment(None), secret)
     assert revision_of(make_deployment(own), plain) == revision_of(make_deployment(own), secret)
@@ -259,7 +263,7 @@ def test_it_has_time_to_finish_what_it_has():
     found = pod({"rollout": {"drainTimeout": "90s"}})
     assert found["terminationGracePeriodSeconds"] == 90 + GRACE_S
     assert engine()["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}}
-    assert "lifecycle" not in engine(None, Settings(pre_stop_s=0))
+    assert "lifecycle" not in engine(None, OperatorSettings(pre_stop_s=0))
 
 
 @pytest.mark.parametrize(
@@ -284,7 +288,7 @@ def test_alive_is_progress_and_ready_is_another_question():
 
 def test_it_waits_for_the_routers():
     assert pod()["readinessGates"] == [{"conditionType": "octavo.dev/Routable"}]
-    assert "readinessGates" not in pod(None, Settings(readiness_gate=False))
+    assert "readinessGates" not in pod(None, OperatorSettings(readiness_gate=False))
 
 
 # --- the overlay
@@ -342,7 +346,7 @@ def test_a_cluster_may_assign_the_users():
     """OpenShift does, and refuses pods that name one."""
     plain = pod()["securityContext"]
     assert [plain[name] for name in IDS] == [65532] * 3
-    assigned = pod(None, Settings(engine_user=None))["securityContext"]
+    assigned = pod(None, OperatorSettings(engine_user=None))["securityContext"]
     assert not assigned.keys() & set(IDS)
     assert assigned["runAsNonRoot"] is True
     own = overlaid(securityContext=dict.fromkeys(IDS))["securityContext"]

@@ -8,13 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from octavo.fetch.progress import Progress
+from octavo.fetch.progress import FetchProgress
 from octavo_engine.protocol.loading import LoadProgress
 from octavo_engine.protocol.state import EndpointState, ModelState
-from octavo_operator.errors import ClusterUnavailable, Refused
+from octavo_operator.errors import ApiRefused, ClusterUnavailable
 from octavo_operator.objects import kinds
 from octavo_operator.objects.names import ENGINE_CONTAINER, FETCH_CONTAINER
-from octavo_operator.report.loading import Loading, fetched_so_far, found_model, last_facts, loaded
+from octavo_operator.report.loading import (
+    LoadingState,
+    fetched_so_far,
+    found_model,
+    last_facts,
+    loaded,
+)
 from tests.fakes.clock import ManualClock
 from tests.fakes.operator import OperatorBench, make_state
 
@@ -31,12 +37,12 @@ COMPLETE = {
 class TestWords:
     def test_the_line_that_the_fetch_writes_is_understood(self):
         out, clock = io.StringIO(), ManualClock(0.0)
-        progress = Progress(URI, out=out, clock=clock)
+        progress = FetchProgress(URI, out=out, clock=clock)
         progress.begin("fetching", total=8 * 2**30, files=3)
         progress.add(2**30)
         clock.now += 2.0
         progress.tell()
-        assert fetched_so_far("p", out.getvalue()) == Loading(
+        assert fetched_so_far("p", out.getvalue()) == LoadingState(
             phase="Fetching",
             pod="p",
             percent=12,
@@ -217,7 +223,7 @@ class TestStatus:
     def test_without_the_right_it_asks_once_in_a_while_and_tells_the_phase(self):
         bench = self.fetching()
         name = kinds.name_of(self.pod(bench))
-        bench.cluster.logs[name] = Refused("pods is forbidden", status=403)
+        bench.cluster.logs[name] = ApiRefused("pods is forbidden", status=403)
         for _ in range(60):
             assert not bench.reconcile().is_failed
             bench.clock.now += 5.0
@@ -229,7 +235,7 @@ class TestStatus:
         assert self.status(bench)["loading"]["percent"] == 50
 
     @pytest.mark.parametrize(
-        "error", [ClusterUnavailable("kubelet"), Refused("is waiting to start", status=400)]
+        "error", [ClusterUnavailable("kubelet"), ApiRefused("is waiting to start", status=400)]
     )
     def test_a_log_that_cannot_be_had_stops_nothing(self, error):
         bench = self.fetching()

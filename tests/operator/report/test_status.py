@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from octavo_operator.decide.canary import CanaryState
-from octavo_operator.decide.rollout import Replica
+from octavo_operator.decide.rollout import RevisionReplica
 from octavo_operator.report.faults import Fault
 from octavo_operator.report.reasons import Reason
 from octavo_operator.report.status import (
-    Condition,
     Facts,
     Scaling,
+    StatusCondition,
     merge_conditions,
     refused,
     rollout_from_status,
@@ -22,7 +22,7 @@ from octavo_operator.report.status import (
     summarize,
 )
 
-READY = Replica("1", "a", ready=True, routable=True)
+READY = RevisionReplica("1", "a", ready=True, routable=True)
 FACTS = Facts(
     generation=3, revision="a", wanted=2, least_serving=2, is_done=True,
     replicas=(READY, replace(READY, id="2")),
@@ -85,13 +85,13 @@ def test_each_condition(change, condition, expected):
 
 
 def test_the_time_moves_with_the_status_and_not_with_the_words():
-    first = merge_conditions([Condition("Ready", "False", Reason.STARTING, "a")], {}, 1, "t1")
+    first = merge_conditions([StatusCondition("Ready", "False", Reason.STARTING, "a")], {}, 1, "t1")
     previous = {"conditions": first}
-    words = [Condition("Ready", "False", Reason.OUT_OF_MEMORY, "b")]
+    words = [StatusCondition("Ready", "False", Reason.OUT_OF_MEMORY, "b")]
     second = merge_conditions(words, previous, 2, "t2")
     assert second[0]["lastTransitionTime"] == "t1"
     assert second[0]["observedGeneration"] == 2
-    flip = [Condition("Ready", "True", Reason.SERVING, "c")]
+    flip = [StatusCondition("Ready", "True", Reason.SERVING, "c")]
     assert merge_conditions(flip, {"conditions": second}, 2, "t3")[0]["lastTransitionTime"] == "t3"
 
 

@@ -16,8 +16,8 @@ from aiohttp.test_utils import TestServer
 from octavo_operator.cli import add_options, read_settings, read_values
 from octavo_operator.errors import SettingsInvalid
 from octavo_operator.routers.fetch import RouterFetch, router_tls
-from octavo_operator.routers.poller import RouterUnheard
-from octavo_operator.settings import Router
+from octavo_operator.routers.poller import RouterUnreachable
+from octavo_operator.settings import RouterSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +54,7 @@ async def state(request: web.Request) -> web.Response:
 
 
 def ask(
-    router: Router, *, certificate: Path | None = None, path: str = "/octavo/v1/state"
+    router: RouterSettings, *, certificate: Path | None = None, path: str = "/octavo/v1/state"
 ) -> bytes:
     """Of a router that serves TLS where it has a certificate."""
 
@@ -77,37 +77,39 @@ def ask(
     return asyncio.run(story())
 
 
-def trouble(router: Router, *, certificate: Path | None = None, path: str = "/octavo/v1/state"):
-    with pytest.raises(RouterUnheard) as caught:
+def trouble(
+    router: RouterSettings, *, certificate: Path | None = None, path: str = "/octavo/v1/state"
+):
+    with pytest.raises(RouterUnreachable) as caught:
         ask(router, certificate=certificate, path=path)
     return caught.value.reason
 
 
 def test_the_token_opens_it():
-    assert ask(Router(token=TOKEN)) == b"told"
-    assert trouble(Router()) == "unauthorized"
-    assert trouble(Router(token="another")) == "unauthorized"
-    assert trouble(Router(token=TOKEN), path="/elsewhere") == "bad_answer"  # not followed
+    assert ask(RouterSettings(token=TOKEN)) == b"told"
+    assert trouble(RouterSettings()) == "unauthorized"
+    assert trouble(RouterSettings(token="another")) == "unauthorized"
+    assert trouble(RouterSettings(token=TOKEN), path="/elsewhere") == "bad_answer"  # not followed
 
 
 def test_over_tls_the_certificate_must_be_that_of_the_service(certificates):
     ca = str(certificates / "ca.pem")
     right = certificates / "octavo-router.octavo-system.svc.pem"
-    router = Router(token=TOKEN, scheme="https", tls_ca=ca)
+    router = RouterSettings(token=TOKEN, scheme="https", tls_ca=ca)
     assert ask(router, certificate=right) == b"told"
     assert trouble(router, certificate=certificates / "other.example.pem") == "tls"
-    assert trouble(Router(token=TOKEN, scheme="https"), certificate=right) == "tls"
+    assert trouble(RouterSettings(token=TOKEN, scheme="https"), certificate=right) == "tls"
     assert trouble(router) == "tls"  # it speaks plain HTTP
-    assert trouble(Router(token=TOKEN), certificate=right) in ("unreachable", "bad_answer")
+    assert trouble(RouterSettings(token=TOKEN), certificate=right) in ("unreachable", "bad_answer")
 
 
 def test_an_authority_that_cannot_be_read_ends_the_start(tmp_path):
     missing = str(tmp_path / "ca.pem")
     with pytest.raises(SettingsInvalid, match=r"--router-tls-ca: .*ca\.pem: No such file"):
-        router_tls(Router(scheme="https", tls_ca=missing))
+        router_tls(RouterSettings(scheme="https", tls_ca=missing))
     (tmp_path / "ca.pem").write_text("nothing")
     with pytest.raises(SettingsInvalid, match=r"ca\.pem holds no certificate"):
-        router_tls(Router(scheme="https", tls_ca=missing))
+        router_tls(RouterSettings(scheme="https", tls_ca=missing))
 
 
 def test_flags_and_variables_say_how(tmp_path):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo_engine.protocol.state import TTFT_BOUNDS_S, EndpointState, RevisionState, State
-from octavo_operator.decide.autoscale import Signals
+from octavo_operator.decide.autoscale import LoadSignals
 from octavo_operator.errors import ClusterUnavailable
-from octavo_operator.metrics import Metrics
-from octavo_operator.routers.poller import Demand, RouterPoller, RouterUnheard
+from octavo_operator.metrics import OperatorMetrics
+from octavo_operator.routers.poller import RouterDemand, RouterPoller, RouterUnreachable
 from tests.fakes.clock import ManualClock
 from tests.fakes.cluster import FakeCluster
 from tests.fakes.operator import make_state
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 POOL = "default/smollm2"
 
 
-def make_demand(*names: str) -> tuple[Demand, ManualClock]:
+def make_demand(*names: str) -> tuple[RouterDemand, ManualClock]:
     clock = ManualClock()
-    demand = Demand(clock)
+    demand = RouterDemand(clock)
     demand.expect(names)
     return demand, clock
 
@@ -54,7 +54,7 @@ class TestRoutable:
         assert demand.holders("u").are_all
 
     def test_nobody_is_routable_before_the_routers_were_looked_for(self):
-        assert not Demand(ManualClock()).holders("u").are_all
+        assert not RouterDemand(ManualClock()).holders("u").are_all
 
     def test_answers_of_strangers_are_ignored(self):
         demand, _ = make_demand("a")
@@ -74,7 +74,7 @@ class TestSignals:
                 "u", POOL, "r", "", "ready", in_flight=in_flight, queued_tokens=100, kv_usage=0.5
             )
             demand.learn(name, dataclasses.replace(state, endpoints=[engine]))
-        assert demand.signals(POOL, serving=1) == Signals(
+        assert demand.signals(POOL, serving=1) == LoadSignals(
             serving=1, queued_tokens=120, kv_usage=0.5, ttft_p95_s=None, in_flight=7, held=2,
             last_request_age_s=3.0, running=0, is_known=True, is_complete=True,
         )  # fmt: skip
@@ -107,7 +107,7 @@ class TestSignals:
         demand, clock = make_demand("a")
         demand.learn("a", make_state(last_request_age_s=9.0))
         clock.advance(6.0)
-        assert demand.signals(POOL, serving=2) == Signals(serving=2)
+        assert demand.signals(POOL, serving=2) == LoadSignals(serving=2)
 
 
 def outcomes(requests: int, errors: int = 0, slow: int = 0) -> RevisionState:
@@ -183,8 +183,10 @@ def router_pod(name: str, *, ready: str = "True", ip: str = "10.0.0.7") -> kinds
 
 
 class TestPoller:
-    def poll(self, cluster: FakeCluster, answers: dict[str, object]) -> tuple[Demand, list[str]]:
-        demand = Demand(ManualClock())
+    def poll(
+        self, cluster: FakeCluster, answers: dict[str, object]
+    ) -> tuple[RouterDemand, list[str]]:
+        demand = RouterDemand(ManualClock())
         woken: list[str] = []
         asked: list[str] = []
 
@@ -203,7 +205,7 @@ class TestPoller:
             namespace="octavo-system",
             fetch=fetch,
             wake=woken.append,
-            metrics=Metrics(),
+            metrics=OperatorMetrics(),
             clock=ManualClock(),
         )
         asyncio.run(poller.poll())
@@ -223,7 +225,7 @@ class TestPoller:
         assert demand.num_answering == 1
 
     def test_a_router_that_tells_nothing_is_complained_about_once_a_minute(self, caplog):
-        cluster, clock, metrics = FakeCluster(), ManualClock(), Metrics()
+        cluster, clock, metrics = FakeCluster(), ManualClock(), OperatorMetrics()
         cluster.put(router_pod("a"))
         problems: list[Exception] = []
 
@@ -231,7 +233,8 @@ class TestPoller:
             raise problems[0]
 
         poller = RouterPoller(
-            cluster, Demand(clock), namespace="octavo-system", fetch=fetch, wake=lambda pool: None,
+            cluster, RouterDemand(clock), namespace="octavo-system", fetch=fetch,
+            wake=lambda pool: None,
             metrics=metrics, clock=clock, scheme="https",
         )  # fmt: skip
 
@@ -241,7 +244,7 @@ class TestPoller:
             asyncio.run(poller.poll())
             return [(record.reason, record.problem) for record in caplog.records]
 
-        refusal = RouterUnheard("unauthorized", "https://10.0.0.7:8080 answered 401")
+        refusal = RouterUnreachable("unauthorized", "https://10.0.0.7:8080 answered 401")
         assert complaints(refusal) == [("unauthorized", "https://10.0.0.7:8080 answered 401")]
         assert caplog.records[0].router == "a"
         assert "--router-token" in caplog.records[0].advice

@@ -9,10 +9,10 @@ import pytest
 
 from octavo_operator.errors import SpecInvalid
 from octavo_operator.spec import (
-    Autoscaling,
+    AutoscalingSpec,
     CanaryStep,
     LLMDeployment,
-    Rollout,
+    RolloutSpec,
     Targets,
 )
 from octavo_operator.spec.traffic import DEFAULT_STEPS
@@ -32,7 +32,7 @@ def test_a_model_is_all_it_takes():
     assert deployment.pool == "models/smollm2"
     assert deployment.replicas == 1
     assert deployment.device == "cpu"
-    assert deployment.rollout == Rollout()
+    assert deployment.rollout == RolloutSpec()
     assert deployment.autoscaling is None
 
 
@@ -80,7 +80,7 @@ def test_targets_that_are_named_are_the_only_ones():
 def test_no_targets_are_the_usual_ones():
     for scaling in ({"maxReplicas": 4}, {"maxReplicas": 4, "targets": {}}):
         found = make_deployment({"autoscaling": scaling}).autoscaling
-        assert found == Autoscaling(max_replicas=4)
+        assert found == AutoscalingSpec(max_replicas=4)
         assert found.targets == Targets(queued_tokens=8192, kv_usage=0.85)
 
 

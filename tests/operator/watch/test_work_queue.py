@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from octavo_operator.metrics import Metrics
-from octavo_operator.watch.work_queue import Outcome, Pace, Schedule, WorkQueue
+from octavo_operator.metrics import OperatorMetrics
+from octavo_operator.watch.work_queue import KeyOutcome, Pace, Schedule, WorkQueue
 
 
 class Still(Random):
@@ -115,15 +115,15 @@ def test_a_broken_key_delays_nobody_and_is_counted_as_a_bug():
         seen: list[str] = []
         done = asyncio.Event()
 
-        async def work(key: str) -> Outcome:
+        async def work(key: str) -> KeyOutcome:
             seen.append(key)
             if key == "broken":
                 raise ZeroDivisionError
             if key == "last":
                 done.set()
-            return Outcome()
+            return KeyOutcome()
 
-        metrics = Metrics()
+        metrics = OperatorMetrics()
         clock = asyncio.get_running_loop().time
         queue = WorkQueue(work, make_schedule(), clock=clock, metrics=metrics, num_workers=1)
         for key in ("broken", "good", "last"):
@@ -145,15 +145,17 @@ def test_slow_keys_share_the_workers_with_quick_ones():
         release = asyncio.Event()
         quick = asyncio.Event()
 
-        async def work(key: str) -> Outcome:
+        async def work(key: str) -> KeyOutcome:
             if key == "slow":
                 await release.wait()
             else:
                 quick.set()
-            return Outcome()
+            return KeyOutcome()
 
         clock = asyncio.get_running_loop().time
-        queue = WorkQueue(work, make_schedule(), clock=clock, metrics=Metrics(), num_workers=2)
+        queue = WorkQueue(
+            work, make_schedule(), clock=clock, metrics=OperatorMetrics(), num_workers=2
+        )
         task = asyncio.create_task(queue.run())
         queue.add("slow")
         queue.add("quick")

@@ -11,10 +11,10 @@ import pytest
 from octavo_router.admin.debug import Debug
 from octavo_router.admin.request_reader import RequestReader
 from octavo_router.config.settings import FlowConfig, KeyConfig, RouterConfig, ServerConfig
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.flow.admin import AdminAccess
 from octavo_router.http.messages import Headers, Inbound, Reply
-from octavo_router.residency.index import ResidencyIndex
+from octavo_router.residency.index import PyResidencyIndex
 from octavo_router.residency.scan import scan
 from octavo_router.routing.models import Models
 from tests.fakes.endpoints import World
@@ -33,7 +33,7 @@ class Rig:
 
     def __init__(self, config: RouterConfig = ENABLED, *, admin: AdminAccess | None = None) -> None:
         self.world = World(2)
-        self.index = ResidencyIndex()
+        self.index = PyResidencyIndex()
         for endpoint in self.world.endpoints:
             endpoint.slot = self.index.add_slot()
             endpoint.names = ("model",)
@@ -75,7 +75,7 @@ class Rig:
 @pytest.mark.parametrize("path", ["/debug/decisions", "/debug/index", "/debug/config"])
 def test_it_is_not_there_unless_it_was_switched_on(path):
     rig = Rig(replace(ENABLED, server=ServerConfig()))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as refused:
         rig.ask(path)
     assert refused.value.status == 404
 
@@ -87,7 +87,7 @@ def test_where_no_keys_are_asked_for_this_machine_may_look(client):
 
 @pytest.mark.parametrize("client", ["", "10.0.0.1", "128.0.0.1", "::2", "localhost", "unix:"])
 def test_and_nobody_else(client):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as refused:
         Rig().ask("/debug/index", client=client)
     assert refused.value.status == 403
 
@@ -105,7 +105,7 @@ def test_and_nobody_else(client):
     ids=lambda field: field[0].decode(),
 )
 def test_nor_whom_a_proxy_or_a_page_on_this_machine_speaks_for(field):
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         Rig().ask("/debug/index", fields=(field,))
 
 
@@ -140,7 +140,7 @@ def test_a_key_for_it_opens_it_from_anywhere(shown):
     ],
 )
 def test_and_nothing_else_does(client, shown):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as refused:
         Rig(admin=AdminAccess("admin")).ask(
             "/debug/index", client=client, fields=((b"authorization", shown),)
         )
@@ -149,7 +149,7 @@ def test_and_nothing_else_does(client, shown):
 
 def test_a_listener_of_its_own_needs_no_key_unless_there_is_one():
     assert "memory_bytes" in Rig().ask("/debug/index", client="10.0.0.1", is_admin=True)
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         Rig(admin=AdminAccess("admin")).ask("/debug/index", is_admin=True)
 
 
@@ -203,7 +203,7 @@ def test_a_route_that_leads_nowhere():
     [(b"{", "", 400), (b'{"model": "absent"}', "", 404), (BODY, "path=/metrics", 400)],
 )
 def test_a_body_that_the_router_would_refuse_is_refused_here_too(body, query, status):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as refused:
         Rig().ask("/debug/route", body, query=query)
     assert refused.value.status == status
 
@@ -219,7 +219,7 @@ def test_decisions_newest_first():
     shown = rig.ask("/debug/decisions", query="limit=2")
     assert [decision["request_id"] for decision in shown["decisions"]] == ["r2", "r1"]
     assert rig.ask("/debug/decisions", query="pool=absent")["decisions"] == []
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         rig.ask("/debug/decisions", query="limit=many")
 
 

@@ -9,16 +9,16 @@ import pytest
 
 from octavo_engine.protocol.state import TTFT_BOUNDS_S, State
 from octavo_router.admin.state import StateReporter
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.flow.admin import AdminAccess
-from octavo_router.flow.admission import Demand
+from octavo_router.flow.admission import AdmissionDemand
 from octavo_router.http.messages import Headers, Inbound
 from octavo_router.metrics import RequestRecord, RouterMetrics
 from tests.fakes.endpoints import World
 
 
 def reporter(world: World, metrics: RouterMetrics, **more) -> StateReporter:
-    demands = {"pool": Demand(0, 2, 64), "asleep": Demand(3, 0, 30)}
+    demands = {"pool": AdmissionDemand(0, 2, 64), "asleep": AdmissionDemand(3, 0, 30)}
     known: dict[str, Any] = {
         "admin": AdminAccess(),
         "epoch": "e1",
@@ -26,7 +26,7 @@ def reporter(world: World, metrics: RouterMetrics, **more) -> StateReporter:
     }
     return StateReporter(
         world.registry,
-        lambda pool: demands.get(pool, Demand(0, 0, 0)),
+        lambda pool: demands.get(pool, AdmissionDemand(0, 0, 0)),
         metrics,
         replica="router-0",
         **(known | more),
@@ -85,7 +85,7 @@ def test_a_pool_that_nobody_asked_for_has_no_last_request():
 def test_without_a_token_only_this_machine_is_told():
     report = reporter(World(0), RouterMetrics())
     ask(report)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as refused:
         ask(report, "Bearer user", client="10.0.0.1")
     assert (refused.value.status, refused.value.code) == (403, "admin_key_required")
 
@@ -99,7 +99,7 @@ def test_an_admin_key_opens_it_and_closes_it_to_this_machine():
     report = reporter(World(0), RouterMetrics(), admin=AdminAccess("admin"))
     ask(report, "Bearer admin", client="10.0.0.1")
     for client in ("10.0.0.1", "127.0.0.1"):
-        with pytest.raises(Refused):
+        with pytest.raises(Rejected):
             ask(report, client=client)
 
 
@@ -107,6 +107,6 @@ def test_an_admin_key_opens_it_and_closes_it_to_this_machine():
 def test_with_a_token_only_the_token_does(shown):
     report = reporter(World(0), RouterMetrics(), token="secret", is_open=True)
     ask(report, "Bearer secret", client="10.0.0.1")
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as refused:
         ask(report, shown)
     assert refused.value.status == 401

@@ -12,11 +12,11 @@ import pytest
 from octavo_engine.protocol.loading import LoadProgress
 from octavo_router.console.live import MAX_VIEWERS, Live, Sources
 from octavo_router.console.recent import NUM_KEPT, Recent
-from octavo_router.errors import Refused
-from octavo_router.flow.admission import Demand
+from octavo_router.errors import Rejected
+from octavo_router.flow.admission import AdmissionDemand
 from octavo_router.http.messages import Headers, Inbound
 from octavo_router.metrics import RequestRecord, RouterMetrics
-from octavo_router.residency.index import ResidencyIndex
+from octavo_router.residency.index import PyResidencyIndex
 from octavo_router.routing.models import Models
 from tests.fakes.endpoints import World
 from tests.fakes.router_rig import on_loop
@@ -33,7 +33,7 @@ class Rig:
     def __init__(self, *, asks_for_keys: bool = False) -> None:
         self.world = World(2)
         self.metrics = RouterMetrics(version="1.2.3", now=self.world.clock)
-        index = ResidencyIndex()
+        index = PyResidencyIndex()
         for endpoint in self.world.endpoints:
             endpoint.slot = index.add_slot()
             endpoint.names = ("m",)
@@ -44,7 +44,7 @@ class Rig:
                 models=Models(self.world.registry),
                 metrics=self.metrics,
                 index=index,
-                demand=lambda _: Demand(1, 2, 3),
+                demand=lambda _: AdmissionDemand(1, 2, 3),
                 authenticate=self._authenticate,
                 asks_for_keys=lambda: asks_for_keys,
                 replica="router-0",
@@ -54,7 +54,7 @@ class Rig:
 
     def _authenticate(self, authorization: str) -> Any:
         if not authorization.startswith("Bearer "):
-            raise Refused(401, "invalid_api_key", "A key is needed.")
+            raise Rejected(401, "invalid_api_key", "A key is needed.")
         return Tenant(authorization.removeprefix("Bearer "))
 
     def end(self, request_id: str, **fields: Any) -> None:
@@ -142,7 +142,7 @@ async def test_with_keys_a_tenant_hears_of_its_own_requests_only():
     rig.end("theirs", tenant="b")
     (shown,) = await rig.look(1, key="a")
     assert [each["id"] for each in shown["requests"]] == ["mine"]
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as refused:
         await rig.look(1)
     assert refused.value.status == 401
 
@@ -153,7 +153,7 @@ async def test_there_are_only_so_many_viewers_and_who_leaves_makes_room():
     viewers = [rig.open() for _ in range(MAX_VIEWERS)]
     for viewer in viewers:
         await anext(viewer)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as refused:
         rig.open()
     assert (refused.value.status, refused.value.code) == (503, "too_many_viewers")
     await viewers[0].aclose()

@@ -8,10 +8,10 @@ from octavo_router.config.settings import (
     BackendConfig,
     DiscoveryConfig,
     KubernetesConfig,
-    ModelConfig,
     PoolConfig,
     RouterConfig,
     RoutingConfig,
+    ServedModelConfig,
     UpstreamConfig,
 )
 from octavo_router.discovery.build import make_sources
@@ -61,14 +61,14 @@ def test_pools_claim_names_by_their_weights_and_share_those_that_several_claim()
         BackendConfig(pool="a/canary", revision="r1", weight=0.9),
         BackendConfig(pool="a/canary", revision="r2", weight=0.1),
     )
-    mine = ModelConfig(name="z", alias_of="m")
+    mine = ServedModelConfig(name="z", alias_of="m")
     assert discovered_models(ROUTES, (mine,)) == (
         mine,
-        ModelConfig(name="m", backends=(*canary, BackendConfig(pool="b/plain"))),
-        ModelConfig(name="alias", backends=canary),
+        ServedModelConfig(name="m", backends=(*canary, BackendConfig(pool="b/plain"))),
+        ServedModelConfig(name="alias", backends=canary),
     )
     assert discovered_models({"c/zero": ROUTES["c/zero"]}) == (
-        ModelConfig(name="z", backends=(BackendConfig(pool="c/zero"),)),
+        ServedModelConfig(name="z", backends=(BackendConfig(pool="c/zero"),)),
     )
 
 
@@ -80,11 +80,11 @@ def test_a_name_belongs_to_the_namespace_with_the_oldest_claim():
     listed = PoolRoute("file", ("chat",))
     routes = {route.pool: route for route in (thief, sister, victim, listed)}
     assert discovered_models(routes) == (
-        ModelConfig(
+        ServedModelConfig(
             name="chat",
             backends=tuple(BackendConfig(pool=pool) for pool in ("a/chat", "a/chat-2", "file")),
         ),
-        ModelConfig(name="own", backends=(BackendConfig(pool="b/x"),)),
+        ServedModelConfig(name="own", backends=(BackendConfig(pool="b/x"),)),
     )
     assert foreign_claims(routes) == [("b/x", "chat", "a")]
     del routes["a/chat"]  # now the other's is the oldest

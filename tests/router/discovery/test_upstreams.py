@@ -15,7 +15,7 @@ from octavo_router.config.settings import UpstreamConfig
 from octavo_router.discovery.discovery import Discovery
 from octavo_router.discovery.file import UpstreamsFile
 from octavo_router.discovery.source import Found, PoolRoute
-from octavo_router.discovery.upstreams import Upstreams
+from octavo_router.discovery.upstreams import ConfiguredUpstreams
 from octavo_router.endpoints.endpoint import Address
 from octavo_router.endpoints.registry import Registry
 from octavo_router.errors import ConfigInvalid, Unreachable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from typing import Any
 
-    from octavo_router.discovery.source import Publish, Source
+    from octavo_router.discovery.source import EndpointSource, Publish
 
 
 class FakeResolver:
@@ -51,7 +51,7 @@ class FakeResolver:
 
 
 @asynccontextmanager
-async def running(source: Source) -> AsyncIterator[list[Found]]:
+async def running(source: EndpointSource) -> AsyncIterator[list[Found]]:
     history: list[Found] = []
     task = asyncio.create_task(source.run(history.append))
     try:
@@ -61,10 +61,12 @@ async def running(source: Source) -> AsyncIterator[list[Found]]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def upstreams(*urls: str, resolver: FakeResolver | None = None, **more: Any) -> Upstreams:
+def upstreams(*urls: str, resolver: FakeResolver | None = None, **more: Any) -> ConfiguredUpstreams:
     configs = [UpstreamConfig(url=url, **more) for url in urls]
     counts = DiscoveryCounts()
-    return Upstreams("static", configs, resolver or FakeResolver(), counts=counts, interval_s=0.001)
+    return ConfiguredUpstreams(
+        "static", configs, resolver or FakeResolver(), counts=counts, interval_s=0.001
+    )
 
 
 def addresses(history: list[Found]) -> list[str]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from octavo_router.epp import messages
 from octavo_router.epp.hints import read_served, read_subset
 from octavo_router.epp.structs import read_struct, write_struct
-from octavo_router.epp.wire import WireError, blob, fields, number_field, varint
+from octavo_router.epp.wire import ProtobufError, blob, fields, number_field, varint
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
 REQUESTS = {name: bytes.fromhex(text) for name, text in GOLDEN["requests"].items()}
@@ -30,7 +30,9 @@ def test_request_headers_are_read_with_their_metadata_and_protocol():
     assert message.kind == messages.REQUEST_HEADERS
     pairs = [(b":method", b"POST"), (b":path", b"/v1/completions?x=1")]
     assert messages.read_headers(message.content) == (pairs, False)
-    assert message.protocol == messages.Protocol(messages.FULL_DUPLEX_STREAMED, messages.STREAMED)
+    assert message.protocol == messages.BodyProtocol(
+        messages.FULL_DUPLEX_STREAMED, messages.STREAMED
+    )
     assert read_subset(message.metadata) == ("10.0.0.1:8000", "10.0.0.2:8000")
     other = messages.read_metadata(message.metadata, "other")
     assert other == {"number": 1.5, "flag": True, "deep": {"a": "b"}}
@@ -40,7 +42,7 @@ def test_request_headers_are_read_with_their_metadata_and_protocol():
 def test_a_protocol_of_zeros_is_told_from_none():
     message = read("request headers, the end")
     assert messages.read_headers(message.content) == ([(b":method", b"GET")], True)
-    assert message.protocol == messages.Protocol(messages.NONE, messages.NONE)
+    assert message.protocol == messages.BodyProtocol(messages.NONE, messages.NONE)
     assert read("request body").protocol is None
 
 
@@ -147,7 +149,7 @@ def test_numbers_of_all_sizes(value):
     ],
 )
 def test_what_is_no_message_is_refused_with_a_reason(data, problem):
-    with pytest.raises(WireError, match=problem):
+    with pytest.raises(ProtobufError, match=problem):
         messages.read_message(data)
 
 
@@ -160,12 +162,12 @@ def test_deep_metadata_is_refused_before_it_hurts():
     deep = write_struct({"a": "b"})
     for _ in range(20):
         deep = blob(1, blob(1, b"a") + blob(2, blob(5, deep)))
-    with pytest.raises(WireError, match="deeper than 16"):
+    with pytest.raises(ProtobufError, match="deeper than 16"):
         read_struct(deep)
     item = blob(3, b"x")
     for _ in range(20):
         item = blob(6, blob(1, item))
-    with pytest.raises(WireError, match="deeper than 16"):
+    with pytest.raises(ProtobufError, match="deeper than 16"):
         read_struct(blob(1, blob(1, b"a") + blob(2, item)))
 
 
@@ -183,5 +185,5 @@ def test_mutilated_messages_are_read_or_refused_and_nothing_else(name, data):
         messages.read_body(read.content)
         read_subset(read.metadata)
         read_served(read.metadata, [])
-    except WireError:
+    except ProtobufError:
         pass

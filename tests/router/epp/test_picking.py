@@ -15,8 +15,8 @@ from octavo_router.config.settings import (
     BackendConfig,
     KeyConfig,
     LimitsConfig,
-    ModelConfig,
     RouterConfig,
+    ServedModelConfig,
 )
 from octavo_router.flow.keys import make_table
 from tests.fakes.endpoints import make_spec
@@ -219,7 +219,7 @@ async def test_bodies_over_the_limit_are_refused_by_their_length_or_as_they_come
 
 @on_loop
 async def test_an_alias_is_rewritten_with_the_length_that_results():
-    models = (ModelConfig(name="nick", alias_of="model"),)
+    models = (ServedModelConfig(name="nick", alias_of="model"),)
     body = b'{ "messages": [{"role": "user", "content": "model nick"}], "model" :"nick", "n":1}'
     rewritten = body.replace(b':"nick"', b':"model"')
     config = RouterConfig(models=models)
@@ -238,7 +238,7 @@ async def test_an_alias_is_rewritten_with_the_length_that_results():
 @on_loop
 async def test_weights_split_between_pools_and_each_request_stays_inside_its_own():
     backends = (BackendConfig(pool="a", weight=3.0), BackendConfig(pool="b", weight=1.0))
-    config = RouterConfig(models=(ModelConfig(name="both", backends=backends),))
+    config = RouterConfig(models=(ServedModelConfig(name="both", backends=backends),))
     async with picking(0, config=config) as rig:
         rig.add(*(make_spec(n, pool="ab"[n // 2], kind="octavo") for n in range(4)))
         pools = {f"10.0.0.{n + 1}:8000": "ab"[n // 2] for n in range(4)}

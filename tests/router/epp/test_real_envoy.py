@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from octavo_router.config.settings import FlowConfig, LimitsConfig, ModelConfig, RouterConfig
+from octavo_router.config.settings import FlowConfig, LimitsConfig, RouterConfig, ServedModelConfig
 from octavo_router.endpoints.endpoint import Address
 from tests.fakes.endpoints import make_spec
 from tests.fakes.envoy import PickerRig, picking
@@ -140,7 +140,7 @@ async def test_long_bodies_arrive_whole(mode, folder):
 
 @through
 async def test_models_are_rewritten_on_the_way(mode, folder):
-    config = RouterConfig(models=(ModelConfig(name="a-much-longer-nickname", alias_of="m"),))
+    config = RouterConfig(models=(ServedModelConfig(name="a-much-longer-nickname", alias_of="m"),))
     async with platform(folder, mode, config=config) as world:
         answer = await world.client.ask(chat() | {"model": "a-much-longer-nickname"})
         assert answer.status == 200

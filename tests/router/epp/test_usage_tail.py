@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_router.epp.usage_tail import UsageTail
-from octavo_router.residency.usage import NO_USAGE, Usage
+from octavo_router.residency.usage import NO_USAGE, PyUsage
 
 USAGE = {
     "prompt_tokens": 120,
@@ -15,7 +15,7 @@ USAGE = {
     "total_tokens": 154,
     "prompt_tokens_details": {"cached_tokens": 96},
 }
-COUNTS = Usage(120, 34, 96)
+COUNTS = PyUsage(120, 34, 96)
 
 WHOLE = json.dumps(
     {"choices": [{"message": {"content": 'say "usage": {"prompt_tokens": 9}'}}], "usage": USAGE}

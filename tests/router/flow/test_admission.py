@@ -8,11 +8,11 @@ from random import Random
 import pytest
 
 from octavo_router.config.settings import FlowConfig, KeyConfig, RetryConfig
-from octavo_router.errors import Refused
-from octavo_router.flow.admission import Demand, Gate, Ticket, Waiting
+from octavo_router.errors import Rejected
+from octavo_router.flow.admission import AdmissionDemand, AdmissionGate, QueuedRequest, Ticket
 from octavo_router.flow.budget import Throttle
 from octavo_router.flow.keys import KeyTable, make_table
-from octavo_router.routing.outcome import Result
+from octavo_router.routing.outcome import AttemptResult
 from tests.fakes.clock import ManualClock
 from tests.fakes.endpoints import make_request
 
@@ -39,7 +39,7 @@ class World:
         self.clock = ManualClock()
         self.rooms = FakeRooms(seats)
         self.config = FlowConfig(**flow)
-        self.gate = Gate(self.config, make_table(keys, {}), self.rooms, self.clock)
+        self.gate = AdmissionGate(self.config, make_table(keys, {}), self.rooms, self.clock)
         self.placed = []
 
     def admit(
@@ -63,7 +63,7 @@ async def settle():
 
 
 def refusal(call):
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Rejected) as caught:
         call()
     return caught.value.status, caught.value.code, caught.value.retry_after_s
 
@@ -75,7 +75,7 @@ def run(coroutine):
 def test_with_room_everybody_passes():
     world = World(seats=3)
     assert isinstance(world.admit(), Ticket)
-    assert world.gate.demand("pool") == Demand(0, 0, 0)
+    assert world.gate.demand("pool") == AdmissionDemand(0, 0, 0)
 
 
 def test_a_full_pool_makes_requests_wait_and_room_lets_exactly_as_many_go():
@@ -180,7 +180,7 @@ def test_waiting_without_awaiting_can_be_given_up():
     async def story():
         world = World(seats=0, keys=(KeyConfig(tenant="t", key="k", max_in_flight=1),))
         entry = world.admit(authorization="Bearer k")
-        assert isinstance(entry, Waiting)
+        assert isinstance(entry, QueuedRequest)
         done, _ = await asyncio.wait([entry.future], timeout=0)
         assert not done
         entry.cancel()
@@ -228,7 +228,7 @@ def test_the_queue_is_bounded_by_age():
         assert not task.done()
         world.clock.advance(0.2)
         world.gate.tick()
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(Rejected) as caught:
             await task
         assert (caught.value.status, caught.value.code) == (503, "queue_timeout")
         assert caught.value.retry_after_s is not None
@@ -244,7 +244,7 @@ def test_a_deadline_ends_the_wait_earlier():
         await settle()
         world.clock.advance(5.0)
         world.gate.tick()
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(Rejected) as caught:
             await task
         assert (caught.value.status, caught.value.code) == (504, "deadline_exceeded")
         assert refusal(lambda: world.admit(deadline=world.clock()))[:2] == (
@@ -284,7 +284,7 @@ def test_nobody_came():
         await settle()
         world.clock.advance(60.0)
         world.gate.tick()
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(Rejected) as caught:
             await task
         assert (caught.value.status, caught.value.code) == (503, "no_endpoints")
         assert caught.value.retry_after_s == 10.0
@@ -327,13 +327,13 @@ def test_a_pool_that_refuses_nearly_everything_is_asked_less():
     world = World(seats=10)
     throttle = world.gate.throttle = Throttle(RetryConfig(), world.clock, Random(1))
     for _ in range(1000):
-        throttle.note("pool", Result.REFUSED)
+        throttle.note("pool", AttemptResult.REFUSED)
     world.gate.tick()
     refusals = []
     for _ in range(200):
         try:
             world.admit()
-        except Refused as error:
+        except Rejected as error:
             refusals.append((error.status, error.code))
     assert set(refusals) == {(503, "overloaded")}
     assert len(refusals) > 190

@@ -6,7 +6,7 @@ import pytest
 
 from octavo_router.config.settings import RetryConfig
 from octavo_router.flow.budget import MAX_TENANTS, Losses, RetryBudget, Throttle, Windowed
-from octavo_router.routing.outcome import Result
+from octavo_router.routing.outcome import AttemptResult
 from tests.fakes.clock import ManualClock
 
 
@@ -82,9 +82,9 @@ def throttle_after(num_accepted, num_refused, num_gone=0):
     clock = ManualClock()
     throttle = Throttle(RetryConfig(), clock, Random(1))
     for result, count in (
-        (Result.OK, num_accepted),
-        (Result.REFUSED, num_refused),
-        (Result.CLIENT_GONE, num_gone),
+        (AttemptResult.OK, num_accepted),
+        (AttemptResult.REFUSED, num_refused),
+        (AttemptResult.CLIENT_GONE, num_gone),
     ):
         for _ in range(count):
             throttle.note("pool", result)
@@ -113,7 +113,7 @@ def test_a_pool_that_accepts_half_is_left_alone(counts):
 def test_what_broke_was_accepted_first():
     throttle, _ = throttle_after(0, 0)
     for _ in range(100):
-        throttle.note("pool", Result.BROKEN)
+        throttle.note("pool", AttemptResult.BROKEN)
     throttle.tick()
     assert throttle.shares == {}
 
@@ -121,7 +121,7 @@ def test_what_broke_was_accepted_first():
 def test_nor_does_who_could_not_be_reached_say_that_the_pool_is_full():
     throttle, _ = throttle_after(0, 0)
     for _ in range(100):
-        throttle.note("pool", Result.CONNECT_FAILED)
+        throttle.note("pool", AttemptResult.CONNECT_FAILED)
     throttle.tick()
     assert throttle.shares == {}
 

@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_router.config.settings import FlowConfig
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.flow import idempotency
-from octavo_router.flow.idempotency import IdempotencyKeys, Kept
+from octavo_router.flow.idempotency import IdempotencyKeys, StoredResponse
 from tests.fakes.clock import ManualClock
 
-ANSWER = Kept(200, "application/json", b"{}", "m")
+ANSWER = StoredResponse(200, "application/json", b"{}", "m")
 
 
 def refused(keys: IdempotencyKeys, key: str = "k", body: bytes = b"body") -> tuple[int, str]:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Rejected) as caught:
         keys.find("t", "/p", key, body)
     return caught.value.status, caught.value.code
 
@@ -99,7 +99,7 @@ def test_nothing_runs_twice_and_nothing_is_kept_beyond_its_bounds(steps):
         elif step == "ask":
             try:
                 kept = keys.find("t", "/p", key, b"body")
-            except Refused as error:
+            except Rejected as error:
                 assert key in running or is_known, error.code
             else:
                 assert key not in running

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.flow.admission import Ticket
-from octavo_router.flow.memory import Level, Memory, MemoryWatch, level_of, read_memory
+from octavo_router.flow.memory import Level, MemoryUse, MemoryWatch, level_of, read_memory
 from tests.router.flow.test_admission import World, refusal
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def test_a_containers_limit_in_both_forms_without_files_that_are_only_cached(tmp
         "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 300\n",
     })  # fmt: skip
     for form in ("one", "two"):
-        assert read_memory(0, tmp_path / form, is_container=True) == Memory(600, 1000)
+        assert read_memory(0, tmp_path / form, is_container=True) == MemoryUse(600, 1000)
         assert read_memory(0, tmp_path / form, is_container=False) is None
 
 
@@ -84,7 +84,7 @@ def test_a_limit_of_its_own_is_for_this_process():
 def test_changes_are_told_once():
     used = [0]
     heard: list[Level] = []
-    watch = MemoryWatch(0, heard.append, read=lambda limit: Memory(used[0], 100))
+    watch = MemoryWatch(0, heard.append, read=lambda limit: MemoryUse(used[0], 100))
     for used[0] in (10, 86, 87, 96, 99, 20, 10):
         watch.look()
     assert heard == [TIGHT, FULL, OK]
@@ -92,7 +92,7 @@ def test_changes_are_told_once():
 
 def test_bodies_on_their_way_count_as_if_they_were_there():
     heard: list[Level] = []
-    watch = MemoryWatch(0, heard.append, read=lambda limit: Memory(50, 100))
+    watch = MemoryWatch(0, heard.append, read=lambda limit: MemoryUse(50, 100))
     for awaited_bytes in (34, 36, 46, 0):
         watch.look(awaited_bytes)
     assert heard == [TIGHT, FULL, OK]
@@ -106,7 +106,7 @@ def test_what_only_the_allocator_keeps_is_given_back_first():
         used[0] -= 30
 
     watch = MemoryWatch(
-        0, heard.append, read=lambda limit: Memory(used[0], 100), give_back=give_back
+        0, heard.append, read=lambda limit: MemoryUse(used[0], 100), give_back=give_back
     )
     watch.look()
     assert (heard, used) == ([], [60])
@@ -124,7 +124,7 @@ def test_nobody_may_wait_while_it_is_tight_and_nobody_comes_in_while_it_is_full(
     assert retry_after_s > 0.0
     world.rooms.seats = 1
     world.gate.change_memory(FULL)
-    with pytest.raises(Refused, match="short of memory"):
+    with pytest.raises(Rejected, match="short of memory"):
         world.gate.authenticate("", "")
     world.gate.change_memory(OK)
     assert isinstance(world.admit(), Ticket)

@@ -12,8 +12,8 @@ import pytest
 
 from octavo.study.timeline import Timeline
 from octavo_router.config.settings import FlowConfig, KeyConfig
-from octavo_router.errors import Refused
-from octavo_router.flow.admission import Gate, Ticket
+from octavo_router.errors import Rejected
+from octavo_router.flow.admission import AdmissionGate, Ticket
 from octavo_router.flow.keys import make_table
 from tests.fakes.endpoints import make_request
 
@@ -59,7 +59,7 @@ class World:
     def __init__(self, *, has_deadline: bool = True, keys=(), stream: bool = False, **flow) -> None:
         self.timeline = Timeline()
         self.engines = Engines(self.timeline)
-        self.gate = Gate(
+        self.gate = AdmissionGate(
             FlowConfig(**flow), make_table(keys, {}), self.engines, self.timeline.clock
         )
         self.clients: list[Client] = []
@@ -96,7 +96,7 @@ class World:
         deadline = now + PATIENCE_S if self._has_deadline else now + 600.0
         try:
             entry = self.gate.admit(request, owner, deadline=deadline)
-        except Refused as error:
+        except Rejected as error:
             self._refuse(client, error)
             return
         waiting = None
@@ -126,12 +126,12 @@ class World:
     async def _wait(self, client: Client, waiting) -> None:
         try:
             ticket = await waiting
-        except Refused as error:
+        except Rejected as error:
             self._refuse(client, error)
             return
         self._begin(client, ticket)
 
-    def _refuse(self, client: Client, error: Refused) -> None:
+    def _refuse(self, client: Client, error: Rejected) -> None:
         client.ending, client.ended_at = client.ending or "refused", self.timeline.now
         client.refused_at, client.retry_after_s = self.timeline.now, error.retry_after_s or 0.0
 

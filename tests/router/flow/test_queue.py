@@ -3,11 +3,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_router.flow.queue import MAX_CLOCKS, Entry, PoolQueue
+from octavo_router.flow.queue import MAX_CLOCKS, PoolQueue, QueueEntry
 
 
 def entry(tenant="a", cost=100.0, *, since=0.0, deadline=30.0, **fields):
-    return Entry(
+    return QueueEntry(
         tenant=tenant,
         cost=cost,
         num_bytes=10,

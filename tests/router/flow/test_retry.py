@@ -3,7 +3,7 @@
 import pytest
 
 from octavo_router.config.settings import RetryConfig
-from octavo_router.flow.retry import Action, Attempt, Failure, Verdict, decide
+from octavo_router.flow.retry import Action, Attempt, Failure, RetryVerdict, decide
 
 CONFIG = RetryConfig()  # 3 attempts, 1 other after a refusal, 2 resumes
 RETRY, RESUME, GIVE_UP = Action.RETRY, Action.RESUME, Action.GIVE_UP
@@ -86,7 +86,7 @@ def test_the_same_endpoint_is_asked_again_only_after_the_time_it_named(
     attempt = Attempt(
         Failure.NOT_ACCEPTED, refusals=1, retry_after_s=retry_after_s, time_left_s=time_left_s
     )
-    assert decide(attempt, CONFIG) == Verdict(Action.RETRY, "not_accepted", delay_s)
+    assert decide(attempt, CONFIG) == RetryVerdict(Action.RETRY, "not_accepted", delay_s)
 
 
 @pytest.mark.parametrize("failure", list(Failure))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 
-from octavo_router.http.deadlines import NEVER, Deadlines
+from octavo_router.http.deadlines import NEVER, DeadlineTick
 from tests.fakes.facts import run
 
 
 class Late:
     """Counts how often it is told; may end others."""
 
-    def __init__(self, deadlines: Deadlines, deadline: float, *ends: Late) -> None:
+    def __init__(self, deadlines: DeadlineTick, deadline: float, *ends: Late) -> None:
         self.deadline = deadline
         self.num_told = 0
         self.was_ended = False
@@ -32,7 +32,7 @@ class Late:
 def test_thousands_that_are_late_let_others_have_their_turn():
     async def story() -> None:
         loop = asyncio.get_running_loop()
-        deadlines = Deadlines(loop)
+        deadlines = DeadlineTick(loop)
         late = [Late(deadlines, 1.0) for _ in range(1000)]
         early = Late(deadlines, 3.0)
         told_at_turn: list[int] = []
@@ -61,7 +61,7 @@ def test_thousands_that_are_late_let_others_have_their_turn():
 
 def test_who_left_before_its_turn_is_not_told():
     async def story() -> None:
-        deadlines = Deadlines(asyncio.get_running_loop())
+        deadlines = DeadlineTick(asyncio.get_running_loop())
         others = [Late(deadlines, 1.0) for _ in range(200)]
         first = [Late(deadlines, 1.0, *others) for _ in range(200)]
         deadlines.check(2.0)
@@ -78,7 +78,7 @@ def test_who_left_before_its_turn_is_not_told():
 
 def test_nobody_is_told_after_the_end():
     async def story() -> None:
-        deadlines = Deadlines(asyncio.get_running_loop())
+        deadlines = DeadlineTick(asyncio.get_running_loop())
         late = [Late(deadlines, 1.0) for _ in range(200)]
         deadlines.start()
         deadlines.check(2.0)

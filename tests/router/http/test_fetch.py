@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo_router.errors import Unreachable
-from octavo_router.http.fetch import Connection, Target
+from octavo_router.http.fetch import Connection, FetchTarget
 from tests.fakes.facts import run
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ LONG = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
 @asynccontextmanager
 async def answering(
     *pieces: bytes | None, ends: bool = False
-) -> AsyncIterator[tuple[Target, list[bytes]]]:
+) -> AsyncIterator[tuple[FetchTarget, list[bytes]]]:
     """Each request gets the pieces one by one; None resets the connection."""
     requests: list[bytes] = []
 
@@ -44,7 +44,7 @@ async def answering(
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
-        yield Target("127.0.0.1", server.sockets[0].getsockname()[1]), requests
+        yield FetchTarget("127.0.0.1", server.sockets[0].getsockname()[1]), requests
 
 
 @asynccontextmanager

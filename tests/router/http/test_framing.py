@@ -13,11 +13,11 @@ from octavo_router.config.settings import LimitsConfig, TimeoutsConfig
 from octavo_router.http.chunked import ChunkDecoder, ChunkError, chunk
 from octavo_router.http.client_connection import ClientConnection
 from octavo_router.http.connection_settings import Shared
-from octavo_router.http.deadlines import Deadlines
-from octavo_router.http.response_head import AnswerError, AnswerParser
+from octavo_router.http.deadlines import DeadlineTick
+from octavo_router.http.response_head import ResponseError, ResponseHeadParser
 
 if TYPE_CHECKING:
-    from octavo_router.errors import Refused
+    from octavo_router.errors import Rejected
     from octavo_router.http.request_head import RequestHead
     from octavo_router.residency.api import Scan
 
@@ -78,7 +78,7 @@ class Collect:
         self,
         connection: ClientConnection,
         head: RequestHead | None,
-        error: Refused,
+        error: Rejected,
         request_id: str,
     ) -> None:
         self.refusals.append(error.status)
@@ -87,7 +87,7 @@ class Collect:
 def read(pieces: list[bytes]) -> Collect:
     service = Collect()
     loop: Any = None  # nothing waits here
-    shared = Shared(service, LimitsConfig(), TimeoutsConfig(), Deadlines(loop), loop)
+    shared = Shared(service, LimitsConfig(), TimeoutsConfig(), DeadlineTick(loop), loop)
     connection = ClientConnection(shared)
     transport: Any = Transport()
     connection.connection_made(transport)
@@ -215,11 +215,11 @@ def test_any_bytes_are_chunks_or_an_error_however_they_are_cut(data: bytes, plac
 @settings(max_examples=300, derandomize=True, deadline=None)
 @given(st.binary(max_size=80))
 def test_any_bytes_are_a_head_of_an_answer_or_an_error(data: bytes):
-    parser = AnswerParser()
+    parser = ResponseHeadParser()
     for start in (b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: "):
         try:
             head = parser.parse(start + data)
-        except AnswerError:
+        except ResponseError:
             continue
         assert 0 <= head.status <= 999
         assert head.content_length is None or head.content_length >= 0

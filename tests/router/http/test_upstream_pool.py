@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
-from octavo_router.http.deadlines import Deadlines
+from octavo_router.http.deadlines import DeadlineTick
 from octavo_router.http.upstream_pool import UpstreamPool
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def test_who_waits_for_a_connection_hears_of_it_though_the_endpoint_goes_meanwhi
         server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         pool = UpstreamPool(
-            "127.0.0.1", port, deadlines=Deadlines(loop), loop=loop, idle_s=4.0,
+            "127.0.0.1", port, deadlines=DeadlineTick(loop), loop=loop, idle_s=4.0,
             connect_timeout_s=2.0,
         )  # fmt: skip
         asker = Asker()

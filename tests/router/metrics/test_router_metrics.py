@@ -9,13 +9,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from octavo_engine.protocol import metric_names as names
 from octavo_router.config.settings import RouterConfig, RoutingConfig
-from octavo_router.flow.admission import Demand
+from octavo_router.flow.admission import AdmissionDemand
 from octavo_router.gauges import make_connection_gauges, make_gauges, make_shadow_gauges
 from octavo_router.metrics import RequestRecord, RouterMetrics
 from octavo_router.metrics.router_metrics import BUNDLE
 from octavo_router.observer import MetricsObserver
-from octavo_router.residency.index import ResidencyIndex
-from octavo_router.routing.outcome import Outcome, Result
+from octavo_router.residency.index import PyResidencyIndex
+from octavo_router.routing.outcome import AttemptResult, Outcome
 from octavo_router.routing.request import RouteRequest
 from tests.fakes.clock import ManualClock
 from tests.fakes.endpoints import World
@@ -190,8 +190,8 @@ def test_the_dispatcher_is_observed_and_a_removed_endpoint_leaves_no_series():
     id_ = lease.endpoint.id
     assert metrics.pool("pool").running == 1
     assert metrics.pool("pool").last_request_at == world.clock()
-    lease.finish(Outcome(Result.OK))
-    lease.finish(Outcome(Result.BROKEN))
+    lease.finish(Outcome(AttemptResult.OK))
+    lease.finish(Outcome(AttemptResult.BROKEN))
     assert metrics.pool("pool").running == 0
     samples = scrape(metrics)
     assert only(samples, names.ROUTER_UPSTREAM_ATTEMPTS + "_total") == {
@@ -204,7 +204,7 @@ def test_the_dispatcher_is_observed_and_a_removed_endpoint_leaves_no_series():
     assert late is not None
     metrics.forget_endpoint(late.endpoint.id)
     world.registry.replace("test", [])
-    late.finish(Outcome(Result.OK))
+    late.finish(Outcome(AttemptResult.OK))
     assert only(scrape(metrics), names.ROUTER_UPSTREAM_REQUESTS + "_total") == {}
 
 
@@ -216,12 +216,12 @@ def test_gauges_show_what_is_known_and_nothing_else():
     first.in_flight = 4
     world.clock.advance(2.0)
     world.registry.report(second, "down", "gone")
-    index = ResidencyIndex()
+    index = PyResidencyIndex()
     for endpoint in world.endpoints:
         endpoint.slot = index.add_slot()
     index.apply(first.slot, bytes(12), b"")
     metrics.add_source(
-        make_gauges(world.registry, index, lambda pool: Demand(1, 2, 30), now=world.clock)
+        make_gauges(world.registry, index, lambda pool: AdmissionDemand(1, 2, 30), now=world.clock)
     )
     samples = scrape(metrics)
     at = {"pool": "pool", "endpoint": first.id}
@@ -245,7 +245,7 @@ def test_every_name_of_the_protocol_is_emitted():
     metrics = RouterMetrics(now=ManualClock())
     world.tell(world.endpoints[0], running=1)
     gauges = make_gauges(
-        world.registry, ResidencyIndexOf(), lambda pool: Demand(0, 0, 0), now=world.clock
+        world.registry, ResidencyIndexOf(), lambda pool: AdmissionDemand(0, 0, 0), now=world.clock
     )
     metrics.add_source(gauges)
     metrics.add_source(make_connection_gauges(lambda: 1, lambda: 2))

@@ -17,7 +17,7 @@ import pytest
 
 from octavo_engine.protocol.endpoints import RESUME_HEADER, STREAM_HEADER
 from octavo_engine.protocol.resume import begin_line, token_line
-from octavo_router.flow.quarantine import Watch
+from octavo_router.flow.quarantine import DeathWatch
 from tests.fakes.http_client import RawClient, chat, post_bytes
 from tests.fakes.router_rig import Rig, fast_config, on_loop, routing_to
 from tests.fakes.upstream import CHAT, Peer, Received, ScriptedUpstream, fixed
@@ -199,7 +199,7 @@ def what_is_left(rig: Rig) -> dict[str, Any]:
         "in line": len(rig.gate._queues) + len(rig.gate._called),
         "budget": [rig.proxy.budget.num_active, rig.proxy.budget.num_repeating],
         "unproven": [
-            known.copies.total() if isinstance(known, Watch) else known is not True
+            known.copies.total() if isinstance(known, DeathWatch) else known is not True
             for known in rig.proxy.quarantine.watched.values()
         ],
         "under a key": len(rig.proxy._idempotency._running),

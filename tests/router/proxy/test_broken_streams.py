@@ -8,7 +8,7 @@ import pytest
 
 from octavo_engine.protocol import metric_names as names
 from octavo_engine.protocol.resume import begin_line, token_line
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import Rig, on_loop, routing_to
 from tests.fakes.upstream import Peer, Received, ScriptedUpstream, event
@@ -206,6 +206,6 @@ async def test_a_stream_that_the_router_itself_ends():
         await client.head()
         await client.chunk()
         for exchange in list(rig.proxy.exchanges):
-            exchange.shut_down(Refused(503, "server_shutdown", "Over.", close=True))
+            exchange.shut_down(Rejected(503, "server_shutdown", "Over.", close=True))
         await rig.settled()
         assert counted(rig) == {("200", "failed"): 1}

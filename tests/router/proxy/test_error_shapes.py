@@ -9,7 +9,7 @@ import pytest
 
 from octavo_engine.errors import RequestError
 from octavo_engine.server.http.error_shapes import anthropic_type
-from octavo_router.errors import Refused
+from octavo_router.errors import Rejected
 from octavo_router.flow.keys import KeyTable
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import fast_config, on_loop, routing_to
@@ -84,7 +84,7 @@ async def test_all_other_paths_keep_openais():
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 413, 429, 500, 502, 503, 504])
 def test_the_words_are_those_of_the_engine(status):
-    error = Refused(status, "code", "message")
+    error = Rejected(status, "code", "message")
     theirs = RequestError("message")
     theirs.status, theirs.type = error.status, error.type
     assert error_of(error.body(MESSAGES, "r"))["type"] == anthropic_type(theirs)

@@ -12,7 +12,7 @@ import pytest
 
 from octavo_router.config.settings import HealthConfig
 from octavo_router.proxy.canary import Canaries
-from octavo_router.routing.health import Health
+from octavo_router.routing.health import EndpointHealth
 from octavo_router.routing.policies import Policies
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import Rig, fast_config, on_loop, routing_to
@@ -99,7 +99,7 @@ class Ward:
         self.rig = rig
         self.engines = engines
         self.now = Now()
-        self.health = Health(config)
+        self.health = EndpointHealth(config)
         self._dispatcher = cast("Any", rig.proxy.dispatcher)
         self._dispatcher.health = self.health
         self._dispatcher._clock = self.now

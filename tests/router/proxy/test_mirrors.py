@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from octavo_router.config.settings import BackendConfig, MirrorConfig, ModelConfig
+from octavo_router.config.settings import BackendConfig, MirrorConfig, ServedModelConfig
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 from octavo_router.proxy.mirror import MAX_COPIES
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import Rig, fast_config, on_loop, routing_to
 from tests.fakes.upstream import CHAT, Peer, Received, ScriptedUpstream, closed_port, fixed
 
-MODEL = ModelConfig(
+MODEL = ServedModelConfig(
     name="m",
     backends=(BackendConfig(pool="default"),),
     mirrors=(MirrorConfig(pool="next", percent=100.0),),

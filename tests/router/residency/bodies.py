@@ -25,7 +25,7 @@ from octavo_router.residency.api import (
 )
 
 KINDS = (CHAT, COMPLETION, OTHER, MESSAGES, RESPONSES)
-FIELDS = tuple(slow.Scan.__slots__)
+FIELDS = tuple(slow.PyScan.__slots__)
 ADAPTERS = {"lora": "adapter"}
 CHARACTERS = [
     "a",

@@ -31,7 +31,7 @@ class Twins(RuleBasedStateMachine):
         fast = native.load()
         assert fast.is_native
         self.fast = fast.ResidencyIndex(**LIMITS)
-        self.slow = slow.ResidencyIndex(**LIMITS)
+        self.slow = slow.PyResidencyIndex(**LIMITS)
         self.slots = []
 
     def both(self, name, *args):
@@ -98,7 +98,7 @@ TestTwins.settings = settings(
 def test_a_long_life_of_many_keys_agrees():
     """Tables grow, shrink and close their gaps thousands of times."""
     fast = native.load().ResidencyIndex()
-    twin = slow.ResidencyIndex()
+    twin = slow.PyResidencyIndex()
     slot = fast.add_slot()
     assert twin.add_slot() == slot
     for step in range(300):

@@ -18,7 +18,7 @@ def test_without_it_the_slow_twin_serves_and_says_why(monkeypatch):
     hot_path = native.load()
     assert not hot_path.is_native
     assert "octavo_router._fast cannot be imported" in hot_path.problem
-    assert isinstance(hot_path.scan(b"{}", 0), scan.Scan)
+    assert isinstance(hot_path.scan(b"{}", 0), scan.PyScan)
 
 
 def test_keys_of_another_version_are_not_mixed_in(monkeypatch):

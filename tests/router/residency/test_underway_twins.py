@@ -21,7 +21,7 @@ def prompt(random):
 @pytest.mark.parametrize("seed", range(20))
 def test_twins_count_and_credit_alike(seed):
     random = Random(seed)
-    fast, slow = native.load().Underway(), underway.Underway()
+    fast, slow = native.load().Underway(), underway.PyUnderway()
     assert type(fast) is not type(slow)
     placed, computing = [], []
     for _ in range(300):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from octavo_router.config.settings import RouterConfig, RoutingConfig
-from octavo_router.routing.outcome import Outcome, Result
+from octavo_router.routing.outcome import AttemptResult, Outcome
 from tests.fakes.endpoints import World, make_keys, make_request
 
 
@@ -110,7 +110,7 @@ def test_plain_servers_are_remembered_by_what_they_were_sent():
     request = make_request(("system", 20))
     first = world.place(request)
     first.first_token()
-    first.finish(Outcome(Result.OK))
+    first.finish(Outcome(AttemptResult.OK))
     again = world.place(make_request(("system", 20)))
     assert again.endpoint is first.endpoint
     assert again.decision.matched_tokens == 320
@@ -130,7 +130,7 @@ def test_prompt_lengths_are_learnt_from_what_engines_report():
     request = make_request(("p", 100), prompt_tokens=0)
     lease = world.place(request)
     assert request.prompt_tokens == 1 + 1600  # a token for four bytes, until something is known
-    lease.finish(Outcome(Result.OK, prompt_tokens=3200))
+    lease.finish(Outcome(AttemptResult.OK, prompt_tokens=3200))
     request = make_request(("q", 100), prompt_tokens=0)
     world.place(request)
     assert request.prompt_tokens == 1 + 3200

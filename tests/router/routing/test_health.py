@@ -2,12 +2,12 @@
 
 import pytest
 
-from octavo_router.routing.outcome import Outcome, Result
+from octavo_router.routing.outcome import AttemptResult, Outcome
 from tests.fakes.endpoints import World, make_request, state_of
 
-OK = Outcome(Result.OK, itl_s=0.02, output_tokens=10)
-FAILED = Outcome(Result.BROKEN)
-ERROR = Outcome(Result.ERROR_5XX)  # of the engine's making, or of the request's
+OK = Outcome(AttemptResult.OK, itl_s=0.02, output_tokens=10)
+FAILED = Outcome(AttemptResult.BROKEN)
+ERROR = Outcome(AttemptResult.ERROR_5XX)  # of the engine's making, or of the request's
 
 
 def answer(world, endpoint, outcome, count=1):
@@ -108,7 +108,7 @@ def test_one_that_lets_a_request_expire_is_tested_unless_it_answers_others(
         world.health._records[endpoint.id].canary_at = world.clock()  # idle ones are tested anyway
     if answers_others:
         answer(world, first, OK)
-    answer(world, first, Outcome(Result.EXPIRED, duration_s=waited_s))
+    answer(world, first, Outcome(AttemptResult.EXPIRED, duration_s=waited_s))
     assert (first in world.dispatcher.tick()) is is_tested
     assert state_of(first) == "ready"
 
@@ -118,10 +118,10 @@ def test_a_busy_endpoint_is_not_compared_with_idle_ones():
     for endpoint, (itl_s, tokens) in zip(
         world.endpoints, [(0.1, 400), (0.02, 40), (0.02, 40)], strict=True
     ):
-        answer(world, endpoint, Outcome(Result.OK, itl_s=itl_s, output_tokens=tokens), 12)
+        answer(world, endpoint, Outcome(AttemptResult.OK, itl_s=itl_s, output_tokens=tokens), 12)
     world.dispatcher.tick()
     assert states(world) == ["ready"] * 3
-    answer(world, world.endpoints[1], Outcome(Result.OK, itl_s=0.02, output_tokens=400), 12)
+    answer(world, world.endpoints[1], Outcome(AttemptResult.OK, itl_s=0.02, output_tokens=400), 12)
     world.dispatcher.tick()  # one as busy as it, and five times as fast
     assert states(world) == ["ejected", "ready", "ready"]
 
@@ -130,8 +130,8 @@ def test_answers_that_are_no_streams_say_nothing_of_speed():
     """They come at once when they are done: beside them streams would look slow."""
     world = World(2)
     streams, wholes = world.endpoints
-    answer(world, streams, Outcome(Result.OK, itl_s=0.05, output_tokens=50), 20)
-    answer(world, wholes, Outcome(Result.OK, duration_s=0.1, output_tokens=50), 20)
+    answer(world, streams, Outcome(AttemptResult.OK, itl_s=0.05, output_tokens=50), 20)
+    answer(world, wholes, Outcome(AttemptResult.OK, duration_s=0.1, output_tokens=50), 20)
     world.dispatcher.tick()
     assert states(world) == ["ready"] * 2
 
@@ -147,7 +147,9 @@ def test_an_ejected_one_keeps_its_reason_while_it_comes_and_goes():
     assert (state_of(first), first.reason) == ("ejected", why)
 
 
-@pytest.mark.parametrize("result", [Result.REFUSED, Result.CLIENT_GONE, Result.REJECTED])
+@pytest.mark.parametrize(
+    "result", [AttemptResult.REFUSED, AttemptResult.CLIENT_GONE, AttemptResult.REJECTED]
+)
 def test_what_is_not_its_fault_does_not_count(result):
     world = World(4)
     first = world.endpoints[0]
@@ -228,7 +230,7 @@ def test_a_gray_endpoint_is_found_by_its_speed():
     world = World(4)
     for endpoint in world.endpoints:
         slow = endpoint.id == "pod-3"
-        answer(world, endpoint, Outcome(Result.OK, itl_s=0.1 if slow else 0.02), 12)
+        answer(world, endpoint, Outcome(AttemptResult.OK, itl_s=0.1 if slow else 0.02), 12)
     world.dispatcher.tick()
     assert states(world) == ["ready", "ready", "ready", "ejected"]
     assert world.endpoints[3].reason == "100 ms per token, where others need 20 ms"
@@ -260,7 +262,7 @@ def test_what_is_long_ago_does_not_count():
     world = World(4)
     for endpoint in world.endpoints:
         slow = endpoint.id == "pod-3"
-        answer(world, endpoint, Outcome(Result.OK, itl_s=0.1 if slow else 0.02), 12)
+        answer(world, endpoint, Outcome(AttemptResult.OK, itl_s=0.1 if slow else 0.02), 12)
     world.clock.advance(10.5)
     world.dispatcher.tick()
     assert states(world) == ["ready"] * 4
@@ -270,7 +272,7 @@ def test_milliseconds_do_not_eject():
     world = World(4)
     for endpoint in world.endpoints:
         slow = endpoint.id == "pod-3"
-        answer(world, endpoint, Outcome(Result.OK, itl_s=0.004 if slow else 0.001), 12)
+        answer(world, endpoint, Outcome(AttemptResult.OK, itl_s=0.004 if slow else 0.001), 12)
     world.dispatcher.tick()
     assert states(world) == ["ready"] * 4
 
@@ -301,7 +303,7 @@ def test_leases_feed_it():
     for _ in range(5):
         lease = world.place(make_request(("p", 4)), exclude=[world.endpoints[1]])
         assert lease.endpoint is first
-        lease.finish(Outcome(Result.CONNECT_FAILED))
+        lease.finish(Outcome(AttemptResult.CONNECT_FAILED))
     assert state_of(first) == "ejected"
     assert world.place(make_request(("p", 4))).endpoint is world.endpoints[1]
 
@@ -323,7 +325,9 @@ def test_a_process_that_took_the_place_of_the_ejected_one_is_tested_at_once():
     endpoint = world.endpoints[0]
     for epoch, is_tested in (("e2", True), ("e3", False)):
         for _ in range(5):
-            world.health.note(world.registry, endpoint, Outcome(Result.BROKEN), world.clock())
+            world.health.note(
+                world.registry, endpoint, Outcome(AttemptResult.BROKEN), world.clock()
+            )
         assert endpoint.is_ejected
         assert endpoint not in world.dispatcher.tick()
         endpoint.epoch = epoch

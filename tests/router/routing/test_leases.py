@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_router.residency.underway import Underway
-from octavo_router.routing.outcome import Outcome, Result
+from octavo_router.residency.underway import PyUnderway
+from octavo_router.routing.outcome import AttemptResult, Outcome
 from tests.fakes.endpoints import World, make_request
 
 
@@ -14,7 +14,7 @@ def counts(world):
 
 def is_clean(world):
     underway = world.dispatcher.underway
-    assert isinstance(underway, Underway)
+    assert isinstance(underway, PyUnderway)
     return (
         counts(world) == [(0, 0, 0)] * len(world.endpoints)
         and not underway._requests
@@ -29,7 +29,7 @@ def test_a_lease_is_released_once_however_often_it_is_finished():
     other = world.place(make_request(("q", 40)))
     for _ in range(3):
         lease.first_token()
-        lease.finish(Outcome(Result.OK))
+        lease.finish(Outcome(AttemptResult.OK))
         lease.finish()
     assert lease.is_over
     assert sum(e.in_flight for e in world.endpoints) == 1
@@ -52,9 +52,9 @@ def test_an_answer_in_one_piece_says_that_the_prompt_was_computed():
     endpoint = world.endpoints[0]
     endpoint.kind = "openai"  # it does not tell what it holds: the router remembers
     request = make_request(("p", 40))
-    world.place(request).finish(Outcome(Result.BROKEN))
+    world.place(request).finish(Outcome(AttemptResult.BROKEN))
     assert world.dispatcher._index.match(request.keys, [endpoint.slot]) == [0]
-    world.place(request).finish(Outcome(Result.OK, ttft_s=0.1))
+    world.place(request).finish(Outcome(AttemptResult.OK, ttft_s=0.1))
     assert world.dispatcher._index.match(request.keys, [endpoint.slot])[0] > 0
     assert is_clean(world)
 
@@ -72,9 +72,9 @@ def test_the_first_finish_is_the_one_that_counts():
 
     world.dispatcher.observer = Recorder()
     lease = world.place(make_request(("p", 4)))
-    lease.finish(Outcome(Result.TIMEOUT))
-    lease.finish(Outcome(Result.OK))
-    assert seen == ["placed", Result.TIMEOUT]
+    lease.finish(Outcome(AttemptResult.TIMEOUT))
+    lease.finish(Outcome(AttemptResult.OK))
+    assert seen == ["placed", AttemptResult.TIMEOUT]
 
 
 def test_nobody_to_place_on_reserves_nothing():
@@ -84,7 +84,7 @@ def test_nobody_to_place_on_reserves_nothing():
     world.registry.replace("test", [])
     assert world.dispatcher.place(request) is None
     underway = world.dispatcher.underway
-    assert isinstance(underway, Underway)
+    assert isinstance(underway, PyUnderway)
     assert not underway._requests
 
 
@@ -103,7 +103,7 @@ actions = st.lists(
     st.one_of(
         st.tuples(st.just("place"), st.integers(0, 5), st.integers(0, 40)),
         st.tuples(st.just("first"), st.integers(0, 60), st.just(0)),
-        st.tuples(st.just("finish"), st.integers(0, 60), st.sampled_from(list(Result))),
+        st.tuples(st.just("finish"), st.integers(0, 60), st.sampled_from(list(AttemptResult))),
         st.tuples(st.just("tell"), st.integers(0, 2), st.integers(0, 5000)),
         st.tuples(st.just("wait"), st.integers(1, 8000), st.just(0)),
         st.tuples(st.just("tick"), st.just(0), st.just(0)),

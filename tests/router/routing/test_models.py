@@ -2,10 +2,10 @@
 
 import pytest
 
-from octavo_router.config.settings import BackendConfig, MirrorConfig, ModelConfig
+from octavo_router.config.settings import BackendConfig, MirrorConfig, ServedModelConfig
 from octavo_router.endpoints.registry import Registry
-from octavo_router.errors import Refused
-from octavo_router.routing.models import Models, Route
+from octavo_router.errors import Rejected
+from octavo_router.routing.models import ModelRoute, Models
 from tests.fakes.endpoints import make_spec
 
 
@@ -18,8 +18,8 @@ def registry_of(*specs):
 
 def test_a_served_name_means_its_pool():
     models = Models(registry_of(make_spec(0, pool="a", names=("smollm2", "small"))))
-    assert models.resolve("smollm2") == Route("a")
-    assert models.resolve("small") == Route("a")
+    assert models.resolve("smollm2") == ModelRoute("a")
+    assert models.resolve("small") == ModelRoute("a")
 
 
 def in_namespace(number, pool, **fields):
@@ -36,12 +36,12 @@ def test_a_name_that_engines_of_two_namespaces_tell_belongs_to_the_older_pool():
     )
     models = Models(registry)
     models.replace((), {"a/chat": ("2026-01-01", "a"), "b/thief": ("2026-01-02", "b")})
-    assert models.resolve("chat") == Route("a/chat")
+    assert models.resolve("chat") == ModelRoute("a/chat")
     assert models.pools_of("chat") == ["a/chat"]
     models.replace((), {"a/chat": ("2026-01-01", "a")})  # pods without a Service come last
-    assert models.resolve("chat") == Route("a/chat")
+    assert models.resolve("chat") == ModelRoute("a/chat")
     models.replace((), {"a/chat": ("2026-01-03", "a"), "b/thief": ("2026-01-02", "b")})
-    assert models.resolve("chat") == Route("b/thief")
+    assert models.resolve("chat") == ModelRoute("b/thief")
 
 
 def test_pools_that_are_in_no_namespace_stand_in_for_any():
@@ -57,16 +57,16 @@ def test_pools_that_are_in_no_namespace_stand_in_for_any():
 
 def test_an_alias_is_rewritten_for_the_engine():
     config = [
-        ModelConfig(name="gpt-4o", alias_of="chat"),
-        ModelConfig(name="chat", alias_of="smollm2"),
+        ServedModelConfig(name="gpt-4o", alias_of="chat"),
+        ServedModelConfig(name="chat", alias_of="smollm2"),
     ]
     models = Models(registry_of(make_spec(0, names=("smollm2",))), config)
-    assert models.resolve("gpt-4o") == Route("pool", upstream_model="smollm2")
+    assert models.resolve("gpt-4o") == ModelRoute("pool", upstream_model="smollm2")
 
 
 def test_what_does_not_exist_is_refused_with_what_does():
     models = Models(registry_of(make_spec(0, names=("smollm2",))))
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Rejected) as caught:
         models.resolve("gpt-4o")
     refused = caught.value
     assert (refused.status, refused.code, refused.param) == (404, "model_not_found", "model")
@@ -74,7 +74,7 @@ def test_what_does_not_exist_is_refused_with_what_does():
 
 
 def test_before_any_engine_came_nothing_exists():
-    with pytest.raises(Refused, match="No model is being served yet"):
+    with pytest.raises(Rejected, match="No model is being served yet"):
         Models(Registry()).resolve("smollm2")
 
 
@@ -84,19 +84,19 @@ def unheard(*specs):
     return registry
 
 
-ALIAS = ModelConfig(name="gpt-4o", alias_of="smollm2")
+ALIAS = ServedModelConfig(name="gpt-4o", alias_of="smollm2")
 
 
 def test_requests_wait_for_engines_that_were_not_heard_from():
     registry = unheard(make_spec(0, names=()))
     models = Models(registry, [ALIAS])
-    assert models.resolve("smollm2") == Route("pool", is_known=False)
-    assert models.resolve("gpt-4o") == Route("pool", upstream_model="smollm2")
+    assert models.resolve("smollm2") == ModelRoute("pool", is_known=False)
+    assert models.resolve("gpt-4o") == ModelRoute("pool", upstream_model="smollm2")
     (endpoint,) = registry.endpoints.values()
     endpoint.names = ("smollm2",)
     registry.changed(endpoint)
-    assert models.resolve("smollm2") == Route("pool")
-    with pytest.raises(Refused, match="does not exist"):
+    assert models.resolve("smollm2") == ModelRoute("pool")
+    with pytest.raises(Rejected, match="does not exist"):
         models.resolve("smollm3")
 
 
@@ -104,14 +104,14 @@ def test_only_what_is_configured_waits_while_other_models_are_served():
     registry = registry_of(make_spec(0, names=("other",)))
     registry.replace("more", [make_spec(1, pool="b", names=())])
     models = Models(registry, [ALIAS])
-    assert models.resolve("gpt-4o") == Route("b", upstream_model="smollm2")
-    with pytest.raises(Refused, match=r"`smollm2` does not exist\. There are: `other`"):
+    assert models.resolve("gpt-4o") == ModelRoute("b", upstream_model="smollm2")
+    with pytest.raises(Rejected, match=r"`smollm2` does not exist\. There are: `other`"):
         models.resolve("smollm2")
 
 
 def test_with_several_pools_not_heard_from_nobody_knows_where_to_wait():
     models = Models(unheard(make_spec(0, names=()), make_spec(1, pool="b", names=())))
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Rejected) as caught:
         models.resolve("smollm2")
     refused = caught.value
     assert (refused.status, refused.code, refused.retry_after_s) == (503, "no_endpoints", 1.0)
@@ -119,7 +119,7 @@ def test_with_several_pools_not_heard_from_nobody_knows_where_to_wait():
 
 def test_what_is_refused_is_not_among_what_there_is():
     models = Models(registry_of(make_spec(0, names=("other",))), [ALIAS])
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Rejected) as caught:
         models.resolve("gpt-4o")
     assert caught.value.message == (
         "The model `gpt-4o` stands for `smollm2`, which no engine serves. There are: `other`."
@@ -129,15 +129,15 @@ def test_what_is_refused_is_not_among_what_there_is():
 def test_a_request_without_a_model_means_the_only_one():
     registry = registry_of(make_spec(0, names=("smollm2",)))
     models = Models(registry)
-    assert models.resolve("") == Route("pool", upstream_model="")
+    assert models.resolve("") == ModelRoute("pool", upstream_model="")
     registry.replace("more", [make_spec(1, pool="b", names=("other",))])
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Rejected) as caught:
         models.resolve("")
     assert (caught.value.status, caught.value.code) == (400, "missing_model")
 
 
 def canary(weight):
-    return ModelConfig(
+    return ServedModelConfig(
         name="m",
         backends=(
             BackendConfig(pool="a", revision="r1", weight=100 - weight),
@@ -189,20 +189,20 @@ def test_a_backend_without_engines_leaves_its_share_to_the_others():
 
 
 def test_a_scaled_down_model_is_still_known_by_its_backend():
-    config = [ModelConfig(name="m", backends=(BackendConfig(pool="a"),))]
-    assert Models(Registry(), config).resolve("m") == Route("a")
+    config = [ServedModelConfig(name="m", backends=(BackendConfig(pool="a"),))]
+    assert Models(Registry(), config).resolve("m") == ModelRoute("a")
 
 
 def test_a_backend_that_knows_the_model_by_another_name_is_told_that_one():
     registry = registry_of(make_spec(0, pool="a", names=("weights-v2",)))
-    config = [ModelConfig(name="m", backends=(BackendConfig(pool="a"),))]
+    config = [ServedModelConfig(name="m", backends=(BackendConfig(pool="a"),))]
     assert Models(registry, config).resolve("m").upstream_model == "weights-v2"
 
 
 def test_mirrors_get_their_share_of_copies():
     registry = registry_of(make_spec(0, pool="a", names=("m",)))
     mirrors = (MirrorConfig(pool="b", percent=20.0), MirrorConfig(pool="c", percent=100.0))
-    models = Models(registry, [ModelConfig(name="m", mirrors=mirrors)])
+    models = Models(registry, [ServedModelConfig(name="m", mirrors=mirrors)])
     routes = [models.resolve("m", request_id=str(i)) for i in range(5000)]
     assert {route.pool for route in routes} == {"a"}
     copies = [copy.pool for route in routes for copy in route.copies]
@@ -218,7 +218,7 @@ def test_an_adapter_is_a_model_with_a_parent():
     endpoint.vocab_size = 512
     registry.changed(endpoint)
     models = Models(registry)
-    assert models.resolve("sql-lora") == Route("pool", adapter="sql-lora")
+    assert models.resolve("sql-lora") == ModelRoute("pool", adapter="sql-lora")
     assert [card.to_json(7) for card in models.cards()] == [
         {
             "id": "base",
@@ -245,8 +245,8 @@ def test_an_adapter_is_a_model_with_a_parent():
 
 def test_an_adapter_that_could_be_loaded_is_known_too():
     registry = registry_of(make_spec(0, names=("base",)))
-    models = Models(registry, [ModelConfig(name="base", adapters=("fresh",))])
-    assert models.resolve("fresh") == Route("pool", adapter="fresh")
+    models = Models(registry, [ServedModelConfig(name="base", adapters=("fresh",))])
+    assert models.resolve("fresh") == ModelRoute("pool", adapter="fresh")
 
 
 def test_the_list_is_the_union_without_what_is_hidden():
@@ -254,10 +254,13 @@ def test_the_list_is_the_union_without_what_is_hidden():
         make_spec(0, pool="a", names=("one", "shared")),
         make_spec(1, pool="b", names=("two", "shared")),
     )
-    config = [ModelConfig(name="alias", alias_of="one"), ModelConfig(name="two", hidden=True)]
+    config = [
+        ServedModelConfig(name="alias", alias_of="one"),
+        ServedModelConfig(name="two", hidden=True),
+    ]
     models = Models(registry, config)
     assert [card.name for card in models.cards()] == ["alias", "one", "shared"]
-    assert models.resolve("two") == Route("b")
+    assert models.resolve("two") == ModelRoute("b")
 
 
 def test_a_name_in_two_pools_goes_where_engines_are_ready():
@@ -275,5 +278,5 @@ def test_news_of_the_registry_is_seen_at_once():
     models = Models(registry)
     assert models.resolve("m").pool == "pool"
     registry.replace("test", [])
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         models.resolve("m")

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_router.config.settings import FlowConfig
-from octavo_router.residency.underway import Underway, names_of, num_common, num_inner
-from octavo_router.routing.capacity import Rooms
+from octavo_router.residency.underway import PyUnderway, names_of, num_common, num_inner
+from octavo_router.routing.capacity import PoolCapacity
 from octavo_router.routing.estimate import TokenRates
-from octavo_router.routing.outcome import Result
+from octavo_router.routing.outcome import AttemptResult
 from tests.fakes.endpoints import World, make_endpoint, make_keys
 
 
@@ -31,7 +31,7 @@ def test_the_common_prefix_is_found_exactly(shared, one, other):
 
 
 def test_what_is_being_computed_counts_as_there_until_it_is_computed():
-    underway = Underway()
+    underway = PyUnderway()
     here, there = make_endpoint(0), make_endpoint(1)
     keys = make_keys(("system", 10), ("mine", 5))
     underway.compute(names_of(keys), keys, there)
@@ -46,7 +46,7 @@ def test_what_is_being_computed_counts_as_there_until_it_is_computed():
 
 
 def test_a_prefix_is_credited_to_everybody_who_computes_it():
-    underway = Underway()
+    underway = PyUnderway()
     here, there = make_endpoint(0), make_endpoint(1)
     long, short = make_keys(("system", 40)), make_keys(("system", 9))
     underway.compute(names_of(long), long, here)
@@ -57,7 +57,7 @@ def test_a_prefix_is_credited_to_everybody_who_computes_it():
 
 
 def test_sharers_are_counted_by_prefix():
-    underway = Underway()
+    underway = PyUnderway()
     prompts = [make_keys(("system", 8), (f"q{n}", 8)) for n in range(3)]
     for keys in prompts:
         underway.begin(names_of(keys))
@@ -70,7 +70,7 @@ def test_sharers_are_counted_by_prefix():
 
 def test_room_is_what_seats_and_reports_leave():
     world = World(2)
-    rooms = Rooms(world.registry, FlowConfig(in_flight_factor=1.5, max_in_flight=10))
+    rooms = PoolCapacity(world.registry, FlowConfig(in_flight_factor=1.5, max_in_flight=10))
     first, second = world.endpoints
     first.max_num_seqs, second.max_num_seqs = 4, 0
     assert rooms.room("pool") == 6 + 10
@@ -91,7 +91,7 @@ def test_room_is_what_seats_and_reports_leave():
 
 def test_a_returning_endpoint_has_less_room():
     world = World(1)
-    rooms = Rooms(world.registry, FlowConfig(in_flight_factor=1.0))
+    rooms = PoolCapacity(world.registry, FlowConfig(in_flight_factor=1.0))
     world.endpoints[0].max_num_seqs = 100
     world.endpoints[0].share = 0.2
     assert rooms.room("pool") == 20
@@ -114,13 +114,13 @@ def test_token_rates_settle_and_ignore_nonsense():
 
 
 def test_what_speaks_against_an_endpoint():
-    assert [result.value for result in Result if result.is_failure] == [
+    assert [result.value for result in AttemptResult if result.is_failure] == [
         "connect_failed",
         "broken",
         "timeout",
         "bad_answer",
         "error_5xx",
     ]
-    assert [result.value for result in Result if result.is_verdict and not result.is_failure] == [
-        "ok"
-    ]
+    assert [
+        result.value for result in AttemptResult if result.is_verdict and not result.is_failure
+    ] == ["ok"]

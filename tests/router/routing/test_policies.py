@@ -8,7 +8,7 @@ import pytest
 from octavo_router.config.load import load_config
 from octavo_router.config.settings import ProfileConfig, RouterConfig, RoutingConfig, WeightedConfig
 from octavo_router.errors import ConfigInvalid
-from octavo_router.residency.underway import Underway
+from octavo_router.residency.underway import PyUnderway
 from octavo_router.routing.build import build_policies, build_policy, reconfigure
 from octavo_router.routing.hashing import rank
 from tests.fakes.endpoints import World, make_keys, make_request
@@ -169,7 +169,7 @@ def test_fallbacks_are_the_next_best_in_order():
 
 def test_pools_may_have_policies_of_their_own():
     config = load_config(text="routing: {pools: [{name: a, policy: random}, {name: b}]}").routing
-    policies = build_policies(config, Underway(), Random(1))
+    policies = build_policies(config, PyUnderway(), Random(1))
     assert [policies.of(name).name for name in "abc"] == ["random", "prefix-load", "prefix-load"]
     assert policies.of("b") is not policies.of("c")
 
@@ -178,7 +178,7 @@ def test_an_unknown_policy_is_refused_before_anything_changes():
     world = World(2)
     before = world.dispatcher.policies
     with pytest.raises(ConfigInvalid, match="no policy 'nope'; there are prefix-load, least-load"):
-        build_policy("nope", RoutingConfig(), Underway(), Random(1))
+        build_policy("nope", RoutingConfig(), PyUnderway(), Random(1))
     after = RouterConfig(routing=RoutingConfig(policy="random", shadows=("session",)))
     reconfigure(world.dispatcher, after, Random(1))
     assert world.dispatcher.policies is not before

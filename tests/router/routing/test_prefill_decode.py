@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from octavo_router.config.settings import PoolConfig, RouterConfig, RoutingConfig
-from octavo_router.routing.outcome import Outcome, Result
+from octavo_router.routing.outcome import AttemptResult, Outcome
 from tests.fakes.endpoints import World, make_keys, make_request
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def test_a_prompt_is_reserved_where_it_is_computed_until_it_is():
     assert other is not None
     assert other.endpoint is right  # the first has work
     for one in (prompt, other):
-        one.finish(Outcome(Result.OK, 0.1, 0.1))
+        one.finish(Outcome(AttemptResult.OK, 0.1, 0.1))
     assert [(e.pending_tokens, e.in_flight) for e in (left, right)] == [(0, 0), (0, 0)]
     lease.first_token()
     assert decode.pending_tokens == 1000  # the other one's
@@ -75,7 +75,7 @@ def test_prompts_go_where_their_prefix_was_computed():
         prompt = world.dispatcher.place_prompt(lease)
         assert prompt is not None
         assert prompt.endpoint is left
-        prompt.finish(Outcome(Result.OK, 0.1, 0.1))
+        prompt.finish(Outcome(AttemptResult.OK, 0.1, 0.1))
         lease.finish()
 
 

@@ -10,7 +10,7 @@ from octavo_engine.protocol.stream import Delta, Draining, Hello, Load, Snapshot
 from octavo_router.endpoints.endpoint import Address, Endpoint, EndpointSpec
 from octavo_router.errors import Unreachable
 from octavo_router.metrics import SignalCounts
-from octavo_router.residency.index import ResidencyIndex
+from octavo_router.residency.index import PyResidencyIndex
 from octavo_router.signals.follow import Follower, StreamBroken
 from octavo_router.signals.frames import Frame, FrameReader
 from tests.fakes.clock import ManualClock
@@ -24,7 +24,7 @@ class Rig:
     """A follower and what it writes."""
 
     def __init__(self) -> None:
-        self.index = ResidencyIndex()
+        self.index = PyResidencyIndex()
         self.endpoint = Endpoint(EndpointSpec("e", Address("10.0.0.1", 1)))
         self.endpoint.slot = self.index.add_slot()
         self.told: list[str] = []

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from octavo_router.http.deadlines import Deadlines
+from octavo_router.http.deadlines import DeadlineTick
 from octavo_router.signals.interruptible_sleep import pause
 from tests.fakes.clock import ManualClock
 from tests.fakes.facts import run
@@ -25,7 +25,7 @@ class Pauser:
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
-        self.deadlines = Deadlines(asyncio.get_running_loop())
+        self.deadlines = DeadlineTick(asyncio.get_running_loop())
         self.num_rounds = 0
         self.has_work = False
         self.task = asyncio.ensure_future(

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from octavo_engine.protocol.route_keys import keys_of, pack_keys
 from octavo_router.errors import Unreachable
-from octavo_router.metrics import Tally
-from octavo_router.residency.index import ResidencyIndex
+from octavo_router.metrics import LabelledCounter
+from octavo_router.residency.index import PyResidencyIndex
 from octavo_router.signals.kv_events import Cleared, Removed, Stored, decode_batch
 from octavo_router.signals.kv_residency import KvResidency
 from tests.fakes.golden_events import golden_events
@@ -48,9 +48,9 @@ class Server:
     """A plain server's cache: what it holds, told as events, and what the router makes of that."""
 
     def __init__(self, block_size: int = 16) -> None:
-        self.index = ResidencyIndex()
+        self.index = PyResidencyIndex()
         self.slot = self.index.add_slot()
-        self.tally = Tally()
+        self.tally = LabelledCounter()
         self.residency = KvResidency(self.index, self.slot, self.tally)
         self.block_size = block_size
 

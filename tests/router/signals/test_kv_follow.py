@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from octavo_engine.protocol.route_keys import keys_of, pack_keys
-from octavo_router.metrics import Tally
-from octavo_router.residency.index import ResidencyIndex
+from octavo_router.metrics import LabelledCounter
+from octavo_router.residency.index import PyResidencyIndex
 from octavo_router.signals.kv_follow import END_OF_REPLAY, KvFollower
 from octavo_router.signals.kv_residency import KvResidency
 from tests.fakes.engine_stream import EngineStream
@@ -75,9 +75,9 @@ class Publisher:
 
 class Listener:
     def __init__(self, publisher: Publisher, *, replays: bool) -> None:
-        self.index = ResidencyIndex()
+        self.index = PyResidencyIndex()
         self.slot = self.index.add_slot()
-        self.tally = Tally()
+        self.tally = LabelledCounter()
         residency = KvResidency(self.index, self.slot, self.tally)
         replay = publisher.replay_at if replays else ""
         self.follower = KvFollower(publisher.live_at, replay, residency, self.tally)

@@ -20,7 +20,7 @@ from tests.fakes.facts import run, until
 from tests.fakes.listening import FAST, listening
 
 if TYPE_CHECKING:
-    from octavo_router.metrics.counts import Tally
+    from octavo_router.metrics.counts import LabelledCounter
 
 VLLM = b"""
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -221,7 +221,7 @@ class Counting(random.Random):
         return super().random()
 
 
-def is_beyond(polls: Tally, count: int) -> bool:
+def is_beyond(polls: LabelledCounter, count: int) -> bool:
     return polls["ok",] > count
 
 

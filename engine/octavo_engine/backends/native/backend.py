@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from octavo_engine.backends.backend import BackendLimits, Step
-    from octavo_engine.backends.native.emit import Compiled
+    from octavo_engine.backends.backend import BackendLimits, BackendStep
+    from octavo_engine.backends.native.emit import CompiledProgram
     from octavo_engine.backends.native.graph import Dtype
     from octavo_engine.config import KVCacheDType, Quantization
     from octavo_engine.models.config import ModelConfig
@@ -76,7 +76,7 @@ class NativeBackend:
         loader.finish()
         if activation_bits == 8:
             loader.check_integers()
-        self._compiled: Compiled | None = None
+        self._compiled: CompiledProgram | None = None
         self._kv: _native.KVCache | None = None
         self._num_blocks = 0
         self.laps: Laps | None = None  # while steps are recorded
@@ -117,7 +117,7 @@ class NativeBackend:
                 "--max-num-batched-tokens"
             ) from error
 
-    def execute(self, step: Step, sampling: SamplingBatch) -> Sampled:
+    def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         logits = self.logits(step)
         if self.laps is not None:
             self.laps.mark("forward")
@@ -126,7 +126,7 @@ class NativeBackend:
                 self.laps.mark("mask")
         return sample_rows(self._in_memory.team, logits, sampling)
 
-    def logits(self, step: Step) -> NDArray[np.float32]:
+    def logits(self, step: BackendStep) -> NDArray[np.float32]:
         """Compute the step; a view of its logits, [S, vocabulary], valid until the next one."""
         assert self._compiled is not None and self._kv is not None, "prepare() comes first"
         if len(step.copies):

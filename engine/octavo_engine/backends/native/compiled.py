@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from octavo_engine import _native
     from octavo_engine.backends.backend import BackendLimits
-    from octavo_engine.backends.native.emit import Compiled
+    from octavo_engine.backends.native.emit import CompiledProgram
     from octavo_engine.backends.native.graph import Value
     from octavo_engine.backends.native.recorder import Recorder
 
@@ -25,7 +25,7 @@ def compile_forward(
     *,
     is_fused: bool,
     activation_bits: int = 16,
-) -> Compiled:
+) -> CompiledProgram:
     """Raises MemoryError where steps of this size have no room."""
     graph = record(forward)
     graph = fuse(graph) if is_fused else graph

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import BackendLimits
 
 
-class Compiled(NamedTuple):
+class CompiledProgram(NamedTuple):
     """A program, the number of the buffer that holds the logits, and what each instruction is."""
 
     program: _native.Program
@@ -26,7 +26,7 @@ class Compiled(NamedTuple):
 
 def compile_graph(
     graph: g.Graph, team: _native.Team, limits: BackendLimits, activation_bits: int = 16
-) -> Compiled:
+) -> CompiledProgram:
     """Plan the arena for the largest step and add all instructions."""
     plan = plan_memory(graph, {"T": limits.max_tokens, "S": limits.max_logit_rows})
     program = _native.Program(
@@ -39,7 +39,7 @@ def compile_graph(
     tables = RopeTables(limits.max_model_len)
     for instruction in graph.instructions:
         _emit(program, instruction, buffers, tables)
-    return Compiled(program, buffers[graph.result], facts_of(graph.instructions))
+    return CompiledProgram(program, buffers[graph.result], facts_of(graph.instructions))
 
 
 def _emit(
@@ -60,7 +60,7 @@ def _emit(
         case g.LayerNorm(x=x, weight=weight, bias=bias, eps=eps, add=add, add_scale=add_scale):
             added = -1 if add is None else buffers[add]
             program.layer_norm(out, buffers[x], weight, bias, eps, added, add_scale)
-        case g.Attention():
+        case g.AttentionNode():
             _emit_attention(program, out, buffers[instruction.qkv], instruction, tables)
         case g.Moe():
             _emit_moe(program, instruction, buffers)
@@ -72,7 +72,7 @@ def _emit(
             program.add(out, buffers[x], buffers[y], scale)
         case g.Scale(x=x, factor=factor):
             program.scale(out, buffers[x], factor)
-        case g.Gate(x=x, scores=scores):
+        case g.GateNode(x=x, scores=scores):
             program.gate(out, buffers[x], buffers[scores])
         case g.SoftCap(x=x, cap=cap):
             program.soft_cap(out, buffers[x], cap)
@@ -122,7 +122,7 @@ def _emit_moe(program: _native.Program, moe: g.Moe, buffers: Mapping[g.Value, in
 
 
 def _emit_attention(
-    program: _native.Program, out: int, qkv: int, attention: g.Attention, tables: RopeTables
+    program: _native.Program, out: int, qkv: int, attention: g.AttentionNode, tables: RopeTables
 ) -> None:
     spec = attention.spec
     program.attention(

@@ -63,7 +63,7 @@ def _facts(instruction: g.Instruction) -> OpFacts:
                          instruction.onto and "add"):  # fmt: skip
                 name += f" + {what}" if what else ""
             return OpFacts(name, rows, weight.nbytes, 2 * weight.rows * weight.cols)
-        case g.Attention(spec=spec):
+        case g.AttentionNode(spec=spec):
             layer = "" if instruction.is_whole else f", layer {spec.layer}"
             return OpFacts(f"attention {spec.num_heads}/{spec.num_kv_heads} heads{layer}", rows)
         case g.Moe(spec=moe):
@@ -80,6 +80,6 @@ def _facts(instruction: g.Instruction) -> OpFacts:
 
 _NAMES = {
     g.Embed: "embedding", g.Glu: "glu", g.Activate: "activation", g.Add: "add", g.Scale: "scale",
-    g.Gate: "gate", g.SoftCap: "soft_cap", g.Convert: "convert", g.SelectRows: "select_rows",
+    g.GateNode: "gate", g.SoftCap: "soft_cap", g.Convert: "convert", g.SelectRows: "select_rows",
     g.PoolRows: "pool",
 }  # fmt: skip

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from octavo_engine.backends.native.graph import (
     Activate,
     Add,
-    Attention,
+    AttentionNode,
     Convert,
     Glu,
     Graph,
@@ -181,7 +181,9 @@ def _wanted_dtype(instruction: Instruction, value: Value) -> Dtype:
 def _can_round(instruction: Instruction) -> bool:
     if isinstance(instruction, Linear):
         return instruction.glu is not None or instruction.activation is not None
-    return isinstance(instruction, (RmsNorm, LayerNorm, Attention, Glu, Activate, Scale, SoftCap))
+    return isinstance(
+        instruction, (RmsNorm, LayerNorm, AttentionNode, Glu, Activate, Scale, SoftCap)
+    )
 
 
 def _over_rounded(instruction: Instruction, rounded: dict[Value, Value]) -> Instruction:

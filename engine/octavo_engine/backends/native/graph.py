@@ -101,7 +101,7 @@ class LayerNorm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Attention:
+class AttentionNode:
     out: Value
     qkv: Value
     spec: AttentionSpec
@@ -154,7 +154,7 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class GateNode:
     """out = x * sigmoid(scores), of which there is one for each row."""
 
     out: Value
@@ -195,13 +195,13 @@ Instruction: TypeAlias = (
     | Linear
     | RmsNorm
     | LayerNorm
-    | Attention
+    | AttentionNode
     | Moe
     | Glu
     | Activate
     | Add
     | Scale
-    | Gate
+    | GateNode
     | SoftCap
     | Convert
     | SelectRows

@@ -27,14 +27,14 @@ class Placement(NamedTuple):
     num_bytes: int
 
 
-class Plan(NamedTuple):
+class ArenaPlan(NamedTuple):
     """The offset of each value, and the size of the arena."""
 
     offsets: dict[Value, int]
     num_bytes: int
 
 
-def plan_memory(graph: Graph, max_rows: Mapping[str, int]) -> Plan:
+def plan_memory(graph: Graph, max_rows: Mapping[str, int]) -> ArenaPlan:
     """Places for all values of a graph; `max_rows` says how many rows T and S may be."""
     home: dict[Value, Value] = {}  # whose memory a value lies in
     lifetimes: dict[Value, Lifetime] = {}
@@ -53,7 +53,7 @@ def plan_memory(graph: Graph, max_rows: Mapping[str, int]) -> Plan:
             lifetimes[value] = Lifetime(num_bytes(value, max_rows), index, end)
     placement = place(list(lifetimes.values()))
     offset_of = dict(zip(lifetimes, placement.offsets, strict=True))
-    return Plan({value: offset_of[home[value]] for value in home}, placement.num_bytes)
+    return ArenaPlan({value: offset_of[home[value]] for value in home}, placement.num_bytes)
 
 
 def num_bytes(value: Value, max_rows: Mapping[str, int]) -> int:

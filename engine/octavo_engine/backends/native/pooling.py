@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from octavo_engine.backends.native.emit import Compiled
+    from octavo_engine.backends.native.emit import CompiledProgram
     from octavo_engine.backends.native.graph import Dtype, Value
     from octavo_engine.backends.native.recorder import Recorder
     from octavo_engine.backends.pooling import PoolingStep
@@ -77,8 +77,8 @@ class NativePoolingBackend:
         if activation_bits == 8:
             loader.check_integers()
         self._limits: BackendLimits | None = None
-        self._pooled: Compiled | None = None
-        self._tokens: Compiled | None = None  # once it was asked for
+        self._pooled: CompiledProgram | None = None
+        self._tokens: CompiledProgram | None = None  # once it was asked for
         self._kv: _native.KVCache | None = None
 
     @property
@@ -124,7 +124,7 @@ class NativePoolingBackend:
         assert self._loaded is not None, "the backend was closed"
         return self._loaded
 
-    def _compile(self, forward: Callable[[Recorder], Value]) -> Compiled:
+    def _compile(self, forward: Callable[[Recorder], Value]) -> CompiledProgram:
         assert self._limits is not None, "prepare() comes first"
         try:
             return compile_forward(
@@ -140,7 +140,7 @@ class NativePoolingBackend:
                 "lower --max-num-batched-tokens"
             ) from error
 
-    def _run(self, compiled: Compiled, step: PoolingStep) -> None:
+    def _run(self, compiled: CompiledProgram, step: PoolingStep) -> None:
         assert self._kv is not None
         places = _places(step)
         compiled.program.run(

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from octavo_engine.backends.native.graph import (
     Activate,
     Add,
-    Attention,
+    AttentionNode,
     Embed,
-    Gate,
+    GateNode,
     Glu,
     Graph,
     LayerNorm,
@@ -68,11 +68,11 @@ class Recorder:
         return self._add(LayerNorm(self._value(x.cols, x), x, weight, bias, eps))
 
     def attention(self, qkv: Value, spec: AttentionSpec) -> Value:
-        return self._add(Attention(self._value(spec.num_heads * spec.head_dim, qkv), qkv, spec))
+        return self._add(AttentionNode(self._value(spec.num_heads * spec.head_dim, qkv), qkv, spec))
 
     def encoder_attention(self, qkv: Value, spec: AttentionSpec) -> Value:
         out = self._value(spec.num_heads * spec.head_dim, qkv)
-        return self._add(Attention(out, qkv, spec, is_whole=True))
+        return self._add(AttentionNode(out, qkv, spec, is_whole=True))
 
     def glu(self, x: Value, activation: Activation) -> Value:
         return self._add(Glu(self._value(x.cols // 2, x), x, activation))
@@ -104,7 +104,7 @@ class Recorder:
         return self._add(Scale(self._value(x.cols, x), x, factor))
 
     def gate(self, x: Value, scores: Value) -> Value:
-        return self._add(Gate(self._value(x.cols, x), x, scores))
+        return self._add(GateNode(self._value(x.cols, x), x, scores))
 
     def soft_cap(self, x: Value, cap: float) -> Value:
         return self._add(SoftCap(self._value(x.cols, x), x, cap))

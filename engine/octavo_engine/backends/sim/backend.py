@@ -15,7 +15,7 @@ from octavo_engine.sampling.batch import SAMPLED_NOTHING_ALLOWED, SAMPLED_OK, Sa
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from octavo_engine.backends.backend import BackendLimits, Step
+    from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.backends.sim.clock import Clock
     from octavo_engine.config import EngineConfig, SimConfig
     from octavo_engine.sampling.batch import Ragged, SamplingBatch
@@ -60,7 +60,7 @@ class SimBackend:
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         self._limits = limits
 
-    def execute(self, step: Step, sampling: SamplingBatch) -> Sampled:
+    def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         """Take the step's time, then say what was sampled."""
         limits = self._limits
         assert limits is not None, "prepare() comes first"
@@ -125,7 +125,7 @@ def step_seconds(sim: SimConfig, *, num_decodes: int, num_prefill_tokens: int) -
     return milliseconds * 1e-3 * sim.time_scale
 
 
-def _num_verified(step: Step, sampling: SamplingBatch, counts: NDArray[np.int32]) -> int:
+def _num_verified(step: BackendStep, sampling: SamplingBatch, counts: NDArray[np.int32]) -> int:
     """Tokens of sequences that sample at each of several: guesses that are verified."""
     if len(step.logit_rows) <= len(counts):
         return 0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine import _native
-    from octavo_engine.backends.backend import BackendLimits, Step
+    from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
@@ -75,14 +75,14 @@ class TorchBackend:
             c.num_layers, num_blocks, c.num_kv_heads, c.head_dim, self.precision.dtype
         )
 
-    def execute(self, step: Step, sampling: SamplingBatch) -> Sampled:
+    def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         from octavo_engine import _native
 
         if self._team is None:
             self._team = _native.Team(self._num_threads or _native.available_cores())
         return sample_rows(self._team, self.logits(step), sampling)
 
-    def logits(self, step: Step) -> NDArray[np.float32]:
+    def logits(self, step: BackendStep) -> NDArray[np.float32]:
         """Compute the step; the logits of the wanted rows, [S, vocabulary]."""
         assert self._model is not None and self._kv is not None, "prepare() comes first"
         with torch.inference_mode():

@@ -21,8 +21,8 @@ from octavo_engine.backends.torch.cuda_ops import Context, CudaOps
 from octavo_engine.backends.torch.device_kv import DeviceKV
 from octavo_engine.backends.torch.device_sampler import is_plain, sample
 from octavo_engine.backends.torch.device_step import (
-    Sizes,
     StepBuffer,
+    StepSizes,
     cut_tiles,
     is_decode,
 )
@@ -37,7 +37,7 @@ from octavo_engine.backends.torch.kernels import choose_kernels
 from octavo_engine.backends.torch.landing import Landing, marks_of
 from octavo_engine.backends.torch.packed import Format
 from octavo_engine.backends.torch.parking import Parking
-from octavo_engine.backends.torch.ropes import RopeTables
+from octavo_engine.backends.torch.ropes import DeviceRopeTables
 from octavo_engine.backends.torch.upload import Uploader
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ConfigError
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from octavo_engine.backends.backend import BackendLimits, Step
+    from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.backends.torch.device_step import DeviceStep
-    from octavo_engine.backends.torch.graphs import Recorder
+    from octavo_engine.backends.torch.graphs import GraphRecorder
     from octavo_engine.backends.torch.kernels import Kernels
     from octavo_engine.backends.torch.landing import Landed
     from octavo_engine.backends.torch.memory import DeviceMemory
@@ -165,7 +165,7 @@ class CudaBackend:
         self._dtype = dtype
         self._kernels = kernels
         self._use_graphs = use_graphs and device.type == "cuda" and self._kernels.can_capture
-        self._recorder: Recorder[tuple[Tensor, Tensor]] = CudaRecorder(device)
+        self._recorder: GraphRecorder[tuple[Tensor, Tensor]] = CudaRecorder(device)
         self._make_mark = marks_of(device)
         self._landing = Landing(device, lambda: self._make_mark())
         self._parking, self._load = parking, load
@@ -237,10 +237,10 @@ class CudaBackend:
                 torch.empty((2, limits.max_seqs), dtype=torch.int32, device=self.device),
             )
 
-    def execute(self, step: Step, sampling: SamplingBatch) -> Sampled:
+    def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         return self.launch(step, sampling).wait()
 
-    def launch(self, step: Step, sampling: SamplingBatch) -> Landed:
+    def launch(self, step: BackendStep, sampling: SamplingBatch) -> Landed:
         assert self._context is not None and self._buffer is not None, "prepare() comes first"
         with torch.inference_mode():
             self._context.kv.copy(step.copies)
@@ -252,7 +252,7 @@ class CudaBackend:
                 found, scores = sample(logits, sampling, params, self._kernels.draw)
             return self._landing.begin(found, scores)
 
-    def logits(self, step: Step) -> NDArray[np.float32]:
+    def logits(self, step: BackendStep) -> NDArray[np.float32]:
         """Compute the step; the logits of the wanted rows, [S, vocabulary], for tests."""
         assert self._context is not None, "prepare() comes first"
         with torch.inference_mode():
@@ -283,7 +283,7 @@ class CudaBackend:
             dtype=self._dtype,
             device=self.device,
         )
-        ropes = RopeTables(limits.max_model_len, self.device)
+        ropes = DeviceRopeTables(limits.max_model_len, self.device)
         self._context = Context(self._kernels, kv, ropes, self._dtype)
 
     def release_weights(self, *, keep: bool) -> None:
@@ -322,8 +322,8 @@ class CudaBackend:
             torch.cuda.empty_cache()
 
     def _compute(
-        self, step: Step, sampling: SamplingBatch, *, draws: bool
-    ) -> tuple[Tensor, Tensor, Sizes]:
+        self, step: BackendStep, sampling: SamplingBatch, *, draws: bool
+    ) -> tuple[Tensor, Tensor, StepSizes]:
         """Logits, what was drawn of them as they are, and how the step was laid out. Without
         `draws` nobody wants to know; only a graph does it all the same."""
         assert self._buffer is not None and self._graphs is not None and self._limits is not None
@@ -334,7 +334,7 @@ class CudaBackend:
         sizes = self._bucket(step, per_tile, is_decode=is_decode_step)
         if sizes is None:
             tiles = cut_tiles(step.seq_starts, per_tile)
-            sizes = Sizes(len(step.token_ids), len(step.seq_lens), num_rows, len(tiles.seqs))
+            sizes = StepSizes(len(step.token_ids), len(step.seq_lens), num_rows, len(tiles.seqs))
             buffer.send(buffer.fill(step, sampling, tiles, sizes, draws_later=not draws))
             view = buffer.step(
                 sizes,
@@ -357,26 +357,26 @@ class CudaBackend:
         logits, found = self._graphs.run(sizes.seqs if is_decode_step else sizes, work)
         return logits[:num_rows], found[:, :num_rows], sizes
 
-    def _bucket(self, step: Step, per_tile: int, *, is_decode: bool) -> Sizes | None:
+    def _bucket(self, step: BackendStep, per_tile: int, *, is_decode: bool) -> StepSizes | None:
         """What the step is padded to, so that a graph may hold it; None: it is launched as is."""
         assert self._limits is not None
         if not self._use_graphs:
             return None
         if is_decode:
             bucket = choose_bucket(self._buckets, len(step.logit_rows))
-            return None if bucket is None else Sizes.of_decode(bucket)
+            return None if bucket is None else StepSizes.of_decode(bucket)
         if not self._kernels.can_capture_prompts or not len(step.logit_rows):
             return None
         return mixed_sizes(step, self._limits, tokens_per_tile=per_tile)
 
-    def _keep(self, step: DeviceStep, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    def _keep(self, step: DeviceStep, sizes: StepSizes) -> tuple[Tensor, Tensor]:
         """Results in memory that all graphs share; their own is for what is gone after a step."""
         assert self._kept is not None
         logits, found = self._forward(step, sizes, draws=True)
         num_rows = len(logits)
         return self._kept[0][:num_rows].copy_(logits), self._kept[1][:, :num_rows].copy_(found)
 
-    def _forward(self, step: DeviceStep, sizes: Sizes, *, draws: bool) -> tuple[Tensor, Tensor]:
+    def _forward(self, step: DeviceStep, sizes: StepSizes, *, draws: bool) -> tuple[Tensor, Tensor]:
         """Logits, and what is drawn of them; the draw keeps the tokens for the step behind."""
         assert self._context is not None and self._buffer is not None
         assert self._model is not None, "the weights sleep"

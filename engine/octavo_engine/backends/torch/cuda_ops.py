@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.device_step import DeviceStep
     from octavo_engine.backends.torch.kernels import Kernels
     from octavo_engine.backends.torch.packed import DeviceExperts
-    from octavo_engine.backends.torch.ropes import RopeTables
+    from octavo_engine.backends.torch.ropes import DeviceRopeTables
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
 
 
@@ -57,7 +57,7 @@ class Context(NamedTuple):
 
     kernels: Kernels
     kv: DeviceKV
-    ropes: RopeTables
+    ropes: DeviceRopeTables
     dtype: torch.dtype
 
 

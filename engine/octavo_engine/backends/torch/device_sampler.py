@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from octavo_engine.backends.torch.landing import Scores
+from octavo_engine.backends.torch.landing import LandedScores
 from octavo_engine.backends.torch.plain_draw import masses, sort_keys
 from octavo_engine.sampling.batch import SAMPLED_NOT_FINITE, SAMPLED_OK
 from octavo_engine.sampling.processors import apply_processors
@@ -55,7 +55,7 @@ def is_plain(sampling: SamplingBatch) -> bool:
 
 def sample(
     logits: Tensor, sampling: SamplingBatch, params: DrawParams, draw: Draw
-) -> tuple[Tensor, Scores | None]:
+) -> tuple[Tensor, LandedScores | None]:
     """Everything that a batch may wish for: tokens and statuses [2, S], and log-probabilities if
     any are wanted. `logits` [S, vocabulary] float32 may be changed."""
     _process(logits, sampling)
@@ -95,7 +95,7 @@ def _raw(logits: Tensor, is_flawed: Tensor) -> Raw:
     return Raw(kept, safe, torch.log(total.double() * 2.0**-42))
 
 
-def _score(raw: Raw, found: Tensor, sampling: SamplingBatch) -> Scores:
+def _score(raw: Raw, found: Tensor, sampling: SamplingBatch) -> LandedScores:
     wanted = sampling.num_logprobs
     is_ok = found[1] == SAMPLED_OK
     tokens = found[0].long().clamp(min=0)[:, None]
@@ -110,7 +110,7 @@ def _score(raw: Raw, found: Tensor, sampling: SamplingBatch) -> Scores:
     values = _logprobs(raw.logits.gather(-1, ids.clamp(min=0)), raw)
     is_there = is_ok[:, None] & (ids >= 0)
     ids = ids.where(is_there, -1)
-    return Scores(logprobs, ranks, ids, values.where(is_there, -torch.inf))
+    return LandedScores(logprobs, ranks, ids, values.where(is_there, -torch.inf))
 
 
 def _logprobs(logits: Tensor, raw: Raw) -> Tensor:

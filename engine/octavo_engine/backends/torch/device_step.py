@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from octavo_engine.backends.backend import BackendLimits, Step
-    from octavo_engine.backends.torch.landing import Mark
+    from octavo_engine.backends.backend import BackendLimits, BackendStep
+    from octavo_engine.backends.torch.landing import StreamMark
     from octavo_engine.sampling.batch import SamplingBatch
 
 GREEDY_BELOW = np.float32(1e-5)
@@ -38,7 +38,7 @@ ALIGNMENT = 16
 MAX_KNOWN = 256  # layouts that are remembered
 
 
-class Sizes(NamedTuple):
+class StepSizes(NamedTuple):
     """How many of each; in a bucket, how many there is room for."""
 
     tokens: int
@@ -47,11 +47,11 @@ class Sizes(NamedTuple):
     tiles: int
 
     @classmethod
-    def of_decode(cls, num_seqs: int) -> Sizes:
+    def of_decode(cls, num_seqs: int) -> StepSizes:
         return cls(num_seqs, num_seqs, num_seqs, num_seqs)
 
 
-class Tiles(NamedTuple):
+class StepTiles(NamedTuple):
     """The attention kernel's programs: which sequence, and which of its tokens comes first."""
 
     seqs: NDArray[np.int32]
@@ -103,19 +103,19 @@ class DeviceStep:
     tile_starts: Tensor
     is_decode: bool  # one token and one row of logits for each sequence
     max_seq_len: int
-    host: Step | None
+    host: BackendStep | None
 
 
-def cut_tiles(seq_starts: NDArray[np.int32], tokens_per_tile: int) -> Tiles:
+def cut_tiles(seq_starts: NDArray[np.int32], tokens_per_tile: int) -> StepTiles:
     """Each sequence's tokens, `tokens_per_tile` at a time."""
     counts = -(-np.diff(seq_starts) // tokens_per_tile)
     seqs = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     before = np.repeat(np.cumsum(counts) - counts, counts)
     starts = (np.arange(len(seqs)) - before) * tokens_per_tile
-    return Tiles(seqs, starts.astype(np.int32))
+    return StepTiles(seqs, starts.astype(np.int32))
 
 
-def is_decode(step: Step) -> bool:
+def is_decode(step: BackendStep) -> bool:
     """One token a sequence, and the logits of all of them."""
     return len(step.token_ids) == len(step.seq_lens) == len(step.logit_rows) > 0
 
@@ -128,10 +128,10 @@ class StepBuffer:
         self,
         limits: BackendLimits,
         device: torch.device,
-        make_mark: Callable[[], Mark] | None = None,
+        make_mark: Callable[[], StreamMark] | None = None,
     ) -> None:
         blocks = -(-limits.max_model_len // BLOCK_SIZE)
-        most = Sizes(
+        most = StepSizes(
             limits.max_tokens,
             limits.max_seqs,
             max(limits.max_logit_rows, limits.max_seqs),
@@ -146,14 +146,14 @@ class StepBuffer:
         self._device = torch.zeros(
             num_words + limits.max_seqs + 1, dtype=torch.int32, device=device
         )
-        self._layouts: dict[Sizes, _Layout] = {}
+        self._layouts: dict[StepSizes, _Layout] = {}
 
     def fill(
         self,
-        step: Step,
+        step: BackendStep,
         sampling: SamplingBatch,
-        tiles: Tiles,
-        sizes: Sizes,
+        tiles: StepTiles,
+        sizes: StepSizes,
         *,
         draws_later: bool = False,
     ) -> int:
@@ -196,7 +196,7 @@ class StepBuffer:
         side.sent = self._make_mark()
 
     def step(
-        self, sizes: Sizes, *, is_decode: bool, max_seq_len: int, host: Step | None
+        self, sizes: StepSizes, *, is_decode: bool, max_seq_len: int, host: BackendStep | None
     ) -> DeviceStep:
         """Views of the device's words."""
         t = self._split(sizes)
@@ -210,7 +210,7 @@ class StepBuffer:
             host=host,
         )
 
-    def draw_params(self, sizes: Sizes, *, with_step: bool = False) -> DrawParams:
+    def draw_params(self, sizes: StepSizes, *, with_step: bool = False) -> DrawParams:
         """`with_step`: of the draw that belongs to the step itself, and to its graph."""
         t = self._split(sizes)
         return DrawParams(
@@ -225,7 +225,7 @@ class StepBuffer:
             kept=self._device[self._last_at :],
         )
 
-    def _pad(self, views: _Views, sizes: Sizes, step: Step, tiles: Tiles) -> None:
+    def _pad(self, views: _Views, sizes: StepSizes, step: BackendStep, tiles: StepTiles) -> None:
         """Sequences and tiles of padding. Their sequences have no tokens behind them, so nothing is
         read for them; where single tokens are padded each has one of its own, elsewhere the first
         has them all, and the tiles that are left begin where it ends."""
@@ -241,21 +241,21 @@ class StepBuffer:
             views["tile_seqs"][num_tiles:] = num_seqs
             _put(views["tile_starts"], tiles.starts, sizes.tokens)
 
-    def _place_tokens(self, view: NDArray[np.int32], step: Step, layout: _Layout) -> None:
+    def _place_tokens(self, view: NDArray[np.int32], step: BackendStep, layout: _Layout) -> None:
         first, end = layout.places["token_ids"]
         view[:] = np.arange(first, end, dtype=np.int32)
         if step.awaited is not None:
             waiting = np.flatnonzero(step.awaited >= 0)
             view[waiting] = self._last_at + step.awaited[waiting]
 
-    def _layout(self, sizes: Sizes) -> _Layout:
+    def _layout(self, sizes: StepSizes) -> _Layout:
         layout = self._layouts.get(sizes)
         if layout is None:
             _make_room(self._layouts)
             layout = self._layouts[sizes] = _Layout(sizes)
         return layout
 
-    def _split(self, sizes: Sizes) -> dict[str, Tensor]:
+    def _split(self, sizes: StepSizes) -> dict[str, Tensor]:
         layout = self._layout(sizes)
         parts = {name: self._device[start:end] for name, (start, end) in layout.places.items()}
         return {**parts, "tables": self._device[layout.num_words :]}
@@ -267,10 +267,10 @@ class _Side:
     def __init__(self, num_words: int, device: torch.device) -> None:
         self.host = torch.zeros(num_words, dtype=torch.int32, pin_memory=device.type == "cuda")
         self.words: NDArray[np.int32] = self.host.numpy()
-        self.sent: Mark | None = None
-        self._views: dict[Sizes, _Views] = {}
+        self.sent: StreamMark | None = None
+        self._views: dict[StepSizes, _Views] = {}
 
-    def views(self, sizes: Sizes, layout: _Layout) -> _Views:
+    def views(self, sizes: StepSizes, layout: _Layout) -> _Views:
         views = self._views.get(sizes)
         if views is None:
             _make_room(self._views)
@@ -279,7 +279,7 @@ class _Side:
         return views
 
 
-def _make_room(known: dict[Sizes, Any]) -> None:
+def _make_room(known: dict[StepSizes, Any]) -> None:
     """Those of graphs come again and again; of the others there is no end."""
     if len(known) >= MAX_KNOWN:
         known.clear()
@@ -291,7 +291,7 @@ _Views: TypeAlias = "dict[str, NDArray[np.int32]]"
 class _Layout:
     """Where each field lies, and where they end."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: StepSizes) -> None:
         self.places: dict[str, tuple[int, int]] = {}
         self.num_words = 0
         for name, length in _fields(sizes).items():
@@ -299,7 +299,7 @@ class _Layout:
             self.num_words += -(-length // ALIGNMENT) * ALIGNMENT
 
 
-def _fields(sizes: Sizes) -> dict[str, int]:
+def _fields(sizes: StepSizes) -> dict[str, int]:
     """Names and lengths, in their order."""
     tokens, seqs, logits, tiles = sizes
     return {

@@ -19,7 +19,7 @@ from octavo_engine.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from octavo_engine.backends.backend import Step
+    from octavo_engine.backends.backend import BackendStep
     from octavo_engine.backends.torch.device_step import DeviceStep
     from octavo_engine.backends.torch.kernels import HeadShape
     from octavo_engine.config import AttentionBackend
@@ -79,7 +79,7 @@ class FlashInferAttention:
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._wrappers: dict[_Kind, Any] = {}
         self._planned: set[_Kind] = set()
-        self._step: Step | None = None  # that the plans are for
+        self._step: BackendStep | None = None  # that the plans are for
 
     def attend(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: DeviceStep, spec: AttentionSpec
@@ -99,7 +99,7 @@ class FlashInferAttention:
         out: Tensor = self._wrappers[kind].run(heads, (k_cache, v_cache))
         return out.reshape(len(q), -1)
 
-    def _plan(self, kind: _Kind, step: Step, dtype: torch.dtype) -> None:
+    def _plan(self, kind: _Kind, step: BackendStep, dtype: torch.dtype) -> None:
         wrapper = self._wrappers.get(kind)
         if wrapper is None:
             wrapper = self._module.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")

@@ -15,12 +15,12 @@ from __future__ import annotations
 import bisect
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from octavo_engine.backends.torch.device_step import Sizes
+from octavo_engine.backends.torch.device_step import StepSizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from octavo_engine.backends.backend import BackendLimits, Step
+    from octavo_engine.backends.backend import BackendLimits, BackendStep
 
 MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 384, 512)
 
@@ -32,7 +32,7 @@ class Replay(Protocol):
         """Launch the captured work again."""
 
 
-class Recorder(Protocol[Result]):
+class GraphRecorder(Protocol[Result]):
     """The device's side of it; a fake one in tests."""
 
     def capture(self, work: Callable[[], Result]) -> tuple[Result, Replay] | None:
@@ -55,7 +55,9 @@ def choose_bucket(sizes: list[int], num_seqs: int) -> int | None:
     return sizes[index] if index < len(sizes) else None
 
 
-def mixed_sizes(step: Step, limits: BackendLimits, *, tokens_per_tile: int) -> Sizes | None:
+def mixed_sizes(
+    step: BackendStep, limits: BackendLimits, *, tokens_per_tile: int
+) -> StepSizes | None:
     """The bucket of a small step that is not only decoding; None if it has none. One of its
     sequences is padding, which owns the tokens that are."""
     num_tokens, num_seqs = len(step.token_ids), len(step.seq_lens)
@@ -65,13 +67,13 @@ def mixed_sizes(step: Step, limits: BackendLimits, *, tokens_per_tile: int) -> S
     if tokens is None or not is_within or len(step.logit_rows) > seqs:
         return None
     # Each sequence's last tile may be partly filled.
-    return Sizes(tokens, seqs, seqs, tokens // tokens_per_tile + seqs)
+    return StepSizes(tokens, seqs, seqs, tokens // tokens_per_tile + seqs)
 
 
 class GraphCache(Generic[Result]):
     """Graphs by bucket, made on second use; the one unused for longest makes room for a new one."""
 
-    def __init__(self, recorder: Recorder[Result], *, max_graphs: int) -> None:
+    def __init__(self, recorder: GraphRecorder[Result], *, max_graphs: int) -> None:
         self._recorder = recorder
         self._max_graphs = max_graphs
         self._warm: set[Hashable] = set()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Mark(Protocol):
+class StreamMark(Protocol):
     """A place in the device's work: all that was launched before."""
 
     def wait(self) -> None:
@@ -42,7 +42,7 @@ class HostMark:
         pass
 
 
-def marks_of(device: torch.device) -> Callable[[], Mark]:
+def marks_of(device: torch.device) -> Callable[[], StreamMark]:
     """What makes them."""
     return CudaMark if device.type == "cuda" else HostMark
 
@@ -50,11 +50,11 @@ def marks_of(device: torch.device) -> Callable[[], Mark]:
 class Landing:
     """Of one device."""
 
-    def __init__(self, device: torch.device, make_mark: Callable[[], Mark]) -> None:
+    def __init__(self, device: torch.device, make_mark: Callable[[], StreamMark]) -> None:
         self._is_pinned = device.type == "cuda"
         self._make_mark = make_mark
 
-    def begin(self, found: Tensor, scores: Scores | None = None) -> Landed:
+    def begin(self, found: Tensor, scores: LandedScores | None = None) -> Landed:
         """`found` [2, S]: tokens and statuses; with `scores` log-probabilities come along."""
         words = found.t() if scores is None else torch.cat([found.t(), *scores.words()], dim=1)
         # From the allocator of pinned memory, which hands it out again once the copy is done.
@@ -63,7 +63,7 @@ class Landing:
         return Landed(host, self._make_mark(), 0 if scores is None else scores.num_top)
 
 
-class Scores:
+class LandedScores:
     """Log-probabilities of a step's tokens, on the device."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Scores:
 class Landed:
     """Results that are on their way, or there."""
 
-    def __init__(self, host: Tensor, mark: Mark, num_top: int) -> None:
+    def __init__(self, host: Tensor, mark: StreamMark, num_top: int) -> None:
         self._host = host
         self._mark = mark
         self._num_top = num_top

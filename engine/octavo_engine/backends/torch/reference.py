@@ -12,7 +12,7 @@ from octavo_engine.config import BLOCK_SIZE
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from octavo_engine.backends.backend import Step
+    from octavo_engine.backends.backend import BackendStep
     from octavo_engine.backends.torch.loader import TorchExperts, TorchLinear
     from octavo_engine.backends.torch.precision import Precision
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, Rope
@@ -40,7 +40,7 @@ class PagedKV:
 class ReferenceOps:
     """Ops over one step."""
 
-    def __init__(self, step: Step, kv: PagedKV, precision: Precision) -> None:
+    def __init__(self, step: BackendStep, kv: PagedKV, precision: Precision) -> None:
         self._step = step
         self._kv = kv
         self._precision = precision

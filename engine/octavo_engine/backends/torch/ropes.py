@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from octavo_engine.ops import Rope
 
 
-class RopeTables:
+class DeviceRopeTables:
     """[positions, cosines then sines] in float32. A device's own quick sine is not exact enough."""
 
     def __init__(self, num_positions: int, device: torch.device) -> None:

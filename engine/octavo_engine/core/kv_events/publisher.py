@@ -26,7 +26,7 @@ from octavo_engine.protocol.kv_events import (
 
 if TYPE_CHECKING:
     from octavo_engine.config import KVEventsConfig
-    from octavo_engine.protocol.kv_events import Batch
+    from octavo_engine.protocol.kv_events import KVEventBatch
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class KVEventPublisher:
     def __init__(self, config: KVEventsConfig) -> None:
         self._zmq = zmq = _import_zmq()
         self._topic = config.topic.encode()
-        self._queue: deque[tuple[int, Batch]] = deque()
+        self._queue: deque[tuple[int, KVEventBatch]] = deque()
         self._max_queue = config.max_queue_size
         self._replay: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         self._next = 0
@@ -63,7 +63,7 @@ class KVEventPublisher:
         self._thread = threading.Thread(target=self._run, name="octavo-kv-events", daemon=True)
         self._thread.start()
 
-    def publish(self, batch: Batch) -> None:
+    def publish(self, batch: KVEventBatch) -> None:
         """Returns at once. Hot path: once per step that changed the cache.
 
         A batch that finds no room is lost, and its number with it: whoever reads sees the gap.
@@ -122,7 +122,7 @@ class KVEventPublisher:
         finally:
             self._close()
 
-    def _send(self, number: int, batch: Batch) -> None:
+    def _send(self, number: int, batch: KVEventBatch) -> None:
         payload = self._encode(as_wire(batch))
         self._pub.send_multipart((self._topic, pack_sequence(number), payload))
         self._replay.append((number, payload))

@@ -10,9 +10,9 @@ from octavo_engine.protocol.kv_events import (
     FULL_ATTENTION,
     MEDIUM,
     AllBlocksCleared,
-    Batch,
     BlockRemoved,
     BlockStored,
+    KVEventBatch,
 )
 from octavo_engine.protocol.prefix_hash import vllm_block_hash, vllm_event_id
 
@@ -73,12 +73,12 @@ class KVEventRecorder:
         self._hashes.clear()
         self._events.append(AllBlocksCleared())
 
-    def take(self) -> Batch | None:
+    def take(self) -> KVEventBatch | None:
         """What happened since the last call; None if nothing did."""
         if not self._events:
             return None
         events, self._events = self._events, []
-        return Batch(self._now(), events)
+        return KVEventBatch(self._now(), events)
 
     def _hash_before(self, sequence: Sequence, index: int) -> bytes | None:
         """vLLM's name of the block before. Computed again where that was evicted meanwhile."""

@@ -40,7 +40,7 @@ class ResidencyFeed:
     def watch(self, *, on: bool) -> None:
         """Have the core tell of residency, with a snapshot first; or not any more."""
         self.is_watched = on
-        self._send(wire.Watch(on))
+        self._send(wire.WatchResidency(on))
 
     def label(self, sequence_id: str, labels: Labels) -> None:
         """Name prefixes that end in the answer of a sequence that has ended."""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.beam_search import BeamSearchParams
     from octavo_engine.core.info import ModelInfo
     from octavo_engine.core.offline.beam_search import BeamSearchOutput
-    from octavo_engine.core.text.output_processor import Request
+    from octavo_engine.core.text.output_processor import TrackedRequest
     from octavo_engine.core.text.outputs import RequestOutput
     from octavo_engine.tokenization.tokenizer import Tokenizer
 
@@ -303,7 +303,7 @@ class LLM(PoolingMethods):
         )
 
     def _run(self, submissions: Sequence[Submission], *, use_tqdm: bool) -> list[RequestOutput]:
-        requests: list[Request] = []
+        requests: list[TrackedRequest] = []
         try:
             with (
                 _deferred_interrupt() as interrupted,
@@ -329,7 +329,7 @@ class LLM(PoolingMethods):
                     for sequence_id in self._processor.abort(request):
                         self._engine.abort(sequence_id)
 
-    def _start(self, submission: Submission) -> Request:
+    def _start(self, submission: Submission) -> TrackedRequest:
         request, sequences = self._processor.add(submission)
         for sequence in sequences:
             try:
@@ -340,7 +340,7 @@ class LLM(PoolingMethods):
                 break
         return request
 
-    def _result(self, request: Request) -> RequestOutput:
+    def _result(self, request: TrackedRequest) -> RequestOutput:
         if request.error is not None:
             logger.warning(
                 "Prompt %s failed: %s", request.submission.request_id, request.error.message

@@ -132,7 +132,7 @@ class _Job:
     )
 
 
-class PoolingDesk:
+class AsyncPooling:
     """Hands texts to the core and waits for what comes back. Belongs to the event loop."""
 
     def __init__(self, send: Callable[[wire.ToEngine], None]) -> None:

@@ -63,7 +63,7 @@ class CoreProcess:
 
     def run(self) -> int:
         """The exit code."""
-        reader = wire.FrameReader(wire.TO_CORE)
+        reader = wire.MessageReader(wire.TO_CORE)
         messages: list[wire.ToCore] = []
         while not messages:
             messages = self._receive(reader)
@@ -111,12 +111,12 @@ class CoreProcess:
         except OSError:
             self._parent_gone()
 
-    def _listen(self, reader: wire.FrameReader[wire.ToCore]) -> None:
+    def _listen(self, reader: wire.MessageReader[wire.ToCore]) -> None:
         while True:
             for message in self._receive(reader):
                 self._take(message)
 
-    def _receive(self, reader: wire.FrameReader[wire.ToCore]) -> list[wire.ToCore]:
+    def _receive(self, reader: wire.MessageReader[wire.ToCore]) -> list[wire.ToCore]:
         try:
             data = self._connection.recv(1 << 16)
             if data:
@@ -129,7 +129,7 @@ class CoreProcess:
         return []
 
     def _take(self, message: wire.ToCore) -> None:
-        if isinstance(message, wire.Ping):
+        if isinstance(message, wire.CorePing):
             self.send(self._pong(message.number))
         else:
             self._inbox.put(message)
@@ -144,7 +144,7 @@ class CoreProcess:
         now = time.monotonic()
         if done >= total or now - self._progress_at >= _PROGRESS_EVERY_S:
             self._progress_at = now
-            self.send(wire.Progress(done, total))
+            self.send(wire.CoreProgress(done, total))
 
     def _parent_gone(self) -> None:
         """Nobody is left to compute for, and the main thread may hang: leave without unwinding."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from octavo_engine.core.info import Health
+from octavo_engine.core.info import CoreHealth
 from octavo_engine.core.load_meter import LoadMeter
 from octavo_engine.core.process import wire
 from octavo_engine.protocol.loading import LOADING
@@ -37,13 +37,13 @@ class EngineClient(Protocol):
     def send(self, message: wire.ToEngine) -> None:
         """To a core that is not there, nothing: its requests were reported lost already."""
 
-    def health(self) -> Health: ...
+    def health(self) -> CoreHealth: ...
 
     async def stop(self) -> None:
         """End the core; what is in flight is not reported any more."""
 
 
-class CoreNews:
+class CoreListener:
     """What one core has said of itself; passes the rest on to the listener."""
 
     def __init__(self, listener: Listener) -> None:
@@ -52,19 +52,19 @@ class CoreNews:
         self.meter = LoadMeter(LOADING)
         self.fatal: OctavoError | None = None
 
-    def loading(self) -> Health:
+    def loading(self) -> CoreHealth:
         """While there is no info yet."""
         told = self.meter.read()
         share = (told.share if told else None) or 0.0
-        return Health("loading", "the model is being loaded", share, told)
+        return CoreHealth("loading", "the model is being loaded", share, told)
 
     def receive(self, message: wire.FromCore) -> None:
         match message:
             case wire.Outputs(step):
                 self._listener.on_step(step)
-            case wire.Refused():
+            case wire.RequestRefused():
                 self._listener.on_refused(message.request_id, wire.error_of(message))
-            case wire.Progress(done, total):
+            case wire.CoreProgress(done, total):
                 self.meter.note(done, total)
             case wire.Ready(info):
                 self.info = info

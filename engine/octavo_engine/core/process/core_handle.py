@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, cast
 from octavo_engine.core.logs import format_in_use
 from octavo_engine.core.process import wire
 from octavo_engine.core.process.child import STACK_DUMP_SIGNAL
-from octavo_engine.core.process.client import CoreNews
-from octavo_engine.core.process.heartbeat import Pulse
-from octavo_engine.core.process.supervision import Watch
+from octavo_engine.core.process.client import CoreListener
+from octavo_engine.core.process.heartbeat import HeartbeatState
+from octavo_engine.core.process.supervision import HangDetector
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,9 +40,9 @@ class CoreHandle(asyncio.Protocol):
         self.started_at = time.monotonic()
         self.ended = asyncio.Event()
         self.changed = asyncio.Event()  # it got ready, or ended
-        self.news = CoreNews(listener)
-        self.watch = Watch(timing)
-        self._reader = wire.FrameReader(wire.FROM_CORE)
+        self.news = CoreListener(listener)
+        self.watch = HangDetector(timing)
+        self._reader = wire.MessageReader(wire.FROM_CORE)
         self._transport: asyncio.Transport | None = None
         self._pings = 0
 
@@ -112,7 +112,7 @@ class CoreHandle(asyncio.Protocol):
     def ping(self, now: float) -> None:
         self._pings += 1
         self.watch.pinged(now)
-        self.send(wire.Ping(self._pings))
+        self.send(wire.CorePing(self._pings))
 
     def stall(self, now: float) -> str:
         return self.watch.stall(now, loading=self.is_loading)
@@ -153,5 +153,5 @@ class CoreHandle(asyncio.Protocol):
             self._transport.close()
 
 
-def _pulse(pong: wire.Pong) -> Pulse:
-    return Pulse(pong.steps, pong.step_age_s, pong.expected_s, pong.slowest_s)
+def _pulse(pong: wire.Pong) -> HeartbeatState:
+    return HeartbeatState(pong.steps, pong.step_age_s, pong.expected_s, pong.slowest_s)

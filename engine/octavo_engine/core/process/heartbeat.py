@@ -14,7 +14,7 @@ HOPELESS = 30
 FORGET = 0.999
 
 
-class Pulse(NamedTuple):
+class HeartbeatState(NamedTuple):
     """One reading."""
 
     steps: int
@@ -63,10 +63,10 @@ class Heartbeat:
         self._under_way = None
         self._steps += 1
 
-    def pulse(self) -> Pulse:
+    def pulse(self) -> HeartbeatState:
         under_way = self._under_way
         if under_way is None:
-            return Pulse(self._steps, 0.0, 0.0, self._slowest_s)
+            return HeartbeatState(self._steps, 0.0, 0.0, self._slowest_s)
         started_at, expected_s = under_way
         age_s = max(0.0, self._now() - started_at)
-        return Pulse(self._steps, age_s, expected_s, self._slowest_s)
+        return HeartbeatState(self._steps, age_s, expected_s, self._slowest_s)

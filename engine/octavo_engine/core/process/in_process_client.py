@@ -12,10 +12,10 @@ import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from octavo_engine.core.info import Health
+from octavo_engine.core.info import CoreHealth
 from octavo_engine.core.loop import CoreLoop
 from octavo_engine.core.process import wire
-from octavo_engine.core.process.client import CoreNews
+from octavo_engine.core.process.client import CoreListener
 from octavo_engine.errors import EngineDead, OctavoError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class InProcessClient:
         self._config = config
         self._listener = listener
         self._build = build
-        self._news = CoreNews(listener)
+        self._news = CoreListener(listener)
         self._inbox: Inbox = SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._settled = asyncio.Event()  # loaded, or failed
@@ -58,15 +58,17 @@ class InProcessClient:
     def send(self, message: wire.ToEngine) -> None:
         self._inbox.put(message)
 
-    def health(self) -> Health:
+    def health(self) -> CoreHealth:
         if self._ended:
-            return Health("dead", f"the engine core ended: {self._news.fatal or 'it was stopped'}")
+            return CoreHealth(
+                "dead", f"the engine core ended: {self._news.fatal or 'it was stopped'}"
+            )
         if self._news.info is None or self._engine is None:
             return self._news.loading()
         pulse = self._engine.heartbeat.pulse()
         if pulse.is_stalled(_PATIENCE_S):
-            return Health("stalled", f"a step has taken {pulse.step_age_s:.1f} s so far")
-        return Health("ready")
+            return CoreHealth("stalled", f"a step has taken {pulse.step_age_s:.1f} s so far")
+        return CoreHealth("ready")
 
     async def stop(self) -> None:
         self._stopping = True
@@ -92,7 +94,7 @@ class InProcessClient:
         self._on_loop(self._end)
 
     def _report_progress(self, done: int, total: int) -> None:
-        self._emit(wire.Progress(done, total))
+        self._emit(wire.CoreProgress(done, total))
 
     def _emit(self, message: wire.FromCore) -> None:
         self._on_loop(self._receive, message)

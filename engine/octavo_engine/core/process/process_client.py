@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from octavo_engine.core.info import Health
+from octavo_engine.core.info import CoreHealth
 from octavo_engine.core.process.core_handle import CORE_COMMAND, CoreHandle
 from octavo_engine.core.process.supervision import Restarts, Timing
 from octavo_engine.errors import EngineDead, OctavoError
@@ -61,18 +61,22 @@ class ProcessClient:
         if self._core is not None and not self._core.is_loading:
             self._core.send(message)
 
-    def health(self) -> Health:
+    def health(self) -> CoreHealth:
         core = self._core
         if core is None:
-            return Health("dead", self._down) if self._down else Health("loading", progress=0.0)
+            return (
+                CoreHealth("dead", self._down)
+                if self._down
+                else CoreHealth("loading", progress=0.0)
+            )
         if core.ended.is_set():
-            return Health("dead", "the engine core ended")
+            return CoreHealth("dead", "the engine core ended")
         stall = core.stall(time.monotonic())
         if stall:
-            return Health("stalled", stall)
+            return CoreHealth("stalled", stall)
         if core.is_loading:
             return core.news.loading()
-        return Health("ready")
+        return CoreHealth("ready")
 
     async def stop(self) -> None:
         self._supervisor.cancel()

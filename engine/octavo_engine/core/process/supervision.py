@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo_engine.core.process.heartbeat import Pulse
+    from octavo_engine.core.process.heartbeat import HeartbeatState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,20 +24,20 @@ class Timing:
     max_fast_failures: int = 5  # in a row, then it stays dead
 
 
-class Watch:
+class HangDetector:
     """Judges one core by its pongs."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
         self._awaited_since: float | None = None  # the oldest ping without an answer
-        self._pulse: Pulse | None = None
+        self._pulse: HeartbeatState | None = None
         self._stalled_since: float | None = None
 
     def pinged(self, now: float) -> None:
         if self._awaited_since is None:
             self._awaited_since = now
 
-    def ponged(self, pulse: Pulse) -> None:
+    def ponged(self, pulse: HeartbeatState) -> None:
         self._awaited_since = None
         self._pulse = pulse
 

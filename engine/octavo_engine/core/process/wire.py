@@ -51,14 +51,14 @@ class WireError(Exception):
     """The peer sent something that is no message of ours; the connection is of no further use."""
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class CoreMessage(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Base of all messages; the class name travels as the tag."""
 
 
 # From the API server to the core.
 
 
-class Configure(Message, frozen=True):
+class Configure(CoreMessage, frozen=True):
     """The first frame: what to load."""
 
     config: EngineConfig
@@ -66,63 +66,63 @@ class Configure(Message, frozen=True):
     log_format: Literal["text", "json"] = "text"
 
 
-class AddRequests(Message, frozen=True):
+class AddRequests(CoreMessage, frozen=True):
     requests: list[EngineRequest]
     prompt: list[int] = []  # of those whose own is empty: the answers to one prompt share it
 
 
-class AddPooling(Message, frozen=True):
+class AddPooling(CoreMessage, frozen=True):
     requests: list[PoolingRequest]
 
 
-class Abort(Message, frozen=True):
+class Abort(CoreMessage, frozen=True):
     request_ids: list[str]
     has_left: bool = False  # the client went away before the end
 
 
-class Suspend(Message, frozen=True):
+class Suspend(CoreMessage, frozen=True):
     """Compute nothing of these until they are resumed: see `Scheduler.suspend`."""
 
     request_ids: list[str]
     on: bool
 
 
-class Ping(Message, frozen=True):
+class CorePing(CoreMessage, frozen=True):
     number: int
 
 
-class ResetPrefixCache(Message, frozen=True):
+class ResetPrefixCache(CoreMessage, frozen=True):
     pass
 
 
-class Sleep(Message, frozen=True):
+class SleepCommand(CoreMessage, frozen=True):
     """Give memory back, or take it again: see `CoreEngine.sleep`."""
 
     on: bool
     level: int = 1
 
 
-class Label(Message, frozen=True):
+class Label(CoreMessage, frozen=True):
     """Labels for the answer of a sequence that has ended."""
 
     request_id: str
     labels: Labels
 
 
-class Watch(Message, frozen=True):
+class WatchResidency(CoreMessage, frozen=True):
     """Tell from now on which labels are true, beginning with a snapshot; or leave it."""
 
     on: bool
 
 
-class Profile(Message, frozen=True):
+class ProfileCommand(CoreMessage, frozen=True):
     """Record steps from now on; or, with `on` false, write what was recorded to `path`."""
 
     on: bool
     path: str = ""
 
 
-class Shutdown(Message, frozen=True):
+class Shutdown(CoreMessage, frozen=True):
     """Stop now, or, when graceful, once all that runs is done."""
 
     graceful: bool = False
@@ -131,18 +131,18 @@ class Shutdown(Message, frozen=True):
 # From the core to the API server.
 
 
-class Progress(Message, frozen=True):
+class CoreProgress(CoreMessage, frozen=True):
     """Bytes of the weights that are in."""
 
     done: int
     total: int
 
 
-class Ready(Message, frozen=True):
+class Ready(CoreMessage, frozen=True):
     info: ModelInfo
 
 
-class Pong(Message, frozen=True):
+class Pong(CoreMessage, frozen=True):
     """How the step loop stands, told by a thread that does not share it."""
 
     number: int
@@ -152,13 +152,13 @@ class Pong(Message, frozen=True):
     slowest_s: float = 0.0  # how long the slowest of late took
 
 
-class Outputs(Message, frozen=True):
+class Outputs(CoreMessage, frozen=True):
     """All that one step yields: one message a step, not one a token."""
 
     step: StepOutput
 
 
-class Refused(Message, frozen=True):
+class RequestRefused(CoreMessage, frozen=True):
     """A request that was not taken in: its error, on its way over the wire."""
 
     request_id: str
@@ -169,7 +169,7 @@ class Refused(Message, frozen=True):
     retry_after_s: int | None = None
 
 
-class Fatal(Message, frozen=True):
+class Fatal(CoreMessage, frozen=True):
     """The core ends; `kind` is the class name in errors.py that the operator should see."""
 
     kind: str
@@ -177,10 +177,18 @@ class Fatal(Message, frozen=True):
 
 
 ToEngine: TypeAlias = (
-    AddRequests | AddPooling | Abort | Suspend | ResetPrefixCache | Sleep | Label | Watch | Profile
+    AddRequests
+    | AddPooling
+    | Abort
+    | Suspend
+    | ResetPrefixCache
+    | SleepCommand
+    | Label
+    | WatchResidency
+    | ProfileCommand
 )
-ToCore: TypeAlias = Configure | ToEngine | Ping | Shutdown
-FromCore: TypeAlias = Progress | Ready | Pong | Outputs | Refused | Fatal
+ToCore: TypeAlias = Configure | ToEngine | CorePing | Shutdown
+FromCore: TypeAlias = CoreProgress | Ready | Pong | Outputs | RequestRefused | Fatal
 M = TypeVar("M")
 
 _encoder = msgspec.msgpack.Encoder()
@@ -196,7 +204,7 @@ def encode(message: ToCore | FromCore) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class FrameReader(Generic[M]):
+class MessageReader(Generic[M]):
     """Cuts a byte stream into messages. Bytes arrive in any portions."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
@@ -238,9 +246,9 @@ def add_answers(sequences: list[EngineRequest]) -> AddRequests:
     )
 
 
-def refusal(request_id: str, error: RequestError) -> Refused:
+def refusal(request_id: str, error: RequestError) -> RequestRefused:
     """The error of one request as a message."""
-    return Refused(
+    return RequestRefused(
         request_id=request_id,
         kind=type(error).__name__,
         message=_sound(error.message),
@@ -255,7 +263,7 @@ def _sound(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def error_of(refused: Refused) -> RequestError:
+def error_of(refused: RequestRefused) -> RequestError:
     """The error that `refusal` was made from."""
     kind = _REQUEST_ERRORS.get(refused.kind, GenerationFailed)
     return kind(

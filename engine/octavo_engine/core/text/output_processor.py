@@ -1,7 +1,7 @@
 """From the core's tokens to what callers read: text, stop strings, log-probabilities, n answers.
 
 Synchronous and free of effects: the one who feeds it sends the aborts that it asks for. News pile
-up in `Request.pending` until taken, so that a slow reader gets fewer and larger pieces and nothing
+up in `TrackedRequest.pending` until taken: a slow reader gets fewer and larger pieces, and nothing
 is queued twice.
 """
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from octavo_engine.core.text.outputs import PromptLogprobs
-    from octavo_engine.core.text.resumed import Told
+    from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import FinishReason, SequenceOutput, TokenLogprobs
     from octavo_engine.state.sampling_params import SamplingParams
@@ -71,7 +71,7 @@ class Submission:
     params: SamplingParams
     seed: int
     eos_token_ids: tuple[int, ...] = ()
-    told: Sequence[Told] = ()  # one an answer, of a request that is resumed
+    told: Sequence[ResumedOutput] = ()  # one an answer, of a request that is resumed
     arrival_at: float = 0.0
     deadline_at: float | None = None
     priority: int = 0
@@ -80,7 +80,7 @@ class Submission:
     labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
 
 
-class Answer:
+class SequenceText:
     """One of a request's n answers: its place in the text and the search for stop strings."""
 
     __slots__ = (
@@ -99,7 +99,7 @@ class Answer:
     )
 
     def __init__(
-        self, request: Request, index: int, sequence_id: str, tokenizer: Tokenizer
+        self, request: TrackedRequest, index: int, sequence_id: str, tokenizer: Tokenizer
     ) -> None:
         params = request.submission.params
         self.request = request
@@ -132,7 +132,7 @@ class Answer:
         )
 
 
-class Request:
+class TrackedRequest:
     """A caller's request while it is in flight, and the news that nobody has read yet."""
 
     __slots__ = (
@@ -147,7 +147,7 @@ class Request:
 
     def __init__(self, submission: Submission) -> None:
         self.submission = submission
-        self.answers: list[Answer] = []
+        self.answers: list[SequenceText] = []
         self.first = 0  # the answer that speaks for the prompt
         self.unfinished = submission.params.n
         self.pending: RequestOutput | None = None
@@ -170,7 +170,7 @@ class Request:
             self.pending = RequestOutput(asked.request_id, asked.prompt, asked.prompt_token_ids)
         return self.pending
 
-    def news_of(self, answer: Answer) -> CompletionOutput:
+    def news_of(self, answer: SequenceText) -> CompletionOutput:
         outputs = self.news().outputs
         for output in outputs:
             if output.index == answer.index:
@@ -187,7 +187,7 @@ class Request:
 class Processed:
     """Whom a step concerns."""
 
-    touched: list[Request] = field(default_factory=list)  # have news; may hold one twice
+    touched: list[TrackedRequest] = field(default_factory=list)  # have news; may hold one twice
     aborts: list[str] = field(default_factory=list)  # sequences the core must stop
 
 
@@ -204,19 +204,19 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, SequenceText] = {}
         self._numbers = count(1)
 
     def __len__(self) -> int:
         """Sequences in flight."""
         return len(self._answers)
 
-    def add(self, submission: Submission) -> tuple[Request, list[EngineRequest]]:
+    def add(self, submission: Submission) -> tuple[TrackedRequest, list[EngineRequest]]:
         """The request and its sequences for the core; none if it resumes what was complete."""
-        request = Request(submission)
+        request = TrackedRequest(submission)
         number = next(self._numbers)
         for index in range(submission.params.n):
-            answer = Answer(request, index, f"{number}.{index}", self._tokenizer)
+            answer = SequenceText(request, index, f"{number}.{index}", self._tokenizer)
             request.answers.append(answer)
             if not submission.told or not self._resume(answer, submission.told[index]):
                 self._answers[answer.sequence_id] = answer
@@ -258,14 +258,14 @@ class OutputProcessor:
         aborts = [other for other in self._drop(answer.request) if other != sequence_id]
         return Processed([answer.request], aborts)
 
-    def abort(self, request: Request) -> list[str]:
+    def abort(self, request: TrackedRequest) -> list[str]:
         """End it here and now, with what it has; the sequences to stop in the core."""
         for answer in request.answers:
             if not answer.finished:
                 self._finish(answer, request.news_of(answer), "abort")
         return self._drop(request)
 
-    def lose_all(self, error: RequestError) -> list[Request]:
+    def lose_all(self, error: RequestError) -> list[TrackedRequest]:
         """The core is gone and all that was in flight with it."""
         lost = list({id(a.request): a.request for a in self._answers.values()}.values())
         for request in lost:
@@ -275,7 +275,7 @@ class OutputProcessor:
 
     # ── one answer ──
 
-    def _advance(self, answer: Answer, output: SequenceOutput, now: float) -> None:
+    def _advance(self, answer: SequenceText, output: SequenceOutput, now: float) -> None:
         request = answer.request
         if answer.index == request.first:
             self._note_prompt(request, output)
@@ -314,7 +314,7 @@ class OutputProcessor:
             self._finish(answer, new, output.finish_reason, output.stop_token_id)
 
     def _add_text(
-        self, answer: Answer, new: CompletionOutput, ids: list[int], shown: int
+        self, answer: SequenceText, new: CompletionOutput, ids: list[int], shown: int
     ) -> _Added:
         """Hot path: all at once where nobody asks what each token adds."""
         detokenizer, stops = answer.detokenizer, answer.stops
@@ -343,7 +343,7 @@ class OutputProcessor:
 
     def _finish(
         self,
-        answer: Answer,
+        answer: SequenceText,
         new: CompletionOutput,
         reason: FinishReason,
         stop: str | int | None = None,
@@ -368,7 +368,7 @@ class OutputProcessor:
         request.unfinished -= 1
         request.news().finished = request.finished
 
-    def _resume(self, answer: Answer, told: Told) -> bool:
+    def _resume(self, answer: SequenceText, told: ResumedOutput) -> bool:
         """Replay what another engine has sent already; true if the answer was complete with it.
 
         The text that comes out was seen by the caller, so it is dropped. What detokeniser and stop
@@ -407,7 +407,7 @@ class OutputProcessor:
         self._finish(answer, request.news_of(answer), reason, stop)
         return True
 
-    def _sequence(self, answer: Answer) -> EngineRequest:
+    def _sequence(self, answer: SequenceText) -> EngineRequest:
         asked = answer.request.submission
         is_first = answer.index == answer.request.first
         changes: dict[str, object] = {
@@ -430,7 +430,7 @@ class OutputProcessor:
             labels=asked.labels,
         )
 
-    def _drop(self, request: Request) -> list[str]:
+    def _drop(self, request: TrackedRequest) -> list[str]:
         """Forget a request; the sequences that still ran."""
         dropped = [a.sequence_id for a in request.answers if a.sequence_id in self._answers]
         for sequence_id in dropped:
@@ -440,7 +440,7 @@ class OutputProcessor:
 
     # ── log-probabilities ──
 
-    def _note_prompt(self, request: Request, output: SequenceOutput) -> None:
+    def _note_prompt(self, request: TrackedRequest, output: SequenceOutput) -> None:
         """Cached tokens, wait, and log-probabilities of the prompt, which arrive chunk by chunk."""
         if output.num_cached_tokens:  # in the first output, with or without a token
             request.news().num_cached_tokens = output.num_cached_tokens

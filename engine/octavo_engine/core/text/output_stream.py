@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_engine.core.text.output_processor import Request
+    from octavo_engine.core.text.output_processor import TrackedRequest
     from octavo_engine.core.text.outputs import RequestOutput
 
-SUSPEND_AFTER_S = 2.0  # without a look at what is there; see Reader
+SUSPEND_AFTER_S = 2.0  # without a look at what is there; see OutputReader
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True)
-class Tap(Generic[T]):
+class InlineSink(Generic[T]):
     """Where news may go at once, past the task that waits for them: no wake-up, no iterator.
 
     It is given none but while `is_open` says so, and never the last ones, so that beginning, end
@@ -30,13 +30,13 @@ class Tap(Generic[T]):
     is_open: Callable[[], bool]
     tell: Callable[[T], None]
 
-    def after(self, read: Callable[[U], T]) -> Tap[U]:
+    def after(self, read: Callable[[U], T]) -> InlineSink[U]:
         """A tap for what `read` makes such news of."""
         tell = self.tell
-        return Tap(self.is_open, lambda news: tell(read(news)))
+        return InlineSink(self.is_open, lambda news: tell(read(news)))
 
 
-class Reader:
+class OutputReader:
     """Of one request, which one task reads. What is not read piles up in the request; where that
     goes on for a while, `suspend` is called, and once more when it is read again."""
 
@@ -47,10 +47,10 @@ class Reader:
 
     def __init__(
         self,
-        request: Request,
+        request: TrackedRequest,
         *,
         silent: bool,
-        tap: Tap[RequestOutput] | None,
+        tap: InlineSink[RequestOutput] | None,
         interval: int = 1,
         suspend: Callable[[bool], None] | None = None,
     ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ResumedOutput:
     """One answer, as far as it was told. It is replayed in silence and goes on from there."""
 
     token_ids: list[int] = field(default_factory=list)

@@ -64,7 +64,7 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     env: dict[str, str]  # OCTAVO_* without secrets
 
 
-class Profile(msgspec.Struct, kw_only=True):
+class ProfileAnswer(msgspec.Struct, kw_only=True):
     file: str  # on the server; open it in ui.perfetto.dev
     events: int
 
@@ -76,7 +76,7 @@ async def start_profile(exchange: Exchange, service: Service) -> None:
 
 async def stop_profile(exchange: Exchange, service: Service) -> None:
     file = _profile_file(service.settings.profile_dir)
-    answer = Profile(file=file, events=await service.engine.stop_profile(file))
+    answer = ProfileAnswer(file=file, events=await service.engine.stop_profile(file))
     await exchange.reply(msgspec.json.encode(answer))
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from octavo_engine.server.service import Service
 
 
-class Pause:
+class PauseState:
     """Of one server. Memory stays taken; to give it back there is sleep."""
 
     def __init__(self, service: Service) -> None:

@@ -82,7 +82,7 @@ class Reloader:
     """Looks at the files every other second, and at once when told to by SIGHUP."""
 
     def __init__(self, parts: Iterable[Reloadable]) -> None:
-        self._parts = [(part, FileWatch(part.paths)) for part in parts if part.paths]
+        self._parts = [(part, FileChanges(part.paths)) for part in parts if part.paths]
         self._now = asyncio.Event()
 
     def look_now(self) -> None:
@@ -112,7 +112,7 @@ class Reloader:
                     logger.error("Kept what was before: %s", error)
 
 
-class FileWatch:
+class FileChanges:
     """Whether any of some files was written anew since it was asked last."""
 
     def __init__(self, paths: Iterable[str]) -> None:

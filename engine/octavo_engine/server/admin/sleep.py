@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from octavo_engine.server.service import Service
 
 
-class Sleep:
+class SleepState:
     """Of one server. The KV cache's memory goes; weights' only where they lie on a device: mapped
     files the system drops by itself when memory is short."""
 

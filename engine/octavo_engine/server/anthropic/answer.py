@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from octavo_engine.server.anthropic import shapes
-from octavo_engine.server.openai.chat.parts import Begun, Ended, More, Parts
+from octavo_engine.server.openai.chat.parts import ChatParts, PartDelta, PartEnded, PartStarted
 
 if TYPE_CHECKING:
     from octavo_engine.server.anthropic.shapes import ContentBlock, MessageEvent, StopReason
     from octavo_engine.server.generation.usage import Usage
-    from octavo_engine.server.openai.chat.parts import Part, Step
-    from octavo_engine.server.openai.chat.session import ChoiceNews
+    from octavo_engine.server.openai.chat.parts import ChatPart, Step
+    from octavo_engine.server.openai.chat.session import ChoiceDelta
 
 
-class Answer:
+class MessageBuilder:
     """Of one message. `is_cut_short`: the room there is, is less than the client asked for."""
 
     def __init__(self, *, id: str, model: str, usage: Usage, is_cut_short: bool) -> None:
@@ -31,7 +31,7 @@ class Answer:
         self._model = model
         self._usage = usage
         self._is_cut_short = is_cut_short
-        self._parts = Parts()
+        self._parts = ChatParts()
         self._finish_reason: str | None = None
         self._stop_sequence: str | None = None
 
@@ -41,7 +41,7 @@ class Answer:
         message.usage.output_tokens = message.usage.output_tokens_details.thinking_tokens = 0
         return [shapes.MessageStart(message=message)]
 
-    def read(self, news: ChoiceNews) -> list[MessageEvent]:
+    def read(self, news: ChoiceDelta) -> list[MessageEvent]:
         """Hot path: once per piece of news."""
         if news.finish_reason is not None:
             self._finish_reason = news.finish_reason
@@ -88,15 +88,15 @@ class Answer:
         events: list[MessageEvent] = []
         for step in steps:
             match step:
-                case Begun(part):
+                case PartStarted(part):
                     block = _block(part, is_empty=True)
                     events.append(shapes.BlockStart(index=part.index, content_block=block))
                     if part.index == 0:
-                        events.append(shapes.Ping())
-                case More(part, text, _):
+                        events.append(shapes.PingEvent())
+                case PartDelta(part, text, _):
                     if text:
                         events.append(shapes.BlockDelta(index=part.index, delta=_piece(part, text)))
-                case Ended(part):
+                case PartEnded(part):
                     if part.kind == "reasoning":
                         sign = shapes.SignaturePiece(signature=_signature(part.text))
                         events.append(shapes.BlockDelta(index=part.index, delta=sign))
@@ -124,7 +124,7 @@ def usage_of(usage: Usage) -> shapes.AnthropicUsage:
     )
 
 
-def _block(part: Part, *, is_empty: bool = False) -> ContentBlock:
+def _block(part: ChatPart, *, is_empty: bool = False) -> ContentBlock:
     text = "" if is_empty else part.text
     if part.kind == "call":
         return shapes.ToolUseBlock(id=part.call_id, name=part.name, input=_input(text))
@@ -135,13 +135,13 @@ def _block(part: Part, *, is_empty: bool = False) -> ContentBlock:
 
 
 def _piece(
-    part: Part, text: str
-) -> shapes.TextPiece | shapes.InputPiece | shapes.ThinkingPiece:  # fmt: skip
+    part: ChatPart, text: str
+) -> shapes.TextDelta | shapes.InputPiece | shapes.ThinkingPiece:  # fmt: skip
     if part.kind == "call":
         return shapes.InputPiece(partial_json=text)
     if part.kind == "reasoning":
         return shapes.ThinkingPiece(thinking=text)
-    return shapes.TextPiece(text=text)
+    return shapes.TextDelta(text=text)
 
 
 def _input(arguments: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 
-class Block(msgspec.Struct, kw_only=True):
+class ContentBlock(msgspec.Struct, kw_only=True):
     """A text, tool_use, tool_result, thinking or redacted_thinking, as its type says."""
 
     type: str
@@ -25,7 +25,7 @@ class Block(msgspec.Struct, kw_only=True):
 
 class AnthropicMessage(msgspec.Struct, kw_only=True):
     role: str
-    content: str | list[Block]
+    content: str | list[ContentBlock]
 
 
 class AnthropicTool(msgspec.Struct, kw_only=True):
@@ -66,7 +66,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
 
     messages: list[AnthropicMessage]
     model: str | None = None
-    system: str | list[Block] | None = None
+    system: str | list[ContentBlock] | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None

@@ -12,18 +12,18 @@ import msgspec
 from octavo_engine.core.pooling.async_pooling import check_task
 from octavo_engine.errors import RequestError
 from octavo_engine.server.anthropic import shapes
-from octavo_engine.server.anthropic.answer import Answer, frames
+from octavo_engine.server.anthropic.answer import MessageBuilder, frames
 from octavo_engine.server.anthropic.bodies import CountTokensRequest, MessagesRequest
 from octavo_engine.server.anthropic.request import read_turn
 from octavo_engine.server.generation.prompts import COUNTED
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.openai.chat.conversation import rendered
 from octavo_engine.server.openai.chat.prepare import prepare
-from octavo_engine.server.openai.chat.session import ChatRun
+from octavo_engine.server.openai.chat.session import ChatSession
 from octavo_engine.server.service import Service  # noqa: TC001
 
 if TYPE_CHECKING:
-    from octavo_engine.server.openai.chat.prepare import Asked
+    from octavo_engine.server.openai.chat.prepare import PreparedChat
 
 
 async def create_message(exchange: Exchange, service: Service) -> None:
@@ -34,8 +34,8 @@ async def create_message(exchange: Exchange, service: Service) -> None:
     try:
         asked = await prepare(exchange, service, turn.chat, prefix="msg", kind="messages")
         asked, is_cut_short = _with_room(asked, service.engine.info.max_model_len)
-        run = ChatRun(service, asked)
-        answer = Answer(
+        run = ChatSession(service, asked)
+        answer = MessageBuilder(
             id=f"msg_{secrets.token_hex(12)}", model=asked.model, usage=run.usage,
             is_cut_short=is_cut_short,
         )  # fmt: skip
@@ -69,7 +69,7 @@ async def count_tokens(exchange: Exchange, service: Service) -> None:
     await exchange.reply(msgspec.json.encode(shapes.TokenCount(input_tokens=len(prompt.ids))))
 
 
-def _with_room(asked: Asked, max_model_len: int) -> tuple[Asked, bool]:
+def _with_room(asked: PreparedChat, max_model_len: int) -> tuple[PreparedChat, bool]:
     """Clients must say max_tokens and say the most that any model can: it is cut to the room."""
     params = asked.job.params
     room = max_model_len - len(asked.job.prompts[0])
@@ -79,7 +79,7 @@ def _with_room(asked: Asked, max_model_len: int) -> tuple[Asked, bool]:
     return dataclasses.replace(asked, job=dataclasses.replace(asked.job, params=params)), True
 
 
-async def _whole(exchange: Exchange, run: ChatRun, answer: Answer) -> None:
+async def _whole(exchange: Exchange, run: ChatSession, answer: MessageBuilder) -> None:
     async with aclosing(run.news(stream=False)) as pieces:
         async for piece in pieces:
             for news in piece.choices:
@@ -88,7 +88,7 @@ async def _whole(exchange: Exchange, run: ChatRun, answer: Answer) -> None:
     await exchange.reply(msgspec.json.encode(answer.whole()))
 
 
-async def _streamed(exchange: Exchange, run: ChatRun, answer: Answer) -> None:
+async def _streamed(exchange: Exchange, run: ChatSession, answer: MessageBuilder) -> None:
     async with aclosing(run.news(stream=True)) as pieces:
         async for piece in pieces:
             events = []

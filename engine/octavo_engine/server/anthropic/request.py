@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from octavo_engine.errors import InvalidRequest
-from octavo_engine.server.anthropic.bodies import Block, MessagesRequest
+from octavo_engine.server.anthropic.bodies import ContentBlock, MessagesRequest
 from octavo_engine.server.http.error_params import blame
 from octavo_engine.server.http.errors import not_supported
-from octavo_engine.server.openai.schemas import ChatCompletionRequest, Message
+from octavo_engine.server.openai.schemas import ChatCompletionRequest, ChatMessageBody
 
 if TYPE_CHECKING:
     from octavo_engine.errors import RequestError
@@ -53,7 +53,7 @@ def _tool_field(before: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class MessageTurn:
     """A request, ready for the chat."""
 
     chat: ChatCompletionRequest
@@ -64,7 +64,7 @@ class Turn:
         blame(error, _NAMES, self.places, tool=_tool_field)
 
 
-def read_turn(request: CountTokensRequest) -> Turn:
+def read_turn(request: CountTokensRequest) -> MessageTurn:
     """Raises RequestError that names the field."""
     for name in ("container", "mcp_servers"):
         if getattr(request, name) not in (None, [], {}):
@@ -74,7 +74,7 @@ def read_turn(request: CountTokensRequest) -> Turn:
     if request.system is not None:
         text = _texts("system", request.system)
         if text:
-            reader.add(Message(role="system", content=text), "system")
+            reader.add(ChatMessageBody(role="system", content=text), "system")
     if not request.messages:
         raise InvalidRequest("messages must hold at least one message", param="messages")
     for number, message in enumerate(request.messages):
@@ -89,7 +89,7 @@ def read_turn(request: CountTokensRequest) -> Turn:
         for name in SAME:
             setattr(chat, name, getattr(request, name))
         chat.stop = request.stop_sequences
-    return Turn(chat, reader.places)
+    return MessageTurn(chat, reader.places)
 
 
 def _check_edits(management: ContextManagement | None) -> None:
@@ -190,11 +190,11 @@ class _Reader:
     """From messages of blocks to messages of a chat."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self.messages: list[ChatMessageBody] = []
         self.places: list[str] = []
         self._calls: set[str] = set()
 
-    def add(self, message: Message, place: str) -> None:
+    def add(self, message: ChatMessageBody, place: str) -> None:
         self.messages.append(message)
         self.places.append(place)
 
@@ -206,15 +206,15 @@ class _Reader:
                 param=f"{at}.role",
             )
         if isinstance(content, str):
-            self.add(Message(role=message.role, content=content), at)
+            self.add(ChatMessageBody(role=message.role, content=content), at)
         elif message.role == "assistant":
             self.add(self._assistant(f"{at}.content", content), at)
         elif message.role == "system":
-            self.add(Message(role="system", content=_texts(f"{at}.content", content)), at)
+            self.add(ChatMessageBody(role="system", content=_texts(f"{at}.content", content)), at)
         else:
             self._user(at, content)
 
-    def _user(self, at: str, blocks: list[Block]) -> None:
+    def _user(self, at: str, blocks: list[ContentBlock]) -> None:
         """Results of tools are messages of their own; texts beside each other are one."""
         texts: list[str] = []
         for number, block in enumerate(blocks):
@@ -230,10 +230,10 @@ class _Reader:
 
     def _end_texts(self, texts: list[str], at: str) -> None:
         if texts:
-            self.add(Message(role="user", content="\n".join(texts)), at)
+            self.add(ChatMessageBody(role="user", content="\n".join(texts)), at)
             texts.clear()
 
-    def _result(self, at: str, block: Block) -> Message:
+    def _result(self, at: str, block: ContentBlock) -> ChatMessageBody:
         if block.tool_use_id is None:
             raise InvalidRequest(f"{at}.tool_use_id is required", param=f"{at}.tool_use_id")
         if block.tool_use_id not in self._calls:
@@ -246,9 +246,9 @@ class _Reader:
             content = _texts(f"{at}.content", _blocks(f"{at}.content", content))
         if block.is_error and not content:
             content = "error"  # the model must learn that it failed
-        return Message(role="tool", content=content, tool_call_id=block.tool_use_id)
+        return ChatMessageBody(role="tool", content=content, tool_call_id=block.tool_use_id)
 
-    def _assistant(self, at: str, blocks: list[Block]) -> Message:
+    def _assistant(self, at: str, blocks: list[ContentBlock]) -> ChatMessageBody:
         texts: list[str] = []
         thoughts: list[str] = []
         calls: list[dict[str, Any]] = []
@@ -263,14 +263,14 @@ class _Reader:
                     calls.append(self._call(place, block))
                 case _:
                     texts.append(_text(place, block))
-        return Message(
+        return ChatMessageBody(
             role="assistant",
             content="\n".join(texts),
             reasoning="\n".join(thoughts) or None,
             tool_calls=calls or None,
         )
 
-    def _call(self, at: str, block: Block) -> dict[str, Any]:
+    def _call(self, at: str, block: ContentBlock) -> dict[str, Any]:
         for name in ("id", "name"):
             if not getattr(block, name):
                 raise InvalidRequest(f"{at}.{name} is required", param=f"{at}.{name}")
@@ -283,20 +283,20 @@ class _Reader:
         return {"id": block.id, "type": "function", "function": function}
 
 
-def _blocks(at: str, value: Any) -> list[Block]:
+def _blocks(at: str, value: Any) -> list[ContentBlock]:
     try:
-        return msgspec.convert(value, list[Block])
+        return msgspec.convert(value, list[ContentBlock])
     except msgspec.ValidationError:
         raise InvalidRequest(f"{at} must be a string or a list of blocks", param=at) from None
 
 
-def _texts(at: str, content: str | list[Block]) -> str:
+def _texts(at: str, content: str | list[ContentBlock]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(_text(f"{at}[{number}]", block) for number, block in enumerate(content))
 
 
-def _text(at: str, block: Block) -> str:
+def _text(at: str, block: ContentBlock) -> str:
     if block.type != "text":
         raise not_supported(
             f"{at}.type {block.type[:50]!r}", "this model reads text only", param=f"{at}.type"

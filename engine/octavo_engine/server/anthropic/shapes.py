@@ -100,7 +100,7 @@ class MessageStart(msgspec.Struct, kw_only=True, tag_field="type", tag="message_
     message: AnthropicAnswer
 
 
-class Ping(msgspec.Struct, kw_only=True, tag_field="type", tag="ping"):
+class PingEvent(msgspec.Struct, kw_only=True, tag_field="type", tag="ping"):
     pass
 
 
@@ -109,7 +109,7 @@ class BlockStart(msgspec.Struct, kw_only=True, tag_field="type", tag="content_bl
     content_block: ContentBlock
 
 
-class TextPiece(msgspec.Struct, kw_only=True, tag_field="type", tag="text_delta"):
+class TextDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="text_delta"):
     text: str
 
 
@@ -127,7 +127,7 @@ class SignaturePiece(msgspec.Struct, kw_only=True, tag_field="type", tag="signat
 
 class BlockDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="content_block_delta"):
     index: int
-    delta: TextPiece | InputPiece | ThinkingPiece | SignaturePiece
+    delta: TextDelta | InputPiece | ThinkingPiece | SignaturePiece
 
 
 class BlockStop(msgspec.Struct, kw_only=True, tag_field="type", tag="content_block_stop"):
@@ -155,6 +155,6 @@ class MessageBroken(msgspec.Struct, kw_only=True, tag_field="type", tag="error")
 
 
 MessageEvent = (
-    MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
+    MessageStart | PingEvent | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
     | MessageBroken
 )  # fmt: skip

@@ -9,7 +9,7 @@ from octavo_engine.server.http.errors import rename
 
 if TYPE_CHECKING:
     from octavo_engine.errors import RequestError
-    from octavo_engine.server.openai.schemas import ChatCompletionRequest, Message
+    from octavo_engine.server.openai.schemas import ChatCompletionRequest, ChatMessageBody
 
 
 def adopt_functions(request: ChatCompletionRequest) -> bool:
@@ -51,7 +51,7 @@ def _choice(function_call: Any) -> Any:
             )
 
 
-def _adopt_history(messages: list[Message]) -> None:
+def _adopt_history(messages: list[ChatMessageBody]) -> None:
     """A call and its result find each other by place: give them an id."""
     call_id = ""
     for number, message in enumerate(messages):

@@ -25,7 +25,7 @@ _INNER = ("grammar", "shown_special_ids", "bad_words_token_ids", "detokenize")
 _OUTER = ("response_format", "structured_outputs")
 
 
-class Rendered(msgspec.Struct, kw_only=True):
+class RenderAnswer(msgspec.Struct, kw_only=True):
     """One prompt, ready for the engine."""
 
     request_id: str
@@ -61,7 +61,7 @@ def _check(request: SamplingFields) -> None:
         raise not_supported("return_token_offsets", "token ids are told without their places")
 
 
-def _rendered(request: SamplingFields, model: str, job: Job) -> list[Rendered]:
+def _rendered(request: SamplingFields, model: str, job: Job) -> list[RenderAnswer]:
     params = msgspec.to_builtins(job.params)
     params["max_tokens"] = job.params.max_tokens  # whose default is another one there
     for name in _INNER:
@@ -72,7 +72,7 @@ def _rendered(request: SamplingFields, model: str, job: Job) -> list[Rendered]:
     options = request.stream_options
     many = len(job.prompts) > 1
     return [
-        Rendered(
+        RenderAnswer(
             request_id=f"{job.request_id}-{number}" if many else job.request_id,
             token_ids=ids,
             sampling_params=params,

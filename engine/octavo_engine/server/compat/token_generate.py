@@ -49,7 +49,7 @@ class TokenRequest(msgspec.Struct, kw_only=True):
     kv_transfer_params: Any = None
 
 
-class TokenChoice(msgspec.Struct, kw_only=True):
+class TokenIdChoice(msgspec.Struct, kw_only=True):
     index: int
     logprobs: dict[str, Any] | None
     finish_reason: str | None
@@ -58,7 +58,7 @@ class TokenChoice(msgspec.Struct, kw_only=True):
 
 class TokenAnswer(msgspec.Struct, kw_only=True):
     request_id: str
-    choices: list[TokenChoice]
+    choices: list[TokenIdChoice]
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     kv_transfer_params: None = None
     usage: dict[str, Any] | None = None
@@ -66,7 +66,7 @@ class TokenAnswer(msgspec.Struct, kw_only=True):
 
 class TokenChunk(msgspec.Struct, kw_only=True, omit_defaults=True):
     request_id: str
-    choices: list[TokenChoice]
+    choices: list[TokenIdChoice]
     usage: dict[str, Any] | None = None
 
 
@@ -163,12 +163,12 @@ async def _stream(exchange: Exchange, service: Service, asked: _Asked) -> None:
     await exchange.close(DONE)
 
 
-def _choice(asked: _Asked, output: CompletionOutput) -> TokenChoice:
+def _choice(asked: _Asked, output: CompletionOutput) -> TokenIdChoice:
     logprobs = None
     if output.logprobs is not None:
         as_ids = bool(asked.request.sampling_params.return_tokens_as_token_ids)
         logprobs = chat_logprobs(output.logprobs, as_ids=as_ids)
-    return TokenChoice(
+    return TokenIdChoice(
         index=output.index,
         logprobs=logprobs,
         finish_reason=output.finish_reason,

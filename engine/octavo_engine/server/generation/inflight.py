@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     Stop = Callable[[], Awaitable[object]]
 
 
-class Running:
+class InFlightRequests:
     """Belongs to the event loop. Several requests may share a client's name; all are stopped."""
 
     def __init__(self) -> None:

@@ -23,8 +23,8 @@ from octavo_engine.errors import (
 from octavo_engine.server.generation.beam_search import beam_search, read_beams
 from octavo_engine.server.generation.gather import all_of
 from octavo_engine.server.generation.inflight import names_of
-from octavo_engine.server.generation.prompt_share import Share
-from octavo_engine.server.generation.timing import Stopwatch
+from octavo_engine.server.generation.prompt_share import PromptShare
+from octavo_engine.server.generation.timing import RequestTiming
 from octavo_engine.server.http.request_log import OutputLog, log_request
 from octavo_engine.server.routers.route_labels import Answers
 from octavo_engine.state.request import BACKGROUND
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
     from octavo_engine.core.beam_search import BeamSearchParams
     from octavo_engine.core.info import ModelInfo
-    from octavo_engine.core.text.output_stream import Tap
+    from octavo_engine.core.text.output_stream import InlineSink
     from octavo_engine.core.text.outputs import RequestOutput
-    from octavo_engine.core.text.resumed import Told
+    from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.protocol.route_keys import Kind
     from octavo_engine.server.http.exchange import Exchange
     from octavo_engine.server.openai.schemas import SamplingFields
-    from octavo_engine.server.routers.route_labels import Route
+    from octavo_engine.server.routers.route_labels import RoutedPrompt
     from octavo_engine.server.service import Service
     from octavo_engine.state.sampling_params import SamplingParams
 
@@ -58,8 +58,8 @@ class Job:
     # Of a stream that a router can go on with elsewhere, see server.resume:
     seed: int | None = None  # that all seeds follow from
     seeds: tuple[int, ...] = ()  # one a prompt
-    told: tuple[Told, ...] = ()  # prompt-major; empty unless resumed
-    route: Route | None = None  # how routers know the first prompt
+    told: tuple[ResumedOutput, ...] = ()  # prompt-major; empty unless resumed
+    route: RoutedPrompt | None = None  # how routers know the first prompt
     beams: BeamSearchParams | None = None  # the likeliest answers are searched, not sampled
 
     @property
@@ -149,11 +149,11 @@ def default_max_tokens(wanted: int, prompts: list[list[int]], info: ModelInfo) -
 
 
 async def run(
-    service: Service, job: Job, *, stream: bool, tap: Tap[Piece] | None = None
-) -> AsyncGenerator[Piece, None]:
+    service: Service, job: Job, *, stream: bool, tap: InlineSink[JobOutput] | None = None
+) -> AsyncGenerator[JobOutput, None]:
     """News of all prompts as they come, but for those that `tap` takes: it is offered those of a
     single prompt. Closing it aborts what still runs. Raises RequestError."""
-    watch = Stopwatch(service.metrics, job)
+    watch = RequestTiming(service.metrics, job)
     params = await tokenized_bad_words(job.params, service.engine.tokenizer)
     if params is not job.params:  # once for all of its prompts
         job = dataclasses.replace(job, params=params)
@@ -178,16 +178,16 @@ async def run(
                 found = await _beams(service, job, job.beams, ids, lambda: is_stopped)
                 for index, output in enumerate(found):
                     note(index, output)
-                    yield Piece(index, output)
+                    yield JobOutput(index, output)
                 return
             if len(job.prompts) == 1:
                 answers = Answers()
 
-                def noted(output: RequestOutput) -> Piece:
+                def noted(output: RequestOutput) -> JobOutput:
                     note(0, output)
                     if job.route is not None:
                         answers.add(output)
-                    return Piece(0, output)
+                    return JobOutput(0, output)
 
                 tapped = None if tap is None else tap.after(noted)
                 async with aclosing(
@@ -219,7 +219,7 @@ async def _beams(
     is_stopped: Callable[[], bool],
 ) -> list[RequestOutput]:  # fmt: skip
     """What is found for each prompt."""
-    share = Share(service, job.params.n)
+    share = PromptShare(service, job.params.n)
     searches = [
         partial(beam_search, service, job, params, index, id_, is_stopped)
         for index, id_ in enumerate(ids)
@@ -238,7 +238,7 @@ def _both(
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class JobOutput:
     """News of one of a request's prompts."""
 
     prompt_index: int
@@ -253,7 +253,7 @@ def _engine_ids(job: Job) -> list[str]:
 
 def _one(
     service: Service, job: Job, prompt_index: int, request_id: str, *, stream: bool,
-    tap: Tap[RequestOutput] | None = None,
+    tap: InlineSink[RequestOutput] | None = None,
 ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
     params, n = job.params, job.params.n
     if job.seeds:
@@ -274,10 +274,10 @@ def _one(
 
 async def _merged(
     service: Service, job: Job, ids: list[str], *, stream: bool
-) -> AsyncGenerator[Piece, None]:
+) -> AsyncGenerator[JobOutput, None]:
     """All prompts at once; the first error ends them all."""
     # A bound of one piece keeps a slow reader's back-pressure on every one of them.
-    queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue(maxsize=1)
+    queue: asyncio.Queue[JobOutput | BaseException | None] = asyncio.Queue(maxsize=1)
 
     async def pump(prompt_index: int) -> None:
         try:
@@ -285,13 +285,13 @@ async def _merged(
                 _one(service, job, prompt_index, ids[prompt_index], stream=stream)
             ) as news:
                 async for output in news:
-                    await queue.put(Piece(prompt_index, output))
+                    await queue.put(JobOutput(prompt_index, output))
         except Exception as error:  # handed to the reader, who decides
             await queue.put(error)
         else:
             await queue.put(None)
 
-    share = Share(service, job.params.n)
+    share = PromptShare(service, job.params.n)
 
     async def pump_in_turn(prompt_index: int) -> None:
         async with share:

@@ -10,7 +10,7 @@ from octavo_engine.state.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from octavo_engine.server.limits import Limits
+    from octavo_engine.server.limits import RequestLimits
     from octavo_engine.server.openai.schemas import SamplingFields
 
 # Fields that SamplingParams has under the same name and takes as they are.
@@ -34,7 +34,7 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     defaults: Mapping[str, float],
-    limits: Limits,
+    limits: RequestLimits,
 ) -> SamplingParams:
     """Of a request that has passed `check_sizes`. Raises InvalidRequest that names the field.
     `max_tokens` None fills the context."""
@@ -66,7 +66,7 @@ def sampling_params(
     return SamplingParams(**fields)
 
 
-def check_sizes(request: SamplingFields, limits: Limits) -> None:
+def check_sizes(request: SamplingFields, limits: RequestLimits) -> None:
     """The lengths of lists, before anything is done with them."""
     if request.n is not None:
         _at_most("n", request.n, limits.max_n)

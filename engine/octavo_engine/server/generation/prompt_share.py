@@ -21,7 +21,7 @@ BESIDE_OTHERS = 1 / 2
 ALONE_AFTER_S = 5.0  # without another request
 
 
-class Share:
+class PromptShare:
     """`async with` around each prompt of one request, which is `width` sequences."""
 
     def __init__(self, service: Service, width: int) -> None:

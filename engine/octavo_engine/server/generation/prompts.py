@@ -9,7 +9,7 @@ from octavo_engine.tokenization.threads import off_loop
 from octavo_engine.tokenization.tokenizer import check_length
 
 if TYPE_CHECKING:
-    from octavo_engine.server.limits import Limits
+    from octavo_engine.server.limits import RequestLimits
     from octavo_engine.tokenization.tokenizer import Tokenizer
 
 # Texts are counted beyond what the model can read, but a text that surely has so many times as many
@@ -18,7 +18,7 @@ COUNTED = 4
 
 
 def split_prompts(
-    prompt: str | list[int | str | list[int]], limits: Limits
+    prompt: str | list[int | str | list[int]], limits: RequestLimits
 ) -> list[str | list[int]]:
     """One entry a prompt. Raises InvalidRequest (param "prompt")."""
     if isinstance(prompt, str):

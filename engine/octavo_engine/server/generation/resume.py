@@ -15,7 +15,7 @@ import re
 from typing import TYPE_CHECKING
 
 from octavo_engine.core.seeds import prompt_seed
-from octavo_engine.core.text.resumed import Told
+from octavo_engine.core.text.resumed import ResumedOutput
 from octavo_engine.errors import ContextLengthExceeded, InvalidRequest, RequestError
 from octavo_engine.protocol.endpoints import RESUME_HEADER
 from octavo_engine.protocol.resume import Resume, unpack
@@ -77,7 +77,7 @@ def continued(exchange: Exchange, service: Service, job: Job, *, stream: bool) -
     )
 
 
-def _told(resume: Resume, job: Job, service: Service) -> tuple[Told, ...]:
+def _told(resume: Resume, job: Job, service: Service) -> tuple[ResumedOutput, ...]:
     """All of it is checked before the first prompt runs."""
     n, info = job.params.n, service.engine.info
     if len(resume.tokens) != len(job.prompts) * n:
@@ -102,7 +102,7 @@ def _told(resume: Resume, job: Job, service: Service) -> tuple[Told, ...]:
                 param=RESUME_HEADER,
             )
     finished = set(resume.finished)
-    return tuple(Told(ids, index in finished) for index, ids in enumerate(resume.tokens))
+    return tuple(ResumedOutput(ids, index in finished) for index, ids in enumerate(resume.tokens))
 
 
 def _check(resume: Resume) -> None:

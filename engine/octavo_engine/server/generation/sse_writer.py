@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from octavo_engine.core.text.output_stream import Tap
+from octavo_engine.core.text.output_stream import InlineSink
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -17,7 +17,7 @@ N = TypeVar("N", contravariant=True)
 M = TypeVar("M")
 
 
-class Teller(Protocol[N]):
+class SseWriter(Protocol[N]):
     """Makes events of one request's news. Each piece is given once, in order."""
 
     @property
@@ -33,16 +33,16 @@ class Teller(Protocol[N]):
         """What stands behind the last event."""
 
 
-def tap(exchange: Exchange, teller: Teller[M]) -> Tap[M]:
+def tap(exchange: Exchange, teller: SseWriter[M]) -> InlineSink[M]:
     """For the news between the first and the last: written as they come."""
 
     def tell(news: M) -> None:
         exchange.write_now(teller.lines.begun(teller.events(news)))
 
-    return Tap(exchange.takes_chunks, tell)
+    return InlineSink(exchange.takes_chunks, tell)
 
 
-async def tell(exchange: Exchange, teller: Teller[M], news: AsyncGenerator[M, None]) -> None:
+async def tell(exchange: Exchange, teller: SseWriter[M], news: AsyncGenerator[M, None]) -> None:
     """All news that the tap has not taken, to the end of the stream."""
     lines = teller.lines
     async with aclosing(news):

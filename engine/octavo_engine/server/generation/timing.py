@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from octavo_engine.metrics import EngineMetrics
     from octavo_engine.server.generation.job import Job
     from octavo_engine.state.sampling_params import SamplingParams
-    from octavo_engine.tracing import Timeline, Value
+    from octavo_engine.tracing import RequestTimeline, Value
 
 Place = tuple[int, int]  # prompt and answer
 
 
-class Stopwatch:
+class RequestTiming:
     """Of one request. Hot path: once per piece of news."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Stopwatch:
             self._timeline.finish_reasons.append(reason)
         self._unfinished = 0
 
-    def _begin(self, timeline: Timeline) -> Timeline:
+    def _begin(self, timeline: RequestTimeline) -> RequestTimeline:
         timeline.arrived_at = timeline.arrived_at or self._arrived_at
         timeline.input_tokens += self._job.prompt_tokens
         timeline.asked.update(_asked(self._job.params))

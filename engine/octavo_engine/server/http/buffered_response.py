@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from starlette.types import Message
 
 
-class Captured:
+class BufferedResponse:
     """Takes what an ASGI application sends."""
 
     def __init__(self) -> None:

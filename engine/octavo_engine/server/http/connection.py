@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-    from octavo_engine.server.limits import Limits
+    from octavo_engine.server.limits import RequestLimits
 
 _HOST = re.compile(rb"[A-Za-z0-9.:_\-\[\]]*")
 _CODES = {414: "url_too_long", 431: "headers_too_large", 505: "http_version"}
@@ -31,7 +31,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _TCP_CLOSE = 7  # of Linux' tcpi_state
 
 
-def http_protocol(limits: Limits) -> type[asyncio.Protocol]:
+def http_protocol(limits: RequestLimits) -> type[asyncio.Protocol]:
     """The protocol class for uvicorn, with these limits built in."""
 
     class Protocol(BoundedProtocol):

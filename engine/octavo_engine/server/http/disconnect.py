@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from octavo_engine.server.http.exchange import Exchange, Line
+    from octavo_engine.server.http.exchange import ClientLine, Exchange
 
 
 class ClientGone(Exception):
     """The client closed the connection, or stopped reading; there is nobody to answer."""
 
 
-class WhilePresent:
+class CancelOnDisconnect:
     """Cancels the task it was entered in when the client goes, and says so with ClientGone."""
 
     def __init__(self, exchange: Exchange) -> None:
@@ -62,7 +62,7 @@ class WhilePresent:
 class _LineWatch:
     """Told by the connection; a timer looks for clients that do not read. No task a request."""
 
-    def __init__(self, presence: WhilePresent, line: Line) -> None:
+    def __init__(self, presence: CancelOnDisconnect, line: ClientLine) -> None:
         self._presence = presence
         self._line = line
         self._interval_s = presence.exchange.limits.write_timeout_s
@@ -87,7 +87,7 @@ class _LineWatch:
 class _MessageWatch:
     """Told by the server's messages, for which a task must wait."""
 
-    def __init__(self, presence: WhilePresent) -> None:
+    def __init__(self, presence: CancelOnDisconnect) -> None:
         self._presence = presence
         self._task = asyncio.create_task(self._wait())
 

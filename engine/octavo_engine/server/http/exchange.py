@@ -17,7 +17,7 @@ from octavo_engine.protocol.endpoints import (
 from octavo_engine.protocol.resume import MAX_RESUME_BYTES
 from octavo_engine.server.generation.resume import read_frame
 from octavo_engine.server.http import strict_json
-from octavo_engine.server.http.disconnect import ClientGone, WhilePresent
+from octavo_engine.server.http.disconnect import CancelOnDisconnect, ClientGone
 from octavo_engine.server.http.error_shapes import shape_of
 from octavo_engine.server.http.errors import HttpError, error_headers
 from octavo_engine.server.http.json_size import check_size, is_quick
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.errors import RequestError
     from octavo_engine.protocol.resume import Resume
-    from octavo_engine.server.limits import Limits
+    from octavo_engine.server.limits import RequestLimits
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ _SSE_COMMENT = b":\n\n"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
 
 
-class Line(Protocol):
+class ClientLine(Protocol):
     """The connection under one exchange, past ASGI's messages; where the server offers it."""
 
     ignorable: bytes  # what a client ignores between two pieces of its answer; empty: nothing
@@ -75,7 +75,7 @@ IN_BACKGROUND = "octavo.background"  # in the scope of a request that the server
 class Exchange:
     """Raw ASGI underneath; nothing here knows what is asked."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: RequestLimits) -> None:
         self.scope = scope
         self.limits = limits
         self.status = 0  # once the answer has begun
@@ -88,7 +88,7 @@ class Exchange:
         self.last_words: Callable[[RequestError], bytes] | None = None
         self._receive = receive
         self._send = send
-        self.line: Line | None = scope.get("extensions", {}).get(LINE)
+        self.line: ClientLine | None = scope.get("extensions", {}).get(LINE)
         self._began_at = _now()
         self._write_began_at = 0.0
         self._more_body = True
@@ -320,9 +320,9 @@ class Exchange:
 
     # ── the client's presence ──
 
-    def while_present(self) -> WhilePresent:
+    def while_present(self) -> CancelOnDisconnect:
         """`async with`: what is inside is cancelled, with ClientGone, once the client is gone."""
-        return WhilePresent(self)
+        return CancelOnDisconnect(self)
 
     @property
     def has_stopped_reading(self) -> bool:

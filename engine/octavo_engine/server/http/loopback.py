@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from octavo_engine.server.http.buffered_response import Captured
+from octavo_engine.server.http.buffered_response import BufferedResponse
 from octavo_engine.server.http.exchange import IN_BACKGROUND
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ JSON = "application/json"
 
 async def post(
     app: ASGIApp, path: str, body: bytes, *, content_type: str = JSON, is_background: bool = False
-) -> Captured:
+) -> BufferedResponse:
     """The whole answer. Cancelling it is what a client does that leaves."""
     scope = {
         "type": "http",
@@ -44,6 +44,6 @@ async def post(
         await asyncio.Event().wait()  # this client stays
         raise AssertionError
 
-    captured = Captured()
+    captured = BufferedResponse()
     await app(scope, receive, captured.send)
     return captured

@@ -61,7 +61,7 @@ async def completions(exchange: Exchange, service: Service) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PreparedCompletion:
     """A completion request, checked."""
 
     request: CompletionRequest
@@ -78,7 +78,9 @@ class Asked:
         return bool(self.request.return_tokens_as_token_ids)
 
 
-async def prepare(exchange: Exchange, service: Service, request: CompletionRequest) -> Asked:
+async def prepare(
+    exchange: Exchange, service: Service, request: CompletionRequest
+) -> PreparedCompletion:
     """Raises RequestError for whatever cannot be served."""
     model = service.check_model(request.model)
     check_task("generate", service.engine.info)
@@ -136,7 +138,7 @@ async def prepare(exchange: Exchange, service: Service, request: CompletionReque
     job = generation.make_job(service, request, id_, ids, params)
     job = await generation.routed(exchange, service, job, "completion")
     resume = exchange.resume
-    return Asked(
+    return PreparedCompletion(
         request=request,
         id=id_ if resume is None else resume.id,
         model=model,
@@ -163,7 +165,7 @@ def _echo(
 # ── whole ──
 
 
-async def _whole(exchange: Exchange, service: Service, asked: Asked) -> None:
+async def _whole(exchange: Exchange, service: Service, asked: PreparedCompletion) -> None:
     usage = Usage(asked.job)
     results: dict[int, RequestOutput] = {}
     async with aclosing(generation.run(service, asked.job, stream=False)) as pieces:
@@ -201,7 +203,7 @@ async def _whole(exchange: Exchange, service: Service, asked: Asked) -> None:
 
 
 def _choice(
-    service: Service, asked: Asked, prompt_index: int, result: RequestOutput,
+    service: Service, asked: PreparedCompletion, prompt_index: int, result: RequestOutput,
     output: CompletionOutput,
 ) -> dict[str, Any]:  # fmt: skip
     request = asked.request
@@ -229,7 +231,8 @@ def _choice(
 
 
 def _logprobs(
-    service: Service, asked: Asked, news: RequestOutput, entries: Sequence[DecodedLogprobs], *,
+    service: Service, asked: PreparedCompletion, news: RequestOutput,
+    entries: Sequence[DecodedLogprobs], *,
     echo: str, opening: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Of the new tokens, and before them of the prompt's when it is echoed."""
@@ -265,7 +268,7 @@ def _forget_tokens(news: RequestOutput) -> None:
 # ── streamed ──
 
 
-async def _stream(exchange: Exchange, service: Service, asked: Asked) -> None:
+async def _stream(exchange: Exchange, service: Service, asked: PreparedCompletion) -> None:
     teller = _Teller(exchange, service, asked)
     pieces = generation.run(service, asked.job, stream=True, tap=sse_writer.tap(exchange, teller))
     await sse_writer.tell(exchange, teller, pieces)
@@ -274,7 +277,7 @@ async def _stream(exchange: Exchange, service: Service, asked: Asked) -> None:
 class _Teller:
     """News to bytes, for one request."""
 
-    def __init__(self, exchange: Exchange, service: Service, asked: Asked) -> None:
+    def __init__(self, exchange: Exchange, service: Service, asked: PreparedCompletion) -> None:
         request, job = asked.request, asked.job
         options = request.stream_options
         self._service = service
@@ -300,7 +303,7 @@ class _Teller:
         if asked.no_tokens:
             self._usage.forget_completion()
 
-    def events(self, piece: generation.Piece) -> bytes:
+    def events(self, piece: generation.JobOutput) -> bytes:
         """Hot path: once per piece of news."""
         asked, news, place = self._asked, piece.news, piece.prompt_index
         self._usage.note_prompt(place, news)
@@ -328,7 +331,7 @@ class _Teller:
         self._unfinished -= news.finished
         return b"".join(frames)
 
-    def is_last(self, piece: generation.Piece) -> bool:
+    def is_last(self, piece: generation.JobOutput) -> bool:
         return self._unfinished == 0
 
     def end(self) -> bytes:

@@ -43,7 +43,7 @@ class CompletionTokensDetails(msgspec.Struct, kw_only=True):
     rejected_prediction_tokens: int
 
 
-class Usage(msgspec.Struct, kw_only=True):
+class UsageAnswer(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int
@@ -100,7 +100,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | None
 
 
-class Completion(msgspec.Struct, kw_only=True):
+class CompletionAnswer(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["text_completion"]
     created: int
@@ -108,7 +108,7 @@ class Completion(msgspec.Struct, kw_only=True):
     choices: list[CompletionChoice]
     service_tier: str | None
     system_fingerprint: str | None
-    usage: Usage
+    usage: UsageAnswer
     kv_transfer_params: None
 
 
@@ -128,7 +128,7 @@ class CompletionChunk(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[CompletionDelta]
-    usage: Usage | None = None
+    usage: UsageAnswer | None = None
 
 
 # ── chat ──
@@ -173,7 +173,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     choices: list[ChatChoice]
     service_tier: str | None
     system_fingerprint: str | None
-    usage: Usage
+    usage: UsageAnswer
     prompt_logprobs: PromptLogprobs | None
     prompt_token_ids: list[int] | None
     prompt_text: str | None
@@ -192,7 +192,7 @@ class ToolCallDelta(msgspec.Struct, kw_only=True):
     function: FunctionCallDelta | None = None
 
 
-class ChatDelta(msgspec.Struct, kw_only=True):
+class ChatDeltaAnswer(msgspec.Struct, kw_only=True):
     role: str | None = None
     content: str | None = None
     reasoning: str | None = None
@@ -202,7 +202,7 @@ class ChatDelta(msgspec.Struct, kw_only=True):
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
     index: int
-    delta: ChatDelta
+    delta: ChatDeltaAnswer
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
@@ -217,7 +217,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     prompt_token_ids: list[int] | None = None
     prompt_text: str | None = None
-    usage: Usage | None = None
+    usage: UsageAnswer | None = None
 
 
 # ── tokens, models, the server itself ──
@@ -273,12 +273,12 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
     chat_template: str | dict[str, str] | None  # several by name
 
 
-class Draining(msgspec.Struct, kw_only=True):
+class DrainStatus(msgspec.Struct, kw_only=True):
     state: Literal["draining"]
     in_flight: int
 
 
-class Loading(msgspec.Struct, kw_only=True):
+class LoadingStatus(msgspec.Struct, kw_only=True):
     phase: Literal["fetching", "loading"]
     bytes_done: int
     bytes_total: int  # 0: not known yet
@@ -289,4 +289,4 @@ class Probe(msgspec.Struct, kw_only=True):
     state: Literal["loading", "ready", "saturated", "stalled", "draining", "dead"]
     reason: str | None = None
     progress: float | None = None  # of loading, from 0 to 1
-    loading: Loading | None = None
+    loading: LoadingStatus | None = None

@@ -98,7 +98,7 @@ class ContentPart(msgspec.Struct, kw_only=True):
     thinking: str | None = None
 
 
-class Message(msgspec.Struct, kw_only=True):
+class ChatMessageBody(msgspec.Struct, kw_only=True):
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
@@ -109,10 +109,10 @@ class Message(msgspec.Struct, kw_only=True):
     reasoning_content: str | None = None
 
 
-class Conversation(msgspec.Struct, kw_only=True):
+class ConversationFields(msgspec.Struct, kw_only=True):
     """A conversation and how it becomes a prompt; no body of its own, but a part of two."""
 
-    messages: list[Message]
+    messages: list[ChatMessageBody]
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -123,7 +123,7 @@ class Conversation(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletionRequest(SamplingFields, kw_only=True):
-    messages: list[Message]
+    messages: list[ChatMessageBody]
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     functions: list[dict[str, Any]] | None = None  # tools of old
@@ -146,8 +146,8 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     modalities: Any = None
 
     @property
-    def conversation(self) -> Conversation:
-        return Conversation(
+    def conversation(self) -> ConversationFields:
+        return ConversationFields(
             messages=self.messages,
             tools=self.tools,
             documents=self.documents,
@@ -158,10 +158,11 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
             chat_template_kwargs=self.chat_template_kwargs,
         )
 
-    def continued(self, answer: str) -> Conversation:
+    def continued(self, answer: str) -> ConversationFields:
         """Its next turn, with something said in it."""
         following = (
-            Message(role="assistant", content=answer), Message(role="user", content=NEXT_TURN)
+            ChatMessageBody(role="assistant", content=answer), ChatMessageBody(role="user",
+            content=NEXT_TURN)
         )  # fmt: skip
         return msgspec.structs.replace(
             self.conversation,
@@ -174,7 +175,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: list[ChatMessageBody] | None = None
     tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -184,8 +185,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
-    def conversation(self) -> Conversation:
-        return Conversation(
+    def conversation(self) -> ConversationFields:
+        return ConversationFields(
             messages=self.messages or [],
             tools=self.tools,
             add_generation_prompt=self.add_generation_prompt,

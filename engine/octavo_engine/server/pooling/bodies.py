@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from octavo_engine.server.openai.schemas import Conversation, Message
+from octavo_engine.server.openai.schemas import ChatMessageBody, ConversationFields
 
 Side = Literal["left", "right"]
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
@@ -43,7 +43,7 @@ class TextFields(PoolingFields, kw_only=True):
     """Texts, token ids, or a conversation."""
 
     input: str | list[str | int | list[int]] | None = None
-    messages: list[Message] | None = None
+    messages: list[ChatMessageBody] | None = None
     prompt_name: str | None = None  # of a prompt of the model's, to go before each text
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
@@ -52,8 +52,8 @@ class TextFields(PoolingFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
-    def conversation(self) -> Conversation:
-        return Conversation(
+    def conversation(self) -> ConversationFields:
+        return ConversationFields(
             messages=self.messages or [],
             add_generation_prompt=bool(self.add_generation_prompt),
             continue_final_message=self.continue_final_message,
@@ -75,7 +75,7 @@ class EmbeddingRequest(EncodingFields, kw_only=True):
     """OpenAI's, with vLLM's fields."""
 
 
-class PoolingRequest(EncodingFields, kw_only=True):
+class PoolingBody(EncodingFields, kw_only=True):
     """vLLM's. No task: what the model gives for every token, if it can, or for the whole text."""
 
     task: PoolingTaskName | None = None

@@ -13,7 +13,7 @@ from octavo_engine.server.http.errors import not_supported
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.pooling.bodies import CohereEmbedRequest, PoolingFields
 from octavo_engine.server.pooling.encoding import Encoding, signs
-from octavo_engine.server.pooling.items import Cut, check_count, encoded
+from octavo_engine.server.pooling.items import Truncation, check_count, encoded
 from octavo_engine.server.pooling.prompts import prompt_of
 from octavo_engine.server.pooling.work import begin, choose, num_tokens, pool
 from octavo_engine.server.service import Service  # noqa: TC001
@@ -103,7 +103,7 @@ def _texts(request: CohereEmbedRequest) -> list[str]:
     return texts
 
 
-def _cut(request: CohereEmbedRequest, max_model_len: int) -> Cut:
+def _cut(request: CohereEmbedRequest, max_model_len: int) -> Truncation:
     """Cohere cuts at the end unless told otherwise."""
     keep = max_model_len
     if request.max_tokens is not None:
@@ -112,8 +112,8 @@ def _cut(request: CohereEmbedRequest, max_model_len: int) -> Cut:
         keep = min(keep, request.max_tokens)
     match request.truncate:
         case "NONE":
-            return Cut()
+            return Truncation()
         case "START":
-            return Cut(keep, "left")
+            return Truncation(keep, "left")
         case _:
-            return Cut(keep, "right")
+            return Truncation(keep, "right")

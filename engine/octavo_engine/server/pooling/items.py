@@ -23,14 +23,14 @@ Input = str | list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Truncation:
     """How many tokens of a text are kept, its special ones included; None: all or an error."""
 
     keep: int | None = None
     side: Side = "right"  # where tokens are lost
 
     @classmethod
-    def of(cls, request: PoolingFields, max_model_len: int) -> Cut:
+    def of(cls, request: PoolingFields, max_model_len: int) -> Truncation:
         """Raises InvalidRequest (param "truncate_prompt_tokens")."""
         keep = request.truncate_prompt_tokens
         if keep == -1:
@@ -54,7 +54,7 @@ async def text_items(
 ) -> list[PoolingItem]:
     """Of `input`, or one of `messages`. Raises InvalidRequest."""
     engine = service.engine
-    cut = Cut.of(request, engine.info.max_model_len)
+    cut = Truncation.of(request, engine.info.max_model_len)
     if (request.input is None) == (request.messages is None):
         raise InvalidRequest("give either input or messages", param="input")
     most = None
@@ -104,7 +104,7 @@ def check_count(count: int, limit: int, param: str) -> None:
 
 
 async def encoded(
-    tokenizer: Tokenizer, inputs: Sequence[Input], *, special: bool, cut: Cut,
+    tokenizer: Tokenizer, inputs: Sequence[Input], *, special: bool, cut: Truncation,
     most: int | None = None,
 ) -> list[PoolingItem]:  # fmt: skip
     """Ids are taken as they are. Raises InvalidRequest; unread, where a text surely has more than
@@ -130,7 +130,7 @@ async def encoded(
 
 
 def _fitting(
-    tokenizer: Tokenizer, text: str, ids: list[int], *, special: bool, cut: Cut
+    tokenizer: Tokenizer, text: str, ids: list[int], *, special: bool, cut: Truncation
 ) -> list[int]:
     """The ids of a text, cut as asked."""
     if cut.keep is None or len(ids) <= cut.keep or not special:
@@ -141,7 +141,7 @@ def _fitting(
     begin = _place(inside, ids)
     if begin is None or room < 1:
         return cut.apply(ids)
-    kept = Cut(room, cut.side).apply(inside)
+    kept = Truncation(room, cut.side).apply(inside)
     return ids[:begin] + kept + ids[begin + len(inside) :]
 
 

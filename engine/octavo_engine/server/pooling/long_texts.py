@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.server.http.exchange import Exchange
-    from octavo_engine.server.pooling.work import Asked
+    from octavo_engine.server.pooling.work import PreparedPooling
     from octavo_engine.server.service import Service
     from octavo_engine.state.pooling import PoolingParams
 
 _UNIT = 1e-3  # how far from 1 the length of a vector may be that was normalised
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """Of a text: what is computed, and how many of its tokens are the text's own."""
 
     item: PoolingItem
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
 
 async def pool_texts(
-    exchange: Exchange, service: Service, asked: Asked, items: list[PoolingItem],
+    exchange: Exchange, service: Service, asked: PreparedPooling, items: list[PoolingItem],
     params: PoolingParams,
 ) -> list[NDArray[np.float32]]:  # fmt: skip
     """One vector an item; longer ones than the model reads where --max-embed-len allows it. Raises
@@ -58,11 +58,11 @@ async def pool_texts(
     return [joined([next(rows) for _ in part], [one.weight for one in part]) for part in cut]
 
 
-def pieces_of(ids: list[int], room: int, special: Sequence[int]) -> list[Piece]:
+def pieces_of(ids: list[int], room: int, special: Sequence[int]) -> list[TextPiece]:
     """Pieces of at most `room` tokens. `special` is what the tokenizer writes around nothing: where
     it stands around the text it stands around each piece."""
     if len(ids) <= room:
-        return [Piece(PoolingItem(ids), len(ids))]
+        return [TextPiece(PoolingItem(ids), len(ids))]
     head = _num_common(ids, special)
     tail = list(special[head:])
     if ids[len(ids) - len(tail) :] != tail or len(special) >= room:
@@ -70,7 +70,7 @@ def pieces_of(ids: list[int], room: int, special: Sequence[int]) -> list[Piece]:
     inside = ids[head : len(ids) - len(tail)]
     size = room - head - len(tail)
     parts = [inside[start : start + size] for start in range(0, len(inside), size)]
-    return [Piece(PoolingItem([*ids[:head], *part, *tail]), len(part)) for part in parts]
+    return [TextPiece(PoolingItem([*ids[:head], *part, *tail]), len(part)) for part in parts]
 
 
 def joined(rows: list[NDArray[np.float32]], weights: list[int]) -> NDArray[np.float32]:

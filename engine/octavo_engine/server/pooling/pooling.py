@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo_engine.core.pooling import tokenize
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
-from octavo_engine.server.pooling.bodies import PoolingRequest
+from octavo_engine.server.pooling.bodies import PoolingBody
 from octavo_engine.server.pooling.encoding import Encoding
 from octavo_engine.server.pooling.items import text_items
 from octavo_engine.server.pooling.vectors import reply_vectors
@@ -16,7 +16,7 @@ EMBEDS = ("embed", "token_embed")
 
 
 async def pooling(exchange: Exchange, service: Service) -> None:
-    request = await exchange.json(PoolingRequest)
+    request = await exchange.json(PoolingBody)
     asked = begin(exchange, service, request, "pool")
     if request.task is not None:
         task = choose(service, request.task)

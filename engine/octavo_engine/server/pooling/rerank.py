@@ -15,8 +15,8 @@ from octavo_engine.server.pooling.work import begin, num_tokens
 from octavo_engine.server.service import Service  # noqa: TC001
 
 if TYPE_CHECKING:
-    from octavo_engine.server.pooling.scoring import Scores
-    from octavo_engine.server.pooling.work import Asked
+    from octavo_engine.server.pooling.scoring import PairScores
+    from octavo_engine.server.pooling.work import PreparedPooling
 
 
 async def rerank(exchange: Exchange, service: Service) -> None:
@@ -46,7 +46,7 @@ async def _ranked(exchange: Exchange, service: Service) -> dict[str, Any]:
 
 
 def _answer(
-    asked: Asked, request: RerankRequest, texts: list[str], scores: Scores
+    asked: PreparedPooling, request: RerankRequest, texts: list[str], scores: PairScores
 ) -> dict[str, Any]:
     # Equal scores keep the order of the request.
     order = sorted(range(len(texts)), key=lambda index: -scores.values[index])

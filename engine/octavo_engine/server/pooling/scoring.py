@@ -12,7 +12,7 @@ from octavo_engine.core.pooling import tokenize
 from octavo_engine.core.pooling.async_pooling import check_items
 from octavo_engine.errors import ContextLengthExceeded, InvalidRequest, RequestError
 from octavo_engine.server.http.errors import not_supported
-from octavo_engine.server.pooling.items import Cut, check_count, encoded
+from octavo_engine.server.pooling.items import Truncation, check_count, encoded
 from octavo_engine.server.pooling.prompts import prompt_of
 from octavo_engine.server.pooling.work import choose, pool
 from octavo_engine.state.pooling import PoolingParams
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.pooling.async_pooling import PoolingItem
     from octavo_engine.server.http.exchange import Exchange
     from octavo_engine.server.pooling.bodies import ScoringFields
-    from octavo_engine.server.pooling.work import Asked
+    from octavo_engine.server.pooling.work import PreparedPooling
     from octavo_engine.server.service import Service
     from octavo_engine.tokenization.tokenizer import Tokenizer
 
@@ -42,7 +42,7 @@ class Sides:
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class PairScores:
     """One score a pair, and every text that was read for them."""
 
     values: list[float]
@@ -50,8 +50,12 @@ class Scores:
 
 
 async def score_sides(
-    exchange: Exchange, service: Service, asked: Asked, request: ScoringFields, sides: Sides
-) -> Scores:
+    exchange: Exchange,
+    service: Service,
+    asked: PreparedPooling,
+    request: ScoringFields,
+    sides: Sides,
+) -> PairScores:
     """Raises RequestError."""
     if request.instruction:
         raise not_supported("instruction", "put it into the texts of the query's side")
@@ -80,11 +84,15 @@ def _naming(field: str) -> Iterator[None]:
 
 
 async def _by_pairs(
-    exchange: Exchange, service: Service, asked: Asked, request: ScoringFields, sides: Sides
-) -> Scores:
+    exchange: Exchange,
+    service: Service,
+    asked: PreparedPooling,
+    request: ScoringFields,
+    sides: Sides,
+) -> PairScores:
     engine = service.engine
     info, tokenizer = engine.info, engine.tokenizer
-    cut = Cut.of(request, info.max_model_len)
+    cut = Truncation.of(request, info.max_model_len)
     if cut.keep is not None and cut.side == "left":
         raise InvalidRequest("pairs are cut at their right end only", param="truncation_side")
     first = sides.first * (len(sides.second) if len(sides.first) == 1 else 1)
@@ -106,15 +114,19 @@ async def _by_pairs(
     items = await off_loop(work, _num_chars(first) + _num_chars(sides.second))
     params = PoolingParams(task="score", activate=request.activate)
     rows = await pool(exchange, service, asked, items, params)
-    return Scores([float(row[0]) for row in rows], items)
+    return PairScores([float(row[0]) for row in rows], items)
 
 
 async def _by_angle(
-    exchange: Exchange, service: Service, asked: Asked, request: ScoringFields, sides: Sides
-) -> Scores:
+    exchange: Exchange,
+    service: Service,
+    asked: PreparedPooling,
+    request: ScoringFields,
+    sides: Sides,
+) -> PairScores:
     """Each text is read once, however often it is compared."""
     engine = service.engine
-    cut = Cut.of(request, engine.info.max_model_len)
+    cut = Truncation.of(request, engine.info.max_model_len)
     first, second = prompts_of(engine.info, sides.names)
     items: list[PoolingItem] = []
     for prompt, texts, name in zip((first, second), (sides.first, sides.second), sides.names,
@@ -127,7 +139,7 @@ async def _by_angle(
         items += side
     rows = np.stack(await pool(exchange, service, asked, items, PoolingParams(task="embed")))
     count = len(sides.first)
-    return Scores(cosines(rows[:count], rows[count:]), items)
+    return PairScores(cosines(rows[:count], rows[count:]), items)
 
 
 def prompts_of(info: ModelInfo, names: tuple[str, str]) -> tuple[str, str]:

@@ -14,7 +14,7 @@ class PoolingUsage(msgspec.Struct, kw_only=True):
     prompt_tokens_details: None
 
 
-class Embedding(msgspec.Struct, kw_only=True):
+class EmbeddingAnswer(msgspec.Struct, kw_only=True):
     index: int
     object: Literal["embedding"]
     embedding: list[float] | str  # base64 of the raw numbers if that was asked for
@@ -25,11 +25,11 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
     object: Literal["list"]
     created: int
     model: str
-    data: list[Embedding]
+    data: list[EmbeddingAnswer]
     usage: PoolingUsage
 
 
-class Pooled(msgspec.Struct, kw_only=True):
+class PooledAnswer(msgspec.Struct, kw_only=True):
     index: int
     object: Literal["pooling"]
     data: list[float | list[float]] | str
@@ -40,11 +40,11 @@ class PooledList(msgspec.Struct, kw_only=True):
     object: Literal["list"]
     created: int
     model: str
-    data: list[Pooled]
+    data: list[PooledAnswer]
     usage: PoolingUsage
 
 
-class Score(msgspec.Struct, kw_only=True):
+class ScoreAnswer(msgspec.Struct, kw_only=True):
     index: int
     object: Literal["score"]
     score: float
@@ -55,7 +55,7 @@ class ScoreList(msgspec.Struct, kw_only=True):
     object: Literal["list"]
     created: int
     model: str
-    data: list[Score]
+    data: list[ScoreAnswer]
     usage: PoolingUsage
 
 

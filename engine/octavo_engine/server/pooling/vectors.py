@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from octavo_engine.core.pooling.async_pooling import PoolingItem
     from octavo_engine.server.http.exchange import Exchange
     from octavo_engine.server.pooling.encoding import Encoding
-    from octavo_engine.server.pooling.work import Asked
+    from octavo_engine.server.pooling.work import PreparedPooling
 
 _MAX_METADATA_BYTES = 32 * 2**10  # clients and proxies accept headers of about this size
 _BYTES = (b"content-type", b"application/octet-stream")
 
 
 async def reply_vectors(
-    exchange: Exchange, asked: Asked, items: list[PoolingItem], rows: list[NDArray[np.float32]],
+    exchange: Exchange, asked: PreparedPooling, items: list[PoolingItem],
+    rows: list[NDArray[np.float32]],
     encoding: Encoding, *, kind: str, field: str,
 ) -> None:  # fmt: skip
     if encoding.is_binary:
@@ -41,7 +42,8 @@ async def reply_vectors(
 
 
 async def _reply_bytes(
-    exchange: Exchange, asked: Asked, items: list[PoolingItem], rows: list[NDArray[np.float32]],
+    exchange: Exchange, asked: PreparedPooling, items: list[PoolingItem],
+    rows: list[NDArray[np.float32]],
     encoding: Encoding,
 ) -> None:  # fmt: skip
     """The numbers of all texts one after the other; where each begins is told in a header."""

@@ -34,7 +34,7 @@ _SLICE = 64  # texts written before other work gets its turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PreparedPooling:
     """Under which names an answer goes out, and when it was asked for."""
 
     id: str
@@ -42,7 +42,9 @@ class Asked:
     created: int
 
 
-def begin(exchange: Exchange, service: Service, request: PoolingFields, kind: str) -> Asked:
+def begin(
+    exchange: Exchange, service: Service, request: PoolingFields, kind: str
+) -> PreparedPooling:
     """Checks what all bodies share. Raises RequestError."""
     model = service.check_model(request.model)
     if request.mm_processor_kwargs not in (None, {}):
@@ -55,7 +57,9 @@ def begin(exchange: Exchange, service: Service, request: PoolingFields, kind: st
     if request.priority:
         raise not_supported("priority", "texts are read in the order in which they came")
     adopt(exchange, request.request_id)
-    return Asked(id=f"{kind}-{exchange.request_id}", model=model, created=int(time.time()))
+    return PreparedPooling(
+        id=f"{kind}-{exchange.request_id}", model=model, created=int(time.time())
+    )
 
 
 def choose(service: Service, *tasks: PoolingTask) -> PoolingTask:
@@ -71,7 +75,7 @@ def choose(service: Service, *tasks: PoolingTask) -> PoolingTask:
 
 
 async def pool(
-    exchange: Exchange, service: Service, asked: Asked, items: list[PoolingItem],
+    exchange: Exchange, service: Service, asked: PreparedPooling, items: list[PoolingItem],
     params: PoolingParams,
 ) -> list[NDArray[np.float32]]:  # fmt: skip
     """One array an item. A client that leaves aborts it. Raises RequestError."""
@@ -102,7 +106,7 @@ async def pool(
 
 
 async def _stoppable(
-    service: Service, asked: Asked, items: list[PoolingItem], params: PoolingParams,
+    service: Service, asked: PreparedPooling, items: list[PoolingItem], params: PoolingParams,
     deadline_s: float | None,
 ) -> list[NDArray[np.float32]]:  # fmt: skip
     inner = f"{asked.id}-{secrets.token_hex(4)}"  # a client's id may come twice; ours never does
@@ -138,7 +142,7 @@ def usage(items: Iterable[PoolingItem]) -> dict[str, Any]:
 
 
 async def reply_list(
-    exchange: Exchange, asked: Asked, data: Iterable[bytes], usage: dict[str, Any]
+    exchange: Exchange, asked: PreparedPooling, data: Iterable[bytes], usage: dict[str, Any]
 ) -> None:
     """OpenAI's list object around entries that are JSON already. Others get a turn in between."""
     head = msgspec.json.encode(

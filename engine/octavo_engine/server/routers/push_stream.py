@@ -140,7 +140,7 @@ class Subscriber:
         return payload
 
 
-class Hub:
+class SubscriberHub:
     """All subscribers of one engine. A StepListener; belongs to the event loop."""
 
     def __init__(self, service: Service) -> None:

@@ -34,7 +34,7 @@ _MAX_PENDING = 256  # answers that wait to be labelled; beyond that they go with
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class RoutedPrompt:
     """How a request is known to routers; kept until its answer is there."""
 
     canonical: Canonical
@@ -91,7 +91,7 @@ class Labeller:
         text: str | None = None,
         *,
         render_next: Callable[[str], Awaitable[str]] | None = None,
-    ) -> Route | None:
+    ) -> RoutedPrompt | None:
         """Of a request's first prompt: `ids`, and `text`, as it was rendered if it is a chat."""
         if body.get("truncate_prompt_tokens") is not None:
             return None  # where the prompt begins depends on how it ends
@@ -102,14 +102,14 @@ class Labeller:
     def _route(
         self, body: Mapping[str, Any], kind: Kind, ids: Sequence[int], text: str | None,
         render_next: Callable[[str], Awaitable[str]] | None,
-    ) -> Route | None:  # fmt: skip
+    ) -> RoutedPrompt | None:  # fmt: skip
         try:
             canonical = route_keys.canonical(body, kind=kind)
             if canonical is None:
                 return None
             keys = route_keys.chain(canonical.root, canonical.data)
             if canonical.form == "ids":
-                return Route(canonical, keys, b"", ids, label_ids(keys), None)
+                return RoutedPrompt(canonical, keys, b"", ids, label_ids(keys), None)
             prompt = canonical.data if text is None else text.encode()
             names = [route_keys.opening(canonical), *keys]
             ends = self._ends(ids, prompt)
@@ -119,11 +119,11 @@ class Labeller:
             return None
         if canonical.is_open:
             render_next = None
-        return Route(canonical, names, prompt, ids, labels, render_next)
+        return RoutedPrompt(canonical, names, prompt, ids, labels, render_next)
 
     # ── answers ──
 
-    def settle(self, route: Route, answers: Answers) -> None:
+    def settle(self, route: RoutedPrompt, answers: Answers) -> None:
         """Label the answers of a chat, so that its next turn is known too. Returns at once."""
         if route.render_next is None or route.labels is None:
             return
@@ -138,7 +138,7 @@ class Labeller:
         while self._pending:
             await asyncio.wait(self._pending)
 
-    async def _settle(self, route: Route, answers: Answers) -> None:
+    async def _settle(self, route: RoutedPrompt, answers: Answers) -> None:
         assert route.render_next is not None
         for sequence_id, ids, text in answers.whole():
             try:
@@ -156,7 +156,7 @@ class Labeller:
                 self._feed.label(sequence_id, labels)
 
     def label_answer(
-        self, route: Route, answer_ids: list[int], answer: str, following: str
+        self, route: RoutedPrompt, answer_ids: list[int], answer: str, following: str
     ) -> Labels | None:
         """Labels for what the next turn's prompt, `following`, will find of this answer.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from octavo_router.errors import ConfigInvalid
-from octavo_router.http.fetch import Target
+from octavo_router.http.fetch import FetchTarget
 from octavo_router.http.tls import ClientTls
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class ServiceAccount:
     """Where the API is and who asks."""
 
     host: str
@@ -28,12 +28,12 @@ class Account:
     namespace: str = "default"
 
     @property
-    def target(self) -> Target:
+    def target(self) -> FetchTarget:
         """For the next connection: a cluster's authority is renewed on disk as well."""
         if self.tls is None:
-            return Target(self.host, self.port)
+            return FetchTarget(self.host, self.port)
         self.tls.look()
-        return Target(self.host, self.port, self.tls.context)
+        return FetchTarget(self.host, self.port, self.tls.context)
 
     def headers(self) -> dict[str, str]:
         """Read for every request: the kubelet replaces the token before it expires."""
@@ -43,7 +43,7 @@ class Account:
         return headers
 
 
-def in_cluster(env: Mapping[str, str], folder: Path = ACCOUNT_FOLDER) -> Account:
+def in_cluster(env: Mapping[str, str], folder: Path = ACCOUNT_FOLDER) -> ServiceAccount:
     """The pod's own service account. Raises ConfigInvalid outside of a cluster."""
     host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdigit() or not (folder / "token").is_file():
@@ -52,7 +52,7 @@ def in_cluster(env: Mapping[str, str], folder: Path = ACCOUNT_FOLDER) -> Account
     tls = ClientTls(str(folder / "ca.crt"), field="discovery.kubernetes")
     _ = tls.context  # what is wrong with it is said at the start
     namespace = folder / "namespace"
-    return Account(
+    return ServiceAccount(
         host,
         int(port),
         tls,
@@ -61,7 +61,9 @@ def in_cluster(env: Mapping[str, str], folder: Path = ACCOUNT_FOLDER) -> Account
     )
 
 
-def at_url(url: str, *, token_file: str = "", ca_file: str = "", namespace: str = "") -> Account:
+def at_url(
+    url: str, *, token_file: str = "", ca_file: str = "", namespace: str = ""
+) -> ServiceAccount:
     """An API server by its URL: `kubectl proxy`, or one with a token and a CA."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -70,7 +72,7 @@ def at_url(url: str, *, token_file: str = "", ca_file: str = "", namespace: str 
     if parts.scheme == "https":
         tls = ClientTls(ca_file, field="discovery.kubernetes.ca_file")
         _ = tls.context
-    return Account(
+    return ServiceAccount(
         parts.hostname,
         parts.port or (443 if tls else 80),
         tls,

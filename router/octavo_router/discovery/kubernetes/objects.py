@@ -19,7 +19,7 @@ class Meta(Struct):
     annotations: dict[str, str] = {}
 
 
-class Condition(Struct):
+class PodCondition(Struct):
     type: str = ""
     status: str = ""
 
@@ -27,7 +27,7 @@ class Condition(Struct):
 class PodStatus(Struct):
     phase: str = ""
     pod_ip: str = msgspec.field(name="podIP", default="")
-    conditions: list[Condition] = []
+    conditions: list[PodCondition] = []
 
     def is_true(self, condition: str) -> bool:
         return any(c.type == condition and c.status == "True" for c in self.conditions)
@@ -47,7 +47,7 @@ class ServiceSpec(Struct):
     ports: list[ServicePort] = []
 
 
-class Service(Struct):
+class KubernetesService(Struct):
     metadata: Meta
     spec: ServiceSpec = msgspec.field(default_factory=ServiceSpec)
 

@@ -10,10 +10,10 @@ from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL, ROUTING_ANNOTATI
 from octavo_router.discovery.source import Claim, PoolRoute
 
 if TYPE_CHECKING:
-    from octavo_router.discovery.kubernetes.objects import Service
+    from octavo_router.discovery.kubernetes.objects import KubernetesService
 
 
-class Routing(msgspec.Struct, frozen=True, rename="camel"):
+class RoutingAnnotation(msgspec.Struct, frozen=True, rename="camel"):
     """The annotation's JSON, as protocol.kubernetes describes it."""
 
     names: list[str] = []
@@ -32,13 +32,13 @@ class RoutingInvalid(ValueError):
     """The annotation cannot be read; says why."""
 
 
-def routing_of(service: Service) -> Routing | None:
+def routing_of(service: KubernetesService) -> RoutingAnnotation | None:
     """None: this Service is none of ours. Raises RoutingInvalid."""
     text = service.metadata.annotations.get(ROUTING_ANNOTATION)
     if text is None:
         return None
     try:
-        routing = msgspec.json.decode(text, type=Routing)
+        routing = msgspec.json.decode(text, type=RoutingAnnotation)
     except msgspec.MsgspecError as error:
         raise RoutingInvalid(str(error)) from None
     if routing.prefill_for and (routing.names or routing.policy or routing.weights):
@@ -48,7 +48,7 @@ def routing_of(service: Service) -> Routing | None:
     return routing
 
 
-def pool_of(service: Service, routing: Routing) -> str:
+def pool_of(service: KubernetesService, routing: RoutingAnnotation) -> str:
     """namespace/name of the LLMDeployment; of the Service itself when it has none."""
     meta = service.metadata
     if routing.prefill_for:
@@ -56,7 +56,7 @@ def pool_of(service: Service, routing: Routing) -> str:
     return f"{meta.namespace}/{meta.labels.get(DEPLOYMENT_LABEL, meta.name)}"
 
 
-def pool_route(service: Service, routing: Routing) -> PoolRoute:
+def pool_route(service: KubernetesService, routing: RoutingAnnotation) -> PoolRoute:
     return PoolRoute(
         pool=pool_of(service, routing),
         names=tuple(routing.names),

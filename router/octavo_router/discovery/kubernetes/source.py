@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import COMPONENT_LABEL, DEPLOYMENT_LABEL, ENGINE_COMPONENT
 from octavo_router.discovery.kubernetes import specs
-from octavo_router.discovery.kubernetes.objects import EndpointSlice, Pod, Service
+from octavo_router.discovery.kubernetes.objects import EndpointSlice, KubernetesService, Pod
 from octavo_router.discovery.kubernetes.readiness_damping import Steadiness
 from octavo_router.discovery.kubernetes.watch import Mirror, WatchSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from octavo_router.discovery.kubernetes.account import Account
+    from octavo_router.discovery.kubernetes.account import ServiceAccount
     from octavo_router.discovery.source import Publish
     from octavo_router.metrics import DiscoveryCounts
 
@@ -32,7 +32,7 @@ class _Namespace:
     """What is mirrored of one namespace; "" is all of them."""
 
     pods: Mirror[Pod]
-    services: Mirror[Service]
+    services: Mirror[KubernetesService]
     slices: Mirror[EndpointSlice]
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     has_slices: bool = False  # they are mirrored only where a plain Service wants routing
@@ -45,7 +45,7 @@ class KubernetesSource:
 
     def __init__(
         self,
-        account: Account,
+        account: ServiceAccount,
         namespaces: Sequence[str] = (),
         *,
         label_selector: str = "",
@@ -93,7 +93,11 @@ class KubernetesSource:
                 f"/api/v1{scope}/pods", Pod, self._account, selector=POD_SELECTOR, **common
             ),
             services=Mirror(
-                f"/api/v1{scope}/services", Service, self._account, selector=selector, **common
+                f"/api/v1{scope}/services",
+                KubernetesService,
+                self._account,
+                selector=selector,
+                **common,
             ),
             # A slice carries its Service's labels, so the same selector finds it.
             slices=Mirror(slices, EndpointSlice, self._account, selector=selector, **common),

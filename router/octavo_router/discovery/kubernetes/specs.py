@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from octavo_engine.protocol.endpoints import ENGINE_PORT
 from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL, REVISION_LABEL
 from octavo_router.discovery.kubernetes.routing import (
-    Routing,
+    RoutingAnnotation,
     RoutingInvalid,
     pool_of,
     pool_route,
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from octavo_router.discovery.kubernetes.objects import (
         EndpointSlice,
+        KubernetesService,
         Pod,
-        Service,
         SliceEndpoint,
         SlicePort,
     )
@@ -46,8 +46,8 @@ class Problem(NamedTuple):
 class Served(NamedTuple):
     """A Service that wants to be routed."""
 
-    service: Service
-    routing: Routing
+    service: KubernetesService
+    routing: RoutingAnnotation
 
     @property
     def has_pods(self) -> bool:
@@ -55,7 +55,7 @@ class Served(NamedTuple):
         return DEPLOYMENT_LABEL in self.service.metadata.labels
 
 
-def served(services: Iterable[Service]) -> tuple[list[Served], list[Problem]]:
+def served(services: Iterable[KubernetesService]) -> tuple[list[Served], list[Problem]]:
     """The Services with a routing annotation, and those whose annotation cannot be read."""
     found, problems = [], []
     for service in services:
@@ -168,7 +168,7 @@ def _from_endpoint(endpoint: SliceEndpoint, port: int, each: Served) -> Endpoint
     )
 
 
-def _kv_labels(routing: Routing, address: Address) -> Iterator[tuple[str, str]]:
+def _kv_labels(routing: RoutingAnnotation, address: Address) -> Iterator[tuple[str, str]]:
     for name, port in (
         ("kv-events", routing.kv_events_port),
         ("kv-replay", routing.kv_replay_port),
@@ -177,7 +177,7 @@ def _kv_labels(routing: Routing, address: Address) -> Iterator[tuple[str, str]]:
             yield name, f"tcp://{address._replace(port=port).authority}"
 
 
-def _port(routing: Routing, ports: list[SlicePort]) -> int | None:
+def _port(routing: RoutingAnnotation, ports: list[SlicePort]) -> int | None:
     """The one that the annotation means; else the only one, the one named http, the first."""
     if isinstance(routing.port, int):
         return routing.port

@@ -25,7 +25,7 @@ from octavo_router.http.fetch import Connection
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_router.discovery.kubernetes.account import Account
+    from octavo_router.discovery.kubernetes.account import ServiceAccount
     from octavo_router.metrics import DiscoveryCounts
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Forbidden(Unreachable):
     """The Role does not allow it, or is gone with its namespace."""
 
 
-class Gone(Unreachable):
+class WatchExpired(Unreachable):
     """The resourceVersion is too old: list again, at once."""
 
 
@@ -100,7 +100,7 @@ class Mirror(Generic[T]):
         self,
         path: str,
         kind: type[T],
-        account: Account,
+        account: ServiceAccount,
         *,
         selector: str = "",
         counts: DiscoveryCounts,
@@ -132,7 +132,7 @@ class Mirror(Generic[T]):
                 while True:
                     await self._watch()
                     num_failures = 0
-            except Gone:
+            except WatchExpired:
                 self._counts.relists += 1
                 num_failures += 1
             except Unreachable as error:
@@ -173,7 +173,7 @@ class Mirror(Generic[T]):
             self._url(query), headers=self._headers(), timeout_s=self._settings.answer_s
         )
         if response.status == 410:
-            raise Gone("the list's pages expired")
+            raise WatchExpired("the list's pages expired")
         if response.status != 200:
             kind = Forbidden if response.status == 403 else Unreachable
             raise kind(_refusal(response.status, response.body, self._path))
@@ -210,7 +210,7 @@ class Mirror(Generic[T]):
             )
             if not response.is_stream:
                 if response.status == 410:
-                    raise Gone("the resourceVersion is too old")
+                    raise WatchExpired("the resourceVersion is too old")
                 raise Unreachable(_refusal(response.status, response.body, self._path))
             try:
                 async with asyncio.timeout(watch_s + settings.grace_s):
@@ -238,7 +238,7 @@ class Mirror(Generic[T]):
                 self._version = self._identity(event.object).resource_version
             case "ERROR":
                 status = msgspec.json.decode(event.object, type=_Status)
-                kind = Gone if status.code == 410 else Unreachable
+                kind = WatchExpired if status.code == 410 else Unreachable
                 raise kind(f"the watch says {status.code}: {status.message}")
 
     def _put(self, raw: msgspec.Raw) -> None:

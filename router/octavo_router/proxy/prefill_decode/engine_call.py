@@ -9,7 +9,7 @@ from octavo_router.http.upstream_connection import Loss
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_router.http.response_head import AnswerHead
+    from octavo_router.http.response_head import ResponseHead
     from octavo_router.http.upstream_connection import UpstreamConnection
     from octavo_router.http.upstream_pool import OnItsWay
     from octavo_router.proxy.upstreams import Upstream
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MAX_BYTES: Final = 4 * 2**20
 
 
-class Told(NamedTuple):
+class EngineReply(NamedTuple):
     """What became of it. Where there was no whole answer, the status is 0, and `loss` says why."""
 
     status: int
@@ -26,14 +26,14 @@ class Told(NamedTuple):
     problem: str = ""
 
 
-class Asking:
+class EngineCall:
     """The user of one connection. `done` hears once, and nothing after `cancel`."""
 
     __slots__ = ("_connecting", "_connection", "_data", "_done", "_pieces", "_size", "_status")
 
-    def __init__(self, data: bytes, done: Callable[[Told], None]) -> None:
+    def __init__(self, data: bytes, done: Callable[[EngineReply], None]) -> None:
         self._data = data
-        self._done: Callable[[Told], None] | None = done
+        self._done: Callable[[EngineReply], None] | None = done
         self._connecting: OnItsWay | None = None
         self._connection: UpstreamConnection | None = None
         self._status = 0
@@ -62,10 +62,10 @@ class Asking:
         self._connection = connection
         connection.send(self, self._data)
 
-    def on_whole(self, head: AnswerHead, body: bytes) -> None:
-        self._end(Told(head.status, body))
+    def on_whole(self, head: ResponseHead, body: bytes) -> None:
+        self._end(EngineReply(head.status, body))
 
-    def on_head(self, head: AnswerHead) -> None:
+    def on_head(self, head: ResponseHead) -> None:
         self._status = head.status
 
     def on_body(self, data: bytes) -> None:
@@ -75,16 +75,18 @@ class Asking:
             done = self._done
             self.cancel()
             if done is not None:
-                done(Told(0, loss=Loss.GARBAGE, problem=f"an answer above {_MAX_BYTES} bytes"))
+                done(
+                    EngineReply(0, loss=Loss.GARBAGE, problem=f"an answer above {_MAX_BYTES} bytes")
+                )
 
     def on_end(self) -> None:
-        self._end(Told(self._status, b"".join(self._pieces)))
+        self._end(EngineReply(self._status, b"".join(self._pieces)))
 
     def on_lost(self, loss: Loss, problem: str) -> None:
         self._connecting = None
-        self._end(Told(0, loss=loss, problem=problem))
+        self._end(EngineReply(0, loss=loss, problem=problem))
 
-    def _end(self, told: Told) -> None:
+    def _end(self, told: EngineReply) -> None:
         self._connection = None
         done, self._done = self._done, None
         if done is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from octavo_router.flow.retry import Failure
 from octavo_router.proxy import heads
-from octavo_router.proxy.exchange import AWAITING, CONNECTING, RELAYING, Exchange
+from octavo_router.proxy.exchange import AWAITING, CONNECTING, RELAYING, ProxyExchange
 from octavo_router.proxy.failures import (
     FAILURE_OF,
     RESULT_OF,
@@ -23,7 +23,7 @@ from octavo_router.proxy.failures import (
     refused_for,
     verdict_on,
 )
-from octavo_router.proxy.prefill_decode.engine_call import Asking
+from octavo_router.proxy.prefill_decode.engine_call import EngineCall
 from octavo_router.proxy.prefill_decode.kv_transfer import (
     NotHandedOver,
     Opening,
@@ -31,21 +31,21 @@ from octavo_router.proxy.prefill_decode.kv_transfer import (
     prompt_question,
     with_cache,
 )
-from octavo_router.routing.outcome import Outcome, Result
+from octavo_router.routing.outcome import AttemptResult, Outcome
 
 if TYPE_CHECKING:
     from octavo_router.http.client_connection import ClientConnection
     from octavo_router.http.request_head import RequestHead
-    from octavo_router.proxy.account import Account
+    from octavo_router.proxy.account import RequestAccount
     from octavo_router.proxy.paths import ProxiedPath
-    from octavo_router.proxy.prefill_decode.engine_call import Told
+    from octavo_router.proxy.prefill_decode.engine_call import EngineReply
     from octavo_router.proxy.service import Proxy
     from octavo_router.proxy.upstreams import Upstream
     from octavo_router.routing.dispatcher import Lease
     from octavo_router.routing.request import RouteRequest
 
 
-class PairedExchange(Exchange):
+class PrefillDecodeExchange(ProxyExchange):
     """Of a pool whose policy is prefill-decode."""
 
     __slots__ = ("_asked", "_asking", "_asking_at", "_fetches", "_held", "_is_alone", "_prompt")
@@ -58,14 +58,14 @@ class PairedExchange(Exchange):
         body: bytes,
         path: ProxiedPath,
         request: RouteRequest,
-        account: Account,
+        account: RequestAccount,
     ) -> None:
         super().__init__(proxy, connection, head, body, path, request, account)
         self._asked = body  # as the client wrote it; `_body` may say where the cache lies
         self._is_alone = False  # the prompt could not be had elsewhere, and is not tried again
         # while the prompt is computed
         self._prompt: Lease | None = None
-        self._asking: Asking | None = None
+        self._asking: EngineCall | None = None
         self._asking_at = 0.0
         # while the cache is fetched
         self._fetches = False  # the answering engine was told of one, and has not begun to answer
@@ -90,7 +90,7 @@ class PairedExchange(Exchange):
         self._connection.deadline = min(deadline, self._total_at)
         self._prompt, self._asking_at = prompt, now
         head = self._head
-        self._asking = Asking(
+        self._asking = EngineCall(
             heads.request_bytes(
                 head, there.lines, self._answer.request_id, question, forward=head.forward
             ),
@@ -98,7 +98,7 @@ class PairedExchange(Exchange):
         )
         self._asking.start(there)
 
-    def _on_told(self, told: Told) -> None:
+    def _on_told(self, told: EngineReply) -> None:
         try:
             if told.loss is not None:
                 self._proxy.note_loss(self._prompt, told.problem)
@@ -109,17 +109,17 @@ class PairedExchange(Exchange):
                     return
             else:
                 result, _ = verdict_on(told.status)
-            if result is Result.OK:
+            if result is AttemptResult.OK:
                 try:
                     self._body = with_cache(self._asked, told.body)
                 except NotHandedOver as error:
                     self._proxy.note_loss(self._prompt, str(error))
-                    result = Result.BAD_ANSWER
+                    result = AttemptResult.BAD_ANSWER
             self._go_on(result, told.body)
         except Exception:
             self.broke()
 
-    def _go_on_to_nobody(self, result: Result) -> None:
+    def _go_on_to_nobody(self, result: AttemptResult) -> None:
         """The engine that died over the prompt was the second one."""
         prompt, self._prompt = self._prompt, None
         if prompt is not None:
@@ -127,7 +127,7 @@ class PairedExchange(Exchange):
         error = self._proxy.quarantine.refusal(self._key)
         self._give_up(error or refused_for(Failure.LOST), "quarantined")
 
-    def _go_on(self, result: Result, answer: bytes = b"") -> None:
+    def _go_on(self, result: AttemptResult, answer: bytes = b"") -> None:
         """The prompt is computed, or it is left to the engine that answers."""
         proxy, account, prompt = self._proxy, self._account, self._prompt
         lease = account.lease
@@ -135,7 +135,7 @@ class PairedExchange(Exchange):
         self._prompt = self._asking = None
         now = time.monotonic()
         took_s = now - self._asking_at
-        is_ok = result is Result.OK
+        is_ok = result is AttemptResult.OK
         prompt_tokens, output_tokens, cached_tokens = proxy.find_usage(answer)
         prompt.finish(
             Outcome(
@@ -225,7 +225,7 @@ class PairedExchange(Exchange):
         try:
             asking.cancel()
             self._proxy.note_loss(self._prompt, "a prompt was not computed in time")
-            self._go_on(Result.TIMEOUT)
+            self._go_on(AttemptResult.TIMEOUT)
         except Exception:
             self.broke()
 

@@ -15,7 +15,7 @@ import msgspec
 
 from octavo_router.errors import RouterError
 from octavo_router.proxy.streams import end_of_plain
-from octavo_router.routing.outcome import Result
+from octavo_router.routing.outcome import AttemptResult
 
 if TYPE_CHECKING:
     from octavo_router.routing.request import RouteRequest
@@ -93,7 +93,7 @@ def opening_of(data: bytes) -> Opening:
     failed.
     """
     whole = data[: data.rfind(b"\n\n") + 2] if b"\n\n" in data else b""
-    if end_of_plain(whole).result is Result.ERROR_5XX:
+    if end_of_plain(whole).result is AttemptResult.ERROR_5XX:
         return Opening.FAILED
     num_events = sum(line.startswith(b"data:") for line in whole.splitlines())
     is_role_alone = num_events == 1 and b'"role":' in whole

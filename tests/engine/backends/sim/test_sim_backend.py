@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from octavo_engine.backends.backend import BackendLimits, Step
+from octavo_engine.backends.backend import BackendLimits, BackendStep
 from octavo_engine.backends.sim.backend import SimBackend
 from octavo_engine.backends.sim.clock import RealClock, VirtualClock
 from octavo_engine.backends.sim.text import SPELLED, sim_tokens
@@ -29,10 +29,10 @@ def make_backend(clock: VirtualClock, **sim) -> SimBackend:
     return backend
 
 
-def make_step(*counts: int) -> Step:
+def make_step(*counts: int) -> BackendStep:
     none = np.zeros(0, np.int32)
     starts = np.cumsum([0, *counts], dtype=np.int32)
-    return Step(
+    return BackendStep(
         token_ids=np.zeros(starts[-1], np.int32),
         positions=none,
         slots=none,

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octavo_engine.backends.backend import BackendLimits, Step
+from octavo_engine.backends.backend import BackendLimits, BackendStep
 from octavo_engine.backends.torch.device_step import (
     DeviceStep,
     DrawParams,
-    Sizes,
     StepBuffer,
+    StepSizes,
     cut_tiles,
 )
 from octavo_engine.config import BLOCK_SIZE
@@ -31,7 +31,7 @@ def make_step(
     token_ids: list[list[int]] | None = None,
     all_logits: bool = False,
     seed: int = 0,
-) -> Step:
+) -> BackendStep:
     """Each sequence is (tokens before this step, tokens in it). Blocks lie about at random."""
     rng = np.random.default_rng(seed)
     free = list(rng.permutation(NUM_BLOCKS))
@@ -53,7 +53,7 @@ def make_step(
     counts = [count for _, count in sequences]
     starts = np.cumsum([0, *counts])
     logit_rows = np.arange(starts[-1]) if all_logits else starts[1:] - 1
-    return Step(
+    return BackendStep(
         token_ids=np.array(ids, np.int32),
         positions=np.array(positions, np.int32),
         slots=np.array(slots, np.int32),
@@ -81,12 +81,14 @@ def make_sampling(num_rows: int, **fields: Any) -> SamplingBatch:
 
 
 def on_device(
-    step: Step, device: torch.device, tokens_per_tile: int, *, is_decode: bool
+    step: BackendStep, device: torch.device, tokens_per_tile: int, *, is_decode: bool
 ) -> DeviceStep:
     """The step through the buffer that the backend uses."""
     sampling = make_sampling(len(step.logit_rows))
     tiles = cut_tiles(step.seq_starts, tokens_per_tile)
-    sizes = Sizes(len(step.token_ids), len(step.seq_lens), len(step.logit_rows), len(tiles.seqs))
+    sizes = StepSizes(
+        len(step.token_ids), len(step.seq_lens), len(step.logit_rows), len(tiles.seqs)
+    )
     buffer = StepBuffer(LIMITS, device)
     buffer.send(buffer.fill(step, sampling, tiles, sizes))
     longest = int(step.seq_lens.max())
@@ -96,7 +98,7 @@ def on_device(
 def draw_params(sampling: SamplingBatch, device: torch.device) -> DrawParams:
     num_rows = len(sampling.rows)
     step = make_step([(7, 1)] * num_rows)
-    sizes = Sizes.of_decode(num_rows)
+    sizes = StepSizes.of_decode(num_rows)
     buffer = StepBuffer(LIMITS, device)
     buffer.send(buffer.fill(step, sampling, cut_tiles(step.seq_starts, 1), sizes))
     return buffer.draw_params(sizes)

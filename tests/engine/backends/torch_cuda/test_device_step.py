@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from octavo_engine.backends.torch.device_step import Sizes, StepBuffer, cut_tiles, is_decode
+from octavo_engine.backends.torch.device_step import StepBuffer, StepSizes, cut_tiles, is_decode
 from tests.engine.backends.torch_cuda.steps import LIMITS, make_sampling, make_step
 
 
@@ -25,7 +25,7 @@ def test_a_padded_step_reads_as_the_step_and_rows_of_nothing(device):
     step = make_step([(40, 1), (3, 1), (17, 1)], token_ids=[[7], [8], [9]])
     sampling = make_sampling(3, seed=[1, 2**40 + 5, 2**64 - 1], temperature=[0, 0.5, 1e-6],
                              top_k=[0, 4, 0], top_p=[1, 1, 0.5])  # fmt: skip
-    sizes = Sizes.of_decode(5)
+    sizes = StepSizes.of_decode(5)
     buffer = StepBuffer(LIMITS, device)
     buffer.send(buffer.fill(step, sampling, cut_tiles(step.seq_starts, 1), sizes))
     view = buffer.step(sizes, is_decode=True, max_seq_len=256, host=None)
@@ -49,7 +49,7 @@ def test_a_padded_step_reads_as_the_step_and_rows_of_nothing(device):
 
 
 def test_a_smaller_step_leaves_nothing_of_the_one_before(device):
-    buffer, sizes = StepBuffer(LIMITS, device), Sizes.of_decode(4)
+    buffer, sizes = StepBuffer(LIMITS, device), StepSizes.of_decode(4)
     for sequences in ([(40, 1)] * 4, [(3, 1)]):
         step = make_step(sequences)
         sampling = make_sampling(len(sequences), temperature=1.0, min_p=0.5)

@@ -17,7 +17,7 @@ from benchmarks.gpu import correctness, gap, measure, products, run
 from benchmarks.gpu.measure import Ceilings
 from benchmarks.gpu.random_model import TINY, Bench
 from octavo.measure import device_limits
-from octavo.measure.limits import Limits
+from octavo.measure.limits import MachineLimits
 from octavo_engine.backends.backend import BackendLimits
 
 ROOT = Path(__file__).parents[4]
@@ -97,7 +97,7 @@ def test_the_draw_is_timed_by_what_rows_wish_for():
 
 
 def test_the_report_begins_with_the_device_its_correctness_and_its_ceilings(monkeypatch, capsys):
-    limits = Limits(2, 3000.0, {"bf16": 800e3, "fp8": 1.5e6}, device="Abacus 9")
+    limits = MachineLimits(2, 3000.0, {"bf16": 800e3, "fp8": 1.5e6}, device="Abacus 9")
     monkeypatch.setattr(run, "describe", lambda: {"name": "Abacus 9"})
     monkeypatch.setattr(correctness, "check", lambda: {"prompts": 0.01})
     monkeypatch.setattr(device_limits, "measure_device_limits", lambda device: limits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from octavo_engine.backends.torch.device_step import Sizes
+from octavo_engine.backends.torch.device_step import StepSizes
 from octavo_engine.backends.torch.graphs import (
     GraphCache,
     bucket_sizes,
@@ -96,11 +96,11 @@ def test_mixed_steps_have_buckets_of_tokens_and_sequences():
     def bucket(*sequences, **options):
         return mixed_sizes(make_step(list(sequences), **options), LIMITS, tokens_per_tile=8)
 
-    assert bucket((0, 9)) == Sizes(tokens=16, seqs=2, logits=2, tiles=4)
-    assert bucket((0, 16), (30, 1)) == Sizes(tokens=32, seqs=4, logits=4, tiles=8)
-    assert bucket((0, 60), (0, 60)) == Sizes(tokens=128, seqs=4, logits=4, tiles=20)
+    assert bucket((0, 9)) == StepSizes(tokens=16, seqs=2, logits=2, tiles=4)
+    assert bucket((0, 16), (30, 1)) == StepSizes(tokens=32, seqs=4, logits=4, tiles=8)
+    assert bucket((0, 60), (0, 60)) == StepSizes(tokens=128, seqs=4, logits=4, tiles=20)
     assert bucket((0, 129)) is None  # more than a step may have
-    assert bucket(*[(1, 1)] * 14, (2, 2)) == Sizes(tokens=16, seqs=16, logits=16, tiles=18)
+    assert bucket(*[(1, 1)] * 14, (2, 2)) == StepSizes(tokens=16, seqs=16, logits=16, tiles=18)
     assert bucket(*[(1, 1)] * 15, (2, 2)) is None  # no sequence is left to be padding
     assert bucket((0, 9), all_logits=True) is None  # a scored prompt
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from octavo_engine.backends.torch.cuda import CudaBackend
-from octavo_engine.backends.torch.device_step import Sizes
+from octavo_engine.backends.torch.device_step import StepSizes
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.build import build_engine
 from octavo_engine.models.config import ModelConfig
@@ -206,7 +206,7 @@ def test_small_mixed_steps_are_captured_and_equal_each_sequence_alone(device):
             truth = tiny_model("qwen2-window").logits(seen)[-1]
             np.testing.assert_allclose(logits, truth, **FLOAT32)
     (captured,) = backend._graphs.captured
-    assert isinstance(captured, Sizes) and captured[:3] == (16, 4, 4)
+    assert isinstance(captured, StepSizes) and captured[:3] == (16, 4, 4)
     assert backend._recorder.num_replays == 2
 
 

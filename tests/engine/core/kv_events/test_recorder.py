@@ -21,10 +21,10 @@ from octavo_engine.errors import ConfigError
 from octavo_engine.protocol.kv_events import (
     END_OF_REPLAY,
     AllBlocksCleared,
-    Batch,
     BlockRemoved,
     BlockStored,
     Event,
+    KVEventBatch,
     from_wire,
     unpack_sequence,
 )
@@ -150,16 +150,16 @@ def config(tmp_path, **fields: Any) -> KVEventsConfig:
     )  # fmt: skip
 
 
-def batch(number: int) -> Batch:
-    return Batch(float(number), [BlockRemoved([number], "GPU")])
+def batch(number: int) -> KVEventBatch:
+    return KVEventBatch(float(number), [BlockRemoved([number], "GPU")])
 
 
-def replayed(context: Any, zmq: Any, tmp_path: Any, first: int) -> list[tuple[int, Batch]]:
+def replayed(context: Any, zmq: Any, tmp_path: Any, first: int) -> list[tuple[int, KVEventBatch]]:
     with context.socket(zmq.DEALER) as socket:
         socket.rcvtimeo, socket.linger = 10_000, 0
         socket.connect(f"ipc://{tmp_path}/replay")
         socket.send_multipart((b"", first.to_bytes(8, "big")))
-        found: list[tuple[int, Batch]] = []
+        found: list[tuple[int, KVEventBatch]] = []
         while True:
             empty, topic, number, payload = socket.recv_multipart()
             assert empty == b""
@@ -198,7 +198,7 @@ def test_a_replay_begins_where_it_is_asked_to_and_goes_back_so_far_only(tmp_path
     try:
         for number in range(8):
             publisher.publish(batch(number))
-        found: list[tuple[int, Batch]] = []
+        found: list[tuple[int, KVEventBatch]] = []
         while [number for number, _ in found] != [5, 6, 7]:  # until the thread has sent them all
             found = replayed(context, zmq, tmp_path, 5)
         assert [number for number, _ in replayed(context, zmq, tmp_path, 0)] == [3, 4, 5, 6, 7]
@@ -223,7 +223,7 @@ def test_a_batch_that_finds_no_room_leaves_a_gap_in_the_numbers(tmp_path, zmq, c
         config(tmp_path, topic="kv@pod@model", max_queue_size=1, buffer_steps=2000)
     )
     try:
-        found: list[tuple[int, Batch]] = []
+        found: list[tuple[int, KVEventBatch]] = []
         for first in range(0, 2000, 200):
             for number in range(first, first + 200):
                 publisher.publish(batch(number))
@@ -309,7 +309,7 @@ def test_an_engine_with_the_setting_publishes_what_it_caches(tmp_path, zmq, cont
         engine.add(EngineRequest(request_id="a", prompt_token_ids=prompt, params=params))
         while engine.has_work:
             engine.step()
-        found: list[tuple[int, Batch]] = []
+        found: list[tuple[int, KVEventBatch]] = []
         while not found:  # until the thread has sent it
             found = replayed(context, zmq, tmp_path, 0)
     finally:

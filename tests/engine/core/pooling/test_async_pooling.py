@@ -12,7 +12,7 @@ import pytest
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.info import ModelInfo
-from octavo_engine.core.pooling.async_pooling import PoolingDesk, PoolingItem, check_items
+from octavo_engine.core.pooling.async_pooling import AsyncPooling, PoolingItem, check_items
 from octavo_engine.core.pooling.tokenize import batch, pair, prompt_of, single
 from octavo_engine.core.process import wire
 from octavo_engine.errors import (
@@ -167,7 +167,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.sent: list[wire.ToEngine] = []
-        self.desk = PoolingDesk(self.sent.append)
+        self.desk = AsyncPooling(self.sent.append)
 
     def start(self, *texts: str) -> asyncio.Task:
         return asyncio.create_task(

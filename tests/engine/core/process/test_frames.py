@@ -32,7 +32,7 @@ def row(token: int, width: int) -> TokenLogprobs:
 
 
 def steps_of(frames: list[bytes]) -> list[StepOutput]:
-    reader: wire.FrameReader[wire.FromCore] = wire.FrameReader(wire.FROM_CORE)
+    reader: wire.MessageReader[wire.FromCore] = wire.MessageReader(wire.FROM_CORE)
     steps = []
     for message in reader.feed(b"".join(frames)):
         assert isinstance(message, wire.Outputs)

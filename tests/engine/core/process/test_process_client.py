@@ -388,7 +388,7 @@ def wait_for(ours, reader, wanted):
 @pytest.mark.parametrize("when", ["before the settings", "when ready", "by nonsense", "in a step"])
 def test_a_core_whose_parent_is_gone_ends(when):
     core, ours = spawn_core(*FAULTY)
-    reader = wire.FrameReader(wire.FROM_CORE)
+    reader = wire.MessageReader(wire.FROM_CORE)
     with ours:
         if when != "before the settings":
             ours.sendall(wire.encode(wire.Configure(CONFIG, 30)))
@@ -400,7 +400,7 @@ def test_a_core_whose_parent_is_gone_ends(when):
             ours.sendall(wire.encode(wire.AddRequests([make_request([HANG])])))
             age = 0.0
             while age < 0.02:
-                ours.sendall(wire.encode(wire.Ping(1)))
+                ours.sendall(wire.encode(wire.CorePing(1)))
                 pongs = [m for m in reader.feed(ours.recv(1 << 16)) if isinstance(m, wire.Pong)]
                 age = max((pong.step_age_s for pong in pongs), default=0.0)
     assert core.wait(60) == EXIT_PARENT_GONE

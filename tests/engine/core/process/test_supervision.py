@@ -3,19 +3,19 @@
 import pytest
 
 from octavo_engine.config import SchedulerConfig
-from octavo_engine.core.process.heartbeat import Heartbeat, Pulse
-from octavo_engine.core.process.supervision import Restarts, Timing, Watch
+from octavo_engine.core.process.heartbeat import Heartbeat, HeartbeatState
+from octavo_engine.core.process.supervision import HangDetector, Restarts, Timing
 from octavo_engine.scheduling.scheduler import Scheduler
 from octavo_engine.state.outputs import StepResult
 from tests.fakes.clock import ManualClock
 from tests.fakes.requests import make_prompt, make_request
 
 TIMING = Timing()
-BUSY = Pulse(steps=4, step_age_s=0.1, expected_s=0.1)
+BUSY = HeartbeatState(steps=4, step_age_s=0.1, expected_s=0.1)
 
 
 def test_silence_is_a_stall_only_beyond_patience():
-    watch = Watch(TIMING)
+    watch = HangDetector(TIMING)
     watch.pinged(10.0)
     watch.pinged(11.0)  # the oldest unanswered one counts
     assert watch.stall(13.0, loading=False) == ""
@@ -26,16 +26,16 @@ def test_silence_is_a_stall_only_beyond_patience():
 
 
 def test_a_step_is_stuck_only_far_beyond_its_own_estimate():
-    watch = Watch(TIMING)
+    watch = HangDetector(TIMING)
     for age, expected, stuck in ((2.9, 0.0, False), (3.1, 0.0, True), (6.0, 1.6, False)):
-        watch.ponged(Pulse(1, age, expected))
+        watch.ponged(HeartbeatState(1, age, expected))
         assert bool(watch.stall(0.0, loading=False)) == stuck
-    watch.ponged(Pulse(1, 7.0, 1.6))
+    watch.ponged(HeartbeatState(1, 7.0, 1.6))
     assert watch.stall(0.0, loading=False) == "the engine core is stuck in a step for 7.0 s"
 
 
 def test_a_core_is_killed_only_after_a_stall_without_a_break():
-    watch = Watch(TIMING)
+    watch = HangDetector(TIMING)
     assert not watch.must_be_killed(0.0, "stuck")
     assert not watch.must_be_killed(9.9, "stuck")
     assert not watch.must_be_killed(9.95, "")
@@ -44,7 +44,7 @@ def test_a_core_is_killed_only_after_a_stall_without_a_break():
 
 
 def test_after_a_sleep_of_our_own_silence_proves_nothing():
-    watch = Watch(TIMING)
+    watch = HangDetector(TIMING)
     watch.pinged(0.0)
     watch.must_be_killed(3.5, "silent")
     watch.forgive(60.0)
@@ -67,18 +67,21 @@ def test_a_core_that_lived_long_starts_the_count_anew():
 def test_the_loop_tells_its_step_and_what_it_should_take():
     clock = ManualClock()
     heartbeat = Heartbeat(clock)
-    assert heartbeat.pulse() == Pulse(0, 0.0, 0.0)
+    assert heartbeat.pulse() == HeartbeatState(0, 0.0, 0.0)
     heartbeat.begin()
     heartbeat.expect(0.5)
     clock.advance(2.0)
-    assert heartbeat.pulse() == Pulse(0, 2.0, 0.5)
+    assert heartbeat.pulse() == HeartbeatState(0, 2.0, 0.5)
     heartbeat.end()
-    assert heartbeat.pulse() == Pulse(1, 0.0, 0.0, slowest_s=2.0)
+    assert heartbeat.pulse() == HeartbeatState(1, 0.0, 0.0, slowest_s=2.0)
 
 
 def test_a_core_whose_steps_take_long_is_given_up_later():
-    for pulse, at in ((Pulse(9, 5.0, 0.5), 25.0), (Pulse(9, 5.0, 0.1, slowest_s=20.0), 50.0)):
-        watch = Watch(TIMING)
+    for pulse, at in (
+        (HeartbeatState(9, 5.0, 0.5), 25.0),
+        (HeartbeatState(9, 5.0, 0.1, slowest_s=20.0), 50.0),
+    ):
+        watch = HangDetector(TIMING)
         watch.ponged(pulse)
         assert watch.stall(0.0, loading=False)
         assert not watch.must_be_killed(0.0, "stuck")
@@ -107,6 +110,6 @@ def test_however_long_the_warm_up_took_a_hang_is_seen_in_five_seconds(num_tokens
         scheduler.add(make_request(make_prompt(16, first=30 + number), max_tokens=1))
         step(0.02)
     scheduler.add(make_request(make_prompt(num_tokens, first=9), max_tokens=1))
-    pulse = Pulse(1, 0.0, step(0.1))
+    pulse = HeartbeatState(1, 0.0, step(0.1))
     assert 0.0 < pulse.expected_s < 1.0
     assert pulse._replace(step_age_s=3.5).is_stalled(TIMING.patience)

@@ -60,20 +60,20 @@ TO_CORE = [
     wire.Configure(CONFIG, 20),
     wire.AddRequests([REQUEST, REQUEST]),
     wire.Abort(["1.0", "2.0"]),
-    wire.Ping(7),
+    wire.CorePing(7),
     wire.ResetPrefixCache(),
     wire.Label("1.0", Labels(bytes(24), bytes(8))),
-    wire.Watch(on=True),
+    wire.WatchResidency(on=True),
     wire.Shutdown(),
     wire.Shutdown(graceful=True),
 ]
 FROM_CORE = [
-    wire.Progress(3, 9),
+    wire.CoreProgress(3, 9),
     wire.Ready(INFO),
     wire.Pong(7, steps=3, step_age_s=0.5, expected_s=0.1),
     wire.Outputs(StepOutput(outputs=[OUTPUT], stats=EngineStats(steps=4))),
     wire.Outputs(StepOutput(residency=ResidencyChange(bytes(12), bytes(8), b""))),
-    wire.Refused("1.0", "QueueFull", "full", retry_after_s=3),
+    wire.RequestRefused("1.0", "QueueFull", "full", retry_after_s=3),
     wire.Fatal("ModelError", "model.safetensors: truncated"),
 ]
 
@@ -88,7 +88,7 @@ def test_messages_arrive_whole_and_in_order_however_the_stream_is_cut(cuts):
     for messages, decoder in directions:
         stream = b"".join(wire.encode(message) for message in messages)
         edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-        reader: wire.FrameReader[Any] = wire.FrameReader(decoder)
+        reader: wire.MessageReader[Any] = wire.MessageReader(decoder)
         got = []
         for start, end in pairwise(edges):
             got += reader.feed(stream[start:end])
@@ -100,7 +100,7 @@ def test_messages_arrive_whole_and_in_order_however_the_stream_is_cut(cuts):
 def test_random_bytes_in_a_frame_are_an_error_or_a_message_and_nothing_else(body):
     decoders: list[Any] = [wire.TO_CORE, wire.FROM_CORE]
     for decoder in decoders:
-        reader: wire.FrameReader[Any] = wire.FrameReader(decoder)
+        reader: wire.MessageReader[Any] = wire.MessageReader(decoder)
         try:
             messages = reader.feed(struct.pack("<I", len(body)) + body)
         except wire.WireError:
@@ -115,13 +115,13 @@ def test_a_damaged_message_is_an_error_or_another_message(data):
     place = data.draw(st.integers(4, len(frame) - 1))
     frame[place] = data.draw(st.integers(0, 255))
     try:
-        wire.FrameReader(wire.TO_CORE).feed(bytes(frame))
+        wire.MessageReader(wire.TO_CORE).feed(bytes(frame))
     except wire.WireError as error:
         assert "is no message" in str(error)
 
 
 def test_a_frame_above_the_limit_is_refused_from_its_length_alone():
-    reader = wire.FrameReader(wire.TO_CORE)
+    reader = wire.MessageReader(wire.TO_CORE)
     with pytest.raises(wire.WireError, match="4294967295 bytes is above the limit"):
         reader.feed(b"\xff\xff\xff\xff")
 
@@ -137,7 +137,7 @@ def test_settings_that_break_their_own_rules_do_not_pass():
         {"type": "Configure", "log_level": 20, "config": {"memory_fraction": 7.0}}
     )
     with pytest.raises(wire.WireError, match="--memory-fraction must be above 0"):
-        wire.FrameReader(wire.TO_CORE).feed(struct.pack("<I", len(body)) + body)
+        wire.MessageReader(wire.TO_CORE).feed(struct.pack("<I", len(body)) + body)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_settings_that_break_their_own_rules_do_not_pass():
     ],
 )
 def test_a_request_error_is_the_same_error_on_the_other_side(error):
-    (refused,) = wire.FrameReader(wire.FROM_CORE).feed(wire.encode(wire.refusal("r", error)))
-    assert isinstance(refused, wire.Refused)
+    (refused,) = wire.MessageReader(wire.FROM_CORE).feed(wire.encode(wire.refusal("r", error)))
+    assert isinstance(refused, wire.RequestRefused)
     there = wire.error_of(refused)
     assert type(there) is type(error)
     for field in ("message", "param", "code", "status", "type", "retry_after_s"):
@@ -160,8 +160,8 @@ def test_a_request_error_is_the_same_error_on_the_other_side(error):
 
 def test_an_error_that_quotes_half_a_character_can_be_sent():
     error = errors.InvalidRequest("no keyword '\ud800'")
-    (refused,) = wire.FrameReader(wire.FROM_CORE).feed(wire.encode(wire.refusal("r", error)))
-    assert isinstance(refused, wire.Refused)
+    (refused,) = wire.MessageReader(wire.FROM_CORE).feed(wire.encode(wire.refusal("r", error)))
+    assert isinstance(refused, wire.RequestRefused)
     assert wire.error_of(refused).message == r"no keyword '\ud800'"
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from octavo_engine.core.seeds import key
 from octavo_engine.core.text.output_processor import OutputProcessor, Submission
-from octavo_engine.core.text.resumed import Told
+from octavo_engine.core.text.resumed import ResumedOutput
 from octavo_engine.errors import (
     DeadlineExceeded,
     EngineDead,
@@ -35,7 +35,7 @@ def add(processor, *, resume=b"", told=(), prompt=b"p", **params):
         params=SamplingParams(**{"max_tokens": 1000, **params}),
         seed=5,
         eos_token_ids=(EOS,),
-        told=[Told(list(resume))] if resume else told,
+        told=[ResumedOutput(list(resume))] if resume else told,
     )
     return processor.add(submission)
 
@@ -209,7 +209,7 @@ def test_a_resumed_answer_tells_them_on_from_what_was_told():
     processor = make_processor()
     raw = "aé🦊b".encode()
     for told in range(1, len(raw)):
-        request, (sequence,) = add(processor, told=[Told(list(raw[:told]))], logprobs=0)
+        request, (sequence,) = add(processor, told=[ResumedOutput(list(raw[:told]))], logprobs=0)
         entries = [TokenLogprobs(token, -0.5, 1, [], []) for token in raw[told:]]
         processor.process([news(sequence, raw[told:], logprobs=entries)])
         piece = request.take()
@@ -351,7 +351,7 @@ def test_absorbing_piece_by_piece_equals_taking_all_at_once():
 
 def test_each_answer_of_a_resumed_request_goes_on_where_it_was():
     processor = make_processor()
-    told = [Told(list(b"ab"), ended=True), Told(list(b"x")), Told()]
+    told = [ResumedOutput(list(b"ab"), ended=True), ResumedOutput(list(b"x")), ResumedOutput()]
     request, sequences = add(processor, told=told, n=3, max_tokens=3)
     assert [s.output_token_ids for s in sequences] == [list(b"x"), []]
     assert [s.seed for s in sequences] == [key(5, 1), key(5, 2)]
@@ -368,7 +368,7 @@ def test_each_answer_of_a_resumed_request_goes_on_where_it_was():
 
 
 def test_a_resume_in_which_all_had_ended_is_finished_at_once():
-    told = [Told(list(b"ab"), ended=True), Told([], ended=True)]
+    told = [ResumedOutput(list(b"ab"), ended=True), ResumedOutput([], ended=True)]
     request, sequences = add(make_processor(), told=told, n=2)
     piece = request.take()
     assert sequences == [] and piece is not None

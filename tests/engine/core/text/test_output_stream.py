@@ -9,7 +9,7 @@ import pytest
 
 from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.text.output_processor import OutputProcessor, Submission
-from octavo_engine.core.text.output_stream import Reader, Tap
+from octavo_engine.core.text.output_stream import InlineSink, OutputReader
 from octavo_engine.errors import GenerationFailed
 from octavo_engine.state.outputs import SequenceOutput
 from octavo_engine.state.sampling_params import SamplingParams
@@ -38,8 +38,8 @@ class Desk:
         self.is_open = is_open
         self.tapped: list[list[int]] = []
         self.read: list[list[int]] = []
-        tap: Any = Tap(lambda: self.is_open, lambda news: self.tell(news)) if taps else None
-        self.reader = Reader(self.request, silent=silent, tap=tap, interval=interval)
+        tap: Any = InlineSink(lambda: self.is_open, lambda news: self.tell(news)) if taps else None
+        self.reader = OutputReader(self.request, silent=silent, tap=tap, interval=interval)
 
     def tell(self, news: RequestOutput) -> None:
         self.tapped.append(news.outputs[0].token_ids)
@@ -176,7 +176,7 @@ def test_tap_and_iterator_together_tell_every_token_once_and_in_order(opens):
                 assert not news.finished
                 told.extend(news.outputs[0].token_ids)
 
-            tap = Tap(is_open, tell)
+            tap = InlineSink(is_open, tell)
             async for output in engine.generate([1, 2, 3], PARAMS, request_id="r", tap=tap):
                 told += output.outputs[0].token_ids
             assert told == backend.continuation([1, 2, 3], 64)
@@ -194,7 +194,7 @@ def test_steps_that_come_together_leave_as_one_piece():
         async with Running(backend) as engine:
             gate.closed = True
             pieces: list[list[int]] = []
-            tap: Tap[RequestOutput] = Tap(
+            tap: InlineSink[RequestOutput] = InlineSink(
                 lambda: True, lambda news: pieces.append(news.outputs[0].token_ids)
             )
             news = engine.generate([1], PARAMS, request_id="r", tap=tap)

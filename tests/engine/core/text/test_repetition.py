@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from octavo_engine.core.text.output_processor import OutputProcessor, Submission
 from octavo_engine.core.text.repetition import RepetitionWatch
-from octavo_engine.core.text.resumed import Told
+from octavo_engine.core.text.resumed import ResumedOutput
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.state.outputs import SequenceOutput
 from octavo_engine.state.sampling_params import RepetitionDetection, SamplingParams
@@ -47,7 +47,7 @@ def submit(told: bytes = b"", **params):
     submission = Submission(
         request_id="r", prompt=None, prompt_token_ids=[1], seed=0, eos_token_ids=(257,),
         params=SamplingParams(max_tokens=100, repetition_detection=THRICE, **params),
-        told=[Told(list(told))] if told else (),
+        told=[ResumedOutput(list(told))] if told else (),
     )  # fmt: skip
     request, sequences = processor.add(submission)
     return processor, request, sequences

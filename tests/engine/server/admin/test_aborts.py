@@ -11,7 +11,7 @@ import pytest
 from octavo_engine.config import EngineConfig, SimConfig
 from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.server.app import build_app
-from octavo_engine.server.generation.inflight import Running
+from octavo_engine.server.generation.inflight import InFlightRequests
 from octavo_engine.server.http.loopback import post
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.engine import FakeEngine
@@ -105,7 +105,7 @@ def test_other_bodies_are_refused(body):
 def test_requests_that_share_a_name_are_all_stopped():
     async def story() -> list[int]:
         stopped: list[int] = []
-        names = Running()
+        names = InFlightRequests()
 
         async def stop(number: int) -> None:
             stopped.append(number)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from octavo_engine.server.generation.prompt_share import Share
+from octavo_engine.server.generation.prompt_share import PromptShare
 
 if TYPE_CHECKING:
     from octavo_engine.server.service import Service
@@ -25,7 +25,7 @@ class Rig:
     """Prompts that end when they are told to."""
 
     def __init__(self, service: Any, width: int = 1) -> None:
-        self.share = Share(cast("Service", service), width)
+        self.share = PromptShare(cast("Service", service), width)
         self.running: list[int] = []
         self.gates: dict[int, asyncio.Event] = {}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from octavo_engine.errors import RequestError
 from octavo_engine.server.http.json_size import check_size
-from octavo_engine.server.limits import Limits
+from octavo_engine.server.limits import RequestLimits
 from tests.fakes.server import post, running
 
 JSON = st.recursive(
@@ -50,7 +50,7 @@ def test_what_is_counted_is_what_there_is(value, is_ascii):
     ids=["objects", "lists", "texts", "numbers", "pairs", "quotes", "nests"],
 )
 def test_many_small_things_are_refused_quickly(what):
-    limits = Limits()
+    limits = RequestLimits()
     body = b'{"prompt":[' + what * (limits.max_body_bytes // len(what) - 10) + b"1]}"
     began = time.process_time()
     with pytest.raises(RequestError):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from octavo_engine.errors import DeadlineExceeded, EngineDead, GenerationFailed
-from octavo_engine.server.limits import Limits
+from octavo_engine.server.limits import RequestLimits
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.engine import FakeEngine
 from tests.fakes.scripted_engine import ScriptedEngine
@@ -68,7 +68,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.fixture(scope="module")
 def client():
     settings = ServerSettings(
-        tool_call_parser="hermes", limits=Limits(max_body_bytes=20_000, max_json_depth=20)
+        tool_call_parser="hermes", limits=RequestLimits(max_body_bytes=20_000, max_json_depth=20)
     )
     with running(ScriptedEngine(), settings) as server, server.client() as client:
         yield client

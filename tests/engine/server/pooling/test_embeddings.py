@@ -11,13 +11,13 @@ import numpy as np
 import openai
 import pytest
 
-from octavo_engine.server.limits import Limits
+from octavo_engine.server.limits import RequestLimits
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.engine import FakeEngine
 from tests.fakes.server import RunningServer, post, running
 
 PATH = "/v1/embeddings"
-LIMITS = Limits(max_pooling_items=8, max_pooling_tokens=500)
+LIMITS = RequestLimits(max_pooling_items=8, max_pooling_tokens=500)
 
 
 @pytest.fixture(scope="module")

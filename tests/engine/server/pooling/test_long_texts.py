@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from octavo_engine.config import EngineConfig
-from octavo_engine.server.limits import Limits
+from octavo_engine.server.limits import RequestLimits
 from octavo_engine.server.pooling.long_texts import joined, pieces_of
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.engine import FakeEngine
@@ -51,7 +51,7 @@ def test_the_mean_counts_tokens_and_keeps_unit_length():
 def test_the_endpoint_cuts_up_to_its_limit_and_counts_all_tokens():
     engine = FakeEngine(tasks=("embed",), max_model_len=8)
     with (
-        running(engine, ServerSettings(limits=Limits(max_embed_len=20))) as server,
+        running(engine, ServerSettings(limits=RequestLimits(max_embed_len=20))) as server,
         server.client() as client,
     ):
 
@@ -97,7 +97,7 @@ def test_a_real_model_finds_a_long_text_near_to_what_it_is_about():
         )
         try:
             await engine.ready()
-            app = build_app(engine, ServerSettings(limits=Limits(max_embed_len=4096)))
+            app = build_app(engine, ServerSettings(limits=RequestLimits(max_embed_len=4096)))
             body = {"input": [cats, lorries, "a kitten at home"]}
             return await post(app, PATH, json.dumps(body).encode())
         finally:

@@ -7,7 +7,7 @@ import base64
 import numpy as np
 import pytest
 
-from octavo_engine.server.limits import Limits
+from octavo_engine.server.limits import RequestLimits
 from octavo_engine.server.pooling.encoding import Encoding
 from octavo_engine.server.settings import ServerSettings
 from tests.engine.server.pooling.asking import ask, refusal
@@ -19,7 +19,7 @@ ALL = ("embed", "token_embed", "classify", "token_classify")
 
 @pytest.fixture(scope="module")
 def server():
-    settings = ServerSettings(limits=Limits(max_pooled_numbers=64))
+    settings = ServerSettings(limits=RequestLimits(max_pooled_numbers=64))
     with running(FakeEngine(tasks=ALL), settings) as server:
         yield server
 

@@ -44,7 +44,7 @@ class Core:
 
     def _take(self, message: wire.ToEngine) -> None:
         self.sent.append(message)
-        if message == wire.Watch(on=True):
+        if message == wire.WatchResidency(on=True):
             snapshot = ResidencyChange(snapshot=self.stored)
             self.engine.residency.on_step(StepOutput(residency=snapshot))
 
@@ -237,11 +237,11 @@ def test_the_core_is_told_when_the_last_one_leaves(core, server):
         next(told)
     server.call(lambda: None)
     for _ in range(100):  # its leaving is noticed by the server, not by us
-        if core.sent[-1] == wire.Watch(on=False):
+        if core.sent[-1] == wire.WatchResidency(on=False):
             break
         with server.client() as client:
             client.get("/livez")
-    assert core.sent == [wire.Watch(on=True), wire.Watch(on=False)]
+    assert core.sent == [wire.WatchResidency(on=True), wire.WatchResidency(on=False)]
     assert len(server.service.hub) == 0
 
 
@@ -277,7 +277,7 @@ def test_a_wake_that_is_due_already_does_not_stop_the_next_one_on_uvloop():
     """uvloop gives a timer whose time has come no `when`: asking for it broke the listener."""
 
     async def work() -> tuple[float, float]:
-        hub = stream_module.Hub(Service(Core().engine, ServerSettings()))
+        hub = stream_module.SubscriberHub(Service(Core().engine, ServerSettings()))
         now = asyncio.get_running_loop().time()
         hub._wake_at(now - 1.0)
         hub._wake_at(now - 2.0)

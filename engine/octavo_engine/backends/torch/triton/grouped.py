@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.torch.packed import GroupedWeight
-    from octavo_engine.backends.torch.triton.splits import Cut
+    from octavo_engine.backends.torch.triton.splits import AxisCut
 
 
 @triton.jit
@@ -160,6 +160,6 @@ def matmul(
     return parts[0] if work.num_splits == 1 else join(parts, bias, out_dtype)
 
 
-def _parts(x: Tensor, work: Cut, num_outputs: int, out_dtype: torch.dtype) -> Tensor:
+def _parts(x: Tensor, work: AxisCut, num_outputs: int, out_dtype: torch.dtype) -> Tensor:
     dtype = out_dtype if work.num_splits == 1 else torch.float32
     return x.new_empty((work.num_splits, len(x), num_outputs), dtype=dtype)

@@ -21,7 +21,7 @@ MIN_STEPS = 4  # of a loop over inputs, that a split be worth its launch
 JOIN_COLUMNS = 512
 
 
-class Cut(NamedTuple):
+class AxisCut(NamedTuple):
     block_m: int
     block_n: int
     num_splits: int
@@ -38,19 +38,19 @@ def cut(
     *,
     batch_invariant: bool,
     sums_twice: bool = False,
-) -> Cut:
+) -> AxisCut:
     """For a loop of `num_steps` over the inputs; with `sums_twice` a step's own sum needs registers
     beside the total. Where bits must not depend on the number of rows, neither does the cut."""
     block_n = 64 if sums_twice else 128
     if batch_invariant:
-        return Cut(64, block_n, 1, num_steps, 4, 3)
+        return AxisCut(64, block_n, 1, num_steps, 4, 3)
     if num_rows > FEW_ROWS:
         block_m = 64 if num_rows <= 64 else 128
-        return Cut(block_m, block_n, 1, num_steps, block_m // 16, 3)
+        return AxisCut(block_m, block_n, 1, num_steps, block_m // 16, 3)
     programs = -(-num_outputs // 64)
     wanted = min(MAX_SPLITS, 2 * num_processors // programs, num_steps // MIN_STEPS)
     steps = -(-num_steps // max(1, wanted))
-    return Cut(FEW_ROWS, 64, -(-num_steps // steps), steps, 4, 4)
+    return AxisCut(FEW_ROWS, 64, -(-num_steps // steps), steps, 4, 4)
 
 
 @triton.jit

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TypeVar
 
-    from octavo_engine.server.openai.batches.shapes import Batch, FileObject
-    from octavo_engine.server.openai.batches.shelf import Shelf
+    from octavo_engine.server.openai.batches.shapes import BatchObject, FileObject
+    from octavo_engine.server.openai.batches.shelf import FileStore
 
-    Listed = TypeVar("Listed", FileObject, Batch)
+    Listed = TypeVar("Listed", FileObject, BatchObject)
 
 MAX_FILES_LISTED = 10_000
 MAX_NAME_CHARS = 255
@@ -106,7 +106,7 @@ async def get_content(exchange: Exchange, service: Service) -> None:
             await exchange.close()
 
 
-def shelf_of(service: Service) -> Shelf:
+def shelf_of(service: Service) -> FileStore:
     assert service.batches is not None  # its routes are not there otherwise
     return service.batches.shelf
 

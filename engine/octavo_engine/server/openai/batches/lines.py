@@ -21,7 +21,7 @@ _SHOWN_CHARS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class BatchTask:
     """A request that can be sent."""
 
     number: int  # of its line, from 1
@@ -31,7 +31,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BadLine:
     """A line that is no request."""
 
     number: int
@@ -39,15 +39,15 @@ class Broken:
     problem: str
 
 
-class Reader:
+class LineReader:
     """Turns lines into tasks; knows which ids it has met."""
 
-    def __init__(self, done: Done | None = None, *, endpoint: str = "") -> None:
-        self._done = done or Done()
+    def __init__(self, done: FinishedLine | None = None, *, endpoint: str = "") -> None:
+        self._done = done or FinishedLine()
         self._endpoint = endpoint  # that all must have; empty: each its own
         self._ids: set[str] = set()
 
-    def read(self, lines: Iterable[bytes]) -> Iterator[Task | Broken]:
+    def read(self, lines: Iterable[bytes]) -> Iterator[BatchTask | BadLine]:
         """Blank lines, and what has its answer already, are left out."""
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -56,36 +56,36 @@ class Reader:
             if not self._done.holds(entry):
                 yield entry
 
-    def _entry(self, number: int, line: bytes) -> Task | Broken:
+    def _entry(self, number: int, line: bytes) -> BatchTask | BadLine:
         try:
             fields = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return Broken(number, None, f"not valid JSON: {error}")
+            return BadLine(number, None, f"not valid JSON: {error}")
         if not isinstance(fields, dict):
-            return Broken(number, None, "must be a JSON object")
+            return BadLine(number, None, "must be a JSON object")
         custom_id = fields.get("custom_id")
         if not isinstance(custom_id, str) or not custom_id:
-            return Broken(number, None, "custom_id must be a string that is not empty")
+            return BadLine(number, None, "custom_id must be a string that is not empty")
         if custom_id in self._ids:
-            return Broken(number, custom_id, "custom_id was given before")
+            return BadLine(number, custom_id, "custom_id was given before")
         self._ids.add(custom_id)
         problem = _problem(fields)
         if not problem and self._endpoint and fields["url"] != self._endpoint:
             problem = f"url must be the batch's endpoint, {self._endpoint}; got {fields['url']}"
         if problem:
-            return Broken(number, custom_id, problem)
-        return Task(number, custom_id, fields["url"], msgspec.json.encode(fields["body"]))
+            return BadLine(number, custom_id, problem)
+        return BatchTask(number, custom_id, fields["url"], msgspec.json.encode(fields["body"]))
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class FinishedLine:
     """What an earlier run has answered."""
 
     ids: frozenset[str] = frozenset()
     lines: frozenset[int] = frozenset()  # of broken ones
 
     @classmethod
-    def read(cls, answers: Iterable[bytes]) -> Done:
+    def read(cls, answers: Iterable[bytes]) -> FinishedLine:
         """Raises ValueError that names the line which is no answer of ours."""
         ids: set[str] = set()
         lines: set[int] = set()
@@ -100,20 +100,20 @@ class Done:
                 ids.add(known.custom_id)
         return cls(frozenset(ids), frozenset(lines))
 
-    def holds(self, entry: Task | Broken) -> bool:
-        if isinstance(entry, Broken):
+    def holds(self, entry: BatchTask | BadLine) -> bool:
+        if isinstance(entry, BadLine):
             return entry.number in self.lines
         return entry.custom_id in self.ids
 
 
-def done_so_far(path: str) -> Done:
+def done_so_far(path: str) -> FinishedLine:
     """What a file of answers holds, whose half line at the end is dropped. Raises ValueError."""
     _drop_half_line(path)
     with open(path, "rb") as file:
-        return Done.read(file)
+        return FinishedLine.read(file)
 
 
-def answered(task: Task, status: int, request_id: str, body: bytes) -> bytes:
+def answered(task: BatchTask, status: int, request_id: str, body: bytes) -> bytes:
     """Errors of the API are answers too: their status and error object tell."""
     return _line(
         task.custom_id,
@@ -122,7 +122,7 @@ def answered(task: Task, status: int, request_id: str, body: bytes) -> bytes:
     )
 
 
-def refused(broken: Broken) -> bytes:
+def refused(broken: BadLine) -> bytes:
     error = {
         "code": "invalid_line",
         "message": f"line {broken.number}: {broken.problem}",
@@ -131,7 +131,7 @@ def refused(broken: Broken) -> bytes:
     return _line(broken.custom_id, None, error)
 
 
-def expired(task: Task) -> bytes:
+def expired(task: BatchTask) -> bytes:
     """For what was not asked in time."""
     message = "This request was not answered before the batch expired."
     return _line(task.custom_id, None, {"code": "batch_expired", "message": message})

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo_engine.server.http.loopback import JSON, post
-from octavo_engine.server.openai.batches.lines import Broken, answered, refused
+from octavo_engine.server.openai.batches.lines import BadLine, answered, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from starlette.types import ASGIApp
 
-    from octavo_engine.server.openai.batches.lines import Task
+    from octavo_engine.server.openai.batches.lines import BatchTask
 
 # How many requests may be begun before the oldest is done, in multiples of those at once: one slow
 # answer does not hold the others back, and no more than these wait for it in memory.
@@ -26,7 +26,7 @@ _MULTIPART = "multipart/form-data; boundary=none"
 
 
 @dataclass(slots=True)
-class Tally:
+class BatchTally:
     """How far a batch is."""
 
     answered: int = 0  # with status 200
@@ -45,25 +45,25 @@ class _Answer:
 
 async def run(
     app: ASGIApp,
-    entries: Iterator[Task | Broken],
+    entries: Iterator[BatchTask | BadLine],
     write: Callable[[bytes, bool], None],
     *,
     concurrency: int,
-    note: Callable[[Tally], None] = lambda tally: None,
+    note: Callable[[BatchTally], None] = lambda tally: None,
     places: asyncio.Semaphore | None = None,
     max_tries: int | None = MAX_TRIES,
     is_background: bool = False,
-) -> Tally:
+) -> BatchTally:
     """`write` gets whole lines in order and whether they are good, `note` hears of each.
 
     Batches that run together share their `places`. Without `max_tries` patience has no end. In
     the background they get only what other requests leave.
     """
-    tally = Tally()
+    tally = BatchTally()
     turn = places or asyncio.Semaphore(concurrency)
 
-    async def work(entry: Task | Broken) -> _Answer:
-        if isinstance(entry, Broken):
+    async def work(entry: BatchTask | BadLine) -> _Answer:
+        if isinstance(entry, BadLine):
             return _Answer(refused(entry), False)
         async with turn:
             return await _ask(app, entry, max_tries, is_background=is_background)
@@ -97,7 +97,9 @@ async def run(
             await asyncio.wait(pending)
 
 
-async def _ask(app: ASGIApp, task: Task, max_tries: int | None, *, is_background: bool) -> _Answer:
+async def _ask(
+    app: ASGIApp, task: BatchTask, max_tries: int | None, *, is_background: bool
+) -> _Answer:
     """A full queue and an engine that restarts are waited for."""
     content_type = _MULTIPART if task.url.startswith("/v1/audio/") else JSON
     for _ in itertools.count() if max_tries is None else range(max_tries):

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.openai.batches.lines import (
     URLS,
-    Broken,
-    Done,
-    Reader,
-    Task,
+    BadLine,
+    BatchTask,
+    FinishedLine,
+    LineReader,
     done_so_far,
     expired,
 )
 from octavo_engine.server.openai.batches.run import run
-from octavo_engine.server.openai.batches.shapes import Batch, BatchError, BatchErrors
+from octavo_engine.server.openai.batches.shapes import BatchError, BatchErrors, BatchObject
 from octavo_engine.server.openai.batches.shelf import BatchRecord, new_file_id
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from octavo_engine.server.limits import Limits
+    from octavo_engine.server.limits import RequestLimits
     from octavo_engine.server.openai.batches.shapes import BatchRequest
-    from octavo_engine.server.openai.batches.shelf import Shelf
+    from octavo_engine.server.openai.batches.shelf import FileStore
 
 logger = logging.getLogger("octavo.server.batches")
 
@@ -40,10 +40,12 @@ _MAX_WINDOW_H = 7 * 24
 _MAX_METADATA, _MAX_KEY_CHARS, _MAX_VALUE_CHARS = 16, 64, 512
 
 
-class Batches:
+class BatchRunner:
     """Belongs to the event loop. Each batch that is not over has a task."""
 
-    def __init__(self, shelf: Shelf, app: ASGIApp, limits: Limits, concurrency: int) -> None:
+    def __init__(
+        self, shelf: FileStore, app: ASGIApp, limits: RequestLimits, concurrency: int
+    ) -> None:
         self.shelf = shelf
         self._app = app  # answers without asking who asks: the batch's maker was asked
         self._limits = limits
@@ -68,7 +70,7 @@ class Batches:
             await asyncio.wait(tasks)
         self.shelf.close()
 
-    def create(self, request: BatchRequest, owner: str) -> Batch:
+    def create(self, request: BatchRequest, owner: str) -> BatchObject:
         """Raises RequestError."""
         hours = _check(request)
         file = self.shelf.file(request.input_file_id, owner)
@@ -80,7 +82,7 @@ class Batches:
         self.shelf.make_room_for_batch()
         now = int(self.shelf.now())
         after = request.output_expires_after
-        batch = Batch(
+        batch = BatchObject(
             id=f"batch_{secrets.token_hex(12)}",
             endpoint=request.endpoint,
             input_file_id=file.id,
@@ -162,21 +164,21 @@ class Batches:
                 else:
                     batch.request_counts.failed += 1
 
-            entries = Reader(done, endpoint=batch.endpoint).read(lines)
+            entries = LineReader(done, endpoint=batch.endpoint).read(lines)
             await run(
                 self._app, entries, write, concurrency=self._concurrency, places=self._places,
                 max_tries=None, is_background=True,
             )  # fmt: skip
 
-    def _done(self, batch: Batch) -> Done:
+    def _done(self, batch: BatchObject) -> FinishedLine:
         """What an earlier server has answered; the counts are put right."""
-        good, bad = Done(), Done()
+        good, bad = FinishedLine(), FinishedLine()
         if (path := self.shelf.work_path(batch, "output")).exists():
             good = done_so_far(str(path))
         if (path := self.shelf.work_path(batch, "errors")).exists():
             bad = done_so_far(str(path))
         batch.request_counts.completed, batch.request_counts.failed = len(good.ids), len(bad.ids)
-        return Done(good.ids | bad.ids)
+        return FinishedLine(good.ids | bad.ids)
 
     def _write_expired(self, record: BatchRecord) -> None:
         batch = record.batch
@@ -187,8 +189,8 @@ class Batches:
             open(self.shelf.work_path(batch, "input"), "rb") as lines,
             open(self.shelf.work_path(batch, "errors"), "ab") as errors,
         ):
-            for entry in Reader(done, endpoint=batch.endpoint).read(lines):
-                if isinstance(entry, Task):
+            for entry in LineReader(done, endpoint=batch.endpoint).read(lines):
+                if isinstance(entry, BatchTask):
                     errors.write(expired(entry))
                     batch.request_counts.failed += 1
 
@@ -273,9 +275,9 @@ def _checked(path: Path, endpoint: str, limit: int) -> tuple[int, list[BatchErro
     """How many requests there are, and what is wrong with lines. Not on the event loop."""
     total, errors = 0, list[BatchError]()
     with open(path, "rb") as lines:
-        for entry in Reader(endpoint=endpoint).read(lines):
+        for entry in LineReader(endpoint=endpoint).read(lines):
             total += 1
-            if isinstance(entry, Broken) and len(errors) < MAX_SHOWN_ERRORS:
+            if isinstance(entry, BadLine) and len(errors) < MAX_SHOWN_ERRORS:
                 message = f"line {entry.number}: {entry.problem}"
                 errors.append(_error("invalid_line", message, entry.number))
     if not total:

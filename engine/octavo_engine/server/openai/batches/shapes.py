@@ -88,7 +88,7 @@ class RequestCounts(msgspec.Struct, kw_only=True):
     failed: int = 0
 
 
-class Batch(msgspec.Struct, kw_only=True):
+class BatchObject(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["batch"] = "batch"
     endpoint: str
@@ -117,7 +117,7 @@ class Batch(msgspec.Struct, kw_only=True):
 
 class BatchList(msgspec.Struct, kw_only=True):
     object: Literal["list"]
-    data: list[Batch]
+    data: list[BatchObject]
     first_id: str | None
     last_id: str | None
     has_more: bool

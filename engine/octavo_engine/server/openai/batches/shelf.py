@@ -14,13 +14,13 @@ import msgspec
 
 from octavo_engine.errors import ConfigError, InvalidRequest
 from octavo_engine.server.http.errors import HttpError
-from octavo_engine.server.openai.batches.shapes import Batch, FileObject
+from octavo_engine.server.openai.batches.shapes import BatchObject, FileObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import IO, Literal
 
-    from octavo_engine.server.limits import Limits
+    from octavo_engine.server.limits import RequestLimits
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -35,19 +35,21 @@ class FileRecord(msgspec.Struct, kw_only=True):
 class BatchRecord(msgspec.Struct, kw_only=True):
     """A batch, whose it is, and how long what it makes is kept."""
 
-    batch: Batch
+    batch: BatchObject
     owner: str
     keeps_s: int | None
 
 
-class Shelf:
+class FileStore:
     """Of one server at a time. Belongs to the event loop, which waits for small writes only.
 
     files/ID.json and files/ID; batches/ID.json, and while one runs ID.input (the same file under
     another name, so that deleting the upload hurts nobody), ID.output and ID.errors.
     """
 
-    def __init__(self, folder: str, limits: Limits, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, folder: str, limits: RequestLimits, now: Callable[[], float] = time.time
+    ) -> None:
         """Raises ConfigError where the folder cannot be used, or another server has it."""
         self._files_folder = Path(folder) / "files"
         self._batches_folder = Path(folder) / "batches"
@@ -148,7 +150,7 @@ class Shelf:
 
     # ── batches ──
 
-    def work_path(self, batch: Batch, kind: Literal["input", "output", "errors"]) -> Path:
+    def work_path(self, batch: BatchObject, kind: Literal["input", "output", "errors"]) -> Path:
         return self._batches_folder / f"{batch.id}.{kind}"
 
     def begin(self, record: BatchRecord) -> None:
@@ -165,7 +167,7 @@ class Shelf:
     def save(self, record: BatchRecord) -> None:
         _write(self._batches_folder / f"{record.batch.id}.json", record)
 
-    def drop_work(self, batch: Batch) -> None:
+    def drop_work(self, batch: BatchObject) -> None:
         """What only a running batch needs."""
         for kind in ("input", "output", "errors"):
             self.work_path(batch, kind).unlink(missing_ok=True)
@@ -182,7 +184,7 @@ class Shelf:
             )
         return record
 
-    def batches_of(self, owner: str) -> list[Batch]:
+    def batches_of(self, owner: str) -> list[BatchObject]:
         """Oldest first."""
         return [record.batch for record in self.batches.values() if record.owner == owner]
 

@@ -10,12 +10,12 @@ import msgspec
 from octavo_engine.errors import InvalidRequest, RequestError
 from octavo_engine.server.generation.gather import all_of
 from octavo_engine.server.generation.inflight import names_of
-from octavo_engine.server.generation.prompt_share import Share
-from octavo_engine.server.http.buffered_response import Captured
+from octavo_engine.server.generation.prompt_share import PromptShare
+from octavo_engine.server.http.buffered_response import BufferedResponse
 from octavo_engine.server.http.errors import not_supported
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.openai.chat.endpoint import chat_completions
-from octavo_engine.server.openai.schemas import ChatCompletionRequest, Message
+from octavo_engine.server.openai.schemas import ChatCompletionRequest, ChatMessageBody
 from octavo_engine.server.service import Service  # noqa: TC001
 
 _COUNTS = ("prompt_tokens", "total_tokens", "completion_tokens")
@@ -25,7 +25,7 @@ _DETAILS = ("prompt_tokens_details", "completion_tokens_details")
 class ChatBatchRequest(ChatCompletionRequest, kw_only=True):
     """As a chat request, but with a list of conversations."""
 
-    messages: list[list[Message]]  # type: ignore[assignment]  # that is the point
+    messages: list[list[ChatMessageBody]]  # type: ignore[assignment]  # that is the point
 
 
 async def chat_batch(exchange: Exchange, service: Service) -> None:
@@ -42,7 +42,7 @@ async def chat_batch(exchange: Exchange, service: Service) -> None:
     names = names_of(f"chatcmpl-{exchange.request_id}")
     with service.running.track(names, stop):
         async with exchange.while_present():
-            share = Share(service, 1)
+            share = PromptShare(service, 1)
             answers = await all_of(
                 [
                     share.of(partial(_one, exchange, service, number, body))
@@ -72,7 +72,7 @@ def _check(request: ChatBatchRequest, limit: int) -> None:
 
 async def _one(exchange: Exchange, service: Service, number: int, body: bytes) -> dict[str, Any]:
     """The chat endpoint itself answers, so that nothing can differ."""
-    captured = Captured()
+    captured = BufferedResponse()
     inner = exchange.again(body, send=captured.send, shares_client=False)
     inner.request_id = f"{exchange.request_id}-{number}"
     try:

@@ -15,8 +15,8 @@ from octavo_engine.tokenization.threads import off_loop
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_engine.server.limits import Limits
-    from octavo_engine.server.openai.schemas import ContentPart, Conversation, Message
+    from octavo_engine.server.limits import RequestLimits
+    from octavo_engine.server.openai.schemas import ChatMessageBody, ContentPart, ConversationFields
     from octavo_engine.tokenization.tokenizer import Template, Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -34,7 +34,7 @@ RESERVED_KWARGS = frozenset(
 T = TypeVar("T")
 
 
-class Rendered(NamedTuple):
+class RenderedPrompt(NamedTuple):
     """A prompt as text and as tokens. What users wrote is text in both, whatever it spells."""
 
     text: str
@@ -42,7 +42,8 @@ class Rendered(NamedTuple):
 
 
 async def render(
-    tokenizer: Tokenizer, request: Conversation, limits: Limits, *, trust_template: bool,
+    tokenizer: Tokenizer, request: ConversationFields, limits: RequestLimits, *,
+    trust_template: bool,
     describes_tools: bool = False,
 ) -> str:  # fmt: skip
     """The conversation as the model's chat template writes it; with `describes_tools` tools are no
@@ -54,17 +55,18 @@ async def render(
 
 
 async def rendered(
-    tokenizer: Tokenizer, request: Conversation, limits: Limits, *, trust_template: bool,
+    tokenizer: Tokenizer, request: ConversationFields, limits: RequestLimits, *,
+    trust_template: bool,
     add_special_tokens: bool = False, describes_tools: bool = False, most: int | None = None,
-) -> Rendered:  # fmt: skip
+) -> RenderedPrompt:  # fmt: skip
     """As `render`, with the tokens: only the template's own control tokens become control ids.
     Raises ContextLengthExceeded, unread, for a prompt that surely has more than `most` of them."""
     template, options = _prepared(tokenizer, request, limits, trust_template=trust_template)
     if describes_tools and request.chat_template is None:  # a request's own is as it wants it
         _describe_tools(template, options)
 
-    def work() -> Rendered:
-        return Rendered(
+    def work() -> RenderedPrompt:
+        return RenderedPrompt(
             *tokenizer.render_chat(
                 template=template, add_special_tokens=add_special_tokens, max_tokens=most, **options
             )
@@ -73,7 +75,7 @@ async def rendered(
     return await _timely(options["messages"], work)
 
 
-def check_messages(messages: list[Message], limits: Limits) -> list[dict[str, Any]]:
+def check_messages(messages: list[ChatMessageBody], limits: RequestLimits) -> list[dict[str, Any]]:
     """As dicts in the shape templates expect, text parts joined."""
     if not messages:
         raise InvalidRequest("messages must hold at least one message", param="messages")
@@ -100,7 +102,11 @@ def check_template_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _prepared(
-    tokenizer: Tokenizer, request: Conversation, limits: Limits, *, trust_template: bool
+    tokenizer: Tokenizer,
+    request: ConversationFields,
+    limits: RequestLimits,
+    *,
+    trust_template: bool,
 ) -> tuple[Template, dict[str, Any]]:
     messages = check_messages(request.messages, limits)
     read_tools(request.tools)
@@ -140,7 +146,9 @@ def _describe_tools(template: Template, options: dict[str, Any]) -> None:
         options["tools"] = None
 
 
-def _template(tokenizer: Tokenizer, request: Conversation, *, trust_template: bool) -> Template:
+def _template(
+    tokenizer: Tokenizer, request: ConversationFields, *, trust_template: bool
+) -> Template:
     template = tokenizer.chat_template
     if request.chat_template is not None:
         if not trust_template:
@@ -169,7 +177,7 @@ def _replaced(template: object, source: str) -> ChatTemplate:
         raise InvalidRequest(f"chat_template: {error}", param="chat_template") from None
 
 
-def _effort(request: Conversation) -> dict[str, Any]:
+def _effort(request: ConversationFields) -> dict[str, Any]:
     """What templates know it by; those that do not simply never ask."""
     effort = request.reasoning_effort
     if effort is None:
@@ -201,7 +209,7 @@ async def _timely(messages: list[dict[str, Any]], work: Callable[[], T]) -> T:
 # ── one message ──
 
 
-def _message(at: str, message: Message) -> dict[str, Any]:
+def _message(at: str, message: ChatMessageBody) -> dict[str, Any]:
     if message.role not in ROLES:
         raise InvalidRequest(
             f"{at}.role must be one of {', '.join(ROLES)}; got {message.role[:50]!r}",

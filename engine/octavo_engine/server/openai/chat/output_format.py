@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from octavo_engine.dialects.events import Parser
     from octavo_engine.dialects.reasoning import ReasoningFormat
     from octavo_engine.server.openai.chat.dialect import Dialect
-    from octavo_engine.server.openai.chat.tools import Offer
+    from octavo_engine.server.openai.chat.tools import ToolOffer
     from octavo_engine.server.openai.schemas import ChatCompletionRequest
     from octavo_engine.state.grammar import GrammarSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class OutputFormat:
     """One request's. Its parsers are made one an answer."""
 
-    offer: Offer
+    offer: ToolOffer
     dialect: Dialect
     reasoning: ReasoningFormat | None = None  # None: it is not looked for
     is_open: bool = False  # the prompt ends inside reasoning
@@ -94,8 +94,8 @@ class Reading:
 
 
 async def plan(
-    request: ChatCompletionRequest, offer: Offer, dialect: Dialect, prompt: str
-) -> Reading:
+    request: ChatCompletionRequest, offer: ToolOffer, dialect: Dialect, prompt: str
+) -> OutputFormat:
     """`prompt` as it was rendered. Raises RequestError for what cannot be enforced."""
     if offer.mode == "auto" and dialect.tools is None:
         raise not_supported(
@@ -107,7 +107,7 @@ async def plan(
     reasoning = dialect.reasoning
     is_open = reasoning is not None and _is_open(reasoning, request, prompt)
     after = reasoning.closes[0] if reasoning is not None and is_open else None
-    reading = Reading(
+    reading = OutputFormat(
         offer=offer,
         dialect=dialect,
         reasoning=reasoning,
@@ -136,7 +136,7 @@ def _budget(request: ChatCompletionRequest, dialect: Dialect) -> int | None:
     return budget
 
 
-def _limited(reading: Reading, budget: int | None, after: str | None) -> Reading:
+def _limited(reading: OutputFormat, budget: int | None, after: str | None) -> OutputFormat:
     """With the end of thoughts forced where their tokens are used up."""
     if budget is None or reading.reasoning is None:
         return reading
@@ -161,7 +161,9 @@ def _is_open(reasoning: ReasoningFormat, request: ChatCompletionRequest, prompt:
     return isinstance(begun, str) and reasoning.is_open_inside(begun)
 
 
-def _enforce(reading: Reading, request: ChatCompletionRequest, after: str | None) -> Reading:
+def _enforce(
+    reading: OutputFormat, request: ChatCompletionRequest, after: str | None
+) -> OutputFormat:
     answer = grammar_of(request, after=after)
     tools, left_over = _enforceable(reading.offer)
     enforced = _enforced(dataclasses.replace(reading, offer=tools), answer)
@@ -178,7 +180,7 @@ def _enforce(reading: Reading, request: ChatCompletionRequest, after: str | None
     return dataclasses.replace(reading, enforced=enforced, grammar=grammar)
 
 
-def _enforceable(offer: Offer) -> tuple[Offer, set[str]]:
+def _enforceable(offer: ToolOffer) -> tuple[ToolOffer, set[str]]:
     """The same tools with arguments as a grammar can enforce them, and keywords that it cannot."""
     from octavo_engine.grammar.enforceable import enforceable
 
@@ -199,7 +201,7 @@ def _enforceable(offer: Offer) -> tuple[Offer, set[str]]:
     return dataclasses.replace(offer, tools=changed, named=named), left_over
 
 
-def _enforced(reading: Reading, answer: GrammarSpec | None) -> Enforced | None:
+def _enforced(reading: OutputFormat, answer: GrammarSpec | None) -> Enforced | None:
     offer, format = reading.offer, reading.dialect.tools
     tools = offer.tools.tools
     if offer.mode == "named" and offer.named is not None:
@@ -229,5 +231,5 @@ def _spec(enforced: Enforced, after: str | None) -> GrammarSpec:
     return normal.structural_tag_spec(value, after=after)
 
 
-def _has_strict(offer: Offer) -> bool:
+def _has_strict(offer: ToolOffer) -> bool:
     return offer.mode == "auto" and any(tool.strict for tool in offer.tools.tools)

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from octavo_engine.dialects.events import Arguments, CallBegun, Content, Event, Reasoning
-from octavo_engine.server.openai.chat.session import Token
+from octavo_engine.server.openai.chat.session import ChatToken
 
 if TYPE_CHECKING:
     from octavo_engine.core.text.outputs import DecodedLogprobs
-    from octavo_engine.server.openai.chat.session import ChoiceNews
+    from octavo_engine.server.openai.chat.session import ChoiceDelta
 
 Kind = Literal["reasoning", "text", "call"]
 
 
 @dataclass(slots=True)
-class Part:
+class ChatPart:
     """It grows until it has ended; the next begins only then."""
 
     index: int
@@ -31,34 +31,34 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    part: Part
+class PartStarted:
+    part: ChatPart
 
 
 @dataclass(frozen=True, slots=True)
-class More:
-    part: Part
+class PartDelta:
+    part: ChatPart
     text: str
     logprobs: list[DecodedLogprobs]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    part: Part
+class PartEnded:
+    part: ChatPart
 
 
-Step = Begun | More | Ended
+Step = PartStarted | PartDelta | PartEnded
 
 
-class Parts:
+class ChatParts:
     """Of one answer."""
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
-        self._open: Part | None = None
+        self.parts: list[ChatPart] = []
+        self._open: ChatPart | None = None
         self._logprobs: list[DecodedLogprobs] = []  # of tokens whose text is still to come
 
-    def read(self, news: ChoiceNews) -> list[Step]:
+    def read(self, news: ChoiceDelta) -> list[Step]:
         """Hot path: once per piece of news."""
         steps: list[Step] = []
         for event in news.events or [Content(news.content)]:
@@ -75,7 +75,7 @@ class Parts:
     def nothing(self) -> list[Step]:
         """An empty text: for protocols that want something of every answer."""
         steps: list[Step] = []
-        self._begin(Part(len(self.parts), "text"), steps)
+        self._begin(ChatPart(len(self.parts), "text"), steps)
         self._close(steps)
         return steps
 
@@ -83,9 +83,9 @@ class Parts:
     def has_calls(self) -> bool:
         return any(part.kind == "call" for part in self.parts)
 
-    def _take(self, event: Event | Token, steps: list[Step]) -> None:
+    def _take(self, event: Event | ChatToken, steps: list[Step]) -> None:
         match event:
-            case Token(entry):
+            case ChatToken(entry):
                 self._logprobs.append(entry)
             case Content(text=text):
                 if text:
@@ -100,18 +100,18 @@ class Parts:
             case CallBegun(name=name, id=id):
                 self._logprobs = []
                 self._close(steps)
-                self._begin(Part(len(self.parts), "call", name=name, call_id=id), steps)
+                self._begin(ChatPart(len(self.parts), "call", name=name, call_id=id), steps)
             case Arguments(text=text):
                 # Formats write one call after the other: it is the one that began last.
                 self._logprobs = []
                 if text and self._open is not None and self._open.kind == "call":
                     self._add(self._open, text, steps)
 
-    def _within(self, kind: Kind, steps: list[Step]) -> Part:
+    def _within(self, kind: Kind, steps: list[Step]) -> ChatPart:
         if self._open is not None and self._open.kind == kind:
             return self._open
         self._close(steps)
-        return self._begin(Part(len(self.parts), kind), steps)
+        return self._begin(ChatPart(len(self.parts), kind), steps)
 
     def _forget_marks(self, text: str) -> None:
         """Of the tokens before a text's first piece, those that wrote a mark are not its own."""
@@ -122,19 +122,19 @@ class Parts:
             left -= len(self._logprobs[first].bytes)
         del self._logprobs[:first]
 
-    def _begin(self, part: Part, steps: list[Step]) -> Part:
+    def _begin(self, part: ChatPart, steps: list[Step]) -> ChatPart:
         self._open = part
         self.parts.append(part)
-        steps.append(Begun(part))
+        steps.append(PartStarted(part))
         return part
 
-    def _add(self, part: Part, text: str, steps: list[Step]) -> None:
+    def _add(self, part: ChatPart, text: str, steps: list[Step]) -> None:
         part.text += text
         part.logprobs += self._logprobs
-        steps.append(More(part, text, self._logprobs))
+        steps.append(PartDelta(part, text, self._logprobs))
         self._logprobs = []
 
     def _close(self, steps: list[Step]) -> None:
         if self._open is not None:
-            steps.append(Ended(self._open))
+            steps.append(PartEnded(self._open))
             self._open = None

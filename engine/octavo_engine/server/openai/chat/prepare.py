@@ -20,7 +20,7 @@ from octavo_engine.server.generation.resume import continued, opened
 from octavo_engine.server.generation.structured import note_left_over
 from octavo_engine.server.http.request_ids import adopt
 from octavo_engine.server.openai.chat.conversation import render, rendered
-from octavo_engine.server.openai.chat.output_format import Reading, plan
+from octavo_engine.server.openai.chat.output_format import OutputFormat, plan
 from octavo_engine.server.openai.chat.tools import read_offer
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.protocol.route_keys import Kind
     from octavo_engine.server.http.exchange import Exchange
-    from octavo_engine.server.openai.chat.tools import Offer
+    from octavo_engine.server.openai.chat.tools import ToolOffer
     from octavo_engine.server.openai.schemas import ChatCompletionRequest
     from octavo_engine.server.service import Service
     from octavo_engine.server.settings import ServerSettings
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PreparedChat:
     """What will run, and how its answers are read."""
 
     request: ChatCompletionRequest
@@ -45,7 +45,7 @@ class Asked:
     created: int
     role: str
     job: generation.Job
-    reading: Reading
+    reading: OutputFormat
     prompt: str  # as it was rendered
     opened: set[int]  # choices that began before: of a stream that is resumed
     has_functions: bool = False  # a call is told as function_call, as it was asked for
@@ -72,7 +72,7 @@ async def prepare(
     *,
     prefix: str = "chatcmpl",
     kind: Kind = "chat",
-) -> Asked:
+) -> PreparedChat:
     """The id is `prefix` and the exchange's own.
 
     `kind` is the shape of the body that came, by which routers know it.
@@ -116,7 +116,7 @@ async def prepare(
         render_next=_next_turn(service, request, reading),
     )  # fmt: skip
     resume = exchange.resume
-    return Asked(
+    return PreparedChat(
         request=request,
         id=id_ if resume is None else resume.id,
         model=model,
@@ -130,7 +130,7 @@ async def prepare(
     )
 
 
-def _offer(request: ChatCompletionRequest, settings: ServerSettings) -> Offer:
+def _offer(request: ChatCompletionRequest, settings: ServerSettings) -> ToolOffer:
     """The tools that may be called; those that the prompt must not show are taken out of it."""
     offer = read_offer(request.tools, request.tool_choice, request.parallel_tool_calls)
     if offer.mode == "auto" and not settings.enable_auto_tool_choice:
@@ -149,7 +149,7 @@ def _max_tokens(request: ChatCompletionRequest) -> int | None:
     return request.max_tokens if newer is None else newer
 
 
-def _with_reading(params: SamplingParams, reading: Reading) -> SamplingParams:
+def _with_reading(params: SamplingParams, reading: OutputFormat) -> SamplingParams:
     if reading.grammar is None and not reading.shown_ids:
         return params
     return msgspec.structs.replace(
@@ -158,7 +158,7 @@ def _with_reading(params: SamplingParams, reading: Reading) -> SamplingParams:
 
 
 def _next_turn(
-    service: Service, request: ChatCompletionRequest, reading: Reading
+    service: Service, request: ChatCompletionRequest, reading: OutputFormat
 ) -> Callable[[str], Awaitable[str]]:
     """What the next turn's prompt will be, for routers, if this one is answered so."""
 

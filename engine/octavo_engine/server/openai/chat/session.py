@@ -23,10 +23,10 @@ from octavo_engine.tokenization.detokenizer import Detokenizer
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from octavo_engine.core.text.output_stream import Tap
+    from octavo_engine.core.text.output_stream import InlineSink
     from octavo_engine.core.text.outputs import CompletionOutput, DecodedLogprobs, RequestOutput
-    from octavo_engine.core.text.resumed import Told
-    from octavo_engine.server.openai.chat.prepare import Asked
+    from octavo_engine.core.text.resumed import ResumedOutput
+    from octavo_engine.server.openai.chat.prepare import PreparedChat
     from octavo_engine.server.service import Service
 
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -34,14 +34,14 @@ _ID_CHARS, _SHORT_ID_CHARS = 24, 9
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class ChatToken:
     """Stands among the events before what this token says, however many tokens come at once."""
 
     entry: DecodedLogprobs
 
 
 @dataclass(slots=True)
-class CallNews:
+class CallDelta:
     """News of one tool call. Name and id come with its first news."""
 
     index: int  # among the answer's calls
@@ -51,16 +51,16 @@ class CallNews:
 
 
 @dataclass(slots=True)
-class ChoiceNews:
+class ChoiceDelta:
     """News of one answer: what is new since the last."""
 
     index: int
     content: str = ""
     reasoning: str = ""
-    calls: list[CallNews] = field(default_factory=list)
+    calls: list[CallDelta] = field(default_factory=list)
     # The same in the order in which it was said, with the tokens where logprobs are asked for;
     # empty where the text is the content as it comes.
-    events: list[Event | Token] = field(default_factory=list)
+    events: list[Event | ChatToken] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: Sequence[DecodedLogprobs] | None = None  # one a token, where asked
     finish_reason: str | None = None  # the engine's, or tool_calls
@@ -74,23 +74,23 @@ class ChoiceNews:
 
 
 @dataclass(slots=True)
-class ChatNews:
+class ChatDelta:
     """One piece of news of a request. The first tells of the prompt."""
 
-    choices: list[ChoiceNews]
+    choices: list[ChoiceDelta]
     finished: bool
     output: RequestOutput  # of the engine, with all that is said of the prompt
 
 
-def told_reason(asked: Asked, reason: str | None) -> str | None:
+def told_reason(asked: PreparedChat, reason: str | None) -> str | None:
     """Why an answer ended, in the words of the chat endpoint's clients."""
     return "function_call" if reason == "tool_calls" and asked.has_functions else reason
 
 
-class ChatRun:
+class ChatSession:
     """One request's. `usage` is true after each piece of news."""
 
-    def __init__(self, service: Service, asked: Asked) -> None:
+    def __init__(self, service: Service, asked: PreparedChat) -> None:
         self.usage = Usage(asked.job)
         self._service = service
         self._asked = asked
@@ -103,8 +103,8 @@ class ChatRun:
                 self._account(index, told)
 
     async def news(
-        self, *, stream: bool, tap: Tap[ChatNews] | None = None
-    ) -> AsyncGenerator[ChatNews, None]:
+        self, *, stream: bool, tap: InlineSink[ChatDelta] | None = None
+    ) -> AsyncGenerator[ChatDelta, None]:
         """With `stream` false one piece, or a few; but for those that `tap` takes. Closing it
         aborts. Raises RequestError."""
         tapped = None if tap is None else tap.after(self._told)
@@ -130,7 +130,7 @@ class ChatRun:
             letters.append(_LETTERS[letter])
         return "".join(letters) if short else "call_" + "".join(letters)
 
-    def _account(self, index: int, told: Told) -> None:
+    def _account(self, index: int, told: ResumedOutput) -> None:
         """Thoughts of answers that began elsewhere count from the first sum on, be it that their
         turn is yet to come or that they have ended."""
         job = self._asked.job
@@ -146,14 +146,14 @@ class ChatRun:
         if answer.tokens is not None:
             self.usage.note_reasoning(index, answer.tokens.count)
 
-    def _told(self, piece: generation.Piece) -> ChatNews:
+    def _told(self, piece: generation.JobOutput) -> ChatDelta:
         output = piece.news
         self.usage.add(0, output)
-        return ChatNews([self._read(new) for new in output.outputs], output.finished, output)
+        return ChatDelta([self._read(new) for new in output.outputs], output.finished, output)
 
-    def _read(self, new: CompletionOutput) -> ChoiceNews:
+    def _read(self, new: CompletionOutput) -> ChoiceDelta:
         """Hot path: once per answer and piece of news."""
-        choice = ChoiceNews(
+        choice = ChoiceDelta(
             new.index,
             token_ids=new.token_ids,
             logprobs=new.logprobs,
@@ -164,7 +164,7 @@ class ChatRun:
         if self._asked.reading.is_plain:
             choice.content = new.text
             if new.logprobs is not None:
-                choice.events = [*map(Token, new.logprobs), Content(new.text)]
+                choice.events = [*map(ChatToken, new.logprobs), Content(new.text)]
             return choice
         answer = self._answers.get(new.index)
         if answer is None:
@@ -185,7 +185,7 @@ class ChatRun:
 class _Answer:
     """One answer's parser, and what is known of it so far."""
 
-    def __init__(self, run: ChatRun, asked: Asked, service: Service, index: int) -> None:
+    def __init__(self, run: ChatSession, asked: PreparedChat, service: Service, index: int) -> None:
         reading = asked.reading
         self._run = run
         self._reading = reading
@@ -211,7 +211,7 @@ class _Answer:
         self._num_chars = len(text)
         self._count(ids, text)
 
-    def read(self, new: CompletionOutput, choice: ChoiceNews) -> None:
+    def read(self, new: CompletionOutput, choice: ChoiceDelta) -> None:
         if new.logprobs is not None:
             self._read_tokens(new.text, new.logprobs, choice)
         elif new.text:
@@ -219,17 +219,17 @@ class _Answer:
         if new.finish_reason is not None:
             for event in self._parser.finish():
                 self._tell(event, choice)
-            choice.events += map(Token, self._unsaid)
+            choice.events += map(ChatToken, self._unsaid)
         self._count(new.token_ids, new.text)
         if new.finish_reason == "stop" and self._has_calls and self._reading.ends_with_calls:
             choice.finish_reason = "tool_calls"
 
-    def _push(self, text: str, choice: ChoiceNews) -> None:
+    def _push(self, text: str, choice: ChoiceDelta) -> None:
         for event in self._parser.push(text):
             self._tell(event, choice)
 
     def _read_tokens(
-        self, text: str, entries: Sequence[DecodedLogprobs], choice: ChoiceNews
+        self, text: str, entries: Sequence[DecodedLogprobs], choice: ChoiceDelta
     ) -> None:
         """Each token's text by itself: which of them a thought or a call is made of must not depend
         on how many came at once."""
@@ -237,7 +237,7 @@ class _Answer:
         unsaid += entries
         while text:
             while unsaid and unsaid[0].offset <= self._num_chars:
-                choice.events.append(Token(unsaid.popleft()))
+                choice.events.append(ChatToken(unsaid.popleft()))
             length = unsaid[0].offset - self._num_chars if unsaid else len(text)
             said, text = text[:length], text[length:]
             self._num_chars += len(said)
@@ -247,7 +247,7 @@ class _Answer:
         if self.tokens is not None and self._parser.reasoning is not None:
             self.tokens.add(ids, text, self._parser.reasoning)
 
-    def _tell(self, event: Event, choice: ChoiceNews) -> None:
+    def _tell(self, event: Event, choice: ChoiceDelta) -> None:
         match event:
             case Content(text=text):
                 choice.content += text
@@ -260,14 +260,14 @@ class _Answer:
                 self._has_calls = True
                 if self._is_wanted(index):
                     id = id or self._run.call_id(self._index, index)
-                    choice.calls.append(CallNews(index, name, id))
+                    choice.calls.append(CallDelta(index, name, id))
                     choice.events.append(CallBegun(index, name, id))
             case Arguments(index=index, text=text):
                 if not self._is_wanted(index):
                     return
                 choice.events.append(event)
                 if not choice.calls or choice.calls[-1].index != index:
-                    choice.calls.append(CallNews(index))
+                    choice.calls.append(CallDelta(index))
                 choice.calls[-1].arguments += text
 
     def _is_wanted(self, index: int) -> bool:

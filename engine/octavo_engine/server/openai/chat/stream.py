@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 from octavo_engine.server.generation import sse_writer
 from octavo_engine.server.generation.logprobs import chat_logprobs
 from octavo_engine.server.http.sse import DONE, Chunks
-from octavo_engine.server.openai.chat.session import ChatRun, told_reason
+from octavo_engine.server.openai.chat.session import ChatSession, told_reason
 from octavo_engine.server.routers.token_lines import TokenLines
 
 if TYPE_CHECKING:
     from octavo_engine.server.http.exchange import Exchange
-    from octavo_engine.server.openai.chat.prepare import Asked
-    from octavo_engine.server.openai.chat.session import CallNews, ChatNews, ChoiceNews
+    from octavo_engine.server.openai.chat.prepare import PreparedChat
+    from octavo_engine.server.openai.chat.session import CallDelta, ChatDelta, ChoiceDelta
     from octavo_engine.server.service import Service
 
 
-async def answer_stream(exchange: Exchange, service: Service, asked: Asked) -> None:
+async def answer_stream(exchange: Exchange, service: Service, asked: PreparedChat) -> None:
     teller = _Teller(exchange, service, asked)
     news = teller.run.news(stream=True, tap=sse_writer.tap(exchange, teller))
     await sse_writer.tell(exchange, teller, news)
@@ -26,10 +26,10 @@ async def answer_stream(exchange: Exchange, service: Service, asked: Asked) -> N
 class _Teller:
     """News to bytes, for one request."""
 
-    def __init__(self, exchange: Exchange, service: Service, asked: Asked) -> None:
+    def __init__(self, exchange: Exchange, service: Service, asked: PreparedChat) -> None:
         request = asked.request
         options = request.stream_options
-        self.run = ChatRun(service, asked)
+        self.run = ChatSession(service, asked)
         self.lines = TokenLines(
             asked.job, self.run.usage, id=asked.id, created=asked.created,
             wanted=exchange.wants_tokens,
@@ -50,7 +50,7 @@ class _Teller:
         self._is_brief = self._is_plain and not self._is_verbose
         self._has_begun = False
 
-    def events(self, piece: ChatNews) -> bytes:
+    def events(self, piece: ChatDelta) -> bytes:
         """Hot path: once per piece of news."""
         frames: list[bytes] = []
         if self._wants_sums:
@@ -69,7 +69,7 @@ class _Teller:
                 frames.append(self._chunk(news))
         return b"".join(frames)
 
-    def is_last(self, piece: ChatNews) -> bool:
+    def is_last(self, piece: ChatDelta) -> bool:
         return piece.finished
 
     def end(self) -> bytes:
@@ -77,7 +77,7 @@ class _Teller:
             return DONE
         return self._chunks.usage(self.run.usage.as_dict()) + DONE
 
-    def _opening(self, piece: ChatNews) -> list[bytes]:
+    def _opening(self, piece: ChatDelta) -> list[bytes]:
         """The role of each choice that was not opened before, and what is echoed."""
         asked = self._asked
         frames: list[bytes] = []
@@ -95,7 +95,7 @@ class _Teller:
             frames.append(self._chunks.role(index, content=asked.echo, **head))
         return frames
 
-    def _chunk(self, news: ChoiceNews) -> bytes:
+    def _chunk(self, news: ChoiceDelta) -> bytes:
         logprobs = usage = None
         news.finish_reason = told_reason(self._asked, news.finish_reason)
         if self._wants_sums:
@@ -115,7 +115,7 @@ class _Teller:
             usage=usage,
         )
 
-    def _delta(self, news: ChoiceNews) -> dict[str, Any]:
+    def _delta(self, news: ChoiceDelta) -> dict[str, Any]:
         delta: dict[str, Any] = {}
         if news.reasoning:
             delta["reasoning"] = news.reasoning
@@ -128,7 +128,7 @@ class _Teller:
         return delta
 
 
-def _call(call: CallNews) -> dict[str, Any]:
+def _call(call: CallDelta) -> dict[str, Any]:
     if not call.name:
         return {"index": call.index, "function": {"arguments": call.arguments}}
     return {

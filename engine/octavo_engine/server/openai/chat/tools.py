@@ -17,7 +17,7 @@ Mode = Literal["none", "auto", "required", "named"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class ToolOffer:
     """What a request says of tools, in one form."""
 
     tools: Tools  # those that may be called
@@ -28,7 +28,7 @@ class Offer:
 
 def read_offer(
     tools: list[dict[str, Any]] | None, tool_choice: Any, parallel_tool_calls: bool | None
-) -> Offer:
+) -> ToolOffer:
     """Raises RequestError (400) that names the field."""
     known = read_tools(tools)
     parallel = parallel_tool_calls is not False
@@ -44,7 +44,7 @@ def read_offer(
     if tool_choice == "required" and not known.tools:
         raise InvalidRequest("tool_choice required needs tools", param="tool_choice")
     mode: Mode = tool_choice if known.tools else "none"
-    return Offer(tools=known, mode=mode, parallel=parallel)
+    return ToolOffer(tools=known, mode=mode, parallel=parallel)
 
 
 def read_tools(tools: list[dict[str, Any]] | None) -> Tools:
@@ -82,11 +82,11 @@ def _tool(at: str, given: dict[str, Any]) -> Tool:
     return Tool(name=name, parameters=parameters or {}, strict=function.get("strict") is True)
 
 
-def _chosen(known: Tools, choice: dict[str, Any], parallel: bool) -> Offer:
+def _chosen(known: Tools, choice: dict[str, Any], parallel: bool) -> ToolOffer:
     """A function by name, or some of the tools."""
     match choice:
         case {"type": "function", "function": {"name": str(name)}}:
-            return Offer(tools=known, mode="named", named=_known(known, name), parallel=False)
+            return ToolOffer(tools=known, mode="named", named=_known(known, name), parallel=False)
         case {"type": "allowed_tools", "allowed_tools": {"tools": [*some], **rest}}:
             mode = rest.get("mode", "auto")
             if mode not in ("auto", "required") or not some:
@@ -96,7 +96,7 @@ def _chosen(known: Tools, choice: dict[str, Any], parallel: bool) -> Offer:
                 )
             names = [_name_of(item) for item in some]
             allowed = Tools(tuple(_known(known, name) for name in dict.fromkeys(names)))
-            return Offer(tools=allowed, mode=mode, parallel=parallel)
+            return ToolOffer(tools=allowed, mode=mode, parallel=parallel)
         case _:
             raise InvalidRequest(
                 'tool_choice must look like {"type": "function", "function": {"name": …}}',

@@ -12,13 +12,13 @@ from octavo_engine.server.compat.orca import load_headers
 from octavo_engine.server.generation.logprobs import chat_logprobs, prompt_logprobs
 from octavo_engine.server.generation.structured import note_validity
 from octavo_engine.server.http.exchange import JSON
-from octavo_engine.server.openai.chat.session import ChatRun, told_reason
+from octavo_engine.server.openai.chat.session import ChatSession, told_reason
 
 if TYPE_CHECKING:
     from octavo_engine.core.text.outputs import DecodedLogprobs, RequestOutput
     from octavo_engine.server.http.exchange import Exchange
-    from octavo_engine.server.openai.chat.prepare import Asked
-    from octavo_engine.server.openai.chat.session import CallNews, ChoiceNews
+    from octavo_engine.server.openai.chat.prepare import PreparedChat
+    from octavo_engine.server.openai.chat.session import CallDelta, ChoiceDelta
     from octavo_engine.server.service import Service
 
 
@@ -29,13 +29,13 @@ class WholeChoice:
     index: int
     content: str = ""
     reasoning: str = ""
-    calls: dict[int, CallNews] = field(default_factory=dict)
+    calls: dict[int, CallDelta] = field(default_factory=dict)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[DecodedLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
-    def add(self, news: ChoiceNews) -> None:
+    def add(self, news: ChoiceDelta) -> None:
         self.content += news.content
         self.reasoning += news.reasoning
         for call in news.calls:
@@ -48,7 +48,7 @@ class WholeChoice:
         self.finish_reason, self.stop_reason = news.finish_reason, news.stop_reason
 
 
-async def collect(run: ChatRun) -> tuple[list[WholeChoice], RequestOutput]:
+async def collect(run: ChatSession) -> tuple[list[WholeChoice], RequestOutput]:
     """All answers in order, and the engine's own output for what it says of the prompt."""
     choices: dict[int, WholeChoice] = {}
     result: RequestOutput | None = None
@@ -64,8 +64,8 @@ async def collect(run: ChatRun) -> tuple[list[WholeChoice], RequestOutput]:
     return [choices[index] for index in sorted(choices)], result
 
 
-async def answer_whole(exchange: Exchange, service: Service, asked: Asked) -> None:
-    run = ChatRun(service, asked)
+async def answer_whole(exchange: Exchange, service: Service, asked: PreparedChat) -> None:
+    run = ChatSession(service, asked)
     choices, result = await collect(run)
     request = asked.request
     scores = result.prompt_logprobs if request.prompt_logprobs is not None else None
@@ -92,7 +92,7 @@ async def answer_whole(exchange: Exchange, service: Service, asked: Asked) -> No
     )
 
 
-def _choice(asked: Asked, choice: WholeChoice) -> dict[str, Any]:
+def _choice(asked: PreparedChat, choice: WholeChoice) -> dict[str, Any]:
     logprobs = None
     if choice.logprobs is not None:
         logprobs = chat_logprobs(choice.logprobs, as_ids=asked.as_ids)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from octavo_engine.server.generation.logprobs import chat_logprobs
-from octavo_engine.server.openai.chat.parts import Begun, Ended, More, Parts
+from octavo_engine.server.openai.chat.parts import ChatParts, PartDelta, PartEnded, PartStarted
 from octavo_engine.server.openai.response_schemas import TokenLogprob
 from octavo_engine.server.openai.responses import shapes
 from octavo_engine.server.openai.responses.items import new_id
@@ -21,19 +21,24 @@ if TYPE_CHECKING:
     from octavo_engine.core.text.outputs import DecodedLogprobs
     from octavo_engine.errors import RequestError
     from octavo_engine.server.generation.usage import Usage
-    from octavo_engine.server.openai.chat.parts import Part, Step
-    from octavo_engine.server.openai.chat.session import ChoiceNews
-    from octavo_engine.server.openai.responses.shapes import Event, ItemStatus, OutputItem, Response
+    from octavo_engine.server.openai.chat.parts import ChatPart, Step
+    from octavo_engine.server.openai.chat.session import ChoiceDelta
+    from octavo_engine.server.openai.responses.shapes import (
+        Event,
+        ItemStatus,
+        OutputItem,
+        ResponseObject,
+    )
 
 _ID_BEGINS = {"reasoning": "rs", "text": "msg", "call": "fc"}
 
 
-class Answer:
+class ResponseBuilder:
     """Of one response; `response` is true after each call."""
 
-    def __init__(self, response: Response) -> None:
+    def __init__(self, response: ResponseObject) -> None:
         self.response = response
-        self._parts = Parts()
+        self._parts = ChatParts()
         self._ids: list[str] = []
         self._num_events = 0
         self._finish_reason: str | None = None
@@ -45,7 +50,7 @@ class Answer:
             shapes.ResponseInProgress(response=self.response, sequence_number=self._next()),
         ]
 
-    def read(self, news: ChoiceNews) -> list[Event]:
+    def read(self, news: ChoiceDelta) -> list[Event]:
         """Hot path: once per piece of news."""
         events = self._events(self._parts.read(news))
         if news.finish_reason is not None:
@@ -81,7 +86,7 @@ class Answer:
         self.response.status = "failed"
         self.response.error = failure_of(error)
         return [
-            shapes.StreamError(
+            shapes.StreamErrorEvent(
                 code=error.code,
                 message=error.message,
                 param=error.param,
@@ -100,15 +105,15 @@ class Answer:
         events: list[Event] = []
         for step in steps:
             match step:
-                case Begun(part):
+                case PartStarted(part):
                     self._begun(part, events)
-                case More(part, text, logprobs):
+                case PartDelta(part, text, logprobs):
                     events.append(self._more(part, text, logprobs))
-                case Ended(part):
+                case PartEnded(part):
                     self._ended(part, events)
         return events
 
-    def _begun(self, part: Part, events: list[Event]) -> None:
+    def _begun(self, part: ChatPart, events: list[Event]) -> None:
         self._ids.append(new_id(_ID_BEGINS[part.kind]))
         item = self._item(part, "in_progress", is_empty=True)
         self.response.output.append(item)
@@ -124,7 +129,7 @@ class Answer:
                 )
             )  # fmt: skip
 
-    def _more(self, part: Part, text: str, logprobs: list[DecodedLogprobs]) -> Event:
+    def _more(self, part: ChatPart, text: str, logprobs: list[DecodedLogprobs]) -> Event:
         at, id_, number = part.index, self._ids[part.index], self._next()
         if part.kind == "call":
             return shapes.ArgumentsDelta(
@@ -134,12 +139,12 @@ class Answer:
             return shapes.ReasoningDelta(
                 output_index=at, item_id=id_, content_index=0, delta=text, sequence_number=number
             )
-        return shapes.TextDelta(
+        return shapes.OutputTextDelta(
             output_index=at, item_id=id_, content_index=0, delta=text,
             logprobs=_scores(logprobs), sequence_number=number,
         )  # fmt: skip
 
-    def _ended(self, part: Part, events: list[Event]) -> None:
+    def _ended(self, part: ChatPart, events: list[Event]) -> None:
         at, id_, number = part.index, self._ids[part.index], self._next()
         done: Event
         if part.kind == "call":
@@ -153,7 +158,7 @@ class Answer:
                 sequence_number=number,
             )  # fmt: skip
         else:
-            done = shapes.TextDone(
+            done = shapes.OutputTextDone(
                 output_index=at, item_id=id_, content_index=0, text=part.text,
                 logprobs=_scores(part.logprobs), sequence_number=number,
             )  # fmt: skip
@@ -174,7 +179,7 @@ class Answer:
     def _is_cut(self) -> bool:
         return self._finish_reason in ("length", "abort")
 
-    def _item(self, part: Part, status: ItemStatus, *, is_empty: bool = False) -> OutputItem:
+    def _item(self, part: ChatPart, status: ItemStatus, *, is_empty: bool = False) -> OutputItem:
         id_ = self._ids[part.index]
         if part.kind == "call":
             arguments = "" if is_empty else part.text
@@ -217,7 +222,7 @@ def usage_of(usage: Usage) -> shapes.ResponseUsage:
 
 
 def _content(
-    part: Part, *, is_empty: bool = False
+    part: ChatPart, *, is_empty: bool = False
 ) -> shapes.OutputText | shapes.ReasoningText:  # fmt: skip
     text = "" if is_empty else part.text
     if part.kind == "reasoning":

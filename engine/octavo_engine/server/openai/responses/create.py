@@ -19,20 +19,20 @@ from octavo_engine.server.http.errors import HttpError, internal_error, not_supp
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.openai.chat.conversation import rendered
 from octavo_engine.server.openai.chat.prepare import prepare
-from octavo_engine.server.openai.chat.session import ChatRun
+from octavo_engine.server.openai.chat.session import ChatSession
 from octavo_engine.server.openai.responses import shapes
-from octavo_engine.server.openai.responses.answer import Answer, frame
+from octavo_engine.server.openai.responses.answer import ResponseBuilder, frame
 from octavo_engine.server.openai.responses.bodies import InputTokensRequest, ResponsesRequest
 from octavo_engine.server.openai.responses.items import answer_of, listed, new_id
 from octavo_engine.server.openai.responses.log import EventLog
 from octavo_engine.server.openai.responses.request import read_turn
-from octavo_engine.server.openai.responses.store import Stored, owner_of
+from octavo_engine.server.openai.responses.store import StoredTurn, owner_of
 from octavo_engine.server.openai.responses.truncation import fitted
 from octavo_engine.server.service import Service  # noqa: TC001
 
 if TYPE_CHECKING:
-    from octavo_engine.server.openai.chat.prepare import Asked
-    from octavo_engine.server.openai.responses.request import Turn
+    from octavo_engine.server.openai.chat.prepare import PreparedChat
+    from octavo_engine.server.openai.responses.request import ResponseTurn
     from octavo_engine.server.openai.responses.shapes import Event
 
 logger = logging.getLogger("octavo.server")
@@ -120,18 +120,20 @@ class _Work:
     """One response from its request to its end."""
 
     def __init__(
-        self, service: Service, exchange: Exchange, request: ResponsesRequest, turn: Turn,
-        asked: Asked, owner: bytes,
+        self, service: Service, exchange: Exchange, request: ResponsesRequest, turn: ResponseTurn,
+        asked: PreparedChat, owner: bytes,
     ) -> None:  # fmt: skip
         self._service = service
         self._turn = turn
         self._asked = asked
-        self._run = ChatRun(service, asked)
+        self._run = ChatSession(service, asked)
         keeps = service.settings.response_store and request.store is not False
-        self._answer = Answer(_response(request, asked, keeps=keeps, place=place_of(exchange)))
+        self._answer = ResponseBuilder(
+            _response(request, asked, keeps=keeps, place=place_of(exchange))
+        )
         # What the request has as raw JSON: its items are listed as they were sent.
         items = listed(exchange.fields["input"]) if keeps else []
-        self._stored = Stored(self._answer.response, owner, items, turn.said)
+        self._stored = StoredTurn(self._answer.response, owner, items, turn.said)
 
     async def whole(self, exchange: Exchange) -> None:
         self._answer.begin()
@@ -271,11 +273,11 @@ def _format(given: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _response(
-    request: ResponsesRequest, asked: Asked, *, keeps: bool, place: str
-) -> shapes.Response:
+    request: ResponsesRequest, asked: PreparedChat, *, keeps: bool, place: str
+) -> shapes.ResponseObject:
     """Before anything was said."""
     text, reasoning, params = request.text, request.reasoning, asked.job.params
-    return shapes.Response(
+    return shapes.ResponseObject(
         id=new_id("resp", place),
         object="response",
         created_at=int(time.time()),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.http.errors import not_supported
-from octavo_engine.server.openai.schemas import ContentPart, Message
+from octavo_engine.server.openai.schemas import ChatMessageBody, ContentPart
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,31 +23,31 @@ _ID_BEGINS = {"message": "msg", "function_call": "fc", "function_call_output": "
 class Said(NamedTuple):
     """A message, and the field of the request that it came from."""
 
-    message: Message
+    message: ChatMessageBody
     place: str
 
 
-def said_in(items: str | list[InputItem], before: Sequence[Message] = ()) -> list[Said]:
+def said_in(items: str | list[InputItem], before: Sequence[ChatMessageBody] = ()) -> list[Said]:
     """The messages of an input; `before`, those of the responses before it.
 
     What the assistant did without a break, thoughts, texts and calls, is one message: so templates
     want it. Raises RequestError that names the field.
     """
     if isinstance(items, str):
-        return [Said(Message(role="user", content=items), "input")]
+        return [Said(ChatMessageBody(role="user", content=items), "input")]
     reader = _Reader(before)
     for number, item in enumerate(items):
         reader.read(f"input[{number}]", item)
     return reader.said
 
 
-def answer_of(output: Iterable[OutputItem]) -> Message:
+def answer_of(output: Iterable[OutputItem]) -> ChatMessageBody:
     """The message that a response's items make, for the turns after it."""
     from octavo_engine.server.openai.responses import shapes
 
     texts: list[str] = []
     thoughts: list[str] = []
-    message = Message(role="assistant")
+    message = ChatMessageBody(role="assistant")
     for item in output:
         match item:
             case shapes.OutputMessage():
@@ -88,9 +88,9 @@ def new_id(begin: str, place: str = "") -> str:
 
 
 class _Reader:
-    def __init__(self, before: Sequence[Message]) -> None:
+    def __init__(self, before: Sequence[ChatMessageBody]) -> None:
         self.said: list[Said] = []
-        self._pending: Message | None = None  # the assistant's, that may still grow
+        self._pending: ChatMessageBody | None = None  # the assistant's, that may still grow
         self._calls = {
             call["id"] for message in before for call in message.tool_calls or () if "id" in call
         }
@@ -134,7 +134,7 @@ class _Reader:
             )  # fmt: skip
             return
         self._pending = None
-        self.said.append(Said(Message(role=item.role, content=content), at))
+        self.said.append(Said(ChatMessageBody(role=item.role, content=content), at))
 
     def _output(self, at: str, item: InputItem) -> None:
         call_id = _needed(f"{at}.call_id", item.call_id)
@@ -147,11 +147,13 @@ class _Reader:
             raise InvalidRequest(f"{at}.output is required", param=f"{at}.output")
         self._pending = None
         content = _content(f"{at}.output", item.output)
-        self.said.append(Said(Message(role="tool", content=content, tool_call_id=call_id), at))
+        self.said.append(
+            Said(ChatMessageBody(role="tool", content=content, tool_call_id=call_id), at)
+        )
 
-    def _ours(self, at: str) -> Message:
+    def _ours(self, at: str) -> ChatMessageBody:
         if self._pending is None:
-            self._pending = Message(role="assistant")
+            self._pending = ChatMessageBody(role="assistant")
             self.said.append(Said(self._pending, at))
         return self._pending
 

@@ -9,7 +9,7 @@ from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.http.error_params import blame
 from octavo_engine.server.http.errors import not_supported
 from octavo_engine.server.openai.responses.items import plain, said_in
-from octavo_engine.server.openai.schemas import ChatCompletionRequest, Message
+from octavo_engine.server.openai.schemas import ChatCompletionRequest, ChatMessageBody
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,11 +49,11 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ResponseTurn:
     """A request, ready for the chat."""
 
     chat: ChatCompletionRequest
-    said: list[Message]  # all that was said so far, without the instructions
+    said: list[ChatMessageBody]  # all that was said so far, without the instructions
     places: list[str]  # the field that each message of the chat came from
 
     def rename(self, error: RequestError) -> None:
@@ -61,15 +61,15 @@ class Turn:
         blame(error, _NAMES, self.places, tool=lambda field: field.replace("].function", "]"))
 
 
-def read_turn(request: ResponsesRequest, before: Sequence[Message]) -> Turn:
+def read_turn(request: ResponsesRequest, before: Sequence[ChatMessageBody]) -> ResponseTurn:
     """`before`: what was said in the responses before. Raises RequestError."""
     check(request)
     said = said_in(request.input, before)
     messages = [*before, *(one.message for one in said)]
     places = ["previous_response_id"] * len(before) + [one.place for one in said]
-    system: list[Message] = []
+    system: list[ChatMessageBody] = []
     if request.instructions is not None:
-        system.append(Message(role="system", content=request.instructions))
+        system.append(ChatMessageBody(role="system", content=request.instructions))
     chat = ChatCompletionRequest(messages=_with_one_system([*system, *messages]))
     # Where instructions and the first messages became one, that one stands for all of them.
     merged = len(system) + len(messages) - len(chat.messages)
@@ -88,7 +88,7 @@ def read_turn(request: ResponsesRequest, before: Sequence[Message]) -> Turn:
         chat.tool_choice = _tool_choice(request.tool_choice)
     elif request.tool_choice not in (None, "auto", "none"):
         raise InvalidRequest("tool_choice needs tools", param="tool_choice")
-    return Turn(chat, messages, places)
+    return ResponseTurn(chat, messages, places)
 
 
 def wants_logprobs(request: ResponsesRequest) -> bool:
@@ -134,7 +134,7 @@ def _check_metadata(metadata: dict[str, str]) -> None:
             )
 
 
-def _with_one_system(messages: list[Message]) -> list[Message]:
+def _with_one_system(messages: list[ChatMessageBody]) -> list[ChatMessageBody]:
     """Instructions and the system messages right after them as one: few templates know two."""
     count = 0
     while count < len(messages) and messages[count].role in ("system", "developer"):
@@ -142,7 +142,7 @@ def _with_one_system(messages: list[Message]) -> list[Message]:
     if count < 2:
         return messages
     texts = [plain(message.content or "") for message in messages[:count]]
-    return [Message(role="system", content="\n\n".join(texts)), *messages[count:]]
+    return [ChatMessageBody(role="system", content="\n\n".join(texts)), *messages[count:]]
 
 
 def _response_format(given: dict[str, Any]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class TextSettings(msgspec.Struct, kw_only=True):
     verbosity: str
 
 
-class Response(msgspec.Struct, kw_only=True):
+class ResponseObject(msgspec.Struct, kw_only=True):
     """An answer, with what was asked."""
 
     id: str
@@ -155,7 +155,7 @@ class _Event(msgspec.Struct, kw_only=True, tag_field="type"):
 
 
 class _OfResponse(_Event, kw_only=True):
-    response: Response
+    response: ResponseObject
 
 
 class ResponseCreated(_OfResponse, kw_only=True, tag="response.created"):
@@ -178,7 +178,7 @@ class ResponseFailed(_OfResponse, kw_only=True, tag="response.failed"):
     pass
 
 
-class StreamError(_Event, kw_only=True, tag="error"):
+class StreamErrorEvent(_Event, kw_only=True, tag="error"):
     """What broke the stream, as in docs/errors.md; response.failed follows."""
 
     code: str | None
@@ -211,12 +211,12 @@ class PartDone(_OfPart, kw_only=True, tag="response.content_part.done"):
     part: OutputText | ReasoningText
 
 
-class TextDelta(_OfPart, kw_only=True, tag="response.output_text.delta"):
+class OutputTextDelta(_OfPart, kw_only=True, tag="response.output_text.delta"):
     delta: str
     logprobs: list[TokenLogprob]
 
 
-class TextDone(_OfPart, kw_only=True, tag="response.output_text.done"):
+class OutputTextDone(_OfPart, kw_only=True, tag="response.output_text.done"):
     text: str
     logprobs: list[TokenLogprob]
 
@@ -242,6 +242,7 @@ class ArgumentsDone(_OfItem, kw_only=True, tag="response.function_call_arguments
 
 Event = (
     ResponseCreated | ResponseInProgress | ResponseCompleted | ResponseIncomplete | ResponseFailed
-    | StreamError | ItemAdded | ItemDone | PartAdded | PartDone | TextDelta | TextDone
+    | StreamErrorEvent | ItemAdded | ItemDone | PartAdded | PartDone | OutputTextDelta
+    | OutputTextDone
     | ReasoningDelta | ReasoningDone | ArgumentsDelta | ArgumentsDone
 )  # fmt: skip

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
     from octavo_engine.server.http.auth import Guard
     from octavo_engine.server.http.exchange import Exchange
-    from octavo_engine.server.limits import Limits
+    from octavo_engine.server.limits import RequestLimits
     from octavo_engine.server.openai.responses.log import EventLog
-    from octavo_engine.server.openai.responses.shapes import Response
-    from octavo_engine.server.openai.schemas import Message
+    from octavo_engine.server.openai.responses.shapes import ResponseObject
+    from octavo_engine.server.openai.schemas import ChatMessageBody
 
 
 @dataclass(slots=True)
-class Stored:
+class StoredTurn:
     """A response and what is needed to go on from it."""
 
-    response: Response
+    response: ResponseObject
     owner: bytes  # whose API key asked; nobody else sees it
     input_items: list[dict[str, Any]]
-    messages: Sequence[Message]  # all that was said, the answer included once it is there
+    messages: Sequence[ChatMessageBody]  # all that was said, the answer included once it is there
     task: asyncio.Task[None] | None = None  # of one that runs in the background
     log: EventLog | None = None  # of one that does and can be streamed
     num_bytes: int = 0
@@ -46,16 +46,16 @@ class Stored:
 class ResponseStore:
     """The oldest go first; what still runs stays. Belongs to the event loop."""
 
-    def __init__(self, limits: Limits, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: RequestLimits, now: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._now = now
-        self._kept: OrderedDict[str, Stored] = OrderedDict()
+        self._kept: OrderedDict[str, StoredTurn] = OrderedDict()
         self.num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def put(self, stored: Stored) -> bool:
+    def put(self, stored: StoredTurn) -> bool:
         """A new one, or one that has changed; false if it is too large to be kept at all.
 
         A conversation counts in full with each of its responses, though they share its messages:
@@ -74,7 +74,7 @@ class ResponseStore:
         self._make_room()
         return True
 
-    def get(self, id_: str, owner: bytes) -> Stored | None:
+    def get(self, id_: str, owner: bytes) -> StoredTurn | None:
         self._make_room()
         stored = self._kept.get(id_)
         return stored if stored is not None and stored.owner == owner else None

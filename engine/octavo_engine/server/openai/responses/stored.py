@@ -18,7 +18,7 @@ from octavo_engine.server.openai.responses.store import owner_of
 from octavo_engine.server.service import Service  # noqa: TC001
 
 if TYPE_CHECKING:
-    from octavo_engine.server.openai.responses.store import Stored
+    from octavo_engine.server.openai.responses.store import StoredTurn
 
 MAX_LISTED, LISTED = 100, 20
 
@@ -93,7 +93,7 @@ async def list_input_items(exchange: Exchange, service: Service) -> None:
     await exchange.reply(msgspec.json.encode(answer))
 
 
-def _found(exchange: Exchange, service: Service) -> Stored:
+def _found(exchange: Exchange, service: Service) -> StoredTurn:
     id_ = str(exchange.scope["path_params"]["response_id"])
     owner = owner_of(exchange, service.guard)
     stored = service.responses.get(id_, owner)
@@ -107,7 +107,7 @@ def _found(exchange: Exchange, service: Service) -> Stored:
     return stored
 
 
-async def _end(stored: Stored) -> None:
+async def _end(stored: StoredTurn) -> None:
     if stored.task is not None and not stored.task.done():
         stored.task.cancel()
         await asyncio.wait([stored.task])

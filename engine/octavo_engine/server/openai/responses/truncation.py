@@ -10,12 +10,12 @@ from octavo_engine.errors import ContextLengthExceeded
 from octavo_engine.server.openai.chat.conversation import rendered
 
 if TYPE_CHECKING:
-    from octavo_engine.server.openai.responses.request import Turn
-    from octavo_engine.server.openai.schemas import Message
+    from octavo_engine.server.openai.responses.request import ResponseTurn
+    from octavo_engine.server.openai.schemas import ChatMessageBody
     from octavo_engine.server.service import Service
 
 
-async def fitted(service: Service, turn: Turn, max_output_tokens: int | None) -> None:
+async def fitted(service: Service, turn: ResponseTurn, max_output_tokens: int | None) -> None:
     """Drops messages from the chat. Instructions stay, and what begins is always a user's turn.
 
     If even the last turn is too long, all stays: the engine's own error tells the numbers.
@@ -24,7 +24,7 @@ async def fitted(service: Service, turn: Turn, max_output_tokens: int | None) ->
     num_system = int(messages[0].role in ("system", "developer"))
     room = service.engine.info.max_model_len - max(1, max_output_tokens or 1)
 
-    def kept(start: int) -> list[Message]:
+    def kept(start: int) -> list[ChatMessageBody]:
         return [*messages[:num_system], *messages[start:]]
 
     async def fits(start: int) -> bool:

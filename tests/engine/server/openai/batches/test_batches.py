@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from octavo_engine.server.limits import Limits
-from octavo_engine.server.openai.batches.runner import Batches
-from octavo_engine.server.openai.batches.shapes import Batch
-from octavo_engine.server.openai.batches.shelf import BatchRecord, Shelf, new_file_id
+from octavo_engine.server.limits import RequestLimits
+from octavo_engine.server.openai.batches.runner import BatchRunner
+from octavo_engine.server.openai.batches.shapes import BatchObject
+from octavo_engine.server.openai.batches.shelf import BatchRecord, FileStore, new_file_id
 from octavo_engine.state.request import BACKGROUND
 from tests.engine.server.batches.filing import (
     URL,
@@ -112,7 +112,7 @@ def test_a_batch_belongs_to_the_key_that_made_it(tmp_path):
 )
 def test_a_file_with_a_fault_fails_whole_and_says_where(tmp_path, text, code, line, words):
     engine = FakeEngine()
-    limits = Limits(max_batch_requests=5)
+    limits = RequestLimits(max_batch_requests=5)
     with filing(tmp_path, engine, limits=limits) as (server, client):
         failed = over(server, client, begin(client, text))
     assert failed["status"] == "failed"
@@ -242,32 +242,32 @@ class App:
 
 def shelf_with_batch(
     folder: Path, prompts: list[str], now: Callable[[], float] = time.time
-) -> tuple[Shelf, BatchRecord]:
-    shelf = Shelf(str(folder), Limits(), now)
+) -> tuple[FileStore, BatchRecord]:
+    shelf = FileStore(str(folder), RequestLimits(), now)
     path = shelf.upload_path()
     path.write_bytes(lines(*(question(prompt, prompt=prompt) for prompt in prompts)))
     file = shelf.keep(
         path, file_id=new_file_id(), name="in", purpose="batch", owner="", keeps_s=None
     )
     at = int(now())
-    batch = Batch(id="batch_1", endpoint=URL, input_file_id=file.id, completion_window="1h",
+    batch = BatchObject(id="batch_1", endpoint=URL, input_file_id=file.id, completion_window="1h",
                   created_at=at, expires_at=at + 3600)  # fmt: skip
     record = BatchRecord(batch=batch, owner="", keeps_s=None)
     shelf.begin(record)
     return shelf, record
 
 
-def batches_of(shelf: Shelf, app: App) -> Batches:
-    return Batches(shelf, app, Limits(), concurrency=1)
+def batches_of(shelf: FileStore, app: App) -> BatchRunner:
+    return BatchRunner(shelf, app, RequestLimits(), concurrency=1)
 
 
-async def ended(batches: Batches) -> None:
+async def ended(batches: BatchRunner) -> None:
     for task in list(batches._tasks.values()):
         await asyncio.wait([task])
     await asyncio.sleep(0)  # for what hears of it
 
 
-def answers(shelf: Shelf, file_id: str | None) -> list[Any]:
+def answers(shelf: FileStore, file_id: str | None) -> list[Any]:
     assert file_id is not None
     return [json.loads(line) for line in shelf.content_path(file_id).read_bytes().splitlines()]
 
@@ -284,7 +284,7 @@ def test_a_restart_asks_only_what_has_no_answer(tmp_path):
     async def second() -> None:
         with (tmp_path / "batches" / "batch_1.output").open("ab") as output:
             output.write(b'{"custom_id": "c", "resp')  # as if it had died in the midst of a line
-        shelf, app = Shelf(str(tmp_path), Limits()), App()
+        shelf, app = FileStore(str(tmp_path), RequestLimits()), App()
         batches = batches_of(shelf, app)
         batches.start()
         await ended(batches)
@@ -307,7 +307,7 @@ def test_a_cancel_counts_even_where_the_server_ends_first(tmp_path):
         record.batch.status = "cancelling"
         shelf.save(record)
         shelf.close()
-        shelf, app = Shelf(str(tmp_path), Limits()), App()
+        shelf, app = FileStore(str(tmp_path), RequestLimits()), App()
         batches = batches_of(shelf, app)
         batches.start()
         assert (shelf.batches["batch_1"].batch.status, app.asked) == ("cancelled", [])
@@ -344,7 +344,7 @@ def test_a_crash_while_answers_become_files_loses_none(tmp_path, moved):
             shelf.keep(output, file_id=batch.output_file_id, name="o", purpose="batch_output",
                        owner="", keeps_s=None)  # fmt: skip
         shelf.close()
-        shelf, app = Shelf(str(tmp_path), Limits()), App()
+        shelf, app = FileStore(str(tmp_path), RequestLimits()), App()
         batches = batches_of(shelf, app)
         batches.start()
         await ended(batches)
@@ -367,7 +367,7 @@ def test_a_batch_that_is_too_late_says_which_requests_were_not_answered(tmp_path
         await app.stuck.wait()
         await batches.stop()
         now[0] += 3600
-        shelf = Shelf(str(tmp_path), Limits(), now=lambda: now[0])
+        shelf = FileStore(str(tmp_path), RequestLimits(), now=lambda: now[0])
         batches = batches_of(shelf, App(stop_at="b"))
         batches.start()
         await ended(batches)
@@ -401,7 +401,7 @@ def test_a_batch_whose_input_is_gone_fails_and_harms_nobody(tmp_path, caplog):
 
 
 def test_the_oldest_batches_that_are_over_are_forgotten(tmp_path):
-    limits = Limits(max_stored_batches=2)
+    limits = RequestLimits(max_stored_batches=2)
     with filing(tmp_path, limits=limits) as (server, client):
         ids = []
         for n in range(3):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo_engine.errors import ConfigError
-from octavo_engine.server.limits import Limits
-from octavo_engine.server.openai.batches.shelf import Shelf, new_file_id
+from octavo_engine.server.limits import RequestLimits
+from octavo_engine.server.openai.batches.shelf import FileStore, new_file_id
 from tests.engine.server.batches.filing import filing, upload
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def test_other_types_and_broken_forms_are_refused(tmp_path):
 
 
 def test_a_file_may_be_so_large_and_all_together_too(tmp_path):
-    limits = Limits(max_file_bytes=100_000, max_stored_file_bytes=150_000)
+    limits = RequestLimits(max_file_bytes=100_000, max_stored_file_bytes=150_000)
     with filing(tmp_path, limits=limits) as (_, client):
         assert upload(client, b"x" * 200_000).json()["error"]["code"] == "body_too_large"
         answer = client.post(
@@ -142,7 +142,7 @@ def test_a_file_belongs_to_the_key_it_came_with(tmp_path):
 # ── the folder ──
 
 
-def kept(shelf: Shelf, content: bytes = b"x", keeps_s: int | None = None) -> str:
+def kept(shelf: FileStore, content: bytes = b"x", keeps_s: int | None = None) -> str:
     path = shelf.upload_path()
     path.write_bytes(content)
     return shelf.keep(
@@ -151,11 +151,11 @@ def kept(shelf: Shelf, content: bytes = b"x", keeps_s: int | None = None) -> str
 
 
 def test_files_outlive_the_server(tmp_path):
-    shelf = Shelf(str(tmp_path), Limits())
+    shelf = FileStore(str(tmp_path), RequestLimits())
     ids = [kept(shelf, b"one"), kept(shelf, b"two")]
     before = shelf.files
     shelf.close()
-    again = Shelf(str(tmp_path), Limits())
+    again = FileStore(str(tmp_path), RequestLimits())
     assert list(again.files) == ids
     assert again.files == before
     assert again.content_path(ids[1]).read_bytes() == b"two"
@@ -163,31 +163,31 @@ def test_files_outlive_the_server(tmp_path):
 
 
 def test_a_folder_has_one_server(tmp_path):
-    shelf = Shelf(str(tmp_path), Limits())
+    shelf = FileStore(str(tmp_path), RequestLimits())
     with pytest.raises(ConfigError, match="another server uses it"):
-        Shelf(str(tmp_path), Limits())
+        FileStore(str(tmp_path), RequestLimits())
     shelf.close()
-    Shelf(str(tmp_path), Limits()).close()
+    FileStore(str(tmp_path), RequestLimits()).close()
 
 
 def test_a_folder_that_cannot_be_is_said_before_anything(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="--files-dir"):
-        Shelf(str(tmp_path / "file"), Limits())
+        FileStore(str(tmp_path / "file"), RequestLimits())
     (tmp_path / "here" / "files").mkdir(parents=True)
     (tmp_path / "here" / "files" / "file-1.json").write_bytes(b"{")
     with pytest.raises(ConfigError, match=r"file-1\.json is no record"):
-        Shelf(str(tmp_path / "here"), Limits())
+        FileStore(str(tmp_path / "here"), RequestLimits())
 
 
 def test_what_a_crash_left_half_done_is_cleared(tmp_path):
-    shelf = Shelf(str(tmp_path), Limits())
+    shelf = FileStore(str(tmp_path), RequestLimits())
     whole, bare = kept(shelf), kept(shelf)
     shelf.content_path(bare).unlink()  # its record was written, its content not yet there
     shelf.upload_path().write_bytes(b"half")
     shelf.content_path("file-none").write_bytes(b"no record")
     shelf.close()
-    again = Shelf(str(tmp_path), Limits())
+    again = FileStore(str(tmp_path), RequestLimits())
     assert list(again.files) == [whole]
     names = {path.name for path in (tmp_path / "files").iterdir()}
     assert names == {whole, f"{whole}.json"}
@@ -196,7 +196,7 @@ def test_what_a_crash_left_half_done_is_cleared(tmp_path):
 
 def test_a_file_goes_when_its_time_is_over(tmp_path):
     now = [1000.0]
-    shelf = Shelf(str(tmp_path), Limits(), now=lambda: now[0])
+    shelf = FileStore(str(tmp_path), RequestLimits(), now=lambda: now[0])
     id_ = kept(shelf, keeps_s=3600)
     assert shelf.file(id_, "").expires_at == 4600
     now[0] = 4600.0

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from octavo_engine.server.openai.batches.lines import Broken, Done, Reader, Task, answered, refused
+from octavo_engine.server.openai.batches.lines import (
+    BadLine,
+    BatchTask,
+    FinishedLine,
+    LineReader,
+    answered,
+    refused,
+)
 
 URL = "/v1/completions"
 
@@ -17,8 +24,8 @@ def line(**fields: Any) -> bytes:
 
 
 def test_a_request_is_read_with_its_line():
-    entries = list(Reader().read([b"\n", line(custom_id="a", body={"prompt": "é"}), b"  \n"]))
-    assert entries == [Task(2, "a", URL, '{"prompt":"é"}'.encode())]
+    entries = list(LineReader().read([b"\n", line(custom_id="a", body={"prompt": "é"}), b"  \n"]))
+    assert entries == [BatchTask(2, "a", URL, '{"prompt":"é"}'.encode())]
 
 
 @pytest.mark.parametrize(
@@ -38,38 +45,38 @@ def test_a_request_is_read_with_its_line():
     ],
 )
 def test_a_line_that_is_no_request_says_why(text, custom_id, problem):
-    (entry,) = Reader().read([text])
-    assert isinstance(entry, Broken)
+    (entry,) = LineReader().read([text])
+    assert isinstance(entry, BadLine)
     assert (entry.number, entry.custom_id) == (1, custom_id)
     assert problem in entry.problem
 
 
 def test_an_id_is_taken_once():
-    first, second = Reader().read([line(custom_id="a"), line(custom_id="a")])
-    assert isinstance(first, Task)
-    assert second == Broken(2, "a", "custom_id was given before")
+    first, second = LineReader().read([line(custom_id="a"), line(custom_id="a")])
+    assert isinstance(first, BatchTask)
+    assert second == BadLine(2, "a", "custom_id was given before")
 
 
 def test_answers_in_openais_shape():
-    told = json.loads(answered(Task(1, "a", URL, b"{}"), 404, "req", b'{"error":{}}'))
+    told = json.loads(answered(BatchTask(1, "a", URL, b"{}"), 404, "req", b'{"error":{}}'))
     assert told.pop("id").startswith("batch_req_")
     assert told == {
         "custom_id": "a",
         "response": {"status_code": 404, "request_id": "req", "body": {"error": {}}},
         "error": None,
     }
-    told = json.loads(refused(Broken(7, None, "odd")))
+    told = json.loads(refused(BadLine(7, None, "odd")))
     assert told["response"] is None
     assert told["error"] == {"code": "invalid_line", "message": "line 7: odd", "line": 7}
 
 
 def test_what_was_answered_is_left_out():
     lines = [line(custom_id="a"), b"no\n", line(custom_id="b"), line(custom_id="a"), b"odd\n"]
-    before = [answered(Task(1, "a", URL, b""), 200, "", b"{}"), refused(Broken(2, None, "x"))]
-    left = list(Reader(Done.read(before)).read(lines))
+    before = [answered(BatchTask(1, "a", URL, b""), 200, "", b"{}"), refused(BadLine(2, None, "x"))]
+    left = list(LineReader(FinishedLine.read(before)).read(lines))
     assert [(entry.number, entry.custom_id) for entry in left] == [(3, "b"), (4, "a"), (5, None)]
 
 
 def test_a_file_that_holds_no_answers_is_not_gone_on_with():
     with pytest.raises(ValueError, match="line 2 is no answer"):
-        Done.read([refused(Broken(1, None, "x")), b"text\n"])
+        FinishedLine.read([refused(BadLine(1, None, "x")), b"text\n"])

@@ -6,8 +6,8 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.server.openai.batches.lines import Broken, Task
-from octavo_engine.server.openai.batches.run import Tally, run
+from octavo_engine.server.openai.batches.lines import BadLine, BatchTask
+from octavo_engine.server.openai.batches.run import BatchTally, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,9 @@ class App:
         await send({"type": "http.response.body", "body": body})
 
 
-def answers(app: App, entries: Sequence[Task | Broken], concurrency: int) -> tuple[Any, Tally]:
+def answers(
+    app: App, entries: Sequence[BatchTask | BadLine], concurrency: int
+) -> tuple[Any, BatchTally]:
     lines: list[bytes] = []
     tally = asyncio.run(
         run(app, iter(entries), lambda line, _: lines.append(line), concurrency=concurrency)
@@ -48,8 +50,8 @@ def answers(app: App, entries: Sequence[Task | Broken], concurrency: int) -> tup
     return [json.loads(line) for line in lines], tally
 
 
-def tasks(count: int) -> list[Task]:
-    return [Task(n, str(n), "/v1/completions", str(n).encode()) for n in range(count)]
+def tasks(count: int) -> list[BatchTask]:
+    return [BatchTask(n, str(n), "/v1/completions", str(n).encode()) for n in range(count)]
 
 
 def test_answers_come_in_the_order_of_the_requests():
@@ -57,12 +59,12 @@ def test_answers_come_in_the_order_of_the_requests():
     lines, tally = answers(app, tasks(9), concurrency=4)
     assert [line["custom_id"] for line in lines] == list("012345678")
     assert [line["response"]["body"] for line in lines] == list(range(9))
-    assert (app.most_at_once, tally) == (4, Tally(answered=9))
+    assert (app.most_at_once, tally) == (4, BatchTally(answered=9))
 
 
 def test_broken_lines_are_answered_in_their_place():
     first, second = tasks(2)
-    lines, tally = answers(App(), [first, Broken(2, None, "odd"), second], concurrency=1)
+    lines, tally = answers(App(), [first, BadLine(2, None, "odd"), second], concurrency=1)
     assert [line["error"] is None for line in lines] == [True, False, True]
     assert (tally.answered, tally.failed, tally.done) == (2, 1, 3)
 

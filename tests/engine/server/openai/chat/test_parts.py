@@ -7,8 +7,15 @@ from hypothesis import strategies as st
 
 from octavo_engine.core.text.outputs import DecodedLogprobs
 from octavo_engine.dialects.events import Arguments, CallBegun, Content, Event, Reasoning
-from octavo_engine.server.openai.chat.parts import Begun, Ended, More, Part, Parts, Step
-from octavo_engine.server.openai.chat.session import ChoiceNews, Token
+from octavo_engine.server.openai.chat.parts import (
+    ChatPart,
+    ChatParts,
+    PartDelta,
+    PartEnded,
+    PartStarted,
+    Step,
+)
+from octavo_engine.server.openai.chat.session import ChatToken, ChoiceDelta
 
 SAID: list[Event] = [
     Reasoning("Which "), Reasoning("city?"), Content("Let me "), Content("look."),
@@ -24,7 +31,7 @@ PARTS = [
 ]
 
 
-def seen(parts: Parts) -> list[tuple[str, str, str, str]]:
+def seen(parts: ChatParts) -> list[tuple[str, str, str, str]]:
     return [(part.kind, part.text, part.name, part.call_id) for part in parts.parts]
 
 
@@ -32,14 +39,14 @@ def score(token: int) -> DecodedLogprobs:
     return DecodedLogprobs(token, chr(token), bytes([token]), -0.5, 1, [])
 
 
-def read(cuts: set[int]) -> tuple[Parts, list[Step]]:
-    parts, steps = Parts(), []
-    news = ChoiceNews(0)
+def read(cuts: set[int]) -> tuple[ChatParts, list[Step]]:
+    parts, steps = ChatParts(), []
+    news = ChoiceDelta(0)
     for number, event in enumerate(SAID):
         news.events.append(event)
         if number in cuts:
             steps += parts.read(news)
-            news = ChoiceNews(0)
+            news = ChoiceDelta(0)
     return parts, steps + parts.read(news) + parts.end()
 
 
@@ -52,48 +59,48 @@ def test_cuts_change_nothing(cuts):
     told: list[list[object]] = []
     for step in steps:
         match step:
-            case Begun(part):
+            case PartStarted(part):
                 told.append([part.kind, "", "open"])
                 assert part.index == len(told) - 1
                 assert all(entry[2] == "ended" for entry in told[:-1])
-            case More(part, text, _):
+            case PartDelta(part, text, _):
                 told[part.index][1] += text  # type: ignore[operator]  # it is text
-            case Ended(part):
+            case PartEnded(part):
                 told[part.index][2] = "ended"
     assert told == [[kind, text, "ended"] for kind, text, _, _ in PARTS]
     assert parts.has_calls
 
 
 def test_plain_text_needs_no_events():
-    parts = Parts()
-    steps = parts.read(ChoiceNews(0, content="Hel")) + parts.read(ChoiceNews(0, content="lo"))
+    parts = ChatParts()
+    steps = parts.read(ChoiceDelta(0, content="Hel")) + parts.read(ChoiceDelta(0, content="lo"))
 
-    assert [type(step) for step in steps] == [Begun, More, More]
-    assert [type(step) for step in parts.end()] == [Ended]
+    assert [type(step) for step in steps] == [PartStarted, PartDelta, PartDelta]
+    assert [type(step) for step in parts.end()] == [PartEnded]
     assert parts.end() == []
     assert seen(parts) == [("text", "Hello", "", "")]
     assert not parts.has_calls
 
 
 def test_logprobs_go_with_texts_only_and_the_last_token_is_not_lost():
-    parts = Parts()
-    parts.read(ChoiceNews(0, events=[Token(score(104)), Reasoning("h")]))
-    parts.read(ChoiceNews(0, events=[Token(score(195))]))  # half a letter
-    (*_, more) = parts.read(ChoiceNews(0, events=[Token(score(164)), Content("ä")]))
-    parts.read(ChoiceNews(0, events=[Token(score(0))]))
+    parts = ChatParts()
+    parts.read(ChoiceDelta(0, events=[ChatToken(score(104)), Reasoning("h")]))
+    parts.read(ChoiceDelta(0, events=[ChatToken(score(195))]))  # half a letter
+    (*_, more) = parts.read(ChoiceDelta(0, events=[ChatToken(score(164)), Content("ä")]))
+    parts.read(ChoiceDelta(0, events=[ChatToken(score(0))]))
     last, ended = parts.end()
 
-    assert isinstance(more, More)
+    assert isinstance(more, PartDelta)
     assert [entry.token_id for entry in more.logprobs] == [195, 164]
-    assert isinstance(last, More)
+    assert isinstance(last, PartDelta)
     assert (last.text, [entry.token_id for entry in last.logprobs]) == ("", [0])
-    assert ended == Ended(parts.parts[1])
+    assert ended == PartEnded(parts.parts[1])
     assert parts.parts[0].logprobs == []
     assert [entry.token_id for entry in parts.parts[1].logprobs] == [195, 164, 0]
 
 
 def test_an_answer_of_nothing_has_no_parts_unless_one_is_wanted():
-    parts = Parts()
-    assert parts.read(ChoiceNews(0, finish_reason="stop")) + parts.end() == []
-    empty = Part(0, "text")
-    assert parts.nothing() == [Begun(empty), Ended(empty)]
+    parts = ChatParts()
+    assert parts.read(ChoiceDelta(0, finish_reason="stop")) + parts.end() == []
+    empty = ChatPart(0, "text")
+    assert parts.nothing() == [PartStarted(empty), PartEnded(empty)]

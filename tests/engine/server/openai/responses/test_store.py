@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from octavo_engine.server.limits import Limits
-from octavo_engine.server.openai.responses.shapes import Response
-from octavo_engine.server.openai.responses.store import ResponseStore, Stored
-from octavo_engine.server.openai.schemas import Message
+from octavo_engine.server.limits import RequestLimits
+from octavo_engine.server.openai.responses.shapes import ResponseObject
+from octavo_engine.server.openai.responses.store import ResponseStore, StoredTurn
+from octavo_engine.server.openai.schemas import ChatMessageBody
 
 ME, YOU = b"me", b"you"
 WHOLE: dict[str, Any] = {
@@ -38,15 +38,17 @@ class Clock:
 class Kept:
     """A store with its clock."""
 
-    limits: Limits
+    limits: RequestLimits
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
         self.store = ResponseStore(self.limits, self.clock)
 
     def put(self, id_: str, *, status: str = "completed", text: str = "") -> bool:
-        response = msgspec.convert(WHOLE | {"id": id_, "status": status}, Response)
-        return self.store.put(Stored(response, ME, [], [Message(role="user", content=text)]))
+        response = msgspec.convert(WHOLE | {"id": id_, "status": status}, ResponseObject)
+        return self.store.put(
+            StoredTurn(response, ME, [], [ChatMessageBody(role="user", content=text)])
+        )
 
     @property
     def ids(self) -> list[str]:
@@ -54,7 +56,7 @@ class Kept:
 
 
 def test_the_oldest_go_first():
-    kept = Kept(Limits(max_stored_responses=3))
+    kept = Kept(RequestLimits(max_stored_responses=3))
     for id_ in "abc":
         assert kept.put(id_)
     kept.put("a")  # it has changed: it is the youngest now
@@ -63,7 +65,7 @@ def test_the_oldest_go_first():
 
 
 def test_bytes_are_counted_and_given_back():
-    kept = Kept(Limits(max_stored_response_bytes=10_000))
+    kept = Kept(RequestLimits(max_stored_response_bytes=10_000))
     kept.put("a")
     one = kept.store.num_bytes
     kept.put("b", text="x" * 1000)
@@ -77,7 +79,7 @@ def test_bytes_are_counted_and_given_back():
 
 
 def test_they_expire():
-    kept = Kept(Limits(response_ttl_s=10))
+    kept = Kept(RequestLimits(response_ttl_s=10))
     kept.put("a")
     kept.clock.now = 5
     kept.put("b")
@@ -87,7 +89,7 @@ def test_they_expire():
 
 
 def test_what_runs_stays():
-    kept = Kept(Limits(max_stored_responses=1, response_ttl_s=10))
+    kept = Kept(RequestLimits(max_stored_responses=1, response_ttl_s=10))
     kept.put("a", status="in_progress")
     kept.put("b", status="queued")
     kept.put("c")
@@ -98,7 +100,7 @@ def test_what_runs_stays():
 
 
 def test_others_see_nothing():
-    kept = Kept(Limits())
+    kept = Kept(RequestLimits())
     kept.put("a")
     assert kept.store.get("a", YOU) is None
     assert kept.store.get("a", ME) is not None

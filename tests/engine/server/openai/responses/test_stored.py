@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from octavo_engine.errors import GenerationFailed
-from octavo_engine.server.limits import Limits
+from octavo_engine.server.limits import RequestLimits
 from octavo_engine.server.settings import ServerSettings
 from tests.engine.server.responses.test_answers import TOOLS, items, prompt_of
 from tests.fakes.engine import FakeEngine
@@ -290,7 +290,7 @@ def test_a_server_that_drains_waits_for_it():
 
 
 def test_too_large_to_keep_is_answered_all_the_same():
-    settings = ServerSettings(limits=Limits(max_stored_response_bytes=2000))
+    settings = ServerSettings(limits=RequestLimits(max_stored_response_bytes=2000))
     with saying("Hi.", using=settings) as (server, client):
         kept = client.responses.create(model="fake", input="a")
         big = client.responses.create(model="fake", input="a" * 2000)
