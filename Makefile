@@ -64,7 +64,7 @@ test-asan: $(VENV)/.test  ## Kernels and the router's native code with every mem
 	$(BIN)/cmake --build build/asan
 	OCTAVO_BUILD=build/asan LD_PRELOAD="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0 \
 	  $(BIN)/python -m pytest -p tests.other_build -p no:xdist $(PYTEST_ARGS) \
-	  tests/kernels tests/router/residency tests/router/http/test_network.py tests/router/proxy/test_express.py
+	  tests/kernels tests/router/residency tests/router/proxy/test_hot_path_twins.py
 
 test-arm64:  ## Kernels for 64-bit Arm, on an emulated processor; needs g++-aarch64-linux-gnu, qemu-user
 	cmake -S csrc -B build/arm64 -DOCTAVO_KERNELS_ONLY=ON -DCMAKE_SYSTEM_NAME=Linux \
@@ -97,7 +97,7 @@ bench: $(VENV)/.test  ## Figures of this machine beside its limits, and a roofli
 bench-peers: $(VENV)/.test  ## The engine beside vLLM and llama.cpp; benchmarks/peers/setup.sh installs them
 	$(BIN)/python -m benchmarks.peers.run $(BENCH_ARGS)
 
-bench-router: $(VENV)/.test  ## The router beside other routers; needs nginx and wrk
+bench-router: $(VENV)/.test  ## The router beside other routers
 	$(BIN)/python -m benchmarks.router.run
 
 # As root where neither kind nor Docker is there. KEEP_CLUSTER=1 leaves the cluster up;

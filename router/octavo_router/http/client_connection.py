@@ -21,7 +21,6 @@ from octavo_router.http.request_head import RequestHead, too_large
 
 if TYPE_CHECKING:
     from octavo_router.http.connection_settings import Shared
-    from octavo_router.residency.api import Scan
 
 HEAD, BODY, BUSY, LINGER, CLOSED = range(5)
 
@@ -64,11 +63,6 @@ class RequestHandler(Protocol):
 
     def handle(self, connection: ClientConnection, head: RequestHead, body: bytes) -> None:
         """Becomes the owner, or answers at once; in the end calls `finish`. Raises Rejected."""
-
-    def handle_closely(
-        self, connection: ClientConnection, head: RequestHead, body: bytes, scan: Scan | None
-    ) -> None:
-        """`handle` of one that was looked at already; `scan`: of its body, where it was read."""
 
     def refused(
         self,
@@ -419,13 +413,6 @@ class ClientConnection(asyncio.Protocol):
         self._state = BUSY
         self.deadline = NEVER
         self._shared.service.handle(self, head, body)
-
-    def hand_over(self, head: RequestHead, body: bytes, scan: Scan | None) -> None:
-        """A request that native code has read, and that is not for the express lane."""
-        try:
-            self._shared.service.handle_closely(self, head, body, scan)
-        except Rejected as error:
-            self._refuse(error)
 
     # -- ending
 

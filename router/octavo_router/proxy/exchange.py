@@ -150,14 +150,6 @@ class ProxyExchange:
         except Exception:
             self.broke()
 
-    def go_on(self, upstream: UpstreamConnection | None, memory: StreamMemory | None) -> None:
-        """It was sent as a flight of the express lane, and becomes an exchange on its way."""
-        self._state = AWAITING
-        self._upstream, self._memory = upstream, memory
-        lease = self._account.lease
-        assert lease is not None
-        self._unproven_at = lease.endpoint.spec.id
-
     # -- placing and sending
 
     def _place(self, exclude: Collection[Endpoint] = ()) -> None:
