@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom cluster clean
+.PHONY: demo test test-faults test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom cluster clean
 
 # --- what people run ---------------------------------------------------------------------------------
 
@@ -45,6 +45,10 @@ demo: $(VENV)/.installed  ## A streamed answer through two engines and a router 
 
 test: $(VENV)/.test  ## Unit and integration tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# The figures need a machine that does nothing else: apart from `test`.
+test-faults: $(VENV)/.test  ## Load, hostile input and faults, as figures with bounds: ten minutes
+	$(BIN)/python -m benchmarks.faults.run $(FAULTS_ARGS)
 
 # Builds for tests alone, each in its folder; tests.other_build puts it in place of what is installed.
 BUILD_FOR_TESTS = $(BIN)/cmake -S csrc -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python)

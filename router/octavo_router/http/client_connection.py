@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from octavo_router.errors import Rejected
@@ -27,6 +29,7 @@ HEAD, BODY, BUSY, LINGER, CLOSED = range(5)
 _LINGER_S: Final = 2.0  # for the answer to arrive before the reset that unread bytes cause
 _PROBE_DELAYS_S: Final = (0.02, 0.1, 0.5)
 _TCP_CLOSE: Final = 7  # of Linux' tcpi_state
+_DISCARD_UNSENT: Final = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 
 
 class ConnectionOwner(Protocol):
@@ -188,11 +191,13 @@ class ClientConnection(asyncio.Protocol):
                 self.owner.on_deadline(now)
                 return
             self.owner.client_too_slow()
-            self.abort()
+            self._reset()
         elif state == BODY:
             self._refuse(Rejected(408, "body_timeout", "The body came too slowly.", close=True))
-        elif state != HEAD or self.is_paused:  # the rest of the answer does not get away
+        elif state == LINGER:
             self.abort()
+        elif state != HEAD or self.is_paused:  # the rest of the answer does not get away
+            self._reset()
         elif self._buffer:
             self._refuse(
                 Rejected(408, "header_timeout", "The headers came too slowly.", close=True)
@@ -255,6 +260,15 @@ class ClientConnection(asyncio.Protocol):
         """Ends the connection now; what is unsent is lost, and the client can tell."""
         self._state = CLOSED
         self._transport.abort()
+
+    def _reset(self) -> None:
+        """As `abort`, and the kernel forgets what is unsent: else it keeps that until the client
+        takes it."""
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None:
+            with suppress(OSError):  # it is closed already
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD_UNSENT)
+        self.abort()
 
     @property
     def awaited_bytes(self) -> int:
