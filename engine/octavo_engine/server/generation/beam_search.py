@@ -96,6 +96,7 @@ async def beam_search(
             deadline_s=left_s,
             cache_salt=job.cache_salt,
             stream=False,
+            group=job.group,
         )
         async with aclosing(news) as outputs:
             return await anext(outputs)
