@@ -112,7 +112,7 @@ class Rig:
 
 @pytest.fixture(autouse=True)
 def fake_replicas(monkeypatch):
-    monkeypatch.setattr(pool_module, "Replica", FakeReplica)
+    monkeypatch.setattr(pool_module, "LocalReplica", FakeReplica)
     monkeypatch.setattr(FakeReplica, "breaks", frozenset())
 
 
