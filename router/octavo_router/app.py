@@ -13,6 +13,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
+from octavo_common.logs import change_level
 from octavo_engine.protocol.endpoints import STATE_PATH
 from octavo_router.access_log import AccessLog
 from octavo_router.admin.routes import OwnRoutes, is_for_admins
@@ -33,7 +34,6 @@ from octavo_router.gauges import make_gauges, make_shadow_gauges
 from octavo_router.http.deadlines import DeadlineTick
 from octavo_router.http.network import Network
 from octavo_router.http.tls import ClientTls
-from octavo_router.logs import change_level
 from octavo_router.loop_watch import LoopWatch
 from octavo_router.metrics import RouterMetrics
 from octavo_router.observer import MetricsObserver
