@@ -49,7 +49,7 @@ Lane::Lane(nb::handle proxy, nb::handle take_over, nb::handle broke)
       rate_weight_(nb::cast<double>(from("octavo_router.routing.estimate", "WEIGHT"))),
       chunk_bytes_(nb::cast<double>(from("octavo_router.routing.estimate", "CHUNK_BYTES"))),
       ok_(text_of("ok")),
-      result_ok_(from("octavo_router.routing.outcome", "Result").attr("OK")),
+      result_ok_(from("octavo_router.routing.outcome", "AttemptResult").attr("OK")),
       zero_(from_int(0)),
       one_(from_int(1)),
       two_hundred_(from_int(200)),

@@ -35,12 +35,12 @@ struct PrefixLoadShape : Shape {
 };
 
 struct RoomsShape : Shape {
-    RoomsShape() : Shape("octavo_router.routing.capacity", "Rooms") {}
+    RoomsShape() : Shape("octavo_router.routing.capacity", "PoolCapacity") {}
     Slot config{type, "config"};
 };
 
 struct HealthShape : Shape {
-    HealthShape() : Shape("octavo_router.routing.health", "Health") {}
+    HealthShape() : Shape("octavo_router.routing.health", "EndpointHealth") {}
     Slot records{type, "_records"};
 };
 
@@ -57,7 +57,7 @@ struct RegistryShape : Shape {
 };
 
 struct GateShape : Shape {
-    GateShape() : Shape("octavo_router.flow.admission", "Gate") {}
+    GateShape() : Shape("octavo_router.flow.admission", "AdmissionGate") {}
     Slot authenticate{type, "authenticate"};
 };
 
@@ -164,7 +164,7 @@ struct TenantShape : Shape {
 };
 
 struct RouteShape : Shape {
-    RouteShape() : Shape("octavo_router.routing.models", "Route") {}
+    RouteShape() : Shape("octavo_router.routing.models", "ModelRoute") {}
     Slot adapter{type, "adapter"};
     Slot copies{type, "copies"};
     Slot is_known{type, "is_known"};
@@ -251,7 +251,7 @@ struct UpstreamConnectionShape : Shape {
 };
 
 struct AnswerHeadShape : Shape {
-    AnswerHeadShape() : Shape("octavo_router.http.response_head", "AnswerHead") {}
+    AnswerHeadShape() : Shape("octavo_router.http.response_head", "ResponseHead") {}
     Slot content_length{type, "content_length"};
     Slot forward{type, "forward"};
     Slot is_json{type, "is_json"};
@@ -298,7 +298,7 @@ struct WindowShape : Shape {
 };
 
 struct HealthRecordShape : Shape {
-    HealthRecordShape() : Shape("octavo_router.routing.health", "Record") {}
+    HealthRecordShape() : Shape("octavo_router.routing.health", "HealthRecord") {}
     Slot last_at{type, "last_at"};
     Slot num_errors{type, "num_errors"};
     Slot num_failures{type, "num_failures"};
