@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import ssl
 from typing import TYPE_CHECKING
 
+from octavo_common.file_watch import FileWatch
 from octavo_router.errors import ConfigInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 logger = logging.getLogger("octavo.router")
 
@@ -70,7 +70,7 @@ class ClientTls:
     ) -> None:
         self._files = (ca, cert, key)
         self._field = field
-        self._watch = FileWatch(self._files)
+        self._watch = certificate_watch(self._files)
         self._context: ssl.SSLContext | None = None
 
     @property
@@ -89,38 +89,10 @@ class ClientTls:
         self._context = client_context(*self._files, field=self._field)
 
 
-class FileWatch:
-    """Files that others replace, and whether what is there now was taken."""
-
-    def __init__(self, paths: Iterable[str]) -> None:
-        self._paths = [path for path in paths if path]
-        self._taken = self._refused = self._look()
-
-    def take(self, load: Callable[[], None]) -> bool:
-        """Calls `load` where any was written anew, and again at each look for as long as it raises
-        ConfigInvalid: half of the files may be there, or what is wrong may be put right elsewhere.
-        Whether it took them.
-        """
-        seen = self._look()
-        if seen == self._taken:
-            return False
-        try:
-            load()
-        except ConfigInvalid as error:
-            if seen != self._refused:  # once for each state of the files
-                logger.warning("Kept the old certificate: %s", error)
-            self._refused = seen
-            return False
-        self._taken = self._refused = seen
-        return True
-
-    def _look(self) -> list[tuple[int, int]]:
-        return [_stamp(path) for path in self._paths]
+def certificate_watch(paths: Iterable[str]) -> FileWatch:
+    """Of files that make contexts."""
+    return FileWatch(paths, refusal=ConfigInvalid, on_refusal=_warn)
 
 
-def _stamp(path: str) -> tuple[int, int]:
-    try:
-        stat = os.stat(path)
-    except OSError:  # between removal and renaming
-        return 0, 0
-    return stat.st_mtime_ns, stat.st_ino
+def _warn(error: Exception) -> None:
+    logger.warning("Kept the old certificate: %s", error)
