@@ -4,61 +4,51 @@ from __future__ import annotations
 
 import logging
 import ssl
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from octavo_common import tls
 from octavo_common.file_watch import FileWatch
 from octavo_router.errors import ConfigInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 logger = logging.getLogger("octavo.router")
 
 
 def server_context(cert: str, key: str, client_ca: str = "") -> ssl.SSLContext:
-    """For clients. `client_ca`: only those with a certificate of this authority may connect."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    _load_certificate(context, cert, key)
+    """For clients. `client_ca`: only those with a certificate of this authority may connect.
+    Raises ConfigInvalid."""
+    context = tls.server_context()
+    with _refused("tls"):
+        tls.load_certificate(context, cert, key)
     if client_ca:
         context.verify_mode = ssl.CERT_REQUIRED
-        _load_authorities(context, client_ca, "server.tls_client_ca")
+        with _refused("server.tls_client_ca"):
+            tls.load_authority(context, client_ca)
     return context
 
 
 def client_context(
     ca: str = "", cert: str = "", key: str = "", *, field: str = "discovery.tls_ca"
 ) -> ssl.SSLContext:
-    """For whom we ask. `ca`: their authority, else the system's; `cert`: shown if they ask."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificates and names
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    if ca:
-        _load_authorities(context, ca, field)
-    else:
-        context.load_default_certs()
+    """For engines and the API server. `ca`: their authority, else the system's; `cert`: shown if
+    they ask. Raises ConfigInvalid."""
+    with _refused(field):
+        context = tls.client_context(ca)
     if cert:
-        _load_certificate(context, cert, key)
+        with _refused("tls"):
+            tls.load_certificate(context, cert, key)
     return context
 
 
-# NOTE: only into a context that nobody uses yet. OpenSSL takes the certificate before it sees that
-# the key is another's, so one that fails here leaves the context unfit for any handshake.
-def _load_certificate(context: ssl.SSLContext, cert: str, key: str) -> None:
+@contextmanager
+def _refused(field: str) -> Iterator[None]:
     try:
-        context.load_cert_chain(cert, key or None)
-    except (OSError, ssl.SSLError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigInvalid("tls", f"cannot load {cert}: {reason}") from None
-
-
-def _load_authorities(context: ssl.SSLContext, path: str, field: str) -> None:
-    try:
-        context.load_verify_locations(path)
-    except (OSError, ssl.SSLError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigInvalid(field, f"cannot load {path}: {reason}") from None
+        yield
+    except tls.TlsFileError as error:
+        raise ConfigInvalid(field, str(error)) from None
 
 
 class ClientTls:
