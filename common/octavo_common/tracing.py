@@ -22,6 +22,7 @@ OTLP_PATH = "/v1/traces"
 # gen_ai.operation.name, by route.
 OPERATIONS = {
     "/v1/chat/completions": "chat",
+    "/v1/chat/completions/batch": "chat",
     "/v1/messages": "chat",
     "/v1/responses": "chat",
     "/v1/completions": "text_completion",

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 SERVICE_NAME = "octavo-engine"
-_OPERATIONS = {**OPERATIONS, "/v1/chat/completions/batch": "chat"}
 _CURRENT: ContextVar[EngineTrace | None] = ContextVar("octavo_trace", default=None)
 
 Value = str | int | float | bool | list[str]
@@ -173,7 +172,7 @@ class EngineTrace:
         known: dict[str, Value | None] = {
             "http.route": self._route,
             "http.response.status_code": status,
-            "gen_ai.operation.name": _OPERATIONS.get(self._route),
+            "gen_ai.operation.name": OPERATIONS.get(self._route),
             "gen_ai.provider.name": "octavo",
             "gen_ai.usage.input_tokens": times.input_tokens or None,
             "gen_ai.usage.output_tokens": times.output_tokens or None,

@@ -77,6 +77,15 @@ def test_a_request_with_one_attempt():
     assert (route.start_time, route.end_time) == (queue.end_time, root.start_time + 1_500_000_000)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/batch"])
+def test_chats_are_named_as_the_engine_names_them(path):
+    rig = Rig()
+    record = replace(RECORD, route=path)
+    rig.tracing.begin(record).finish(record)
+    attributes = dict(rig.spans[f"POST {path}"].attributes or {})
+    assert attributes["gen_ai.operation.name"] == "chat"
+
+
 def test_a_failed_attempt_and_a_resume():
     rig = Rig()
     trace = rig.tracing.begin(RECORD)
