@@ -141,7 +141,7 @@ SERVER_FLAGS = (
     Flag("force_include_usage", "end every stream with its usage, asked for or not",
          "enable-force-include-usage"),
     Flag("response_store", "keep responses of /v1/responses, in memory, to fetch and go on from"),
-    Flag("files_dir", "folder for /v1/files and /v1/batches, which are not there without it"),
+    Flag("files_dir", "folder for files and batches, which are not there without it"),
     Flag("batch_concurrency", "requests of batches at once"),
     Flag("vllm_metrics", "expose every metric under vLLM's name too, which other tools read"),
     Flag("access_log", "which requests get a log line"),
