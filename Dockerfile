@@ -20,6 +20,7 @@ WORKDIR /src
 COPY csrc csrc
 RUN cmake -S csrc -B /native -G Ninja -DCMAKE_BUILD_TYPE=Release && cmake --build /native
 COPY pyproject.toml README.md LICENSE ./
+COPY common common
 COPY engine engine
 COPY router router
 COPY operator operator

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_ROOTS = (
+    "common/octavo_common",
     "engine/octavo_engine",
     "router/octavo_router",
     "operator/octavo_operator",

@@ -24,7 +24,7 @@ NAMES = ("engine-cpu", "router", "operator")
 TAG = "e2e"
 # What the Dockerfile copies; .dockerignore says the same.
 _INPUTS = ("Dockerfile", ".dockerignore", "LICENSE", "README.md", "pyproject.toml")
-_FOLDERS = ("csrc", "engine", "images", "octavo", "operator", "router")
+_FOLDERS = ("common", "csrc", "engine", "images", "octavo", "operator", "router")
 _SUITE = "bookworm"
 _LAYERS_LIMIT_GIB = 10
 _NO_PAPERS = tuple(

@@ -12,47 +12,31 @@ nothing of this exists.
 
 from __future__ import annotations
 
-import re
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
+from octavo_common.tracing import (
+    OPERATIONS,
+    known_attributes,
+    make_exporter,
+    make_provider,
+    mark_failed,
+    parent_context,
+)
 from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import SpanProcessor
-    from opentelemetry.sdk.trace import TracerProvider as Provider
-    from opentelemetry.trace import Span, Tracer
+    from opentelemetry.trace import Tracer
 
 SERVICE_NAME = "octavo-engine"
-OTLP_PATH = "/v1/traces"
-
-_OPERATIONS = {
-    "/v1/chat/completions": "chat",
-    "/v1/chat/completions/batch": "chat",
-    "/v1/messages": "chat",
-    "/v1/responses": "chat",
-    "/v1/completions": "text_completion",
-    "/v1/embeddings": "embeddings",
-    "/v2/embed": "embeddings",
-}
-_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _CURRENT: ContextVar[EngineTrace | None] = ContextVar("octavo_trace", default=None)
 
 Value = str | int | float | bool | list[str]
-
-
-class TraceParent(NamedTuple):
-    """The caller's span."""
-
-    trace: int
-    span: int
-    flags: int
 
 
 @dataclass(slots=True)
@@ -70,18 +54,6 @@ class RequestTimeline:
     asked: dict[str, Value] = field(default_factory=dict)  # gen_ai.request.*
 
 
-def parse_traceparent(text: str) -> TraceParent | None:
-    """W3C Trace Context; None for whatever is none, which then counts as absent."""
-    match = _TRACEPARENT.fullmatch(text.strip())
-    if match is None:
-        return None
-    version, trace, span, flags, more = match.groups()
-    is_known = version == "00"
-    if version == "ff" or (is_known and more) or not int(trace, 16) or not int(span, 16):
-        return None
-    return TraceParent(int(trace, 16), int(span, 16), int(flags, 16))
-
-
 def current() -> EngineTrace | None:
     """Of the request that this task works for, if it is traced."""
     return _CURRENT.get()
@@ -93,19 +65,15 @@ def make_tracing(
     """None where no collector is configured. Raises ConfigError."""
     if not endpoint:
         return None
-    url = urlsplit(endpoint)
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise ConfigError(f"--otlp-endpoint: {endpoint!r} is no http(s):// URL of a collector")
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        processor = make_exporter(endpoint)
+    except ValueError as error:
+        raise ConfigError(f"--otlp-endpoint: {error}") from None
     except ImportError as error:
         raise ConfigError(
             f"--otlp-endpoint needs opentelemetry-sdk and its OTLP exporter ({error}): install "
             "octavo[tracing]"
         ) from error
-    target = endpoint if url.path.strip("/") else endpoint.rstrip("/") + OTLP_PATH
-    processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=target))
     return EngineTracing(processor, sample_ratio=sample_ratio, version=version, instance=instance)
 
 
@@ -122,19 +90,9 @@ class EngineTracing:
         now: Callable[[], float] = time.monotonic,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-
-        names = {
-            "service.name": SERVICE_NAME,
-            "service.version": version,
-            "service.instance.id": instance,
-        }
-        resource = Resource.create({key: value for key, value in names.items() if value})
-        sampler = ParentBased(TraceIdRatioBased(sample_ratio))
-        self._provider: Provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(processor)
+        self._provider = make_provider(
+            processor, SERVICE_NAME, sample_ratio=sample_ratio, version=version, instance=instance
+        )
         self._tracer: Tracer = self._provider.get_tracer("octavo_engine", version)
         self._now = now
         self._clock_ns = clock_ns
@@ -169,7 +127,7 @@ class EngineTrace:
         self._began_at, self._began_ns = now(), clock_ns()
         self._root = tracer.start_span(
             name,
-            context=_context_of(traceparent),
+            context=parent_context(traceparent),
             kind=SpanKind.SERVER,
             start_time=self._began_ns,
         )
@@ -193,7 +151,7 @@ class EngineTrace:
             if self.timeline.first_at:
                 root.add_event("gen_ai.first_token", timestamp=self._ns(self.timeline.first_at))
             if error or status >= 500:
-                _mark_failed(root, error or str(status))
+                mark_failed(root, error or str(status))
         root.end(end_ns)
 
     def _add_children(self, end_ns: int) -> None:
@@ -214,7 +172,7 @@ class EngineTrace:
         known: dict[str, Value | None] = {
             "http.route": self._route,
             "http.response.status_code": status,
-            "gen_ai.operation.name": _OPERATIONS.get(self._route),
+            "gen_ai.operation.name": OPERATIONS.get(self._route),
             "gen_ai.provider.name": "octavo",
             "gen_ai.usage.input_tokens": times.input_tokens or None,
             "gen_ai.usage.output_tokens": times.output_tokens or None,
@@ -223,31 +181,7 @@ class EngineTrace:
             **times.asked,
             **more,
         }
-        return {key: value for key, value in known.items() if value is not None and value != ""}
+        return known_attributes(known)
 
     def _ns(self, at: float) -> int:
         return self._began_ns + int((at - self._began_at) * 1e9)
-
-
-def _context_of(traceparent: str) -> Context | None:
-    from opentelemetry.context import Context
-    from opentelemetry.trace import (
-        NonRecordingSpan,
-        SpanContext,
-        TraceFlags,
-        set_span_in_context,
-    )
-
-    parent = parse_traceparent(traceparent)
-    if parent is None:
-        return Context()  # a trace of its own, whatever else runs in this process
-    trace, span, flags = parent
-    told = SpanContext(trace, span, is_remote=True, trace_flags=TraceFlags(flags & 1))
-    return set_span_in_context(NonRecordingSpan(told), Context())
-
-
-def _mark_failed(span: Span, reason: str) -> None:
-    from opentelemetry.trace import Status, StatusCode
-
-    span.set_status(Status(StatusCode.ERROR, reason))
-    span.set_attribute("error.type", reason)

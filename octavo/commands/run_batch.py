@@ -78,8 +78,8 @@ async def _run(
     concurrency: int,
     progress: BatchProgress,
 ) -> BatchTally:
+    from octavo_common.logs import set_up_logging
     from octavo_engine.core.async_engine import AsyncEngine
-    from octavo_engine.core.logs import set_up_logging
     from octavo_engine.server.app import build_app
     from octavo_engine.server.openai.batches.run import run
     from octavo_engine.server.settings import ServerSettings

@@ -55,7 +55,7 @@ def _serve(config: EngineConfig, settings: ServerSettings) -> int:
         listener = open_port(settings.host, settings.port)
         host, port = listener.getsockname()[:2]
         url = f"{'https' if settings.ssl_certfile else 'http'}://{_readable(host)}:{port}"
-    from octavo_engine.core.logs import set_up_logging
+    from octavo_common.logs import set_up_logging
     from octavo_engine.server.run import serve
 
     set_up_logging(settings.log_format, settings.log_level)

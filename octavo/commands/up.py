@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from octavo.local.documents import Documents
     from octavo.local.screen import LiveScreen, PlainScreen
-    from octavo.local.watch import FileWatch
+    from octavo.local.watch import DocumentWatch
 
 _EXAMPLES = """examples:
   octavo up demo://smollm2 --replicas 2
@@ -54,9 +54,9 @@ def main(prog: str, argv: Sequence[str]) -> int:
     return _run(args, documents, watch)
 
 
-def _documents(args: argparse.Namespace) -> tuple[Documents, FileWatch | None]:
+def _documents(args: argparse.Namespace) -> tuple[Documents, DocumentWatch | None]:
     from octavo.local.documents import Documents, deployment_of_model, read_documents
-    from octavo.local.watch import FileWatch
+    from octavo.local.watch import DocumentWatch
 
     if bool(args.model) == bool(args.file):
         raise ConfigError("give a MODEL or files with -f FILE, one of the two")
@@ -74,11 +74,11 @@ def _documents(args: argparse.Namespace) -> tuple[Documents, FileWatch | None]:
             return read_documents({"stdin": sys.stdin.buffer.read().decode()}), None
         except UnicodeDecodeError:
             raise ConfigError("stdin is not UTF-8 text") from None
-    watch = FileWatch(args.file)
+    watch = DocumentWatch(args.file)
     return read_documents(watch.read() or {}), watch
 
 
-def _run(args: argparse.Namespace, documents: Documents, watch: FileWatch | None) -> int:
+def _run(args: argparse.Namespace, documents: Documents, watch: DocumentWatch | None) -> int:
     from octavo.local.home import Home, HomeLock
     from octavo.local.supervisor import PlatformSupervisor
 

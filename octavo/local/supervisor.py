@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from octavo.local.documents import Documents
     from octavo.local.home import Home
-    from octavo.local.watch import FileWatch
+    from octavo.local.watch import DocumentWatch
 
     class Screen(Protocol):
         """Where it is shown."""
@@ -110,7 +110,7 @@ class PlatformSupervisor:
                 self._screen.tell(f"{name} is not in the files any more")
                 self._pools[name].delete()
 
-    async def run(self, watch: FileWatch | None) -> None:
+    async def run(self, watch: DocumentWatch | None) -> None:
         """Until a signal. Whatever happens, no process is left."""
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -133,7 +133,7 @@ class PlatformSupervisor:
             with suppress(OSError):
                 self._home.state_file.unlink(missing_ok=True)
 
-    async def _work(self, watch: FileWatch | None) -> None:
+    async def _work(self, watch: DocumentWatch | None) -> None:
         files_at = self._clock()
         while not self._stopping.is_set():
             if watch is not None and self._clock() - files_at >= FILES_S:
@@ -150,7 +150,7 @@ class PlatformSupervisor:
             await self.router.poll()
             await asyncio.sleep(BUSY_S if self._is_busy else CALM_S)
 
-    def _read(self, watch: FileWatch) -> None:
+    def _read(self, watch: DocumentWatch) -> None:
         try:
             try:
                 texts = watch.read()

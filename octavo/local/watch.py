@@ -1,4 +1,4 @@
-"""Files that are read again when they change."""
+"""Documents of LLMDeployments: files that are read again when they change."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import os
 from typing import TYPE_CHECKING
 
 from octavo.local.documents import MAX_FILE_BYTES, list_files
+from octavo_common.file_watch import stamp_of
 from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_Signature = tuple[tuple[str, int, int, int], ...]
+    from octavo_common.file_watch import Stamp
+
+    Signature = tuple[tuple[str, Stamp], ...]
 
 
-class FileWatch:
+class DocumentWatch:
     """Looks by name, size, time and inode, so that editors which replace files are noticed."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
-        self._seen: _Signature | None = None
-        self._pending: _Signature | None = None
+        self._seen: Signature | None = None
+        self._pending: Signature | None = None
 
     def read(self) -> dict[str, str] | None:
         """What all files hold, or None where nothing has changed. Raises ConfigError.
@@ -30,11 +33,7 @@ class FileWatch:
         """
         files = list_files(self._paths)
         try:
-            signature = tuple(
-                (str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino)
-                for path in files
-                for stat in [os.stat(path)]
-            )
+            signature = tuple((str(path), stamp_of(os.stat(path))) for path in files)
             if signature == self._seen:
                 return None
             if self._seen is not None and signature != self._pending:

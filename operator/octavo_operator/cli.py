@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import socket
 import sys
@@ -163,7 +164,7 @@ def _run(config: KubeConfig, settings: OperatorSettings, run_settings: RunSettin
 
 
 def _set_up_logging(values: Mapping[str, str]) -> None:
-    from octavo_operator.logs import set_up_logging
+    from octavo_common.logs import JsonFormatter, TextFormatter, utc_head, write_to_stderr
 
     if values["log-format"] not in ("json", "plain"):
         raise SettingsInvalid(f"--log-format must be json or plain; got {values['log-format']}")
@@ -171,7 +172,18 @@ def _set_up_logging(values: Mapping[str, str]) -> None:
         raise SettingsInvalid(
             f"--log-level must be debug, info, warning or error; got {values['log-level']}"
         )
-    set_up_logging(values["log-format"], values["log-level"])
+    write_to_stderr(
+        JsonFormatter(is_ascii=False, shows_none=True)
+        if values["log-format"] == "json"
+        else TextFormatter(utc_head, escapes=False, shows_none=True)
+    )
+    root = logging.getLogger()
+    root.setLevel(values["log-level"].upper())
+    # kopf logs each event of each object, and a CRD that was deleted as a page of tracebacks; that
+    # its watches ended is logged once, by the code that starts them again.
+    is_debug = values["log-level"] == "debug"
+    logging.getLogger("kopf").setLevel(root.level if is_debug else logging.CRITICAL)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
 def _names(text: str) -> tuple[str, ...]:

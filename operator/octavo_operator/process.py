@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
+from octavo_common.loop_watch import STALL_S, LoopWatch
 from octavo_engine.protocol.endpoints import OPERATOR_PORT
 from octavo_operator.cluster.connections import HttpSession
 from octavo_operator.cluster.guard import GuardedCluster, TokenBucket
 from octavo_operator.cluster.leader import Leader, LeaseTimes
 from octavo_operator.errors import ClusterError
 from octavo_operator.health import HealthServer, OperatorHealth
-from octavo_operator.loop_watch import MAX_LAG_S, LoopWatch
 from octavo_operator.metrics import OperatorMetrics
 from octavo_operator.objects import kinds
 from octavo_operator.reconcile import Reconciler
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("octavo.operator")
 
 LEASE_NAME = "octavo-operator"
+LOOP_TICK_S = 0.25
+MAX_LAG_S = 20.0  # of an event loop; and then liveness fails
 RESTART_S = 2.0  # between the end of a watch and the next
 
 
@@ -83,8 +85,8 @@ class Operator:
         self.world = World()
         self.demand = RouterDemand(clock)
         self._stop = asyncio.Event()
-        self._loop = LoopWatch("operator")
-        self._watch_loop = LoopWatch("kopf")
+        self._loop = _loop_watch("operator")
+        self._watch_loop = _loop_watch("kopf")
         self._leader = (
             None
             if run.lease is None
@@ -284,3 +286,9 @@ def _now() -> str:
 
 def _now_micro() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _loop_watch(name: str) -> LoopWatch:
+    """Stacks are written as soon as it counts as standing still: leases are lost in seconds."""
+    logger = logging.getLogger("octavo.operator.loop")
+    return LoopWatch(logger, name=name, tick_s=LOOP_TICK_S, dump_s=STALL_S)

@@ -13,6 +13,8 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
+from octavo_common.logs import change_level
+from octavo_common.loop_watch import LoopWatch
 from octavo_engine.protocol.endpoints import STATE_PATH
 from octavo_router.access_log import AccessLog
 from octavo_router.admin.routes import OwnRoutes, is_for_admins
@@ -33,8 +35,6 @@ from octavo_router.gauges import make_gauges, make_shadow_gauges
 from octavo_router.http.deadlines import DeadlineTick
 from octavo_router.http.network import Network
 from octavo_router.http.tls import ClientTls
-from octavo_router.logs import change_level
-from octavo_router.loop_watch import LoopWatch
 from octavo_router.metrics import RouterMetrics
 from octavo_router.observer import MetricsObserver
 from octavo_router.proxy.canary import Canaries
@@ -63,6 +63,9 @@ if TYPE_CHECKING:
     from octavo_router.flow.keys import KeyTable
 
 logger = logging.getLogger("octavo.router")
+
+_LOOP_TICK_S = 0.1
+_LOOP_DUMP_S = 5.0  # of standing still: every thread's stack is written down
 
 _TICK_S = 1.0  # of health, prices, key files
 _QUEUE_TICK_S = 0.25
@@ -210,7 +213,13 @@ class App:
 
     async def __aenter__(self) -> Self:
         self.deadlines.start()
-        await self._stack.enter_async_context(LoopWatch(self.metrics))
+        loop_watch = LoopWatch(
+            logging.getLogger("octavo.router.loop"),
+            tick_s=_LOOP_TICK_S,
+            dump_s=_LOOP_DUMP_S,
+            on_lag=self.metrics.note_loop_lag,
+        )
+        await self._stack.enter_async_context(loop_watch)
         await self._stack.enter_async_context(self._signals)
         await self._stack.enter_async_context(self._discovery)
         if self.config.epp.enabled:

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo_common.logs import set_up_logging
 from octavo_router.config.load import load_config
 from octavo_router.config.settings import KeyConfig
 from octavo_router.errors import ConfigInvalid
 from octavo_router.http.sockets import open_listener
-from octavo_router.logs import set_up_logging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

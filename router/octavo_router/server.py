@@ -23,7 +23,7 @@ from octavo_router.http.cors import Cors
 from octavo_router.http.loopback import is_loopback, names_this_machine
 from octavo_router.http.request_head import HeadRules
 from octavo_router.http.sockets import affordable_connections, open_listener
-from octavo_router.http.tls import FileWatch, server_context
+from octavo_router.http.tls import certificate_watch, server_context
 from octavo_router.proxy.admin_service import AdminService
 from octavo_router.proxy.paths import UPLOADS
 
@@ -192,7 +192,7 @@ class Server:
             shared.reconfigure(config.limits, config.timeouts, max_connections=num_affordable)
 
     async def _renew_certificate(self, config: ServerConfig) -> None:
-        watch = FileWatch((config.tls_cert, config.tls_key, config.tls_client_ca))
+        watch = certificate_watch((config.tls_cert, config.tls_key, config.tls_client_ca))
         while True:
             await asyncio.sleep(_CERTIFICATE_LOOK_S)
             watch.take(lambda: self.renew_certificate(config))

@@ -12,73 +12,43 @@ collector nothing of this exists, and a client's traceparent reaches the engine 
 
 from __future__ import annotations
 
-import re
 import time
-from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
+from octavo_common.tracing import (
+    OPERATIONS,
+    format_traceparent,
+    known_attributes,
+    make_exporter,
+    make_provider,
+    mark_failed,
+    parent_context,
+)
 from octavo_router.errors import ConfigInvalid
 from octavo_router.metrics.version import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import SpanProcessor
-    from opentelemetry.sdk.trace import TracerProvider as Provider
     from opentelemetry.trace import Span, Tracer
 
     from octavo_router.metrics import RequestRecord
 
 SERVICE_NAME = "octavo-router"
-OTLP_PATH = "/v1/traces"
-
-_OPERATIONS = {
-    "/v1/chat/completions": "chat",
-    "/v1/messages": "chat",
-    "/v1/responses": "chat",
-    "/v1/completions": "text_completion",
-    "/v1/embeddings": "embeddings",
-    "/v2/embed": "embeddings",
-}
-_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-
-
-class Parent(NamedTuple):
-    """The caller's span."""
-
-    trace: int
-    span: int
-    flags: int
-
-
-def parse_traceparent(text: str) -> Parent | None:
-    """W3C Trace Context; None for whatever is none, which then counts as absent."""
-    match = _TRACEPARENT.fullmatch(text.strip())
-    if match is None:
-        return None
-    version, trace, span, flags, more = match.groups()
-    is_known = version == "00"
-    if version == "ff" or (is_known and more) or not int(trace, 16) or not int(span, 16):
-        return None
-    return Parent(int(trace, 16), int(span, 16), int(flags, 16))
 
 
 def make_tracing(endpoint: str, *, sample_ratio: float, instance: str = "") -> RouterTracing | None:
     """None where no collector is configured. Raises ConfigInvalid."""
     if not endpoint:
         return None
-    url = urlsplit(endpoint)
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise ConfigInvalid("tracing.endpoint", f"{endpoint!r} is no http(s):// URL of a collector")
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        processor = make_exporter(endpoint)
+    except ValueError as error:
+        raise ConfigInvalid("tracing.endpoint", str(error)) from None
     except ImportError as error:
         problem = f"needs opentelemetry-sdk and its OTLP exporter ({error}): install octavo[router]"
         raise ConfigInvalid("tracing.endpoint", problem) from error
-    target = endpoint if url.path.strip("/") else endpoint.rstrip("/") + OTLP_PATH
-    processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=target))
     return RouterTracing(
         processor, sample_ratio=sample_ratio, version=installed_version(), instance=instance
     )
@@ -96,19 +66,9 @@ class RouterTracing:
         instance: str = "",
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-
-        names = {
-            "service.name": SERVICE_NAME,
-            "service.version": version,
-            "service.instance.id": instance,
-        }
-        resource = Resource.create({key: value for key, value in names.items() if value})
-        sampler = ParentBased(TraceIdRatioBased(sample_ratio))
-        self._provider: Provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(processor)
+        self._provider = make_provider(
+            processor, SERVICE_NAME, sample_ratio=sample_ratio, version=version, instance=instance
+        )
         self._tracer: Tracer = self._provider.get_tracer("octavo_router", version)
         self._clock_ns = clock_ns
 
@@ -134,7 +94,7 @@ class RouterTrace:
         self._attempt: Span | None = None
         self._root = tracer.start_span(
             f"{record.method} {record.route}",
-            context=_context_of(record.traceparent),
+            context=parent_context(record.traceparent),
             kind=SpanKind.SERVER,
             start_time=self._began_ns,
         )
@@ -161,13 +121,13 @@ class RouterTrace:
                 "octavo.is_resume": is_resume,
             },
         )
-        return _traceparent(self._attempt)
+        return format_traceparent(self._attempt)
 
     def attempt_failed(self, reason: str) -> None:
         """Harmless when none is under way."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
-            _mark_failed(attempt, reason or "lost")
+            mark_failed(attempt, reason or "lost")
             attempt.end(self._clock_ns())
 
     def finish(self, record: RequestRecord) -> None:
@@ -175,7 +135,7 @@ class RouterTrace:
         now_ns = self._clock_ns()
         if self._attempt is not None:
             if record.is_error:
-                _mark_failed(self._attempt, record.outcome)
+                mark_failed(self._attempt, record.outcome)
             self._attempt.end(now_ns)
             self._attempt = None
         root = self._root
@@ -186,7 +146,7 @@ class RouterTrace:
                 at_ns = self._began_ns + int(record.ttft_s * 1e9)
                 root.add_event("gen_ai.first_token", timestamp=at_ns)
             if record.is_error:
-                _mark_failed(root, record.code or record.outcome)
+                mark_failed(root, record.code or record.outcome)
         root.end(now_ns)
 
     def _add_children(self, record: RequestRecord) -> None:
@@ -212,7 +172,7 @@ def _attributes(record: RequestRecord) -> dict[str, str | int | bool]:
         "http.request.method": record.method,
         "http.route": record.route,
         "http.response.status_code": record.status,
-        "gen_ai.operation.name": _OPERATIONS.get(record.route),
+        "gen_ai.operation.name": OPERATIONS.get(record.route),
         "gen_ai.provider.name": "octavo",
         "gen_ai.request.model": record.model[:256],
         "gen_ai.usage.input_tokens": record.prompt_tokens or None,
@@ -224,32 +184,4 @@ def _attributes(record: RequestRecord) -> dict[str, str | int | bool]:
         "octavo.attempts": record.attempts,
         "octavo.resumes": record.resumes,
     }
-    return {key: value for key, value in known.items() if value is not None and value != ""}
-
-
-def _context_of(traceparent: str) -> Context | None:
-    from opentelemetry.trace import (
-        NonRecordingSpan,
-        SpanContext,
-        TraceFlags,
-        set_span_in_context,
-    )
-
-    parent = parse_traceparent(traceparent)
-    if parent is None:
-        return None
-    trace, span, flags = parent
-    told = SpanContext(trace, span, is_remote=True, trace_flags=TraceFlags(flags & 1))
-    return set_span_in_context(NonRecordingSpan(told))
-
-
-def _traceparent(span: Span) -> str:
-    context = span.get_span_context()
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & 1:02x}"
-
-
-def _mark_failed(span: Span, reason: str) -> None:
-    from opentelemetry.trace import Status, StatusCode
-
-    span.set_status(Status(StatusCode.ERROR, reason))
-    span.set_attribute("error.type", reason)
+    return known_attributes(known)

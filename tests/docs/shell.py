@@ -50,7 +50,7 @@ class Newcomer:
         (programs / "octavo").chmod(0o755)
         (programs / "python").symlink_to(sys.executable)
         (folder / ".curlrc").write_text("fail-with-body\nshow-error\nsilent\n")
-        roots = [str(ROOT / part) for part in (".", "engine", "router", "operator")]
+        roots = [str(ROOT / part) for part in (".", "common", "engine", "router", "operator")]
         self._environ = {
             **{key: value for key, value in os.environ.items() if not key.startswith("OCTAVO_")},
             "PATH": f"{programs}:{os.environ['PATH']}",

@@ -11,9 +11,7 @@ from octavo_engine.errors import ConfigError
 from octavo_engine.tracing import (
     EngineTrace,
     EngineTracing,
-    TraceParent,
     make_tracing,
-    parse_traceparent,
 )
 
 memory = pytest.importorskip(
@@ -124,23 +122,6 @@ def test_who_is_not_sampled_leaves_nothing():
 def test_a_request_without_a_parent_begins_a_trace_by_the_ratio():
     for ratio, is_sampled in ((1.0, True), (0.0, False)):
         assert Rig(sample_ratio=ratio).begin("").is_sampled is is_sampled
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "00", PARENT.upper(), PARENT[:-1], PARENT + "-x", f"ff-{TRACE}-{SPAN}-01",
-        f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01", "x" * 10_000,
-    ],
-)  # fmt: skip
-def test_a_traceparent_that_is_none_counts_as_absent(text):
-    assert parse_traceparent(text) is None
-
-
-def test_traceparents_of_now_and_of_later_versions():
-    parent = TraceParent(int(TRACE, 16), int(SPAN, 16), 1)
-    assert parse_traceparent(PARENT) == parent
-    assert parse_traceparent(PARENT.replace("00-", "01-", 1) + "-more") == parent
 
 
 def test_no_collector_no_traces():

@@ -18,6 +18,7 @@ from octavo_operator.health import HealthServer, OperatorHealth
 from octavo_operator.metrics import OperatorMetrics
 from octavo_operator.objects import kinds
 from octavo_operator.objects.compare import holds
+from octavo_operator.process import MAX_LAG_S
 from octavo_operator.report.events import EventRecorder
 from octavo_operator.watch.informer import Informer
 from octavo_operator.watch.namespaces import permitted
@@ -417,3 +418,12 @@ class TestFlags:
     def test_mistakes_are_named(self, tmp_path, argv, environment, problem):
         with pytest.raises(SettingsInvalid, match=problem):
             self.read(tmp_path, *argv, **environment)
+
+
+def test_liveness_fails_when_a_loop_is_twenty_seconds_late():
+    def is_alive(lag_s: float) -> bool:
+        look = OperatorHealth(1.0, 100.0, True, True, loop_lag_s=lag_s, max_loop_lag_s=MAX_LAG_S)
+        return look.is_alive
+
+    assert is_alive(19.9)
+    assert not is_alive(20.1)

@@ -9,7 +9,7 @@ import pytest
 
 from octavo_router.errors import ConfigInvalid
 from octavo_router.metrics import RequestRecord
-from octavo_router.tracing import Parent, RouterTracing, make_tracing, parse_traceparent
+from octavo_router.tracing import RouterTracing, make_tracing
 
 memory = pytest.importorskip(
     "opentelemetry.sdk.trace.export.in_memory_span_exporter", reason="traces need opentelemetry-sdk"
@@ -77,6 +77,15 @@ def test_a_request_with_one_attempt():
     assert (route.start_time, route.end_time) == (queue.end_time, root.start_time + 1_500_000_000)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/batch"])
+def test_chats_are_named_as_the_engine_names_them(path):
+    rig = Rig()
+    record = replace(RECORD, route=path)
+    rig.tracing.begin(record).finish(record)
+    attributes = dict(rig.spans[f"POST {path}"].attributes or {})
+    assert attributes["gen_ai.operation.name"] == "chat"
+
+
 def test_a_failed_attempt_and_a_resume():
     rig = Rig()
     trace = rig.tracing.begin(RECORD)
@@ -116,23 +125,6 @@ def test_a_request_without_a_parent_begins_a_trace_by_the_ratio():
     orphan = replace(RECORD, traceparent="")
     for ratio, is_sampled in ((1.0, True), (0.0, False)):
         assert Rig(sample_ratio=ratio).tracing.begin(orphan).is_sampled is is_sampled
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "00", PARENT.upper(), PARENT[:-1], PARENT + "-x", f"ff-{TRACE}-{SPAN}-01",
-        f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01", "x" * 10_000,
-    ],
-)  # fmt: skip
-def test_a_traceparent_that_is_none_counts_as_absent(text):
-    assert parse_traceparent(text) is None
-
-
-def test_traceparents_of_now_and_of_later_versions():
-    parent = Parent(int(TRACE, 16), int(SPAN, 16), 1)
-    assert parse_traceparent(PARENT) == parent
-    assert parse_traceparent(PARENT.replace("00-", "01-", 1) + "-more") == parent
 
 
 def test_no_collector_no_traces():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from octavo_router.discovery.source import PoolRoute
 from octavo_router.errors import ConfigInvalid
+from octavo_router.metrics import router_metrics
+from tests.fakes.facts import until
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import on_loop
 from tests.fakes.upstream import Peer, Received, ScriptedUpstream, closed_port, event
@@ -396,3 +399,17 @@ async def test_a_hundred_reloads_under_load_lose_nothing():
             assert set(statuses) == {200} and len(statuses) > 800
             assert failed == 10
             assert app.metrics.process.config_reloads == {("ok",): 90, ("failed",): 10}
+
+
+@on_loop
+async def test_a_loop_that_stood_still_is_counted(monkeypatch):
+    monkeypatch.setattr(router_metrics, "STALL_S", 0.05)
+    async with (
+        ScriptedUpstream(plain_server) as upstream,
+        running(configuration(upstream.port)) as (app, _),
+    ):
+        await until(lambda: app.metrics.loop_lag.count >= 5)
+        before = app.metrics.process.loop_stalls
+        time.sleep(0.3)  # noqa: ASYNC251  # the mistake
+        await until(lambda: app.metrics.process.loop_stalls > before)
+        assert app.metrics.loop_lag.sum >= 0.1

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from octavo_engine.core.logs import REQUEST_ID
+from octavo_common.logs import REQUEST_ID
 from octavo_engine.errors import RequestError
 from octavo_engine.protocol.endpoints import POD_UID_HEADER
 from octavo_engine.server.compat.data_parallel_rank import RANK_HEADER, check_rank

@@ -24,8 +24,8 @@ from octavo_operator.watch.world import WATCHED
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from octavo_common.loop_watch import LoopWatch
     from octavo_operator.cluster.kube_config import KubeConfig
-    from octavo_operator.loop_watch import LoopWatch
     from octavo_operator.objects.kinds import Kind
     from octavo_operator.watch.informer import Informer
 

@@ -17,7 +17,7 @@ from octavo_router.epp.picker import Picker
 from octavo_router.epp.stream import PickerStream
 from octavo_router.epp.wire import ProtobufError
 from octavo_router.errors import ConfigInvalid
-from octavo_router.http.tls import FileWatch, server_context
+from octavo_router.http.tls import certificate_watch, server_context
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -127,7 +127,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # published with
 
 def _credentials(epp: EppConfig) -> Any:
     """A certificate that is read again when its files change."""
-    watch = FileWatch((epp.tls_cert, epp.tls_key, epp.tls_client_ca))
+    watch = certificate_watch((epp.tls_cert, epp.tls_key, epp.tls_client_ca))
     first = _certificate(epp)
 
     def fetch() -> Any:  # called for each connection, on a thread of gRPC's

@@ -3,62 +3,52 @@
 from __future__ import annotations
 
 import logging
-import os
 import ssl
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from octavo_common import tls
+from octavo_common.file_watch import FileWatch
 from octavo_router.errors import ConfigInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Iterator
 
 logger = logging.getLogger("octavo.router")
 
 
 def server_context(cert: str, key: str, client_ca: str = "") -> ssl.SSLContext:
-    """For clients. `client_ca`: only those with a certificate of this authority may connect."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    _load_certificate(context, cert, key)
+    """For clients. `client_ca`: only those with a certificate of this authority may connect.
+    Raises ConfigInvalid."""
+    context = tls.server_context()
+    with _refused("tls"):
+        tls.load_certificate(context, cert, key)
     if client_ca:
         context.verify_mode = ssl.CERT_REQUIRED
-        _load_authorities(context, client_ca, "server.tls_client_ca")
+        with _refused("server.tls_client_ca"):
+            tls.load_authority(context, client_ca)
     return context
 
 
 def client_context(
     ca: str = "", cert: str = "", key: str = "", *, field: str = "discovery.tls_ca"
 ) -> ssl.SSLContext:
-    """For whom we ask. `ca`: their authority, else the system's; `cert`: shown if they ask."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificates and names
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    if ca:
-        _load_authorities(context, ca, field)
-    else:
-        context.load_default_certs()
+    """For engines and the API server. `ca`: their authority, else the system's; `cert`: shown if
+    they ask. Raises ConfigInvalid."""
+    with _refused(field):
+        context = tls.client_context(ca)
     if cert:
-        _load_certificate(context, cert, key)
+        with _refused("tls"):
+            tls.load_certificate(context, cert, key)
     return context
 
 
-# NOTE: only into a context that nobody uses yet. OpenSSL takes the certificate before it sees that
-# the key is another's, so one that fails here leaves the context unfit for any handshake.
-def _load_certificate(context: ssl.SSLContext, cert: str, key: str) -> None:
+@contextmanager
+def _refused(field: str) -> Iterator[None]:
     try:
-        context.load_cert_chain(cert, key or None)
-    except (OSError, ssl.SSLError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigInvalid("tls", f"cannot load {cert}: {reason}") from None
-
-
-def _load_authorities(context: ssl.SSLContext, path: str, field: str) -> None:
-    try:
-        context.load_verify_locations(path)
-    except (OSError, ssl.SSLError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigInvalid(field, f"cannot load {path}: {reason}") from None
+        yield
+    except tls.TlsFileError as error:
+        raise ConfigInvalid(field, str(error)) from None
 
 
 class ClientTls:
@@ -70,7 +60,7 @@ class ClientTls:
     ) -> None:
         self._files = (ca, cert, key)
         self._field = field
-        self._watch = FileWatch(self._files)
+        self._watch = certificate_watch(self._files)
         self._context: ssl.SSLContext | None = None
 
     @property
@@ -89,38 +79,10 @@ class ClientTls:
         self._context = client_context(*self._files, field=self._field)
 
 
-class FileWatch:
-    """Files that others replace, and whether what is there now was taken."""
-
-    def __init__(self, paths: Iterable[str]) -> None:
-        self._paths = [path for path in paths if path]
-        self._taken = self._refused = self._look()
-
-    def take(self, load: Callable[[], None]) -> bool:
-        """Calls `load` where any was written anew, and again at each look for as long as it raises
-        ConfigInvalid: half of the files may be there, or what is wrong may be put right elsewhere.
-        Whether it took them.
-        """
-        seen = self._look()
-        if seen == self._taken:
-            return False
-        try:
-            load()
-        except ConfigInvalid as error:
-            if seen != self._refused:  # once for each state of the files
-                logger.warning("Kept the old certificate: %s", error)
-            self._refused = seen
-            return False
-        self._taken = self._refused = seen
-        return True
-
-    def _look(self) -> list[tuple[int, int]]:
-        return [_stamp(path) for path in self._paths]
+def certificate_watch(paths: Iterable[str]) -> FileWatch:
+    """Of files that make contexts."""
+    return FileWatch(paths, refusal=ConfigInvalid, on_refusal=_warn)
 
 
-def _stamp(path: str) -> tuple[int, int]:
-    try:
-        stat = os.stat(path)
-    except OSError:  # between removal and renaming
-        return 0, 0
-    return stat.st_mtime_ns, stat.st_ino
+def _warn(error: Exception) -> None:
+    logger.warning("Kept the old certificate: %s", error)

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo_common.loop_watch import STALL_S
 from octavo_router.metrics import bundle
 from octavo_router.metrics.counts import (
     DiscoveryCounts,
@@ -93,6 +94,12 @@ class RouterMetrics:
         over.append(record)
         if len(over) >= BUNDLE:
             self.fold()
+
+    def note_loop_lag(self, lag_s: float) -> None:
+        """Of one tick of the event loop."""
+        self.loop_lag.observe(lag_s)
+        if lag_s >= STALL_S:
+            self.process.loop_stalls += 1
 
     def add_fold(self, fold: Callable[[], None]) -> None:
         """Somebody else who counts later: called before counts are read, and now and then."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.local.documents import deployment_of_model, list_files, read_documents
-from octavo.local.watch import FileWatch
+from octavo.local.watch import DocumentWatch
 from octavo_engine.errors import ConfigError
 
 HEAD = "apiVersion: octavo.dev/v1alpha1\nkind: LLMDeployment\n"
@@ -104,7 +104,7 @@ def test_a_folder_stands_for_its_yaml_files(tmp_path):
 
 def test_a_watch_tells_only_what_is_new(tmp_path):
     file = tmp_path / "a.yaml"
-    watch = FileWatch([str(file)])
+    watch = DocumentWatch([str(file)])
     with pytest.raises(ConfigError, match="No such file"):
         watch.read()
     file.write_text(ONE)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo_router.discovery.kubernetes.account import at_url
-from octavo_router.errors import ConfigInvalid
-from octavo_router.http.tls import ClientTls, FileWatch
+from octavo_router.http.tls import ClientTls, certificate_watch
 from tests.fakes.certificates import make_authority
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import on_loop
@@ -64,7 +63,7 @@ async def test_a_half_written_pair_leaves_the_old_one_and_is_taken_when_it_is_wh
     ):
         await until_ready(app)
         config = app.config.server
-        watch = FileWatch((config.tls_cert, config.tls_key))
+        watch = certificate_watch((config.tls_cert, config.tls_key))
 
         def look() -> bool:
             return watch.take(lambda: server.renew_certificate(config))
@@ -80,29 +79,6 @@ async def test_a_half_written_pair_leaves_the_old_one_and_is_taken_when_it_is_wh
         with pytest.raises(ssl.SSLError):
             await ask_over_tls(server.port, a)
         assert not look()
-
-
-def test_what_was_refused_is_tried_again_without_a_change_of_the_files(tmp_path: Path):
-    file = tmp_path / "x"
-    file.write_text("one")
-    watch = FileWatch((str(file),))
-    calls: list[str] = []
-
-    def load() -> None:
-        calls.append(file.read_text())
-        if len(calls) < 3:
-            raise ConfigInvalid("tls", "not yet")
-
-    assert not watch.take(load)
-    put_text(file, "two")
-    assert [watch.take(load) for _ in range(4)] == [False, False, True, False]
-    assert calls == ["two"] * 3
-
-
-def put_text(file: Path, text: str) -> None:
-    new = file.with_name("new")
-    new.write_text(text)
-    os.replace(new, file)
 
 
 def test_what_is_shown_to_engines_and_their_authority_are_read_again(

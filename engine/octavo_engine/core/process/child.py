@@ -19,7 +19,7 @@ import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
-from octavo_engine.core.logs import set_up_logging
+from octavo_common.logs import set_up_logging
 from octavo_engine.core.loop import CoreLoop
 from octavo_engine.core.process import wire
 from octavo_engine.core.process.frames import frames_of

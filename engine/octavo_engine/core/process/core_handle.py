@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, cast
 
-from octavo_engine.core.logs import format_in_use
+from octavo_common.logs import format_in_use
 from octavo_engine.core.process import wire
 from octavo_engine.core.process.child import STACK_DUMP_SIGNAL
 from octavo_engine.core.process.client import CoreListener

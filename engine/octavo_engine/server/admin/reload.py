@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from octavo_common.file_watch import FileWatch
 from octavo_engine.errors import ConfigError
 from octavo_engine.server.http.auth import Guard, KeyRing, parse_keys
 
@@ -82,7 +82,11 @@ class Reloader:
     """Looks at the files every other second, and at once when told to by SIGHUP."""
 
     def __init__(self, parts: Iterable[Reloadable]) -> None:
-        self._parts = [(part, FileChanges(part.paths)) for part in parts if part.paths]
+        self._parts = [
+            (part, FileWatch(part.paths, refusal=ConfigError, on_refusal=_log_refusal))
+            for part in parts
+            if part.paths
+        ]
         self._now = asyncio.Event()
 
     def look_now(self) -> None:
@@ -103,34 +107,9 @@ class Reloader:
 
     def look(self, *, is_told: bool = False) -> None:
         for part, watch in self._parts:
-            if watch.has_changed() or is_told:
-                try:
-                    part.reload()
-                except (
-                    ConfigError
-                ) as error:  # half written, most likely: the next look sees it whole
-                    logger.error("Kept what was before: %s", error)
+            watch.take(part.reload, force=is_told)
 
 
-class FileChanges:
-    """Whether any of some files was written anew since it was asked last."""
-
-    def __init__(self, paths: Iterable[str]) -> None:
-        self._paths = tuple(paths)
-        self._seen = self._look()
-
-    def has_changed(self) -> bool:
-        seen = self._look()
-        changed, self._seen = seen != self._seen, seen
-        return changed
-
-    def _look(self) -> list[tuple[int, int, int]]:
-        return [_stamp(path) for path in self._paths]
-
-
-def _stamp(path: str) -> tuple[int, int, int]:
-    try:
-        stat = os.stat(path)
-    except OSError:  # between removal and renaming
-        return 0, 0, 0
-    return stat.st_mtime_ns, stat.st_ino, stat.st_size
+def _log_refusal(error: Exception) -> None:
+    """Half written, most likely: the next look sees it whole."""
+    logger.error("Kept what was before: %s", error)

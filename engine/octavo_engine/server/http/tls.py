@@ -6,6 +6,7 @@ import logging
 import ssl
 from typing import TYPE_CHECKING, Any
 
+from octavo_common import tls
 from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,35 +44,28 @@ class TlsFiles:
 
     def _load(self) -> ssl.SSLContext:
         settings = self._settings
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["http/1.1"])
+        context = tls.server_context()
         if settings.ssl_ciphers:
             try:
                 context.set_ciphers(settings.ssl_ciphers)
             except ssl.SSLError:
                 raise ConfigError(f"--ssl-ciphers {settings.ssl_ciphers}: no such cipher") from None
         certificate, key = settings.ssl_certfile, settings.ssl_keyfile
+        password = settings.ssl_keyfile_password or _no_password
         try:
-            context.load_cert_chain(
-                certificate, key or None, password=settings.ssl_keyfile_password or _no_password
-            )
-        except (OSError, ssl.SSLError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
+            tls.load_certificate(context, certificate, key, password=password)
+        except tls.TlsFileError as error:
             files = f"{certificate} and {key}" if key else certificate
-            raise ConfigError(f"--ssl-certfile: cannot load {files}: {reason}") from None
+            raise ConfigError(f"--ssl-certfile: cannot load {files}: {error.reason}") from None
         mode = settings.ssl_cert_reqs
         if mode == "auto":
             mode = "required" if settings.ssl_ca_certs else "none"
         context.verify_mode = _MODES[mode]
         if settings.ssl_ca_certs:
             try:
-                context.load_verify_locations(settings.ssl_ca_certs)
-            except (OSError, ssl.SSLError) as error:
-                reason = getattr(error, "strerror", None) or str(error)
-                raise ConfigError(
-                    f"--ssl-ca-certs: cannot load {settings.ssl_ca_certs}: {reason}"
-                ) from None
+                tls.load_authority(context, settings.ssl_ca_certs)
+            except tls.TlsFileError as error:
+                raise ConfigError(f"--ssl-ca-certs: {error}") from None
         return context
 
 

@@ -8,7 +8,7 @@ import logging
 import signal
 from typing import Any
 
-from octavo_engine.core.logs import REQUEST_ID, JsonFormatter
+from octavo_common.logs import REQUEST_ID, JsonFormatter
 from tests.fakes.process import serving
 
 CHAT = {

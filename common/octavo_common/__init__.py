@@ -1,0 +1,1 @@
+"""What engine, router, operator and facade would each write alike: standard library only."""
