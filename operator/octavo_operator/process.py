@@ -19,6 +19,7 @@ from octavo_engine.protocol.endpoints import OPERATOR_PORT
 from octavo_operator.cluster.connections import HttpSession
 from octavo_operator.cluster.guard import GuardedCluster, TokenBucket
 from octavo_operator.cluster.leader import Leader, LeaseTimes
+from octavo_operator.decide.observed import DeploymentKey
 from octavo_operator.errors import ClusterError
 from octavo_operator.health import HealthServer, OperatorHealth
 from octavo_operator.loop_watch import MAX_LAG_S, LoopWatch
@@ -32,7 +33,7 @@ from octavo_operator.watch import kopf_source
 from octavo_operator.watch.informer import Informer
 from octavo_operator.watch.namespaces import ASK_AGAIN_S, permitted, until_permitted
 from octavo_operator.watch.work_queue import KeyOutcome, Pace, Schedule, WorkQueue
-from octavo_operator.watch.world import WATCHED, DeploymentKey, World, are_synced
+from octavo_operator.watch.world import WATCHED, World, are_synced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

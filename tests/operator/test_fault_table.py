@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from octavo_operator.report.reasons import ADVICE
-from octavo_operator.report.reasons import Reason as R
+from octavo_operator.reasons import ADVICE
+from octavo_operator.reasons import Reason as R
 from tests.fakes.apiserver import ApiError
 from tests.fakes.live_operator import operator
 from tests.fakes.operator import make_deployment

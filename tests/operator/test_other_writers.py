@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo_operator.cluster.api import Listing
+from octavo_operator.decide.observed import DeploymentKey
 from octavo_operator.objects import kinds
-from octavo_operator.watch.world import DeploymentKey
 from tests.fakes.operator import KEY, OperatorBench, make_deployment, running_operator, verbs
 
 if TYPE_CHECKING:

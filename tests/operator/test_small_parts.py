@@ -13,6 +13,7 @@ import yaml
 from octavo_operator.cli import add_options, read_settings, read_values
 from octavo_operator.cluster.api import Listing
 from octavo_operator.cluster.guard import GuardedCluster, TokenBucket
+from octavo_operator.decide.observed import DeploymentKey
 from octavo_operator.errors import ApiRefused, ClusterUnavailable, SettingsInvalid
 from octavo_operator.health import HealthServer, OperatorHealth
 from octavo_operator.metrics import OperatorMetrics
@@ -22,7 +23,7 @@ from octavo_operator.report.events import EventRecorder
 from octavo_operator.watch.informer import Informer
 from octavo_operator.watch.namespaces import permitted
 from octavo_operator.watch.work_queue import KeyOutcome
-from octavo_operator.watch.world import WATCHED, DeploymentKey, World, are_synced
+from octavo_operator.watch.world import WATCHED, World, are_synced
 from tests.fakes.clock import ManualClock
 from tests.fakes.cluster import FakeCluster
 from tests.fakes.operator import make_deployment
@@ -241,11 +242,11 @@ def test_events_come_once_a_minute_per_reason():
     recorder = EventRecorder(cluster, clock=clock, now_text=lambda: f"{clock.now}")
     body = cluster.put(make_deployment())
     for _ in range(10):
-        asyncio.run(recorder.tell(body, "Warning", "OutOfMemory", "m"))
-    asyncio.run(recorder.tell(body, "Normal", "Created", "m"))
+        asyncio.run(recorder.record(body, "Warning", "OutOfMemory", "m"))
+    asyncio.run(recorder.record(body, "Normal", "Created", "m"))
     assert len(cluster.all(kinds.EVENT)) == 2
     clock.advance(61)
-    asyncio.run(recorder.tell(body, "Warning", "OutOfMemory", "m"))
+    asyncio.run(recorder.record(body, "Warning", "OutOfMemory", "m"))
     assert len(cluster.all(kinds.EVENT)) == 3
 
 
@@ -258,7 +259,7 @@ def test_an_event_that_cannot_be_posted_is_only_logged():
 
     cluster.before = fail
     recorder = EventRecorder(cluster, clock=clock, now_text=lambda: "t")
-    asyncio.run(recorder.tell(body, "Normal", "Created", "m"))
+    asyncio.run(recorder.record(body, "Normal", "Created", "m"))
     assert cluster.all(kinds.EVENT) == []
 
 
@@ -303,7 +304,7 @@ class TestHealth:
         self, request: str, *, age_s: float = 1.0, is_synced: bool = True, tried_s: float = 0.0
     ) -> bytes:
         metrics = OperatorMetrics()
-        metrics.reconciled(KeyOutcome(), 0.02)
+        metrics.reconciled(KeyOutcome().name, 0.02)
         look = OperatorHealth(age_s, 100.0, is_synced, is_leading=True, tried_age_s=tried_s)
         return HealthServer(lambda: look, metrics).answer(request.encode())
 

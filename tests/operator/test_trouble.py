@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from octavo_operator.decide.observed import DeploymentKey
 from octavo_operator.errors import ApiRefused, ClusterUnavailable, Conflict
 from octavo_operator.objects import kinds
-from octavo_operator.watch.world import DeploymentKey
 from tests.fakes.effort import sample
 from tests.fakes.operator import KEY, OperatorBench, make_deployment, running_operator
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import REVISION_LABEL
+from octavo_operator.decide.observed import condition_of
 from octavo_operator.desired.deployment import ASKED_ANNOTATION, TEMPLATE_ANNOTATION
 from octavo_operator.desired.pod import pod_template
 from octavo_operator.desired.revision import revision_of
 from octavo_operator.objects import kinds, names
-from octavo_operator.watch.world import condition_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from octavo_operator.decide.observed import Observed
     from octavo_operator.objects.kinds import Object
     from octavo_operator.settings import OperatorSettings
     from octavo_operator.spec import LLMDeployment
-    from octavo_operator.watch.world import Observed
 
 
 def current_revision(

@@ -9,13 +9,15 @@ rejected until the spec asks for another one.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from octavo_engine.protocol.state import TTFT_BOUNDS_S
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from octavo_operator.decide.rollout import RolloutLimits
-    from octavo_operator.spec.traffic import Analysis, CanarySpec
+    from octavo_operator.spec.traffic import Analysis, CanarySpec, RolloutSpec
 
 
 # Below these a difference matters to nobody, and ratios of it mean nothing.
@@ -99,6 +101,33 @@ class CanaryState:
     message: str = ""
 
 
+HOLD = CanaryVerdict("hold", "CanaryWaitingForTraffic", "No router has reported canary metrics.")
+
+
+class CanaryBaseline(NamedTuple):
+    """Both revisions' totals when a step of the canary began."""
+
+    revision: str
+    step: int
+    stable: Sample
+    canary: Sample
+
+
+def baseline_of(
+    rollout: RolloutSpec,
+    state: CanaryState,
+    totals: Callable[[str], Sample],
+    previous: CanaryBaseline | None,
+) -> CanaryBaseline | None:
+    """`previous` while its step lasts, the totals of now where a step has just begun, and None
+    while no canary runs. `totals`: what clients got from a revision so far."""
+    if not state.revision or rollout.strategy != "Canary":
+        return None
+    if previous is not None and previous[:2] == (state.revision, state.step):
+        return previous
+    return CanaryBaseline(state.revision, state.step, totals(state.stable), totals(state.revision))
+
+
 def quantile(q: float, buckets: tuple[int, ...]) -> float | None:
     """From cumulative counts; linear within a bucket, the last bound beyond the last."""
     if not buckets or buckets[-1] <= 0:
@@ -111,6 +140,25 @@ def quantile(q: float, buckets: tuple[int, ...]) -> float | None:
             return lower + (bound - lower) * ((rank - below) / inside if inside else 1.0)
         below, lower = count, bound
     return TTFT_BOUNDS_S[-1]
+
+
+def judge_since(
+    baseline: CanaryBaseline | None,
+    analysis: Analysis,
+    state: CanaryState,
+    totals: Callable[[str], Sample],
+    *,
+    is_reported: bool,
+) -> CanaryVerdict:
+    """The canary against the stable revision since the step began. `is_reported`: some router
+    reports now, so that the totals are not old ones."""
+    if baseline is None or not is_reported:
+        return HOLD
+    return judge(
+        analysis,
+        totals(state.stable) - baseline.stable,
+        totals(state.revision) - baseline.canary,
+    )
 
 
 def judge(analysis: Analysis, stable: Sample, canary: Sample) -> CanaryVerdict:

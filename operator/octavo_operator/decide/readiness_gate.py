@@ -9,13 +9,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from octavo_operator.watch.world import loses_gate, waits_for_gate
+from octavo_operator.decide.observed import loses_gate, waits_for_gate
+from octavo_operator.objects import kinds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from octavo_operator.objects.kinds import Object
-    from octavo_operator.routers.poller import Holders
 
 QUORUM_AFTER_S = 30.0
+
+
+class Holders(NamedTuple):
+    """Router replicas: those that send a pod traffic, those that tell their state, all."""
+
+    holding: int
+    answering: int
+    total: int
+    is_known: bool  # whether it was looked which replicas there are
+
+    @property
+    def are_all(self) -> bool:
+        """Without any router there is none to wait for."""
+        return self.is_known and self.holding == self.total
 
 
 class ReadinessGate(NamedTuple):
@@ -24,6 +40,13 @@ class ReadinessGate(NamedTuple):
     is_open: bool
     reason: str
     message: str
+
+
+class GateChanges(NamedTuple):
+    """Gates to set by pod, and since when a quorum holds those that wait, by pod UID."""
+
+    gates: list[tuple[Object, ReadinessGate]]
+    held_since: dict[str, float]
 
 
 def decide(pod: Object, holders: Holders, waited_s: float) -> ReadinessGate | None:
@@ -45,6 +68,26 @@ def decide(pod: Object, holders: Holders, waited_s: float) -> ReadinessGate | No
             True, "HeldByQuorum", f"{told}; {silent} did not tell for {waited_s:.0f} s"
         )
     return None
+
+
+def decide_all(
+    pods: Sequence[Object],
+    holders: Callable[[str], Holders],
+    held_since: Mapping[str, float],
+    now: float,
+) -> GateChanges:
+    """The gates to set. `held_since`: by pod UID, since when a quorum has held the pod."""
+    changes: list[tuple[Object, ReadinessGate]] = []
+    since: dict[str, float] = {}
+    for pod in pods:
+        uid = kinds.uid_of(pod)
+        holding = holders(uid)
+        began_at = held_since.get(uid, now)
+        if waits_for_gate(pod) and has_quorum(holding):
+            since[uid] = began_at
+        if (gate := decide(pod, holding, now - began_at)) is not None:
+            changes.append((pod, gate))
+    return GateChanges(changes, since)
 
 
 def has_quorum(holders: Holders) -> bool:

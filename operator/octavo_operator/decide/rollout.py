@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo_operator.spec.quantities import parse_count
+from octavo_operator.objects.quantities import parse_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

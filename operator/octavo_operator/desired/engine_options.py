@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from octavo_operator.spec.quantities import parse_quantity, plain, whole
+from octavo_operator.objects.quantities import parse_quantity, plain, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.kubernetes import ROUTABLE_CONDITION
+from octavo_operator.decide.observed import condition_of, waits_for_gate
 from octavo_operator.objects import kinds
 from octavo_operator.objects.names import FETCH_CONTAINER
-from octavo_operator.report.reasons import Reason, explain
-from octavo_operator.watch.world import condition_of, waits_for_gate
+from octavo_operator.reasons import Reason, explain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from octavo_operator.decide.observed import Observed
     from octavo_operator.objects.kinds import Object
-    from octavo_operator.watch.world import Observed
 
 _SEVERITY = {reason: rank for rank, reason in enumerate(Reason)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo_operator.report.reasons import ADVICE, Reason
+from octavo_operator.reasons import ADVICE, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import msgspec
 
@@ -25,9 +25,10 @@ from octavo_engine.protocol.state import (
 )
 from octavo_operator.decide.autoscale import LoadSignals
 from octavo_operator.decide.canary import Sample
+from octavo_operator.decide.observed import condition_of
+from octavo_operator.decide.readiness_gate import Holders
 from octavo_operator.errors import ClusterError
 from octavo_operator.objects import kinds
-from octavo_operator.watch.world import condition_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -67,20 +68,6 @@ class Fetch(Protocol):
     """GET a URL. Raises RouterUnreachable or OSError."""
 
     async def __call__(self, url: str) -> bytes: ...
-
-
-class Holders(NamedTuple):
-    """Router replicas: those that send a pod traffic, those that tell their state, all."""
-
-    holding: int
-    answering: int
-    total: int
-    is_known: bool  # whether it was looked which replicas there are
-
-    @property
-    def are_all(self) -> bool:
-        """Without any router there is none to wait for."""
-        return self.is_known and self.holding == self.total
 
 
 @dataclass(slots=True)

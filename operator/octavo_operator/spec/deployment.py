@@ -19,7 +19,6 @@ from octavo_operator.spec.engine import EngineSpec, ResourcesSpec, read_engine, 
 from octavo_operator.spec.fields import FieldReader, show
 from octavo_operator.spec.model import AdapterSpec, ModelSpec, read_adapter, read_model
 from octavo_operator.spec.pod_template import read_pod_template
-from octavo_operator.spec.rules import check_supported, check_together
 from octavo_operator.spec.traffic import RolloutSpec, RoutingSpec, read_rollout, read_routing
 
 if TYPE_CHECKING:
@@ -96,8 +95,8 @@ class LLMDeployment:
 
 
 def _checked(deployment: LLMDeployment) -> LLMDeployment:
-    check_together(deployment)
-    check_supported(deployment)
+    _check_together(deployment)
+    _check_supported(deployment)
     return deployment
 
 
@@ -146,3 +145,72 @@ def _read(body: object, unknown: list[str] | None) -> LLMDeployment:
     )
     spec.end()
     return deployment
+
+
+def _check_together(deployment: LLMDeployment) -> None:
+    """Raises SpecInvalid. The schema says the same in CEL where CEL can."""
+    _check_device(deployment)
+    cache = deployment.cache
+    if cache.is_of_one_node and deployment.most_replicas > 1:
+        raise SpecInvalid(
+            "spec.cache.accessMode",
+            f"ReadWriteOnce is for the pods of one node, and there may be "
+            f"{deployment.most_replicas} replicas; use ReadWriteMany where the StorageClass can, "
+            "kind: EmptyDir, or one replica",
+        )
+    names = [adapter.name for adapter in deployment.adapters]
+    if len(set(names)) < len(names) or set(names) & set(deployment.model.names):
+        raise SpecInvalid("spec.adapters", "must have names unlike each other's and the model's")
+
+
+def _check_device(deployment: LLMDeployment) -> None:
+    engine, resources = deployment.engine, deployment.resources
+    if engine.device in ("cpu", "sim") and (resources.has_gpu or resources.other_accelerator):
+        raise SpecInvalid(
+            "spec.resources.limits",
+            f"asks for a GPU that device: {engine.device} would leave idle; use device: cuda or "
+            "drop the GPU",
+        )
+    if engine.device == "cuda" and resources.num_gpus < 1 and not deployment.has_claims:
+        raise SpecInvalid(
+            "spec.resources.limits",
+            "needs nvidia.com/gpu or a MIG slice such as nvidia.com/mig-1g.10gb for device: cuda",
+        )
+    unknown = resources.other_accelerator or ("a resource claim" if deployment.has_claims else "")
+    if engine.device == "auto" and unknown and not resources.has_gpu:
+        raise SpecInvalid(
+            "spec.engine.device",
+            f"must be named beside {unknown}, which does not tell it: cuda, torch (with "
+            "spec.engine.image), or cpu where it is no GPU",
+        )
+
+
+def _check_supported(deployment: LLMDeployment) -> None:
+    """Raises SpecInvalid with reason Unsupported: it may be right, and it would not run."""
+    engine = deployment.engine
+    if engine.executor == "ray":
+        raise _unsupported(
+            "spec.engine.executor",
+            "ray needs a Ray cluster, which this operator does not create; use uni, or run "
+            "octavo serve on your own Ray cluster and give its URL to the router",
+        )
+    if engine.executor == "mp":
+        raise _unsupported("spec.engine.executor", "mp is not in this version's engine; use uni")
+    for name, size in (
+        ("tensorParallelSize", engine.tensor_parallel_size),
+        ("pipelineParallelSize", engine.pipeline_parallel_size),
+    ):
+        if size > 1:
+            raise _unsupported(
+                f"spec.engine.{name}",
+                f"of {size} needs several ranks, which this version's engine does not have; use 1 "
+                "and more replicas",
+            )
+    if deployment.adapters:
+        raise _unsupported(
+            "spec.adapters", "cannot be loaded by this version's engine; serve a merged model"
+        )
+
+
+def _unsupported(field: str, problem: str) -> SpecInvalid:
+    return SpecInvalid(field, problem, reason="Unsupported")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from octavo_operator.errors import SpecInvalid
-from octavo_operator.spec.quantities import parse_duration, parse_quantity
+from octavo_operator.objects.quantities import parse_duration, parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

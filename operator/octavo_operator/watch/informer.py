@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL
 from octavo_operator.cluster.api import Listing
+from octavo_operator.decide.observed import DeploymentKey
 from octavo_operator.errors import ApiRefused, ClusterError, NotFound
 from octavo_operator.objects import kinds
-from octavo_operator.watch.world import LISTED, WATCHED, DeploymentKey
+from octavo_operator.watch.world import LISTED, WATCHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

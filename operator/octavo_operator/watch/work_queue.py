@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
     from random import Random
 
-    from octavo_operator.metrics import OperatorMetrics
+    from octavo_operator.metrics import OperatorMetrics, Outcome
 
 K = TypeVar("K", bound="Hashable")
 logger = logging.getLogger("octavo.operator.queue")
@@ -130,6 +130,11 @@ class KeyOutcome:
     is_failed: bool = False
     again_after_s: float | None = None
 
+    @property
+    def name(self) -> Outcome:
+        """As it is counted."""
+        return "gone" if self.is_gone else "failed" if self.is_failed else "done"
+
 
 class WorkQueue(Generic[K]):
     """Runs `work` for due keys, a few at a time."""
@@ -188,7 +193,7 @@ class WorkQueue(Generic[K]):
             self._schedule.failed(key, now, retry_after_s=outcome.again_after_s)
         else:
             self._schedule.done(key, now, again_after_s=outcome.again_after_s)
-        self._metrics.reconciled(outcome, now - began_at)
+        self._metrics.reconciled(outcome.name, now - began_at)
         self._changed.set()
 
     async def _wait(self) -> None:

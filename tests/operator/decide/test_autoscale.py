@@ -84,7 +84,7 @@ class TestWindows:
         for tick in range(len(trace)):
             signals = known(queued_tokens=trace[tick], serving=current)
             decision = decide(rules, signals, current, memory, tick * every_s)
-            memory, current = decision.memory, decision.replicas
+            memory, current = decision.history, decision.replicas
             history.append(current)
         return history
 
@@ -133,12 +133,12 @@ class TestWindows:
         ):
             decision = decide(RULES, signals, 4, memory, now)
             assert decision.replicas == replicas, now
-            memory = decision.memory
+            memory = decision.history
 
     def test_memory_is_bounded(self):
         memory, now = ScaleHistory(), 0.0
         for _ in range(5000):
-            memory = decide(RULES, known(queued_tokens=2000), 2, memory, now).memory
+            memory = decide(RULES, known(queued_tokens=2000), 2, memory, now).history
             now += 1.0
         assert len(memory.proposals) <= 62
         assert memory.moves == ()
@@ -179,7 +179,7 @@ class TestZero:
         ):
             decision = decide(TO_ZERO, signals, 1, memory, now)
             assert decision.replicas == replicas, now
-            memory = decision.memory
+            memory = decision.history
         assert decision.reason == "ScaledToZero"
         assert decision.message == "it has served for 300 s, and no request came"
 
@@ -197,7 +197,7 @@ class TestZero:
         memory = ScaleHistory()
         for now, signals in ((0.0, known()), (290.0, between), (310.0, known())):
             decision = decide(TO_ZERO, signals, 1, memory, now)
-            memory = decision.memory
+            memory = decision.history
             assert decision.replicas >= 1, now
 
     def test_a_held_request_wakes_it(self):
@@ -239,7 +239,7 @@ class TestZero:
         woken = once(TO_ZERO, known(held=1, serving=0, queued_tokens=100), 0)
         assert woken.replicas == 1
         later = decide(
-            TO_ZERO, known(held=200, serving=0, queued_tokens=90_000), 1, woken.memory, 10_005.0
+            TO_ZERO, known(held=200, serving=0, queued_tokens=90_000), 1, woken.history, 10_005.0
         )
         assert (later.replicas, later.reason) == (2, "ScaledUp")
 
@@ -256,7 +256,7 @@ class TestZero:
             signals = known(held=200, serving=0, queued_tokens=0)
             decision = decide(TO_ZERO, signals, current, memory, float(tick))
             moves += decision.replicas != current
-            memory, current = decision.memory, decision.replicas
+            memory, current = decision.history, decision.replicas
         assert (current, moves) == (1, 1)
 
 

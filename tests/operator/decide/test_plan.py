@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from octavo_operator.decide.canary import CanaryState, CanaryVerdict
+from octavo_operator.decide.observed import Observed
 from octavo_operator.decide.plan import (
     CapacityPlan,
     Target,
@@ -24,7 +25,6 @@ from octavo_operator.decide.rollout import (
 )
 from octavo_operator.objects import kinds
 from octavo_operator.spec.traffic import CanarySpec, CanaryStep, RolloutSpec
-from octavo_operator.watch.world import Observed
 from tests.fakes.effort import num_examples
 
 OWNER = {"apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "name": "m", "uid": "own"}

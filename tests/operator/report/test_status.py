@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from octavo_operator.decide.autoscale import Scaling
 from octavo_operator.decide.canary import CanaryState
 from octavo_operator.decide.rollout import RevisionReplica
+from octavo_operator.reasons import Reason
 from octavo_operator.report.faults import Fault
-from octavo_operator.report.reasons import Reason
 from octavo_operator.report.status import (
     Facts,
-    Scaling,
     StatusCondition,
     merge_conditions,
     refused,
