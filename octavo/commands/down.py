@@ -21,8 +21,10 @@ _TWICE_S = 0.6  # signals that come closer together are taken for one
 def main(prog: str, argv: Sequence[str]) -> int:
     from octavo.local.home import Home
 
-    parser = CommandParser(prog, "End what octavo up runs on this machine.")
-    parser.add_argument("--now", action="store_true", help="do not let requests finish")
+    parser = CommandParser(prog, "Stop what octavo up runs on this machine.")
+    parser.add_argument(
+        "--now", action="store_true", help="stop at once, without waiting for requests to finish"
+    )
     args = parser.parse_args(argv)
     home = Home.find(os.environ)
     owner = home.owner()
@@ -30,7 +32,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
         print(f"{prog}: nothing runs here ({home.path})", file=sys.stderr)
         return 0
     if not owner.pid:
-        raise OctavoError("octavo up is only just starting; ask again")
+        raise OctavoError("octavo up is still starting; try again")
     try:
         os.kill(owner.pid, signal.SIGTERM)
         if args.now:

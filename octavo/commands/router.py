@@ -98,4 +98,4 @@ def _render(config: Any) -> str:
 
 def _say_ready(url: str, began_at: float) -> None:
     took_s = time.monotonic() - began_at
-    print(f"Octavo routes at {url}/v1 (after {took_s:.2f} s) · Ctrl-C ends", file=sys.stderr)
+    print(f"Octavo routes at {url}/v1 (after {took_s:.2f} s) · stop with Ctrl-C", file=sys.stderr)

@@ -122,7 +122,7 @@ class StartupReporter:
         print(
             f"Octavo serves {', '.join(info.names)} at {self._url}/v1 (ready in {took_s:.1f} s)\n"
             f"  {info.backend} · KV cache {info.num_blocks} blocks ({kv}) · "
-            f"context {info.max_model_len} tokens · Ctrl-C ends",
+            f"context {info.max_model_len} tokens · stop with Ctrl-C",
             file=sys.stderr,
         )
 

@@ -1,4 +1,4 @@
-"""`octavo status`: what `octavo up` runs on this machine, and how it does."""
+"""`octavo status`: what `octavo up` runs on this machine, and its state."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
         print(f"{prog}: nothing runs here ({home.path}); octavo up starts it", file=sys.stderr)
         return EXIT_NOT_RUNNING
     if snapshot is None:
-        raise OctavoError(f"{owner.text}, and has not told its state yet; ask again")
+        raise OctavoError(f"{owner.text}, and has not written its state yet; try again")
     if args.json:
         print(snapshot.to_json())
     else:

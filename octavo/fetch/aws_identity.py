@@ -110,9 +110,9 @@ class PodKeys:
             )
 
 
-def _key(told: Mapping[str, object], where: str) -> tuple[AwsKey, float]:
+def _key(answer: Mapping[str, object], where: str) -> tuple[AwsKey, float]:
     key_id, secret, token, expiration = (
-        str(told.get(name) or "")
+        str(answer.get(name) or "")
         for name in ("AccessKeyId", "SecretAccessKey", "Token", "Expiration")
     )
     if not key_id or not secret:

@@ -30,7 +30,7 @@ SCHEMES = ("hf", "s3", "gs", "oci", "http", "https", "pvc", "file", "demo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
-    """What is asked for."""
+    """The desired state."""
 
     uri: str
     folder: Path
@@ -209,8 +209,8 @@ def _parts_bytes(folder: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in folder.glob(f"{parts.FOLDER}/*.part"))
 
 
-def _wrong_digest(asked: str, found: str) -> FetchError:
+def _wrong_digest(expected: str, found: str) -> FetchError:
     return FetchError(
         FetchReason.DIGEST_MISMATCH,
-        f"the model's digest is {found}, not {asked}; correct the digest if the change is meant",
+        f"the model's digest is {found}, not {expected}; correct spec.model.digest if it is meant",
     )

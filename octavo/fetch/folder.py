@@ -49,9 +49,11 @@ class FolderMark:
 def read_mark(folder: Path) -> FolderMark | None:
     """None where the folder is not whole. Sizes are looked at, contents are not read again."""
     try:
-        told = json.loads((folder / MARK_FILE).read_text(encoding="utf-8"))
-        files = tuple(StoredPart(str(n), int(size), str(sha)) for n, size, sha in told.pop("files"))
-        mark = FolderMark(**told, files=files)
+        fields = json.loads((folder / MARK_FILE).read_text(encoding="utf-8"))
+        files = tuple(
+            StoredPart(str(n), int(size), str(sha)) for n, size, sha in fields.pop("files")
+        )
+        mark = FolderMark(**fields, files=files)
         if all((folder / file.name).stat().st_size == file.size for file in files):
             return mark
     except (OSError, ValueError, KeyError, TypeError):
@@ -160,10 +162,10 @@ class FolderLock:
 
     def _is_ours(self) -> bool:
         try:
-            told: Any = json.loads(self._path.read_bytes())
+            fields: Any = json.loads(self._path.read_bytes())
         except (OSError, ValueError):
             return False
-        return isinstance(told, dict) and told.get("token") == self._token
+        return isinstance(fields, dict) and fields.get("token") == self._token
 
     def _touch(self) -> None:
         while not self._stop.wait(self._touch_s):
@@ -203,10 +205,10 @@ def _is_dead(content: bytes) -> bool:
     """Known to be, without waiting: it was here, and its process is not. A pod's step that is
     started again has the number of the one that was killed, and began later."""
     try:
-        told = json.loads(content)
-        if {name: told[name] for name in ("host", "boot")} != _place() or not told["boot"]:
+        fields = json.loads(content)
+        if {name: fields[name] for name in ("host", "boot")} != _place() or not fields["boot"]:
             return False
-        return bool(_began(int(told["pid"]))["began"] != told["began"])
+        return bool(_began(int(fields["pid"]))["began"] != fields["began"])
     except ProcessLookupError:
         return True
     except (OSError, ValueError, KeyError, TypeError, IndexError):
@@ -215,7 +217,7 @@ def _is_dead(content: bytes) -> bool:
 
 def _holder(content: bytes) -> str:
     try:
-        told = json.loads(content)
-        return f"{told['host']}, process {told['pid']}"
+        fields = json.loads(content)
+        return f"{fields['host']}, process {fields['pid']}"
     except (ValueError, KeyError, TypeError):
         return "another fetch"

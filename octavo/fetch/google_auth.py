@@ -42,10 +42,10 @@ class GoogleToken:
 
     def __call__(self) -> str:
         if not self._is_anonymous and self._clock() >= self._expires_at - _EARLY_S:
-            told = self._ask()
-            self._is_anonymous = not told
-            self._token = str(told.get("access_token", ""))
-            self._expires_at = self._clock() + float(told.get("expires_in", 3600))
+            answer = self._ask()
+            self._is_anonymous = not answer
+            self._token = str(answer.get("access_token", ""))
+            self._expires_at = self._clock() + float(answer.get("expires_in", 3600))
         return self._token
 
     def _ask(self) -> dict[str, Any]:

@@ -45,11 +45,11 @@ class Fetching:
         """How far it is, or why it is not."""
         if self.problem:
             return self.problem
-        told = _read(self._folder / STATUS_FILE)
-        done, total = int(told.get("bytes") or 0), int(told.get("total") or 0)
+        fields = _read(self._folder / STATUS_FILE)
+        done, total = int(fields.get("bytes") or 0), int(fields.get("total") or 0)
         if not total:
             return "fetching"
-        rate, eta_s = float(told.get("rate") or 0), told.get("eta_s")
+        rate, eta_s = float(fields.get("rate") or 0), fields.get("eta_s")
         ending = f", {eta_s:.0f} s left" if isinstance(eta_s, int | float) else ""
         return (
             f"fetching {100 * done // total} % of {total / 2**20:,.0f} MiB "
@@ -107,15 +107,15 @@ def _folder_of(arguments: tuple[str, ...]) -> Path:
 
 def _reason(lines: list[str]) -> str:
     try:
-        told = json.loads(lines[-1])
-        return f"{told['reason']}: {told['message']}"
+        fields = json.loads(lines[-1])
+        return f"{fields['reason']}: {fields['message']}"
     except (ValueError, KeyError, TypeError, IndexError):
         return lines[-1] if lines else ""
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return fields if isinstance(fields, dict) else {}

@@ -177,7 +177,7 @@ def _try_lock(file: IO[str]) -> bool:
 def _read_owner(file: IO[str]) -> HomeOwner:
     file.seek(0)
     try:
-        told = json.load(file)
-        return HomeOwner(int(told["pid"]), str(told["url"]))
+        fields = json.load(file)
+        return HomeOwner(int(fields["pid"]), str(fields["url"]))
     except (ValueError, KeyError, TypeError):  # it has only just begun
-        return HomeOwner(0, "an address not told yet")
+        return HomeOwner(0, "an address that is not known yet")

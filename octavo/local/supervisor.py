@@ -93,7 +93,7 @@ class PlatformSupervisor:
                 "give all of them the same"
             )
         for kind in documents.skipped:
-            self._screen.tell(f"passed over {kind}, which means nothing outside of a cluster")
+            self._screen.tell(f"ignored {kind}, which has no meaning outside of a cluster")
         for deployment in documents.deployments:
             launch = launches[deployment.pool]
             pool = self._pools.get(deployment.pool)
@@ -107,7 +107,7 @@ class PlatformSupervisor:
             )  # fmt: skip
         for name in self._pools.keys() - launches.keys():
             if not self._pools[name].is_deleted:
-                self._screen.tell(f"{name} is not in the files any more")
+                self._screen.tell(f"{name} is no longer in the files")
                 self._pools[name].delete()
 
     async def run(self, watch: FileWatch | None) -> None:
@@ -169,10 +169,10 @@ class PlatformSupervisor:
         except ConfigError as error:
             if self._problem != str(error):
                 self._problem = str(error)
-                self._screen.tell(f"kept everything as it is: {error}")
+                self._screen.tell(f"kept the running state: {error}")
             return
         if self._problem:
-            self._screen.tell("the files are good again")
+            self._screen.tell("the files are valid again")
         self._problem = ""
 
     def _look(self) -> None:
@@ -185,11 +185,13 @@ class PlatformSupervisor:
                 pool.kill()  # a fetch that nobody waits for
                 del self._pools[pool.name]
                 self._demand.forget(pool.name)
-                self._screen.tell(f"{pool.name} is gone")
+                self._screen.tell(f"{pool.name} has stopped")
 
     async def _end(self) -> None:
         """The router first: it lets nobody in, and lets those finish who are."""
-        self._screen.tell("ending: requests under way may finish · Ctrl-C again ends at once")
+        self._screen.tell(
+            "stopping: requests in flight may finish · press Ctrl-C again to stop at once"
+        )
         drains = [pool.deployment.rollout.drain_timeout_s for pool in self._all()]
         deadline = self._clock() + max(drains, default=0.0) + END_S
         self.router.terminate()
@@ -205,7 +207,7 @@ class PlatformSupervisor:
             self._show()
             if self._pools:
                 await self._wait(BUSY_S)
-        self._screen.tell("ended at once" if self._is_hurried else "ended")
+        self._screen.tell("stopped at once" if self._is_hurried else "stopped")
 
     def _kill(self) -> None:
         self.router.kill()
@@ -259,7 +261,7 @@ class PlatformSupervisor:
             problem = f"{self._home.path} cannot be written: {error.strerror or error}"
             self._state_text = ""
             if problem != self._disk_problem:
-                self._screen.tell(f"{problem}; what runs goes on, changes wait")
+                self._screen.tell(f"{problem}; running engines continue, changes wait")
             self._disk_problem = problem
         else:
             self._disk_problem = ""

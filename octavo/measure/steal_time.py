@@ -21,8 +21,8 @@ class StealTime:
         if self._before is None or now is None:
             return None
         spent = [after - before for before, after in zip(self._before, now, strict=True)]
-        asked = sum(spent) - spent[_IDLE] - spent[_IOWAIT]
-        return spent[_STEAL] / asked if asked > 0 else 0.0
+        demanded = sum(spent) - spent[_IDLE] - spent[_IOWAIT]
+        return spent[_STEAL] / demanded if demanded > 0 else 0.0
 
 
 def describe(share: float | None) -> str:

@@ -2,7 +2,7 @@
 
 OperatorError
 ├── SpecInvalid            the user's: becomes a condition; no retry until the spec changes
-├── SettingsInvalid        whoever runs the operator: it does not start
+├── SettingsInvalid        the administrator: the operator does not start
 ├── NameConflict           an object with a child's name is not ours: a condition; never touched
 └── ClusterError           the API server's answer, or its absence
     ├── NotFound           404
@@ -56,7 +56,7 @@ class NameConflict(OperatorError):
 
 
 class ClusterError(OperatorError):
-    """What the API server said, in its words."""
+    """The API server's message."""
 
     def __init__(self, message: str, *, status: int | None = None, reason: str = "") -> None:
         super().__init__(message)

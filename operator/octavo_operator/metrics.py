@@ -78,7 +78,7 @@ class OperatorMetrics:
         yield from _head(API_ERRORS, "Requests that failed.", "counter")
         for (verb, error), count in sorted(self.errors.items()):
             yield f'{API_ERRORS}_total{{verb="{verb}",error="{error}"}} {count}'
-        yield from _head(ROUTER_ERRORS, "Routers' states that were not told.", "counter")
+        yield from _head(ROUTER_ERRORS, "Failed reads of routers' states.", "counter")
         for reason, count in sorted(self.router_errors.items()):
             yield f'{ROUTER_ERRORS}_total{{reason="{reason}"}} {count}'
         yield from _head(EVENTS_RECEIVED, "Watch events by kind.", "counter")

@@ -268,12 +268,12 @@ class Operator:
 
     def _health(self) -> OperatorHealth:
         return OperatorHealth(
-            news_age_s=time.monotonic() - self.intake.heard_at,
-            max_news_age_s=self.intake.max_age_s,
+            event_age_s=time.monotonic() - self.intake.last_heard_at,
+            max_event_age_s=self.intake.max_age_s,
             tried_age_s=time.monotonic() - self.intake.tried_at,
             is_synced=are_synced(self.world, WATCHED),
             is_leading=self._may_write(),
-            # Our own loop answers this: where it stands still, nobody does, and the probe fails.
+            # Our own loop answers this: if it is blocked, the probe fails.
             loop_lag_s=max(self._loop.lag_s, self._watch_loop.lag_s),
             max_loop_lag_s=MAX_LAG_S,
         )

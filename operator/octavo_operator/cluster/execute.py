@@ -1,4 +1,4 @@
-"""Carries out a plan in its order. What comes back from each write is what we know from then on."""
+"""Executes a plan in its order; what each write returns goes into the cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from octavo_operator.objects.kinds import Kind, Object
 
 logger = logging.getLogger("octavo.operator.execute")
-GOES_FIRST = "-100"  # below every pod that nobody has marked
+GOES_FIRST = "-100"  # below every pod that is not marked
 
 
 class ObjectCache(Protocol):
@@ -84,8 +84,8 @@ async def execute(
             uid=kinds.uid_of(body),
             resource_version=str(body["metadata"]["resourceVersion"]),
         )
-        # No watch need say so: where one is deaf, we would delete for ever. What lingers for its
-        # finalizers has changed, and comes back as an event.
+        # Without waiting for the watch: if it is silent, we would delete for ever. What stays for
+        # its finalizers has changed, and comes back as an event.
         cache.drop(kinds.kind_of(body), body)
     for detail in plan.details:
         logger.info("%s", detail, extra={"namespace": namespace})
@@ -95,7 +95,7 @@ async def execute(
 async def _apply(cluster: Cluster, body: Object, owner_uid: str) -> Object:
     """NOTE: server-side apply would take over a stranger's object of the same name, which our
     watches (by label) do not show: what is new is looked up first. What was found is what may be
-    changed: an object that somebody has changed or exchanged since is looked at anew."""
+    changed: an object that was changed or replaced since is decided on again."""
     kind, namespace, name = kinds.kind_of(body), kinds.namespace_of(body), kinds.name_of(body)
     found = await cluster.get(kind, namespace, name)
     if found is not None and kinds.controller_uid(found) != owner_uid:

@@ -3,9 +3,9 @@
 Every target proposes a number of replicas that would bring its signal back to the target; the
 highest proposal counts. Going up needs all proposals of the up-window to agree (its minimum), going
 down all those of the down-window (its maximum), so that a short dip or spike moves nothing; and no
-minute moves more than the spec's step. A signal that nobody reports proposes nothing, and where no
-router answers the number stays. A sum over some of the routers is less than the load: it may ask
-for more replicas, never for fewer.
+minute moves more than the spec's step. A signal that is not reported proposes nothing, and without
+an answer from any router the number stays. A sum over some of the routers is less than the load:
+it may raise the number, never lower it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MINUTE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LoadSignals:
-    """The pool as of now. None: nobody could tell."""
+    """The load of the pool. None: not reported."""
 
     serving: int = 0  # routable replicas
     queued_tokens: int | None = None
@@ -37,7 +37,7 @@ class LoadSignals:
     in_flight: int | None = None
     held: int | None = None  # requests that wait for any replica
     last_request_age_s: float | None = None
-    running: int | None = None  # sequences that the engines report, whoever sent them
+    running: int | None = None  # sequences that the engines report, from any client
     is_known: bool = False  # a router answered
     is_complete: bool = False  # every router answered: the sums are the whole load
 
@@ -117,7 +117,7 @@ def wanted_replicas(
 def decide(
     rules: AutoscalingSpec, signals: LoadSignals, current: int, history: ScaleHistory, now: float
 ) -> ScaleDecision:
-    """The number of replicas to ask for, with the reason. `now` is monotonic."""
+    """The number of replicas, with the reason. `now` is monotonic."""
     history = _watch(history, signals, now)
     if current == 0:
         return _wake(rules, signals, history, now)
@@ -129,10 +129,12 @@ def decide(
         text = f"minReplicas is {rules.min_replicas}, maxReplicas {rules.max_replicas}"
         return _moved(bounded, current, "OutOfBounds", text, history, now)
     if not signals.is_known:
-        return ScaleDecision(current, "NoSignals", "no router answers; the number stays", history)
+        return ScaleDecision(
+            current, "NoSignals", "No router answers; the number of replicas stays", history
+        )
     wanted, why = _propose(rules, signals, current)
     if not signals.is_complete and wanted <= current:
-        wanted, why = current, "not every router answers; the number does not fall"
+        wanted, why = current, "Not every router answers; the number of replicas is not lowered"
     history = _remember(rules, history, DemandMark(now, rules.clamp(wanted)), now)
     target = _agreed(rules, history, current, now)
     if target > current:
@@ -153,12 +155,12 @@ def _wake(
         return _moved(floor, 0, "ScaledUp", f"minReplicas is {floor}", history, now)
     if signals.held:
         replicas, why = _size_of_wake(rules, signals)
-        why = f"requests that wait: {signals.held}{why}"
+        why = f"waiting requests: {signals.held}{why}"
         return ScaleDecision(replicas, "Woken", why, history)
     # Whoever came may have given up before we looked; it will be back.
     age_s = signals.last_request_age_s
     if age_s is not None and age_s < min(MINUTE_S, after_s):
-        return ScaleDecision(floor, "Woken", f"a request came {age_s:.0f} s ago", history)
+        return ScaleDecision(floor, "Woken", f"the last request arrived {age_s:.0f} s ago", history)
     return ScaleDecision(0, "ScaledToZero", "no requests", history)
 
 
@@ -177,14 +179,14 @@ def _size_of_wake(rules: AutoscalingSpec, signals: LoadSignals) -> tuple[int, st
 
 
 def _idle(rules: AutoscalingSpec, signals: LoadSignals, history: ScaleHistory, now: float) -> str:
-    """Why nobody needs it; "" where somebody may. Every router has to say so, and no engine may
-    report work: silence is not idleness."""
+    """Why the pool is idle; "" if it may not be. Every router has to report, and no engine may
+    have work: missing reports are not idleness."""
     after_s = rules.scale_to_zero_after_s
     if after_s is None or not signals.is_complete:
         return ""
     if signals.held or signals.in_flight or signals.queued_tokens or signals.running:
         return ""
-    if signals.serving == 0:  # still loading: whoever woke it is to be served
+    if signals.serving == 0:  # still loading: the request that woke it is to be served
         return ""
     age_s = signals.last_request_age_s
     if age_s is not None:
@@ -192,7 +194,7 @@ def _idle(rules: AutoscalingSpec, signals: LoadSignals, history: ScaleHistory, n
     since = history.unused_since
     if since is None or now - since < after_s:
         return ""
-    return f"it has served for {now - since:.0f} s, and no request came"
+    return f"no request has arrived in {now - since:.0f} s of serving"
 
 
 def _propose(rules: AutoscalingSpec, signals: LoadSignals, current: int) -> tuple[int, str]:
@@ -201,7 +203,7 @@ def _propose(rules: AutoscalingSpec, signals: LoadSignals, current: int) -> tupl
     proposals: list[tuple[int, str]] = []
     targets = rules.targets
     for name, total, per_replica in _totals(rules, signals):
-        # What waits now is shared by those that start too: measured against what was asked for.
+        # What waits now is shared by those that start too: measured against the current target.
         is_close = abs(total / per_replica / current - 1.0) <= TOLERANCE
         replicas = current if is_close else math.ceil(total / per_replica)
         proposals.append((replicas, f"{total} {name}; the target is {per_replica} per replica"))
@@ -217,7 +219,7 @@ def _propose(rules: AutoscalingSpec, signals: LoadSignals, current: int) -> tupl
         text = f"{name} is {form.format(value)}; the target is {form.format(target)}"
         proposals.append((replicas, text))
     if not proposals:
-        return current, "no target has a signal"
+        return current, "No signal has been reported for any target"
     return max(proposals, key=lambda proposal: proposal[0])
 
 

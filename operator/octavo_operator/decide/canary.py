@@ -3,7 +3,7 @@
 A pure walk over steps. The judgement compares what clients got from the canary with what they got
 from the stable revision over the same time, as counted by the routers. No routers, or too few
 requests, mean no judgement: the canary stays where it is. Once judged bad, a revision stays
-rejected until the spec asks for another one.
+rejected until the spec changes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from octavo_operator.spec.traffic import Analysis, CanarySpec, RolloutSpec
 
 
-# Below these a difference matters to nobody, and ratios of it mean nothing.
+# Below these, differences do not matter and ratios are meaningless.
 MIN_TTFT_S = 0.05
 MIN_ITL_S = 0.005
 
@@ -167,7 +167,7 @@ def judge(analysis: Analysis, stable: Sample, canary: Sample) -> CanaryVerdict:
         return CanaryVerdict(
             "hold",
             "CanaryWaitingForTraffic",
-            f"{canary.requests} of {analysis.min_requests} requests needed for a judgement",
+            f"{canary.requests} of {analysis.min_requests} requests needed for an analysis",
         )
     # The stable revision's errors are the clients' or the cluster's: the canary may have them too.
     if canary.error_rate > stable.error_rate + analysis.max_error_rate:
@@ -191,7 +191,9 @@ def judge(analysis: Analysis, stable: Sample, canary: Sample) -> CanaryVerdict:
                 f"{name} was {ours * 1e3:.0f} ms; the stable revision had {theirs * 1e3:.0f} ms, "
                 f"of which {ratio:g} times are allowed",
             )
-    return CanaryVerdict("advance", "CanaryHealthy", f"{canary.requests} requests judged as good")
+    return CanaryVerdict(
+        "advance", "CanaryHealthy", f"{canary.requests} requests analysed as healthy"
+    )
 
 
 def begin(state: CanaryState, revision: str) -> CanaryState:
@@ -231,7 +233,7 @@ def shares(limits: RolloutLimits, rules: CanarySpec, state: CanaryState) -> dict
     replicas = limits.replicas
     if is_complete(state, rules):
         return {state.revision: replicas}
-    if replicas == 0:  # nobody serves: both wait for when somebody does
+    if replicas == 0:  # no replica serves: both wait until one does
         return {state.stable: 0, state.revision: 0}
     weight = rules.steps[state.step].weight
     canary = max(1, -(-replicas * weight // 100)) if weight else 0

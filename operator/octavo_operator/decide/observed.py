@@ -54,7 +54,7 @@ class Observed:
         }
 
     def replicas(self, in_flight: Mapping[str, int]) -> list[RevisionReplica]:
-        """The engine pods; `in_flight` by pod UID, as the routers tell."""
+        """The engine pods; `in_flight` by pod UID, as the routers report."""
         return [replica_of(pod, in_flight.get(kinds.uid_of(pod), 0)) for pod in self.engine_pods]
 
     @cached_property
@@ -89,7 +89,7 @@ def condition_of(body: Object, condition_type: str) -> str:
 
 
 def waits_for_gate(pod: Object) -> bool:
-    """Ready but for the routers' word."""
+    """Ready except for the routers' condition."""
     gates = (pod.get("spec") or {}).get("readinessGates") or []
     return (
         any(gate.get("conditionType") == ROUTABLE_CONDITION for gate in gates)
@@ -100,7 +100,7 @@ def waits_for_gate(pod: Object) -> bool:
 
 
 def loses_gate(pod: Object) -> bool:
-    """Its engine restarts in place: the routers' word was about the one before."""
+    """Its engine restarts in place: the condition was about the previous one."""
     return (
         condition_of(pod, ROUTABLE_CONDITION) == "True"
         and condition_of(pod, "ContainersReady") == "False"

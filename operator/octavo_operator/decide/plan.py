@@ -57,7 +57,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class CapacityPlan:
-    """Targets by revision to write now, and where the rollout stands."""
+    """Targets by revision to write now, and the rollout's state."""
 
     step: RolloutStep
     state: CanaryState
@@ -133,8 +133,8 @@ def _with_stable(
 
 
 def _is_on_trial(target: Target, groups: Sequence[RevisionGroup], state: CanaryState) -> bool:
-    """Where the stable revision serves, another one is judged against it; an edit of what serves
-    nobody is not. A trial or a rejection outlives a time without replicas."""
+    """Where the stable revision serves, another one is judged against it; where it does not, an
+    edit is not. A trial or a rejection outlives a time without replicas."""
     if target.revision == state.stable:
         return False
     stable = next((group for group in groups if group.revision == state.stable), None)
@@ -331,7 +331,7 @@ def _plan_scales(
 def _plan_deletes(
     desired: Sequence[Object], observed: Observed, capacity: CapacityPlan, owner_uid: str
 ) -> list[Object]:
-    """What we made and nobody wants any more. Never a volume: data is the user's to delete."""
+    """Objects of ours that are no longer desired. Never a volume: data is the user's to delete."""
     wanted = {(kinds.kind_of(body), kinds.name_of(body)) for body in desired}
     vanished = set(capacity.step.vanished)
     alive = set(observed.engines) - vanished
@@ -366,5 +366,5 @@ def owner_text(found: Object) -> str:
     """Whose an object is, for people."""
     owners = found["metadata"].get("ownerReferences") or []
     if not owners:
-        return "nobody"
+        return "no owner"
     return f"{owners[0].get('kind')} {owners[0].get('name')}"

@@ -1,8 +1,8 @@
 """The readiness gate of an engine pod: open while the engine is ready and routers send it traffic.
 
-Normally every router has to hold the pod. One that does not tell its state must not block all
-rollouts: after a while the gate opens where all that do tell hold the pod, and they are at least
-half. A router that tells and does not hold the pod is waited for; its clients would lose the model.
+Normally every router has to hold the pod. One that does not report must not block all
+rollouts: after a while the gate opens if all that report hold the pod, and they are at least half.
+A router that reports without the pod is waited for; its clients would lose the model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QUORUM_AFTER_S = 30.0
 
 
 class Holders(NamedTuple):
-    """Router replicas: those that send a pod traffic, those that tell their state, all."""
+    """Router replicas: those that send a pod traffic, those that report their state, all."""
 
     holding: int
     answering: int
@@ -53,19 +53,19 @@ def decide(pod: Object, holders: Holders, waited_s: float) -> ReadinessGate | No
     """None: as it is. `waited_s`: for how long a quorum has held the pod already."""
     if loses_gate(pod):
         return ReadinessGate(
-            False, "EngineNotReady", "the engine is not ready; routers must take it anew"
+            False, "EngineNotReady", "the engine is not ready; routers must admit it again"
         )
     if not waits_for_gate(pod):
         return None
-    told = f"held by {holders.holding} of {holders.total} routers"
+    text = f"held by {holders.holding} of {holders.total} routers"
     if holders.are_all:
         return ReadinessGate(
-            True, "HeldByAllRouters", told if holders.total else "there is no router"
+            True, "HeldByAllRouters", text if holders.total else "there are no routers"
         )
     if has_quorum(holders) and waited_s >= QUORUM_AFTER_S:
         silent = holders.total - holders.answering
         return ReadinessGate(
-            True, "HeldByQuorum", f"{told}; {silent} did not tell for {waited_s:.0f} s"
+            True, "HeldByQuorum", f"{text}; {silent} did not report for {waited_s:.0f} s"
         )
     return None
 
@@ -91,5 +91,5 @@ def decide_all(
 
 
 def has_quorum(holders: Holders) -> bool:
-    """All that tell hold the pod, and they are at least half of all."""
+    """All that report hold the pod, and they are at least half of all."""
     return holders.holding == holders.answering and 0 < holders.total <= 2 * holders.holding

@@ -1,4 +1,4 @@
-"""What the spec asks of `octavo serve`: the same for a pod and for a process on a laptop."""
+"""The options of `octavo serve` for a spec: the same for a pod and for a process on a laptop."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _PARTS = (
 
 
 def with_reasons(page: str) -> str:
-    """The page with what stands between the two marks made anew."""
+    """The page with the text between the two marks regenerated."""
     head, begin, rest = page.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:

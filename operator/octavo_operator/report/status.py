@@ -1,4 +1,4 @@
-"""The status: numbers, where the rollout stands, and five conditions that explain themselves.
+"""The status: replica counts, the rollout's progress, and five conditions.
 
 Computed whole from what is; written only where it differs. A condition's transition time moves when
 its status flips, not when its words change.
@@ -163,7 +163,7 @@ def rollout_to_status(state: CanaryState, weight: int = 0) -> Object:
 
 
 def rollout_from_status(status: Mapping[str, object]) -> CanaryState:
-    """Tolerant: somebody may have edited or emptied it."""
+    """Tolerant: the status may have been edited or emptied."""
     stored = status.get("rollout")
     if not isinstance(stored, dict):
         return CanaryState()
@@ -255,7 +255,7 @@ def _progressing(facts: Facts) -> StatusCondition:
     if facts.canary.revision:
         weight = facts.weights.get(facts.revision, 0)
         text = (
-            f"Revision {facts.revision} gets {weight} % of the traffic; waiting for its judgement."
+            f"Revision {facts.revision} gets {weight} % of the traffic; waiting for its analysis."
         )
         return StatusCondition("Progressing", "True", Reason.CANARY_RUNNING, text)
     is_new = facts.canary.stable not in ("", facts.revision)
@@ -278,7 +278,7 @@ def _degraded(facts: Facts, routable: int) -> StatusCondition:
         return StatusCondition("Degraded", "True", Reason.PROGRESS_DEADLINE_EXCEEDED, text)
     if facts.refusal is not None:
         return StatusCondition("Degraded", "True", facts.refusal.reason, facts.refusal.message)
-    return StatusCondition("Degraded", "False", Reason.AS_EXPECTED, "Nothing is wrong.")
+    return StatusCondition("Degraded", "False", Reason.AS_EXPECTED, "No problem was found.")
 
 
 def _ready(facts: Facts, routable: int) -> StatusCondition:
@@ -307,7 +307,7 @@ def _ready(facts: Facts, routable: int) -> StatusCondition:
 
 
 def _how_far(facts: Facts) -> str:
-    """As a sentence; empty where nobody tells."""
+    """As a sentence; empty if no progress is reported."""
     return facts.loading.message if facts.loading is not None else ""
 
 
@@ -318,7 +318,7 @@ def _zero(facts: Facts) -> Reason:
 
 
 _ZERO_TEXT = {
-    Reason.SUSPENDED: explain(Reason.SUSPENDED, "No replica runs, as spec.suspend asks"),
+    Reason.SUSPENDED: explain(Reason.SUSPENDED, "No replica runs because spec.suspend is set"),
     Reason.SCALED_TO_ZERO: "No replica runs.",
 }
 

@@ -31,7 +31,7 @@ _NAME = r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMDeployment:
-    """One served model, as asked for."""
+    """One served model, as its spec describes it."""
 
     name: str
     namespace: str
@@ -48,7 +48,7 @@ class LLMDeployment:
     adapters: tuple[AdapterSpec, ...] = ()
     pod_template: Mapping[str, Any] = field(default_factory=dict)  # as written, nulls removed
     suspend: bool = False
-    unknown: tuple[str, ...] = ()  # fields that this version does not know, and leaves out
+    unknown: tuple[str, ...] = ()  # fields that this version does not support, and ignores
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> LLMDeployment:
@@ -69,7 +69,7 @@ class LLMDeployment:
 
     @property
     def device(self) -> str:
-        """auto settled: a GPU that was asked for is meant to be used."""
+        """auto resolved: a requested GPU is meant to be used."""
         if self.engine.device != "auto":
             return self.engine.device
         return "cuda" if self.resources.has_gpu else "cpu"
@@ -85,12 +85,12 @@ class LLMDeployment:
 
     @property
     def most_replicas(self) -> int:
-        """As far as the spec says: an autoscaler may ask for as many."""
+        """The most that the spec allows, an autoscaler's included."""
         return max(self.replicas, self.autoscaling.max_replicas if self.autoscaling else 0)
 
     @property
     def wanted_replicas(self) -> int:
-        """Before any autoscaler's word: none while suspended."""
+        """Before any autoscaler: none while suspended."""
         return 0 if self.suspend else self.replicas
 
 
@@ -168,7 +168,7 @@ def _check_device(deployment: LLMDeployment) -> None:
     if engine.device in ("cpu", "sim") and (resources.has_gpu or resources.other_accelerator):
         raise SpecInvalid(
             "spec.resources.limits",
-            f"asks for a GPU that device: {engine.device} would leave idle; use device: cuda or "
+            f"requests a GPU that device: {engine.device} would leave idle; use device: cuda or "
             "drop the GPU",
         )
     if engine.device == "cuda" and resources.num_gpus < 1 and not deployment.has_claims:
@@ -180,7 +180,7 @@ def _check_device(deployment: LLMDeployment) -> None:
     if engine.device == "auto" and unknown and not resources.has_gpu:
         raise SpecInvalid(
             "spec.engine.device",
-            f"must be named beside {unknown}, which does not tell it: cuda, torch (with "
+            f"must be set beside {unknown}, from which it cannot be derived: cuda, torch (with "
             "spec.engine.image), or cpu where it is no GPU",
         )
 

@@ -24,7 +24,7 @@ _PERCENT = re.compile(r"(?:100|[1-9]?[0-9])%")
 
 
 class FieldReader:
-    """One object of the spec. Every read names its field; `end` refuses those that nobody read.
+    """One object of the spec. Every read names its field; `end` refuses fields that were not read.
 
     A null is an absent field, as it is to the API server.
     """
@@ -89,7 +89,7 @@ class FieldReader:
     def text(
         self, name: str, default: str = "", *, longest: int, pattern: str = "", form: str = ""
     ) -> str:
-        """`form` says in words what `pattern` asks for."""
+        """`form` describes `pattern` in words."""
         value = self.raw(name)
         if value is None:
             return default

@@ -1,4 +1,4 @@
-"""The world as the watches last told: every object that is ours, by the LLMDeployment it serves.
+"""The cache of watched objects, by the LLMDeployment that they belong to.
 
 Bodies are kept as bytes: a thousand LLMDeployments with all their children are some tens of
 megabytes this way, and several hundred as dicts. A reconcile decodes its own handful.
@@ -69,7 +69,7 @@ class World:
         self.synced: set[Kind] = set()
 
     def keep(self, kind: Kind, body: Object) -> DeploymentKey | None:
-        """Take in an object as it is now. The LLMDeployment to look at; None if it is old news."""
+        """Store an object. The LLMDeployment to reconcile; None if the object is not newer."""
         namespace, name = kinds.namespace_of(body), kinds.name_of(body)
         version = _version(body)
         known = self._versions.get((kind, namespace, name))
@@ -138,8 +138,9 @@ class World:
     ) -> tuple[str, DeploymentKey] | None:
         """One of the served names that belongs to another LLMDeployment, and to which.
 
-        A name belongs to whoever was accepted with it; before that to the oldest that asks for it,
-        of all namespaces: routers know no others. An older one that adds a name later comes after.
+        A name belongs to the LLMDeployment that was accepted with it; before that to the oldest
+        that uses it, in all namespaces: routers know no namespaces. An older one that adds a name
+        later does not take it over.
         """
         for name in names:
             claims = ((self._names[k].claim(name), k) for k in self._servers.get(name, ()))
@@ -149,7 +150,7 @@ class World:
         return None
 
     def rivals(self, key: DeploymentKey) -> set[DeploymentKey]:
-        """All others that ask for one of its served names."""
+        """All others that use one of its served names."""
         names = self._names[key].all if key in self._names else ()
         return {other for name in names for other in self._servers[name]} - {key}
 

@@ -237,7 +237,7 @@ def test_people_see_it(tmp_path, capsys):
     assert shown[0] == "http://x/v1  router ready"
     assert shown[2].split() == ["m", "1/1", "ready"]
     assert shown[3].split()[1:] == ["serving", "0", "0"]
-    assert shown[-1].strip() == "kept everything as it is: a.yaml: bad"
+    assert shown[-1].strip() == "kept the running state: a.yaml: bad"
     screen = PlainScreen()
     screen.show(snapshot)
     screen.show(snapshot)

@@ -69,7 +69,7 @@ class TestOneDecision:
     def test_partial_knowledge_never_asks_for_fewer(self):
         decision = once(RULES, partly_known(queued_tokens=0), 2)
         assert (decision.replicas, decision.reason) == (2, "WithinTarget")
-        assert decision.message == "not every router answers; the number does not fall"
+        assert decision.message == "Not every router answers; the number of replicas is not lowered"
         assert once(RULES, partly_known(queued_tokens=2900), 2).replicas == 3
 
     def test_bounds_hold_at_once_even_without_signals(self):
@@ -224,10 +224,10 @@ class TestZero:
     def test_the_message_says_what_made_it_so_large(self):
         decision = once(TO_ZERO, known(held=9, serving=0, queued_tokens=3200), 0)
         assert decision.message == (
-            "requests that wait: 9, 3200 queued tokens; the target is 1000 per replica"
+            "waiting requests: 9, 3200 queued tokens; the target is 1000 per replica"
         )
         decision = once(TO_ZERO, known(held=9, serving=0, queued_tokens=32), 0)
-        assert decision.message == "requests that wait: 9"
+        assert decision.message == "waiting requests: 9"
 
     @pytest.mark.parametrize(("step", "replicas"), [("100%", 10), ("10%", 10), (3, 3), (1, 2)])
     def test_a_step_in_pods_binds_it_and_a_share_of_none_does_not(self, step, replicas):

@@ -56,7 +56,7 @@ def test_all_is_well():
         ({"wanted": 0, "is_suspended": True}, "Ready", ("False", "Suspended")),
         ({"wanted": 0}, "Ready", ("False", "ScaledToZero")),
         (
-            {"replicas": (), "scaling": Scaling(1, "Woken: requests that wait: 3", "t")},
+            {"replicas": (), "scaling": Scaling(1, "Woken: waiting requests: 3", "t")},
             "Ready", ("False", "Waking"),
         ),
         ({"is_done": False}, "Progressing", ("True", "Scaling")),
