@@ -47,9 +47,9 @@ class NameConflict(OperatorError):
     """An object that has the name of a child and another owner."""
 
     def __init__(self, kind: str, name: str, owner: str) -> None:
+        held = f"belongs to {owner}" if owner else "has no owner"
         super().__init__(
-            f"{kind} {name} exists and belongs to {owner}; delete or rename it, or rename this "
-            "LLMDeployment"
+            f"{kind} {name} exists and {held}; delete or rename it, or rename this LLMDeployment"
         )
         self.kind = kind
         self.name = name

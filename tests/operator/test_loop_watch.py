@@ -21,7 +21,7 @@ def block(seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         pass
 
 
-def test_whoever_blocks_is_on_record_with_the_stack():
+def test_a_blocked_loop_is_logged_with_its_stack():
     with tempfile.TemporaryFile("w+") as out:
 
         async def story() -> None:

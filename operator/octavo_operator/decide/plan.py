@@ -363,8 +363,8 @@ def _without_replicas(body: Object) -> Any:
 
 
 def owner_text(found: Object) -> str:
-    """Whose an object is, for people."""
+    """The owner of an object, for messages; empty if it has none."""
     owners = found["metadata"].get("ownerReferences") or []
     if not owners:
-        return "no owner"
+        return ""
     return f"{owners[0].get('kind')} {owners[0].get('name')}"

@@ -181,7 +181,7 @@ class TestZero:
             assert decision.replicas == replicas, now
             memory = decision.history
         assert decision.reason == "ScaledToZero"
-        assert decision.message == "it has served for 300 s, and no request came"
+        assert decision.message == "no request has arrived in 300 s of serving"
 
     @pytest.mark.parametrize(
         "between",

@@ -364,7 +364,7 @@ ELSEWHERE = {
     # What a spec, another object or the API server itself is needed for, on a real one too:
     R.SPEC_INVALID, R.UNSUPPORTED_VERSION,  # spec/test_deployment, crd/test_rules
     R.NAME_CONFLICT, R.SERVED_NAME_CONFLICT,  # test_other_writers
-    R.OPERATOR_FORBIDDEN, R.OBJECT_REFUSED,  # test_refusals
+    R.OPERATOR_FORBIDDEN, R.OBJECT_REFUSED,  # test_api_refusals
     R.NAMESPACE_TERMINATING,  # test_faults: nothing can be told in it
     # What takes longer than ten seconds by its nature: it must have lasted.
     R.READINESS_PROBE_FAILING, R.NOT_ROUTABLE, R.PROGRESS_DEADLINE_EXCEEDED,  # test_status
