@@ -78,7 +78,7 @@ def _overview(argv: Sequence[str]) -> int:
 
 
 def _guarded(run: _Run, prog: str, argv: Sequence[str]) -> int:
-    """What people can put right is said in one sentence, not as a traceback."""
+    """Errors that users can fix are printed as one sentence, not as a traceback."""
     try:
         return run(prog, argv)
     except KeyboardInterrupt:

@@ -34,7 +34,7 @@ class Dialogue(Protocol):
 
 
 class ChatDialogue:
-    """A chat: everything said so far goes along with each line."""
+    """A chat: each line is sent with the conversation so far."""
 
     def __init__(self, system: str | None = None) -> None:
         self._opening: list[Message] = [{"role": "system", "content": system}] if system else []
@@ -64,7 +64,7 @@ class CompletionDialogue:
         return talker.complete(line, options)
 
     def answered(self, line: str, answer: str) -> None:
-        pass  # each line stands alone
+        pass  # each line is independent
 
     def reset(self) -> None:
         pass

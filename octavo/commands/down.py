@@ -44,5 +44,5 @@ def main(prog: str, argv: Sequence[str]) -> int:
         raise OctavoError(f"{owner.text}, which belongs to another user") from None
     while home.owner() is not None:
         time.sleep(_LOOK_S)
-    print("ended")
+    print("stopped")
     return 0

@@ -62,7 +62,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
         with progress:
             mark = fetch(request, progress)
     except FetchError as error:
-        progress.tell(phase="failed", reason=error.reason, message=str(error))
+        progress.report(phase="failed", reason=error.reason, message=str(error))
         _tell_failure(error)
         return EXIT_CODES[error.reason]
     size = sum(file.size for file in mark.files)
@@ -70,7 +70,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
         "phase": "complete", "uri": args.uri, "bytes": size, "total": size,
         "files": len(mark.files), "revision": mark.revision, "digest": mark.digest,
     }  # fmt: skip
-    progress.tell(**fields)
+    progress.report(**fields)
     _write_termination_message(fields)
     if sys.stdout.isatty():
         print(f"\r\033[K{args.to} holds {args.uri} ({size / 2**20:,.1f} MiB, {mark.digest})")

@@ -47,7 +47,7 @@ def _serve(config: EngineConfig, settings: ServerSettings) -> int:
     from octavo_engine.server.http.listen import open_port, open_unix_socket
     from octavo_engine.server.openai.chat.dialect import known_formats
 
-    known_formats(settings)  # a name that is none is said before anybody can connect
+    known_formats(settings)  # an unknown name is refused before clients can connect
     if settings.uds:
         listener = open_unix_socket(settings.uds)
         url = f"unix:{settings.uds}"

@@ -1,4 +1,4 @@
-"""The story of a fetch: look, lock, list, bring, check, mark."""
+"""One fetch: look, lock, list, download, check, mark."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def fetch(
         if (mark := _finished(request)) is not None:
             return mark
         lock = FolderLock(
-            folder, on_wait=lambda holder: progress.tell(phase="waiting", holder=holder)
+            folder, on_wait=lambda holder: progress.report(phase="waiting", holder=holder)
         )
         with lock:
             if (mark := _finished(request)) is not None:  # the other one has done it
@@ -110,7 +110,7 @@ def open_source(request: FetchRequest, http: Http, environ: Mapping[str, str]) -
 
 
 def _finished(request: FetchRequest) -> FolderMark | None:
-    """Whole already, and what was asked for. Raises FetchError where it is something else."""
+    """Complete already, and the requested model. Raises FetchError where it is something else."""
     mark = read_mark(request.folder)
     if mark is None:
         return None
@@ -152,7 +152,7 @@ def _fetch(
     lock.check()
     digest = listing.digest or content_digest(stored)
     if request.digest and request.digest not in (digest, content_digest(stored)):
-        for each in stored:  # nobody may take it for what was asked for
+        for each in stored:  # it must not pass for the requested model
             (request.folder / each.name).unlink(missing_ok=True)
         raise _wrong_digest(request.digest, digest)
     mark = FolderMark(

@@ -1,7 +1,7 @@
 """The folder that a model is fetched into: one writer at a time, and a mark when all is there.
 
 The folder may be a volume that many machines share, so the lock is a file that its holder touches:
-whoever sees it untouched for long enough, by his own clock, takes it over; at once where the holder
+a process that sees it untouched for long enough takes it over; at once where the holder
 was a process of this very place and has ended.
 """
 
@@ -71,8 +71,8 @@ def write_mark(folder: Path, mark: FolderMark) -> None:
 
 
 class FolderLock:
-    """`with FolderLock(folder) as lock:`; waits for whoever has it. `is_held` turns false when
-    somebody took us for dead."""
+    """`with FolderLock(folder) as lock:`; waits for its holder. `is_held` turns false when
+    another process took the lock over."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class FolderLock:
             return None
 
     def _take_over(self, stale: bytes) -> None:
-        """Two may think so at once: whoever finds another lock in his hands puts it back."""
+        """Two may try at once: the one that finds another lock in place puts it back."""
         aside = self._path.with_name(f"{LOCK_FILE}.{self._token}")
         try:
             self._path.rename(aside)

@@ -194,7 +194,7 @@ def _basic(host: str, credentials: Credentials) -> str:
             pair = f"{entry['username']}:{entry['password']}"
             return base64.b64encode(pair.encode()).decode()
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # a file that helps nobody: the registry will say what is missing
+            continue  # an unreadable file: the registry reports what is missing
     return ""
 
 

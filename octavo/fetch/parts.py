@@ -36,7 +36,7 @@ class StoredPart(NamedTuple):
 
 @dataclass(slots=True)
 class Journal:
-    """Of one file: what its source said of it, and which ranges are there."""
+    """Of one file: its source's metadata, and the ranges that are stored."""
 
     size: int
     etag: str
@@ -91,7 +91,7 @@ class FileParts:
                 journal.range_bytes > 0
                 and all(0 <= index < journal.num_ranges for index in journal.done)
                 and self.path.is_file()
-                and bool(journal.etag or file.sha256)  # else nobody could tell a change
+                and bool(journal.etag or file.sha256)  # else a change would go unnoticed
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -117,8 +117,8 @@ class FileParts:
         self.path.unlink(missing_ok=True)
 
     def finish(self, stored: StoredPart) -> None:
-        """Gives it its name. First a note of what it is: a source may tell no digest to know it by
-        again."""
+        """Gives it its name. First its digest is noted: the source may provide
+        none."""
         self._note.write_text(json.dumps({"url": self._origin, "sha256": stored.sha256}))
         self.path.replace(self._target)
         self._journal.unlink(missing_ok=True)

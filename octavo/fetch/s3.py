@@ -96,7 +96,7 @@ class S3:
                 return
 
     def _get(self, query: Mapping[str, str]) -> bytes:
-        """In the region where the bucket is, which its first answer may have to tell."""
+        """In the region where the bucket is, which may be known only from its first response."""
         what = f"s3://{self._bucket}"
         for _ in range(2):
             url = f"{self._base()}/?{urlencode(query, quote_via=quote)}"

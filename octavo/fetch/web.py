@@ -23,7 +23,7 @@ _OPTIONAL = (
 
 
 class Web:
-    """Plain HTTP lists nothing: config.json and the weights' index tell what there is."""
+    """Plain HTTP lists nothing: config.json and the weights' index list the files."""
 
     def __init__(self, uri: str, http: Http, credentials: Credentials) -> None:
         self._uri = uri

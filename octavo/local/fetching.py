@@ -25,13 +25,13 @@ class Fetching:
         log: Path,
         *,
         environ: Mapping[str, str],
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
         self._arguments = launch.fetch
         self._log = log
         self._environment = {**environ, **launch.fetch_variables}
-        self._tell = tell
+        self._notify = notify
         self._clock = clock
         self._backoff = BackOff()
         self._child: Child | None = None
@@ -72,7 +72,7 @@ class Fetching:
         child, self._child = self._child, None
         if code == 0:
             self.is_done, self.problem = True, ""
-            self._tell(f"fetched {self._arguments[0]}")
+            self._notify(f"fetched {self._arguments[0]}")
             return
         self._failed(_reason(child.last_lines(1)) or describe_end(code))
 
@@ -90,7 +90,7 @@ class Fetching:
         now = self._clock()
         pause_s = self._backoff.failed(now, ran_s=now - self._started_at)
         self.problem = why
-        self._tell(f"{self._arguments[0]} could not be fetched; again in {pause_s:g} s: {why}")
+        self._notify(f"{self._arguments[0]} could not be fetched; again in {pause_s:g} s: {why}")
 
     def kill(self) -> None:
         if self._child is not None:

@@ -53,7 +53,7 @@ class Home:
 
     @property
     def run(self) -> Path:
-        """What the processes of now are told; emptied at each start."""
+        """Files for the running processes; emptied at each start."""
         return self.path / "run"
 
     @property
@@ -115,7 +115,7 @@ class HomeLock:
         self._file: IO[str] | None = None
 
     def __enter__(self) -> HomeLock:
-        """Raises ConfigError that says who has it, or why nobody can."""
+        """Raises ConfigError that names its owner, or why it cannot be taken."""
         try:
             file = self._home.lock_file.open("a+")
         except OSError as error:

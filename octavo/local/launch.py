@@ -1,4 +1,4 @@
-"""What one engine process is told: from the same options and arguments as a pod's."""
+"""Arguments and environment of an engine process: from the same options as a pod's."""
 
 from __future__ import annotations
 

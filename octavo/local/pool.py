@@ -36,7 +36,7 @@ class Pool:
         home: Home,
         environ: Mapping[str, str],
         demand: RouterDemand,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
@@ -49,7 +49,7 @@ class Pool:
         self._home = home
         self._environ = environ
         self._demand = demand
-        self._tell = tell
+        self._notify = notify
         self._wake = wake
         self._clock = clock
         self._launches = {launch.revision: launch}
@@ -100,7 +100,7 @@ class Pool:
         if deployment.autoscaling != self.deployment.autoscaling:
             self._scaled, self._history = None, autoscale.ScaleHistory()
         if launch.revision != self._revision:
-            self._tell(f"{deployment.name} rolls over to revision {launch.revision}")
+            self._notify(f"{deployment.name} rolls over to revision {launch.revision}")
         self.deployment, self.is_deleted = deployment, False
         self._launches[launch.revision] = launch
         self._revision = launch.revision
@@ -123,7 +123,7 @@ class Pool:
             now=self._clock(),
         )
         for detail in capacity.details:
-            self._tell(f"{self.deployment.name}: {detail}")
+            self._notify(f"{self.deployment.name}: {detail}")
         self._canary, self.weights = capacity.state, capacity.weights
         self._targets.update(capacity.step.targets)
         for revision in capacity.step.vanished:
@@ -214,7 +214,7 @@ class Pool:
         decision = autoscale.decide(rules, signals, before, self._history, now)
         self._history, self._scaled = decision.history, decision.replicas
         if decision.replicas != before:
-            self._tell(
+            self._notify(
                 f"{self.deployment.name}: {before} → {decision.replicas} replicas, "
                 f"{decision.reason}: {decision.message}"
             )
@@ -243,7 +243,7 @@ class Pool:
                 launch,
                 home=self._home,
                 environ=self._environ,
-                tell=self._tell,
+                notify=self._notify,
                 wake=self._wake,
                 clock=self._clock,
             )
@@ -256,7 +256,7 @@ class Pool:
         if fetching is None:
             log = self._home.logs / f"{names.base(self.deployment.name)}-fetch.log"
             fetching = self._fetches[launch.revision] = Fetching(
-                launch, log, environ=self._environ, tell=self._tell, clock=self._clock
+                launch, log, environ=self._environ, notify=self._notify, clock=self._clock
             )
         fetching.look()
         return fetching.is_done

@@ -40,13 +40,13 @@ class PlainScreen:
     ) -> None:
         pass
 
-    def tell(self, line: str) -> None:
+    def notify(self, line: str) -> None:
         with suppress(OSError, ValueError):
             print(line, file=sys.stderr, flush=True)
 
     def show(self, snapshot: PlatformSnapshot) -> None:
         if snapshot.is_ready and not self._was_ready:
-            self.tell(f"Octavo serves at {snapshot.url}/v1 · stop it with Ctrl-C or octavo down")
+            self.notify(f"Octavo serves at {snapshot.url}/v1 · stop it with Ctrl-C or octavo down")
         self._was_ready = snapshot.is_ready
 
 
@@ -71,7 +71,7 @@ class LiveScreen:
         with suppress(OSError):  # the terminal may be closed
             self._live.stop()
 
-    def tell(self, line: str) -> None:
+    def notify(self, line: str) -> None:
         with suppress(OSError):
             self._console.print(Text(f"{time.strftime('%H:%M:%S')}  {line}"))
 

@@ -48,7 +48,7 @@ class PlatformSnapshot:
 
     @property
     def is_ready(self) -> bool:
-        """All that was asked for serves."""
+        """All desired replicas serve."""
         return self.router == "ready" and all(
             pool.serving >= pool.wanted and pool.phase != "leaving" for pool in self.pools
         )

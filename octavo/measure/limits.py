@@ -31,8 +31,8 @@ TORCH_WITHIN_S = 30.0
 
 
 def limits_for(config: EngineConfig) -> MachineLimits | None:
-    """Of what the settings compute on, before the engine is there to share it. None: nobody knows
-    that device's limits. Raises ConfigError if there is no such device."""
+    """Of what the settings compute on, before the engine is there to share it. None: that
+    device's limits are unknown. Raises ConfigError if there is no such device."""
     if config.device in ("auto", "cpu"):
         return measure_limits()
     if config.device != "cuda" or importlib.util.find_spec("torch") is None:

@@ -9,7 +9,7 @@ _IDLE, _IOWAIT, _STEAL, _GUEST = 3, 4, 7, 8  # user nice system idle iowait irq 
 
 
 class StealTime:
-    """Of the processor time that was asked for here, counted from when this was made."""
+    """The share of wanted processor time that the hypervisor took, since this was made."""
 
     def __init__(self, stat: Path = STAT) -> None:
         self._stat = stat

@@ -1,4 +1,4 @@
-"""What an engine tells its router: residency and load, merged and late as over a real stream."""
+"""What an engine reports to its router: residency and load, merged and delayed as on a stream."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Rig:
         deployment, launch = self.asked(**spec)
         self.pool = Pool(
             deployment, launch, home=self.home, environ={}, demand=self.demand,
-            tell=self.said.append, wake=lambda: None, clock=self.clock,
+            notify=self.said.append, wake=lambda: None, clock=self.clock,
         )  # fmt: skip
 
     def asked(self, **spec: Any) -> tuple[LLMDeployment, Launch]:
@@ -112,7 +112,7 @@ class Rig:
 
 @pytest.fixture(autouse=True)
 def fake_replicas(monkeypatch):
-    monkeypatch.setattr(pool_module, "Replica", FakeReplica)
+    monkeypatch.setattr(pool_module, "LocalReplica", FakeReplica)
     monkeypatch.setattr(FakeReplica, "breaks", frozenset())
 
 

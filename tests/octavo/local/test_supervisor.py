@@ -16,7 +16,7 @@ class Lines:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def tell(self, line: str) -> None:
+    def notify(self, line: str) -> None:
         self.told.append(line)
 
     def show(self, snapshot: PlatformSnapshot) -> None: ...

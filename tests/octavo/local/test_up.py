@@ -247,7 +247,7 @@ def test_a_day_in_its_life(tmp_path):
 
         children = up.processes()
         down = up.run("down")
-        assert (down.returncode, down.stdout) == (0, "ended\n"), down.stderr
+        assert (down.returncode, down.stdout) == (0, "stopped\n"), down.stderr
         assert up.wait() == 0
         assert not [child for child in children if child.is_running()]
         assert up.run("status").returncode == 3

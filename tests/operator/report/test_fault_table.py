@@ -182,7 +182,7 @@ TABLE: dict[str, tuple[Object, R, str, Object]] = {
     "no-network": (warned("FailedCreatePodSandBox", "cni plugin not initialized"),
                    R.NETWORK_SETUP_FAILED, "network plug-in", {}),
     "broken-fetch": (fetch_ended("Surprise", "the stars stood badly"),
-                     R.MODEL_FETCH_FAILED, "tried again", HUB),
+                     R.MODEL_FETCH_FAILED, "is retried", HUB),
     "full-node": (status(phase="Failed", reason="OutOfcpu", message="Node didn't have cpu"),
                   R.NODE_REFUSED_POD, "didn't have cpu", {}),
     "preempted": (disrupted("PreemptionByScheduler"), R.POD_PREEMPTED, "priorityClassName", {}),
