@@ -19,7 +19,7 @@ COMMANDS = {
     "down": "stop what octavo up runs on this machine",
     "chat": "chat with a model in the terminal",
     "complete": "let a model continue a text",
-    "run-batch": "answer a file of requests, without a port",
+    "run-batch": "run a file of requests, without a port",
     "bench": "measure throughput, latency, or a running server",
     "operator": "run the operator that reconciles LLMDeployments",
     "quantize": "write a model with 8- or 4-bit weights",

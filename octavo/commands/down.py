@@ -29,7 +29,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
     home = Home.find(os.environ)
     owner = home.owner()
     if owner is None:
-        print(f"{prog}: nothing runs here ({home.path})", file=sys.stderr)
+        print(f"{prog}: octavo up is not running ({home.path})", file=sys.stderr)
         return 0
     if not owner.pid:
         raise OctavoError("octavo up is still starting; try again")

@@ -35,14 +35,18 @@ def main(prog: str, argv: Sequence[str]) -> int:
     parser.add_argument("--to", metavar="DIR", type=Path, required=True, help="the folder")
     parser.add_argument("--revision", default="", metavar="REV", help="of hf://")
     parser.add_argument(
-        "--digest", default=None, type=_digest, metavar="sha256:…", help="what it must be"
+        "--digest",
+        default=None,
+        type=_digest,
+        metavar="sha256:…",
+        help="digest that the model must have",
     )
     parser.add_argument(
         "--connections", type=positive, default=4, metavar="N", help="at once (default: 4)"
     )
     parser.add_argument(
         "--stall-timeout", type=positive, default=30, metavar="N",
-        help="seconds a server may be silent (default: 30)",
+        help="seconds without data after which a request is retried (default: 30)",
     )  # fmt: skip
     args = parser.parse_args(argv)
     from octavo.fetch.errors import EXIT_CODES, FetchError

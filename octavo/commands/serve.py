@@ -78,7 +78,7 @@ def _serve(config: EngineConfig, settings: ServerSettings) -> int:
 
 
 class StartupReporter:
-    """Tells the operator how it goes: a bar on a terminal, log lines elsewhere."""
+    """Shows the progress of the start: a bar on a terminal, log lines elsewhere."""
 
     def __init__(
         self, config: EngineConfig, url: str, settings: ServerSettings, began_at: float

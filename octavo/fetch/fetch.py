@@ -35,7 +35,7 @@ class FetchRequest:
     uri: str
     folder: Path
     revision: str = ""  # of hf://
-    digest: str = ""  # sha256:…; what it must be
+    digest: str = ""  # sha256:…; digest that the model must have
     stall_s: float = 30.0
     num_workers: int = 4
     range_bytes: int = RANGE_BYTES

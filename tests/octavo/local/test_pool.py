@@ -241,7 +241,8 @@ def test_people_see_it(tmp_path, capsys):
     screen = PlainScreen()
     screen.show(snapshot)
     screen.show(snapshot)
-    assert capsys.readouterr().err == "Octavo serves at http://x/v1 · stop it with Ctrl-C or octavo down\n"
+    line = "Octavo serves at http://x/v1 · stop it with Ctrl-C or octavo down\n"
+    assert capsys.readouterr().err == line
 
 
 def test_a_replica_that_loads_says_how_far_it_is(tmp_path):
