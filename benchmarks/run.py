@@ -31,7 +31,7 @@ from benchmarks.servers import (
 )
 from octavo.measure import roofline, study
 from octavo.measure.batch_limits import batch_best
-from octavo.measure.limits import MachineLimits, measure_limits
+from octavo.measure.limits import measure_limits
 from octavo.measure.shapes import write_shape
 from octavo.measure.work import ModelWork, WorkStep
 from octavo_engine.config import EngineConfig
@@ -40,6 +40,7 @@ from octavo_engine.weights.source import resolve_model
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from octavo.measure.machine_limits import MachineLimits
     from octavo.measure.study import StepStudy, StudySizes
     from octavo_engine.config import Quantization
 

@@ -1,4 +1,4 @@
-"""What the cluster knew when a story failed, in a folder: E2E_ARTIFACTS, or build/e2e."""
+"""The state of the cluster when a test failed, in a folder: E2E_ARTIFACTS, or build/e2e."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def folder() -> Path:
     return Path(os.environ.get("E2E_ARTIFACTS") or cache.ROOT / "build" / "e2e")
 
 
-def dump(kubectl: Kubectl, story: str) -> Path:
+def dump(kubectl: Kubectl, test: str) -> Path:
     """Events, descriptions, statuses, and the logs of all pods, of their previous runs as well."""
-    place = folder() / re.sub(r"[^\w.-]+", "-", story)
+    place = folder() / re.sub(r"[^\w.-]+", "-", test)
     place.mkdir(parents=True, exist_ok=True)
     for name, words in _PAGES.items():
         done = kubectl.attempt(*words)

@@ -1,4 +1,4 @@
-"""One question to a model, as a client asks it."""
+"""One request to a model, as a client sends it."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Platform:
         return [line[0] for line in lines if line[1:] == ["True"]]
 
     def kill(self, namespace: str, pod: str) -> None:
-        """SIGKILL, without a word to anybody before."""
+        """SIGKILL, without notice."""
         path = "jsonpath={.status.containerStatuses[0].containerID}"
         words = ("get", "pod", pod, f"--namespace={namespace}", "--output", path)
         self.node.kill(self.kubectl(*words).removeprefix("containerd://"))
@@ -71,8 +71,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """A first build takes many minutes: here it counts against no test's time limit."""
-    asked = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    if asked & {"node", "image", "alone"} and not session.config.option.collectonly:
+    fixtures = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    if fixtures & {"node", "image", "alone"} and not session.config.option.collectonly:
         cluster().build(images.NAMES)
 
 
@@ -106,8 +106,8 @@ def platform(node: Cluster, kubectl: Kubectl) -> Platform:
 
 @pytest.fixture
 def space(kubectl: Kubectl) -> Iterator[Kubectl]:
-    """A namespace for one story."""
-    with kubectl.own_namespace("story") as inside:
+    """A namespace for one test."""
+    with kubectl.own_namespace("test") as inside:
         yield inside
 
 

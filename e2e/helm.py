@@ -21,7 +21,7 @@ RELEASE = "octavo"
 CRD = "llmdeployments.octavo.dev"
 # Where the images of this run are; nothing is pulled that has their names.
 OUR_IMAGES = ("images.registry=docker.io", f"images.tag={images.TAG}")
-# The node is small, and stories shall not wait for streams that nobody reads.
+# The node is small, and tests must not wait for streams that are not read.
 SMALL_NODE = (
     "router.resources.requests.cpu=20m",
     "operator.resources.requests.cpu=20m",

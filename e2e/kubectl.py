@@ -48,8 +48,8 @@ class Kubectl:
         """Raises AssertionError with what the namespace's events say."""
         done = self.attempt("wait", what, f"--for={condition}", f"--timeout={timeout_s}s")
         if done.returncode:
-            told = self.attempt("get", "pods,events", "--output=wide").stdout
-            raise AssertionError(f"{what} is not {condition}: {done.stderr}\n{told}")
+            state = self.attempt("get", "pods,events", "--output=wide").stdout
+            raise AssertionError(f"{what} is not {condition}: {done.stderr}\n{state}")
 
     @contextmanager
     def own_namespace(self, prefix: str) -> Iterator[Kubectl]:

@@ -1,4 +1,4 @@
-"""LLMDeployments for stories: what is asked for, and what the cluster says of it."""
+"""LLMDeployments for tests: their specs, and their state in the cluster."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Model:
         return {pod["metadata"]["labels"]["octavo.dev/revision"] for pod in self.pods()}
 
     def await_settled(self, replicas: int = 1, timeout_s: float = 120.0) -> None:
-        """Until all replicas are of the revision asked for, and routers send them requests."""
+        """Until all replicas are of the current revision, and routers send them requests."""
 
         def is_settled() -> bool:
             status = self.status()

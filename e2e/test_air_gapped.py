@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 DENIAL = {
     "apiVersion": "networking.k8s.io/v1",
     "kind": "NetworkPolicy",
-    "metadata": {"name": "nobody-leaves"},
+    "metadata": {"name": "no-egress"},
     "spec": {"podSelector": {}, "policyTypes": ["Egress"]},
 }
-# Prints "reached" or "denied": a listener that is there, but that nobody here has business with.
+# Prints "reached" or "denied": a listener that exists, but that no pod here needs.
 KNOCK = """
 import socket, sys
 try:
@@ -52,11 +52,11 @@ def test_the_platform_serves_where_all_egress_is_denied(
         assert knock(kubectl, NAMESPACE, platform.pods("operator")[0], dns) == "denied"
 
 
-DELETION = ("delete", "networkpolicy", "nobody-leaves")
+DELETION = ("delete", "networkpolicy", "no-egress")
 
 
 def deny(kubectl: Kubectl, namespace: str) -> None:
-    metadata: dict[str, Any] = {"name": "nobody-leaves", "namespace": namespace}
+    metadata: dict[str, Any] = {"name": "no-egress", "namespace": namespace}
     kubectl.apply({**DENIAL, "metadata": metadata})
 
 

@@ -1,4 +1,4 @@
-"""A new revision that fares worse is taken back by itself, and its numbers say why."""
+"""A new revision that performs worse is rolled back, and its numbers are in the status."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def test_a_slow_revision_is_rolled_back_without_a_failed_request(
         model.until(lambda: model.revisions() == {old}, "way back", 60)
         traffic.await_answers(10)
     traffic.assert_unbroken()
-    told = " ".join(model.condition(kind)["message"] for kind in ("Degraded", "Progressing"))
-    assert any(figure.isdigit() for figure in told), told
+    messages = " ".join(model.condition(kind)["message"] for kind in ("Degraded", "Progressing"))
+    assert any(figure.isdigit() for figure in messages), messages
     model.until(lambda: len(model.pods()) == 2, "two pods", 60)

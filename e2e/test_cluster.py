@@ -125,7 +125,7 @@ def test_policies_are_enforced_both_ways(engine: Kubectl) -> None:
     try:
         assert ran(engine, "guest", "router", fetch(url), labels={"may": "enter"}) == "200\n"
         assert ran(engine, "stranger", "router", fetch(url, "refused")) == "refused\n"
-        outside = fetch("https://10.96.0.1/", "refused")  # the API, which nobody isolates
+        outside = fetch("https://10.96.0.1/", "refused")  # the API, which no policy isolates
         assert ran(engine, "shut-in", "router", outside, {"may": "not-leave"}) == "refused\n"
         assert "CERTIFICATE" in ran(engine, "free", "router", TLS_ERROR)
     finally:

@@ -44,7 +44,7 @@ def test_readme_leads_from_an_empty_cluster_to_a_token_and_the_chart_s_page_back
 
 
 def run(node: Cluster, commands: list[str], folder: Path) -> str:
-    """In one shell, as somebody types them. What a command left in the background ends after."""
+    """In one shell, as typed by a user. What a command left in the background ends after."""
     (folder / "helm").unlink(missing_ok=True)
     (folder / "helm").symlink_to(tool("helm"))
     text = "\n".join(commands)

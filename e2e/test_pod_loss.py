@@ -40,25 +40,25 @@ def test_the_real_model_s_story_continues_word_for_word(platform: Platform, spac
     model = Model(space, real("smollm2", replicas=2))
     model.await_settled(2)
     with openai.OpenAI(base_url=platform.base_url, api_key="none", max_retries=0) as client:
-        whole = told(client, model.name)
+        whole = stream_text(client, model.name)
         started, text = threading.Event(), list[str]()
-        teller = threading.Thread(target=told, args=(client, model.name, started, text))
-        teller.start()
+        streaming = threading.Thread(target=stream_text, args=(client, model.name, started, text))
+        streaming.start()
         assert started.wait(60), "no token came"
         (busy,) = [pod for pod in model.pods() if is_busy(pod)]
         platform.kill(space.namespace, busy["metadata"]["name"])
-        teller.join(90)
-    assert not teller.is_alive()
+        streaming.join(90)
+    assert not streaming.is_alive()
     assert "".join(text) == whole
 
 
-def told(
+def stream_text(
     client: openai.OpenAI,
     model: str,
     started: threading.Event | None = None,
     parts: list[str] | None = None,
 ) -> str:
-    """The whole story. `started` is set at its tenth part; `parts` grows with it."""
+    """The whole text. `started` is set at its tenth part; `parts` grows with it."""
     parts = [] if parts is None else parts
     for chunk in client.chat.completions.create(
         model=model,

@@ -1,4 +1,4 @@
-"""A changed spec reaches the pods, and nobody who asks notices: whatever happens on the way."""
+"""A changed spec reaches the pods, without an error for clients, even under faults."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_killed_operators_finish_the_rollout_when_they_are_back(
 
 @contextmanager
 def empty_registry() -> Iterator[str]:
-    """Where every image is unknown: the runtime asks registries at this address without TLS."""
+    """Where every image is unknown: the runtime uses registries at this address without TLS."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Unknown)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

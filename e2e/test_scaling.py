@@ -1,4 +1,4 @@
-"""As many engines as are asked for, down to none: the first request wakes the model, and waits."""
+"""Scaling, down to zero: the first request wakes the model, and is held."""
 
 from __future__ import annotations
 

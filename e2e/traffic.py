@@ -29,7 +29,7 @@ class Outcome:
 
 
 class Traffic:
-    """Some clients that ask one after the other, every second time for a stream.
+    """Some clients that send requests in turn, every second one for a stream.
 
     Nothing is repeated, but with `reconnects` what found no connection or lost it before the first
     byte of an answer: what every client does by itself.

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "serve": "serve a model through the OpenAI API",
-    "router": "send requests to the engines that hold their prefixes",
+    "router": "route requests to the engines that hold their prefixes",
     "up": "run replicas and router on this machine, from a cluster's YAML",
     "status": "show what octavo up runs on this machine",
-    "down": "end what octavo up runs on this machine",
-    "chat": "talk with a model in the terminal",
+    "down": "stop what octavo up runs on this machine",
+    "chat": "chat with a model in the terminal",
     "complete": "let a model continue a text",
-    "run-batch": "answer a file of requests, without a port",
+    "run-batch": "run a file of requests, without a port",
     "bench": "measure throughput, latency, or a running server",
-    "operator": "keep a Kubernetes cluster's LLMDeployments as they are asked for",
+    "operator": "run the operator that reconciles LLMDeployments",
     "quantize": "write a model with 8- or 4-bit weights",
-    "fetch": "bring a model's files into a folder",
-    "doctor": "say what this machine offers and what is missing",
+    "fetch": "download a model's files into a folder",
+    "doctor": "check what this machine supports and what is missing",
 }
 
 _OF_THIS_MACHINE = frozenset((
@@ -55,7 +55,7 @@ def _overview(argv: Sequence[str]) -> int:
         prog="octavo",
         usage="octavo COMMAND [options]",
         description="Serve large language models.",
-        epilog="commands:\n" + "\n".join(lines) + "\n\noctavo COMMAND --help says more.",
+        epilog="commands:\n" + "\n".join(lines) + "\n\nRun octavo COMMAND --help for details.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
@@ -78,7 +78,7 @@ def _overview(argv: Sequence[str]) -> int:
 
 
 def _guarded(run: _Run, prog: str, argv: Sequence[str]) -> int:
-    """What people can put right is said in one sentence, not as a traceback."""
+    """Errors that users can fix are printed as one sentence, not as a traceback."""
     try:
         return run(prog, argv)
     except KeyboardInterrupt:

@@ -36,11 +36,13 @@ from benchmarks.servers import (
 from octavo.bench import load
 from octavo.bench.report import random_prompts
 from octavo.http_client import ServerAddress
-from octavo.measure.limits import MachineLimits, measure_limits
+from octavo.measure.limits import measure_limits
 from octavo.measure.steal_time import StealTime
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from octavo.measure.machine_limits import MachineLimits
 
 VOCAB_SIZE = 49_152
 LOGS = Path("build/peers")

@@ -21,7 +21,7 @@ class Alert:
     group: str  # slo, serving, engines, routers or operator
     expr: str
     hold: str  # how long it must be true; 0m: at once
-    severity: str  # critical: somebody gets up; warning: in working hours
+    severity: str  # critical: pages someone; warning: handled in working hours
     summary: str  # may use {{ $labels.x }} and {{ $value }}
     means: str
     look: tuple[str, ...]
@@ -189,10 +189,10 @@ ALERTS: tuple[Alert, ...] = (
         expr=f"sum by (pool) (increase({_total(names.ROUTER_QUARANTINED_REQUESTS)}[15m])) > 0",
         hold="0m",
         severity="warning",
-        summary="{{ $labels.pool }}: engines died of a request",
+        summary="{{ $labels.pool }}: a request crashed engines",
         means="Two engines ended, one after the other, while they answered the same request. The "
         "router refuses that request with 422 `request_quarantined` for `retry.quarantine_s`, "
-        "whoever sends it.",
+        "from every client.",
         look=(
             "The routers' log: `Refuses a request from now on` has its path, the digest of its "
             "body and a `request_id`; `Lost attempts` before that names the engines.",
@@ -226,7 +226,7 @@ ALERTS: tuple[Alert, ...] = (
             "Dashboard *Octavo / Engine internals*: KV cache full, preemptions?",
         ),
         do=(
-            "A client that puts the time or an id at the start of its system prompt: ask it to "
+            "A client that puts the time or an id at the start of its system prompt: have it "
             "put that last.",
             "KV cache full: more memory for it, or more replicas.",
             "A policy that was changed to `round-robin` or `least-load`: back to `prefix-load`.",
@@ -255,7 +255,7 @@ ALERTS: tuple[Alert, ...] = (
         expr=f"increase({_total(names.CORRUPTED_REQUESTS)}[15m]) > 0",
         hold="0m",
         severity="critical",
-        summary="{{ $labels.namespace }}/{{ $labels.pod }} computes values that are no numbers",
+        summary="{{ $labels.namespace }}/{{ $labels.pod }} computes NaN",
         means="Logits were NaN. The requests were failed; memory, weights or a kernel is at fault.",
         look=(
             "One pod or all? One: its node's hardware (memory and GPU errors). All: the model's "
@@ -273,7 +273,7 @@ ALERTS: tuple[Alert, ...] = (
         f"rate({_total(names.NUM_PREEMPTIONS)}[10m]) > 0.1",
         hold="10m",
         severity="warning",
-        summary="{{ $labels.namespace }}/{{ $labels.pod }} sets sequences back for want of KV "
+        summary="{{ $labels.namespace }}/{{ $labels.pod }} preempts sequences for lack of KV "
         "blocks",
         means="Sequences lose what was computed for them and start over: work is done twice.",
         look=(
@@ -291,7 +291,7 @@ ALERTS: tuple[Alert, ...] = (
         expr=f'max by (pool) ({names.ROUTER_ENDPOINTS}{{state="ejected"}}) > 0',
         hold="5m",
         severity="warning",
-        summary="{{ $labels.pool }}: {{ $value }} engines are set aside for their failures",
+        summary="{{ $labels.pool }}: {{ $value }} engines are ejected after failures",
         means="Engines failed or were far slower than the others, and test generations did not "
         "bring them back.",
         look=(
@@ -306,7 +306,7 @@ ALERTS: tuple[Alert, ...] = (
         expr=f"max by (pool, endpoint) ({names.ROUTER_ENDPOINT_SIGNAL_AGE_SECONDS}) > 30",
         hold="5m",
         severity="warning",
-        summary="{{ $labels.pool }}: {{ $labels.endpoint }} has not told its load for "
+        summary="{{ $labels.pool }}: {{ $labels.endpoint }} has not reported its load for "
         "{{ $value | humanizeDuration }}",
         means="A router decides without knowing that engine's load and prefixes.",
         look=(
@@ -324,7 +324,7 @@ ALERTS: tuple[Alert, ...] = (
         f"max by (source) ({names.ROUTER_DISCOVERY_AGE_SECONDS}) > 120",
         hold="5m",
         severity="warning",
-        summary="Routers do not hear of new engines from {{ $labels.source }}",
+        summary="Routers cannot discover new engines from {{ $labels.source }}",
         means="What routers know serves on; pods that come or go are not noticed (but by failing).",
         look=("The routers' log names the error of the API server, of DNS or of the file.",),
         do=(
@@ -380,15 +380,15 @@ ALERTS: tuple[Alert, ...] = (
         expr=f"(sum({operator_names.IS_LEADER}) or vector(0)) != 1",
         hold="5m",
         severity="critical",
-        summary="{{ $value }} operators lead, not one",
-        means="Nobody (or more than one) keeps LLMDeployments as they are asked for. What serves, "
-        "serves on; nothing is scaled, replaced or rolled out.",
+        summary="{{ $value }} operators are leaders instead of one",
+        means="No operator (or more than one) reconciles LLMDeployments. Engines that serve keep "
+        "serving; nothing is scaled, replaced or rolled out.",
         look=(
             "`kubectl get lease octavo-operator`: who holds it, since when?",
             "The operator's log and its pod's events.",
         ),
         do=(
-            "None: act on what the pod's events say; the API server must be reachable.",
+            "None: follow the pod's events; the API server must be reachable.",
             "Two: two releases in one cluster need `operator.watchNamespaces` that differ, and "
             "an alert each.",
         ),
@@ -417,7 +417,7 @@ ALERTS: tuple[Alert, ...] = (
         expr=f"max({operator_names.WATCH_AGE_SECONDS}) > 600",
         hold="5m",
         severity="warning",
-        summary="The operator has heard nothing for {{ $value | humanizeDuration }}",
+        summary="The operator's watches have been silent for {{ $value | humanizeDuration }}",
         means="Watches are silent, and comparisons do not succeed either; the liveness probe "
         "should have restarted it.",
         look=("The operator's log; is the API server overloaded?",),
@@ -429,8 +429,8 @@ ALERTS: tuple[Alert, ...] = (
         expr=f"sum by (reason) (rate({_total(operator_names.ROUTER_ERRORS)}[5m])) > 0",
         hold="5m",
         severity="warning",
-        summary="The operator cannot ask routers who is routable: {{ $labels.reason }}",
-        means="New pods do not become Ready (their gate stays shut), so rollouts stand still.",
+        summary="The operator cannot read the routers' state: {{ $labels.reason }}",
+        means="New pods do not become Ready (their readiness gate stays closed): rollouts stall.",
         look=("The operator's log says what to do, once a minute.",),
         do=(
             "unauthorized: both read the same Secret: `router.stateToken`; restart both.",
@@ -444,7 +444,7 @@ ALERTS: tuple[Alert, ...] = (
         expr=f"increase({_total(operator_names.BUGS)}[15m]) > 0",
         hold="0m",
         severity="warning",
-        summary="A reconcile ended in something unexpected",
+        summary="A reconcile raised an unexpected exception",
         means="A mistake in the operator. Other LLMDeployments are not affected; this one is "
         "tried again.",
         look=("The operator's log has the stack.",),

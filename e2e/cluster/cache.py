@@ -42,7 +42,7 @@ def locked(name: str) -> Iterator[None]:
 
 
 def forget_others(kept: Path, pattern: str) -> None:
-    """Keys of earlier sources are never asked for again."""
+    """Keys of earlier sources are never used again."""
     for path in folder().glob(pattern):
         if path != kept:
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()

@@ -1,4 +1,4 @@
-"""The node's processes: what each is told, as plain values. What is said here is why it must be."""
+"""The node's processes: their arguments as plain values, with the reason for each."""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ def create(name: str) -> None:
             for parent in (root, group):
                 for controller in controllers:
                     (parent / "cgroup.subtree_control").write_text(f"+{controller}")
-        elif root.name == "cpuset":  # of version 1: empty until told, and then no process may enter
+        elif (
+            root.name == "cpuset"
+        ):  # of version 1: empty until set, and until then no process may enter
             for setting in ("cpuset.cpus", "cpuset.mems"):
                 (group / setting).write_text((root / setting).read_text())
 

@@ -1,6 +1,6 @@
 """Octavo's images for the cluster: built by buildah from the project's Dockerfile, kept by content.
 
-The base images come from Debian's archive, so no registry is asked for anything.
+The base images come from Debian's archive, so no registry is used.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _sources() -> list[Path]:
 
 @contextmanager
 def _snapshot() -> Iterator[Path]:
-    """The sources as they are now, whoever edits them while minutes of building pass."""
+    """The sources as they are now, even if they are edited during the build."""
     with tempfile.TemporaryDirectory(dir=cache.folder()) as folder:
         for path in _sources():
             copy = Path(folder) / path.relative_to(cache.ROOT)

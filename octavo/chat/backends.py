@@ -79,8 +79,8 @@ class LocalBackend:
         if "top_k" in defaults:
             defaults["top_k"] = int(defaults["top_k"])
         params = SamplingParams(**{"max_tokens": None, **defaults, **options})
-        news = self._engine.generate(ids, params, request_id=secrets.token_hex(8))
-        async with aclosing(news) as outputs:
+        stream = self._engine.generate(ids, params, request_id=secrets.token_hex(8))
+        async with aclosing(stream) as outputs:
             async for output in outputs:
                 for answer in output.outputs:
                     yield answer.text

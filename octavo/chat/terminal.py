@@ -34,7 +34,7 @@ class Dialogue(Protocol):
 
 
 class ChatDialogue:
-    """A chat: everything said so far goes along with each line."""
+    """A chat: each line is sent with the conversation so far."""
 
     def __init__(self, system: str | None = None) -> None:
         self._opening: list[Message] = [{"role": "system", "content": system}] if system else []
@@ -64,7 +64,7 @@ class CompletionDialogue:
         return talker.complete(line, options)
 
     def answered(self, line: str, answer: str) -> None:
-        pass  # each line stands alone
+        pass  # each line is independent
 
     def reset(self) -> None:
         pass
@@ -72,8 +72,8 @@ class CompletionDialogue:
 
 def parser(prog: str, description: str) -> argparse.ArgumentParser:
     options = CommandParser(prog, description)
-    options.add_argument("-p", "--prompt", help="ask this, print the answer, end; - reads stdin")
-    options.add_argument("--url", help="ask a running server instead of loading a model here")
+    options.add_argument("-p", "--prompt", help="prompt to answer, then exit; - reads stdin")
+    options.add_argument("--url", help="use a running server instead of loading a model here")
     options.add_argument("--api-key", help="for --url; or OCTAVO_API_KEY")
     options.add_argument("--max-tokens", type=positive, metavar="N", help="longest answer")
     options.add_argument("--temperature", type=float, metavar="N")
@@ -111,7 +111,7 @@ async def _main(args: argparse.Namespace, dialogue: Dialogue, options: dict[str,
             if args.prompt is not None:
                 line = sys.stdin.read() if args.prompt == "-" else args.prompt
                 if not line.strip():
-                    raise ConfigError("--prompt is empty; there is nothing to ask")
+                    raise ConfigError("--prompt is empty")
                 return await _answer(talker, dialogue, line, options, interrupts)
             await _converse(talker, dialogue, options, interrupts)
             return 0

@@ -27,7 +27,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
         return code
     if any(word.partition("=")[0] == "--shape" for word in argv):  # only steps are measured of one
         return main(prog, ["steps", *argv])
-    parser = CommandParser(prog, "Measure.")
+    parser = CommandParser(prog, "Run a benchmark.")
     parser.epilog = "\n".join(f"  {name:<10}  {text}" for name, text in KINDS.items())
     parser.add_argument("kind", choices=KINDS, metavar="KIND")
     parser.parse_args(argv)  # an unknown kind, or --help: ends here
@@ -47,11 +47,11 @@ def add_size_options(parser: argparse.ArgumentParser, *, input_len: int, output_
     parser.add_argument(
         "--dataset-name", choices=("random",), default="random", help="prompts of random token ids"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures there; - is stdout")
+    parser.add_argument("--json", metavar="FILE", help="write the results to FILE; - is stdout")
 
 
 def add_profile_option(parser: argparse.ArgumentParser) -> None:
     """For benchmarks whose engine is in this process."""
     parser.add_argument(
-        "--profile", metavar="FILE", help="record every step there; ui.perfetto.dev shows it"
+        "--profile", metavar="FILE", help="record every step to FILE, for ui.perfetto.dev"
     )

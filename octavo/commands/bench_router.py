@@ -74,7 +74,7 @@ def _make_parser(prog: str) -> CommandParser:
     )  # fmt: skip
     parser.add_argument(
         "--workload", action="append", default=[], metavar="NAME",
-        help="made by chance: multi-turn, shared-system, random, hot-prefix, bursts; may be "
+        help="synthetic: multi-turn, shared-system, random, hot-prefix, bursts; may be "
         "repeated",
     )  # fmt: skip
     parser.add_argument(
@@ -96,11 +96,11 @@ def _make_parser(prog: str) -> CommandParser:
         help="scale arrivals to this load; default: as recorded; 0.9 for synthetic workloads",
     )  # fmt: skip
     parser.add_argument(
-        "--speed", type=above_zero, metavar="X", help="let arrivals come so many times faster"
+        "--speed", type=above_zero, metavar="X", help="speed up arrivals by this factor"
     )
     parser.add_argument(
         "--signal-delay-ms", type=not_below_zero, default=10.0, metavar="MS",
-        help="from an engine's step to the router's knowing of it (default: 10)",
+        help="delay in ms from an engine's step to the router's update (default: 10)",
     )  # fmt: skip
     parser.add_argument(
         "--shape", choices=("ids", "text"), default="ids",
@@ -112,11 +112,18 @@ def _make_parser(prog: str) -> CommandParser:
         help="tokens that a trace's hash_ids stand for (default: 512)",
     )  # fmt: skip
     parser.add_argument(
-        "--jobs", type=positive, default=1, metavar="N", help="policies at once, a core each"
+        "--jobs",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="policies to run at once, one core each",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures there; - is stdout")
+    parser.add_argument("--json", metavar="FILE", help="write the results to FILE; - is stdout")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw them: .png, .svg or .pdf (octavo[plot])"
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="plot the results: .png, .svg or .pdf (octavo[plot])",
     )
     return parser
 

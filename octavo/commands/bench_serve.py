@@ -33,7 +33,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--request-rate", type=rate, default=float("inf"), metavar="N",
-        help="requests per second, Poisson; default: as fast as answers come",
+        help="requests per second, Poisson; default: as fast as responses come",
     )  # fmt: skip
     parser.add_argument("--num-warmups", type=not_negative, default=0, metavar="N")
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N")
@@ -41,7 +41,9 @@ def main(prog: str, argv: Sequence[str]) -> int:
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S")
     parser.add_argument("--api-key", default=os.environ.get("OCTAVO_API_KEY", "").partition(",")[0])
     parser.add_argument(
-        "--allow-remote", action="store_true", help="send load to another machine than this"
+        "--allow-remote",
+        action="store_true",
+        help="allow load on a server that is not on this machine",
     )
     args = parser.parse_args(argv)
     return asyncio.run(_main(args))

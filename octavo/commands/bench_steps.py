@@ -64,7 +64,7 @@ def _make_parser(prog: str) -> CommandParser:
     )  # fmt: skip
     parser.add_argument(
         "--batch-sizes", type=batch_sizes, default="1,2,4,8,16,32,64", metavar="LIST",
-        help="sequences that decode together (default: 1,2,4,8,16,32,64)",
+        help="batch sizes of decode (default: 1,2,4,8,16,32,64)",
     )  # fmt: skip
     parser.add_argument(
         "--context-len", type=positive, default=128, metavar="N",
@@ -76,12 +76,12 @@ def _make_parser(prog: str) -> CommandParser:
     )  # fmt: skip
     parser.add_argument(
         "--long-context-len", type=positive, metavar="N",
-        help="also decode one sequence of so many tokens, such as 8000",
+        help="also decode one sequence of this many tokens, such as 8000",
     )  # fmt: skip
     parser.add_argument(
         "--num-iters", type=positive, default=16, metavar="N", help="steps of each (default: 16)"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures there; - is stdout")
+    parser.add_argument("--json", metavar="FILE", help="write the results to FILE; - is stdout")
     parser.add_argument(
         "--plot",
         type=Path,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def main(prog: str, argv: Sequence[str]) -> int:
-    parser = CommandParser(prog, "Measure how many tokens a second come out.")
+    parser = CommandParser(prog, "Measure the throughput of the engine in this process.")
     add_size_options(parser, input_len=256, output_len=128)
     parser.add_argument("--num-prompts", type=positive, default=64, metavar="N")
     add_profile_option(parser)

@@ -1,4 +1,4 @@
-"""`octavo chat`: talk with a model in the terminal."""
+"""`octavo chat`: chat with a model in the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from octavo.chat.terminal import ChatDialogue, parser, run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DESCRIPTION = """Talk with a model in the terminal.
+DESCRIPTION = """Chat with a model in the terminal.
 
 /reset begins anew, /exit ends; Ctrl-C stops an answer."""
 

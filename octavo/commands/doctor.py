@@ -28,8 +28,8 @@ class MachineFinding:
 
 def main(prog: str, argv: Sequence[str]) -> int:
     """0 if a model can be served here, 1 otherwise."""
-    parser = CommandParser(prog, "Say what this machine offers.")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser = CommandParser(prog, "Check what this machine supports.")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
     findings = list(examine())
     if args.json:

@@ -21,16 +21,18 @@ _TWICE_S = 0.6  # signals that come closer together are taken for one
 def main(prog: str, argv: Sequence[str]) -> int:
     from octavo.local.home import Home
 
-    parser = CommandParser(prog, "End what octavo up runs on this machine.")
-    parser.add_argument("--now", action="store_true", help="do not let requests finish")
+    parser = CommandParser(prog, "Stop what octavo up runs on this machine.")
+    parser.add_argument(
+        "--now", action="store_true", help="stop at once, without waiting for requests to finish"
+    )
     args = parser.parse_args(argv)
     home = Home.find(os.environ)
     owner = home.owner()
     if owner is None:
-        print(f"{prog}: nothing runs here ({home.path})", file=sys.stderr)
+        print(f"{prog}: octavo up is not running ({home.path})", file=sys.stderr)
         return 0
     if not owner.pid:
-        raise OctavoError("octavo up is only just starting; ask again")
+        raise OctavoError("octavo up is still starting; try again")
     try:
         os.kill(owner.pid, signal.SIGTERM)
         if args.now:
@@ -42,5 +44,5 @@ def main(prog: str, argv: Sequence[str]) -> int:
         raise OctavoError(f"{owner.text}, which belongs to another user") from None
     while home.owner() is not None:
         time.sleep(_LOOK_S)
-    print("ended")
+    print("stopped")
     return 0

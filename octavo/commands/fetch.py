@@ -26,7 +26,7 @@ A fetch that ended half-way goes on where it was. One that is whole returns at o
 
 
 def main(prog: str, argv: Sequence[str]) -> int:
-    parser = CommandParser(prog, "Bring a model's files into a folder.")
+    parser = CommandParser(prog, "Download a model's files into a folder.")
     parser.epilog = _EPILOG
     parser.add_argument(
         "uri", metavar="URI",
@@ -35,14 +35,18 @@ def main(prog: str, argv: Sequence[str]) -> int:
     parser.add_argument("--to", metavar="DIR", type=Path, required=True, help="the folder")
     parser.add_argument("--revision", default="", metavar="REV", help="of hf://")
     parser.add_argument(
-        "--digest", default=None, type=_digest, metavar="sha256:…", help="what it must be"
+        "--digest",
+        default=None,
+        type=_digest,
+        metavar="sha256:…",
+        help="digest that the model must have",
     )
     parser.add_argument(
         "--connections", type=positive, default=4, metavar="N", help="at once (default: 4)"
     )
     parser.add_argument(
         "--stall-timeout", type=positive, default=30, metavar="N",
-        help="seconds a server may be silent (default: 30)",
+        help="seconds without data after which a request is retried (default: 30)",
     )  # fmt: skip
     args = parser.parse_args(argv)
     from octavo.fetch.errors import EXIT_CODES, FetchError
@@ -62,35 +66,35 @@ def main(prog: str, argv: Sequence[str]) -> int:
         with progress:
             mark = fetch(request, progress)
     except FetchError as error:
-        progress.tell(phase="failed", reason=error.reason, message=str(error))
+        progress.report(phase="failed", reason=error.reason, message=str(error))
         _tell_failure(error)
         return EXIT_CODES[error.reason]
     size = sum(file.size for file in mark.files)
-    told = {
+    fields = {
         "phase": "complete", "uri": args.uri, "bytes": size, "total": size,
         "files": len(mark.files), "revision": mark.revision, "digest": mark.digest,
     }  # fmt: skip
-    progress.tell(**told)
-    _tell_pod(told)
+    progress.report(**fields)
+    _write_termination_message(fields)
     if sys.stdout.isatty():
         print(f"\r\033[K{args.to} holds {args.uri} ({size / 2**20:,.1f} MiB, {mark.digest})")
     return 0
 
 
 def _tell_failure(error: FetchError) -> None:
-    told = {"reason": str(error.reason), "message": str(error)}
-    _tell_pod(told)
+    fields = {"reason": str(error.reason), "message": str(error)}
+    _write_termination_message(fields)
     if sys.stdout.isatty():
         print(f"\noctavo: {error}", file=sys.stderr)
     else:
-        print(json.dumps(told), flush=True)  # the last line: the operator reads it from the log
+        print(json.dumps(fields), flush=True)  # the last line: the operator reads it from the log
 
 
-def _tell_pod(told: dict[str, Any]) -> None:
+def _write_termination_message(fields: dict[str, Any]) -> None:
     """The operator finds it in the pod's status, after success as after failure."""
     with suppress(OSError):
         if TERMINATION_FILE.exists():
-            TERMINATION_FILE.write_text(json.dumps(told))
+            TERMINATION_FILE.write_text(json.dumps(fields))
 
 
 def _digest(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`octavo operator`: keeps the LLMDeployments of a Kubernetes cluster as they are asked for."""
+"""`octavo operator`: runs the operator that reconciles LLMDeployments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def main(prog: str, argv: Sequence[str]) -> int:
     from octavo_operator.cli import EXIT_SETTINGS, add_options, run
 
-    parser = CommandParser(prog, "Keep the LLMDeployments of a cluster as they are asked for.")
+    parser = CommandParser(prog, "Run the operator that reconciles LLMDeployments.")
     add_options(parser)
     args = parser.parse_args(argv)
     try:

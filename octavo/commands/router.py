@@ -55,14 +55,14 @@ def _make_parser(prog: str, flags: Sequence[ConfigFlag]) -> CommandParser:
         "--config",
         metavar="FILE",
         default=argparse.SUPPRESS,
-        help="YAML file; SIGHUP reads it again",
+        help="YAML file; SIGHUP reloads it",
     )
     parser.add_argument(
         "--api-key",
         metavar="KEY",
         action="append",
         default=[],
-        help="key that callers must send one of, as often as needed; more of them: --keys-file",
+        help="API key that clients must send; may be repeated; for many keys: --keys-file",
     )
     for flag in flags:
         name = f"--{flag.name}"
@@ -77,7 +77,7 @@ def _make_parser(prog: str, flags: Sequence[ConfigFlag]) -> CommandParser:
         "--print-config",
         action="store_true",
         default=argparse.SUPPRESS,
-        help="print the settings that result, then exit",
+        help="print the resulting settings, then exit",
     )
     return parser
 
@@ -98,4 +98,4 @@ def _render(config: Any) -> str:
 
 def _say_ready(url: str, began_at: float) -> None:
     took_s = time.monotonic() - began_at
-    print(f"Octavo routes at {url}/v1 (after {took_s:.2f} s) · Ctrl-C ends", file=sys.stderr)
+    print(f"Octavo routes at {url}/v1 (after {took_s:.2f} s) · stop with Ctrl-C", file=sys.stderr)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from octavo_engine.server.openai.batches.lines import BadLine, BatchTask
     from octavo_engine.server.openai.batches.run import BatchTally
 
-DESCRIPTION = """Answer a file of requests in OpenAI's batch format, one JSON object a line.
+DESCRIPTION = """Run a file of requests in OpenAI's batch format, one JSON object per line.
 
 Answers come in the order of the requests. The exit code is 0 when all have status 200, and 1 when
 some failed; their lines say why."""
@@ -35,21 +35,23 @@ def main(prog: str, argv: Sequence[str]) -> int:
         "--input-file",
         required=True,
         metavar="FILE",
-        help="requests; - for standard input; http(s) URLs are fetched",
+        help="input file of requests; - for standard input; http(s) URLs are fetched",
     )
     parser.add_argument(
         "-o",
         "--output-file",
         required=True,
         metavar="FILE",
-        help="answers; - for standard output; to http(s) URLs by PUT",
+        help="output file; - for standard output; http(s) URLs are written by PUT",
     )
     parser.add_argument(
         "--concurrency", type=positive, default=256, metavar="N", help="requests at once (256)"
     )
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--resume", action="store_true", help="go on: leave out what has its answer")
-    how.add_argument("--overwrite", action="store_true", help="replace an output that is there")
+    how.add_argument(
+        "--resume", action="store_true", help="resume: skip requests that have a response"
+    )
+    how.add_argument("--overwrite", action="store_true", help="replace an existing output file")
     add_engine_options(parser)
     args = parser.parse_args(argv)
     config = engine_config(args)
@@ -100,7 +102,7 @@ async def _run(
 
 
 class BatchProgress:
-    """Tells on standard error how far it is: one line that changes, or a line now and then."""
+    """Shows progress on standard error: one line that changes, or a line now and then."""
 
     def __init__(self, total: int | None) -> None:
         self._total = total

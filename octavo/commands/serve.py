@@ -47,7 +47,7 @@ def _serve(config: EngineConfig, settings: ServerSettings) -> int:
     from octavo_engine.server.http.listen import open_port, open_unix_socket
     from octavo_engine.server.openai.chat.dialect import known_formats
 
-    known_formats(settings)  # a name that is none is said before anybody can connect
+    known_formats(settings)  # an unknown name is refused before clients can connect
     if settings.uds:
         listener = open_unix_socket(settings.uds)
         url = f"unix:{settings.uds}"
@@ -78,7 +78,7 @@ def _serve(config: EngineConfig, settings: ServerSettings) -> int:
 
 
 class StartupReporter:
-    """Tells the operator how it goes: a bar on a terminal, log lines elsewhere."""
+    """Shows the progress of the start: a bar on a terminal, log lines elsewhere."""
 
     def __init__(
         self, config: EngineConfig, url: str, settings: ServerSettings, began_at: float
@@ -122,7 +122,7 @@ class StartupReporter:
         print(
             f"Octavo serves {', '.join(info.names)} at {self._url}/v1 (ready in {took_s:.1f} s)\n"
             f"  {info.backend} · KV cache {info.num_blocks} blocks ({kv}) · "
-            f"context {info.max_model_len} tokens · Ctrl-C ends",
+            f"context {info.max_model_len} tokens · stop with Ctrl-C",
             file=sys.stderr,
         )
 

@@ -1,4 +1,4 @@
-"""`octavo status`: what `octavo up` runs on this machine, and how it does."""
+"""`octavo status`: what `octavo up` runs on this machine, and its state."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def main(prog: str, argv: Sequence[str]) -> int:
     from octavo.local.home import Home
 
     parser = CommandParser(prog, "Show what octavo up runs on this machine.")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--wait", type=not_negative, default=None, metavar="N",
-        help="wait up to N seconds until everything serves",
+        help="wait up to N seconds until all models serve",
     )  # fmt: skip
     args = parser.parse_args(argv)
     home = Home.find(os.environ)
@@ -40,10 +40,13 @@ def main(prog: str, argv: Sequence[str]) -> int:
             break
         time.sleep(_LOOK_S)
     if owner is None:
-        print(f"{prog}: nothing runs here ({home.path}); octavo up starts it", file=sys.stderr)
+        print(
+            f"{prog}: octavo up is not running ({home.path}); start it with octavo up",
+            file=sys.stderr,
+        )
         return EXIT_NOT_RUNNING
     if snapshot is None:
-        raise OctavoError(f"{owner.text}, and has not told its state yet; ask again")
+        raise OctavoError(f"{owner.text}, and has not written its state yet; try again")
     if args.json:
         print(snapshot.to_json())
     else:

@@ -35,11 +35,13 @@ def main(prog: str, argv: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument(
         "-f", "--file", metavar="FILE", action="append", default=[],
-        help="YAML with LLMDeployments, or a folder of such; as often as needed; - reads stdin",
+        help="YAML file or folder with LLMDeployments; may be repeated; - reads stdin",
     )  # fmt: skip
     parser.add_argument("--replicas", type=not_negative, metavar="N", help="engines for MODEL")
     parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda", "torch", "sim"), help="where MODEL is computed"
+        "--device",
+        choices=("auto", "cpu", "cuda", "torch", "sim"),
+        help="device that MODEL runs on",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address of the router")
     parser.add_argument(
@@ -47,7 +49,9 @@ def main(prog: str, argv: Sequence[str]) -> int:
         help=f"port of the router, 0 for any free one (default: {ROUTER_PORT})",
     )  # fmt: skip
     parser.add_argument(
-        "--plain", action="store_true", help="lines instead of a live table, also on a terminal"
+        "--plain",
+        action="store_true",
+        help="print lines instead of a live table, even on a terminal",
     )
     args = parser.parse_args(argv)
     documents, watch = _documents(args)
@@ -59,7 +63,7 @@ def _documents(args: argparse.Namespace) -> tuple[Documents, DocumentWatch | Non
     from octavo.local.watch import DocumentWatch
 
     if bool(args.model) == bool(args.file):
-        raise ConfigError("give a MODEL or files with -f FILE, one of the two")
+        raise ConfigError("give either a MODEL or -f FILE")
     if args.model:
         replicas = 1 if args.replicas is None else args.replicas
         deployment = deployment_of_model(
@@ -68,7 +72,7 @@ def _documents(args: argparse.Namespace) -> tuple[Documents, DocumentWatch | Non
         return Documents((deployment,)), None
     for name in ("replicas", "device"):
         if getattr(args, name) is not None:
-            raise ConfigError(f"--{name} goes with a MODEL; a file says it itself")
+            raise ConfigError(f"--{name} requires a MODEL; with -f, set it in the file")
     if args.file == ["-"]:
         try:
             return read_documents({"stdin": sys.stdin.buffer.read().decode()}), None

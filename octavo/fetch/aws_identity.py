@@ -1,6 +1,6 @@
 """Temporary keys of AWS for the pod's own ServiceAccount, by IRSA or EKS Pod Identity.
 
-Both are the cluster's: a webhook sets the variables. A machine's own role is never asked for.
+Both are the cluster's: a webhook sets the variables. A machine's own role is never used.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _EARLY_S = 300.0  # before they expire
 _SESSION = "octavo-fetch"
-# EKS' agent on each node; other than it only this machine may be asked without TLS.
+# EKS' agent on each node; besides it only this machine may be contacted without TLS.
 _AGENTS = frozenset(("169.254.170.23", "fd00:ec2::23"))
 
 
 class PodKeys:
-    """The key to sign with, asked for anew when it is about to expire; None where the pod has no
+    """The key to sign with, renewed when it is about to expire; None where the pod has no
     identity. Safe to use from many threads."""
 
     def __init__(
@@ -42,7 +42,7 @@ class PodKeys:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._http = http
-        self._environ = credentials.environ  # not the Secret: it must not name whom we ask
+        self._environ = credentials.environ  # not the Secret: it must not set the address
         self._region = region
         self._clock = clock
         self._lock = threading.Lock()
@@ -110,9 +110,9 @@ class PodKeys:
             )
 
 
-def _key(told: Mapping[str, object], where: str) -> tuple[AwsKey, float]:
+def _key(answer: Mapping[str, object], where: str) -> tuple[AwsKey, float]:
     key_id, secret, token, expiration = (
-        str(told.get(name) or "")
+        str(answer.get(name) or "")
         for name in ("AccessKeyId", "SecretAccessKey", "Token", "Expiration")
     )
     if not key_id or not secret:
@@ -142,6 +142,6 @@ def _read(path: str) -> str:
 
 
 def _element(text: str, name: str) -> str:
-    """Of an answer that is small and flat: no parser of XML for what nobody nests."""
+    """Of an answer that is small and flat: no XML parser is needed."""
     match = re.search(rf"<{name}>([^<]*)</{name}>", text)
     return match[1] if match else ""

@@ -41,7 +41,7 @@ class Downloader:
             raise of_disk(error, self._folder) from error
 
     def _stored(self, file: RemoteFile, parts: FileParts) -> StoredPart | None:
-        """Of an earlier attempt, or put there by somebody: whatever it is, it is looked at."""
+        """Of an earlier attempt, or put there by hand: it is checked in any case."""
         target = self._folder / file.name
         if not target.is_file():
             return None

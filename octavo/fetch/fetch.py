@@ -1,4 +1,4 @@
-"""The story of a fetch: look, lock, list, bring, check, mark."""
+"""One fetch: look, lock, list, download, check, mark."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SCHEMES = ("hf", "s3", "gs", "oci", "http", "https", "pvc", "file", "demo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
-    """What is asked for."""
+    """The desired state."""
 
     uri: str
     folder: Path
     revision: str = ""  # of hf://
-    digest: str = ""  # sha256:…; what it must be
+    digest: str = ""  # sha256:…; digest that the model must have
     stall_s: float = 30.0
     num_workers: int = 4
     range_bytes: int = RANGE_BYTES
@@ -56,7 +56,7 @@ def fetch(
         if (mark := _finished(request)) is not None:
             return mark
         lock = FolderLock(
-            folder, on_wait=lambda holder: progress.tell(phase="waiting", holder=holder)
+            folder, on_wait=lambda holder: progress.report(phase="waiting", holder=holder)
         )
         with lock:
             if (mark := _finished(request)) is not None:  # the other one has done it
@@ -110,7 +110,7 @@ def open_source(request: FetchRequest, http: Http, environ: Mapping[str, str]) -
 
 
 def _finished(request: FetchRequest) -> FolderMark | None:
-    """Whole already, and what was asked for. Raises FetchError where it is something else."""
+    """Complete already, and the requested model. Raises FetchError where it is something else."""
     mark = read_mark(request.folder)
     if mark is None:
         return None
@@ -152,7 +152,7 @@ def _fetch(
     lock.check()
     digest = listing.digest or content_digest(stored)
     if request.digest and request.digest not in (digest, content_digest(stored)):
-        for each in stored:  # nobody may take it for what was asked for
+        for each in stored:  # it must not pass for the requested model
             (request.folder / each.name).unlink(missing_ok=True)
         raise _wrong_digest(request.digest, digest)
     mark = FolderMark(
@@ -209,8 +209,8 @@ def _parts_bytes(folder: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in folder.glob(f"{parts.FOLDER}/*.part"))
 
 
-def _wrong_digest(asked: str, found: str) -> FetchError:
+def _wrong_digest(expected: str, found: str) -> FetchError:
     return FetchError(
         FetchReason.DIGEST_MISMATCH,
-        f"the model's digest is {found}, not {asked}; correct the digest if the change is meant",
+        f"the model's digest is {found}, not {expected}; correct spec.model.digest if it is meant",
     )

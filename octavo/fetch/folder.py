@@ -1,7 +1,7 @@
 """The folder that a model is fetched into: one writer at a time, and a mark when all is there.
 
 The folder may be a volume that many machines share, so the lock is a file that its holder touches:
-whoever sees it untouched for long enough, by his own clock, takes it over; at once where the holder
+a process that sees it untouched for long enough takes it over; at once where the holder
 was a process of this very place and has ended.
 """
 
@@ -49,9 +49,11 @@ class FolderMark:
 def read_mark(folder: Path) -> FolderMark | None:
     """None where the folder is not whole. Sizes are looked at, contents are not read again."""
     try:
-        told = json.loads((folder / MARK_FILE).read_text(encoding="utf-8"))
-        files = tuple(StoredPart(str(n), int(size), str(sha)) for n, size, sha in told.pop("files"))
-        mark = FolderMark(**told, files=files)
+        fields = json.loads((folder / MARK_FILE).read_text(encoding="utf-8"))
+        files = tuple(
+            StoredPart(str(n), int(size), str(sha)) for n, size, sha in fields.pop("files")
+        )
+        mark = FolderMark(**fields, files=files)
         if all((folder / file.name).stat().st_size == file.size for file in files):
             return mark
     except (OSError, ValueError, KeyError, TypeError):
@@ -69,8 +71,8 @@ def write_mark(folder: Path, mark: FolderMark) -> None:
 
 
 class FolderLock:
-    """`with FolderLock(folder) as lock:`; waits for whoever has it. `is_held` turns false when
-    somebody took us for dead."""
+    """`with FolderLock(folder) as lock:`; waits for its holder. `is_held` turns false when
+    another process took the lock over."""
 
     def __init__(
         self,
@@ -147,7 +149,7 @@ class FolderLock:
             return None
 
     def _take_over(self, stale: bytes) -> None:
-        """Two may think so at once: whoever finds another lock in his hands puts it back."""
+        """Two may try at once: the one that finds another lock in place puts it back."""
         aside = self._path.with_name(f"{LOCK_FILE}.{self._token}")
         try:
             self._path.rename(aside)
@@ -160,10 +162,10 @@ class FolderLock:
 
     def _is_ours(self) -> bool:
         try:
-            told: Any = json.loads(self._path.read_bytes())
+            fields: Any = json.loads(self._path.read_bytes())
         except (OSError, ValueError):
             return False
-        return isinstance(told, dict) and told.get("token") == self._token
+        return isinstance(fields, dict) and fields.get("token") == self._token
 
     def _touch(self) -> None:
         while not self._stop.wait(self._touch_s):
@@ -203,10 +205,10 @@ def _is_dead(content: bytes) -> bool:
     """Known to be, without waiting: it was here, and its process is not. A pod's step that is
     started again has the number of the one that was killed, and began later."""
     try:
-        told = json.loads(content)
-        if {name: told[name] for name in ("host", "boot")} != _place() or not told["boot"]:
+        fields = json.loads(content)
+        if {name: fields[name] for name in ("host", "boot")} != _place() or not fields["boot"]:
             return False
-        return bool(_began(int(told["pid"]))["began"] != told["began"])
+        return bool(_began(int(fields["pid"]))["began"] != fields["began"])
     except ProcessLookupError:
         return True
     except (OSError, ValueError, KeyError, TypeError, IndexError):
@@ -215,7 +217,7 @@ def _is_dead(content: bytes) -> bool:
 
 def _holder(content: bytes) -> str:
     try:
-        told = json.loads(content)
-        return f"{told['host']}, process {told['pid']}"
+        fields = json.loads(content)
+        return f"{fields['host']}, process {fields['pid']}"
     except (ValueError, KeyError, TypeError):
         return "another fetch"

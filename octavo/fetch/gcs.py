@@ -60,21 +60,21 @@ class Gcs:
             url = f"{base}?{urlencode(query, quote_via=quote)}"
             what = f"gs://{self._bucket}"
             content, _ = self._http.get(url, sign=self._sign, hint=_HINT, what=what)
-            told = json_object(content, what)
-            for each in told.get("items") or []:
+            page = json_object(content, what)
+            for each in page.get("items") or []:
                 if not isinstance(each, dict) or not isinstance(each.get("name"), str):
                     raise FetchError(FetchReason.FAILED, f"{what} does not list as it should")
                 yield each
-            token = str(told.get("nextPageToken") or "")
+            token = str(page.get("nextPageToken") or "")
             if not token:
                 return
 
-    def _file(self, told: dict[str, Any]) -> RemoteFile:
+    def _file(self, page: dict[str, Any]) -> RemoteFile:
         """Of the very generation that was listed, whatever is uploaded meanwhile."""
-        name, size = str(told["name"]), str(told.get("size", ""))
+        name, size = str(page["name"]), str(page.get("size", ""))
         query = {"alt": "media"}
-        if str(told.get("generation", "")).isdigit():
-            query["generation"] = str(told["generation"])
+        if str(page.get("generation", "")).isdigit():
+            query["generation"] = str(page["generation"])
         url = (
             f"{self._endpoint}/storage/v1/b/{quote(self._bucket, safe='')}/o/"
             f"{quote(name, safe='')}?{urlencode(query)}"
@@ -83,7 +83,7 @@ class Gcs:
             name.rpartition("/")[2],
             url,
             size=int(size) if size.isdigit() else None,
-            md5=_hexadecimal(told.get("md5Hash")),  # composed objects have none
+            md5=_hexadecimal(page.get("md5Hash")),  # composed objects have none
             sign=self._sign,
             hint=_HINT,
         )

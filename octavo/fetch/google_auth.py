@@ -22,7 +22,7 @@ SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 _TOKEN_URI = "https://oauth2.googleapis.com/token"
 _METADATA_HOST = "metadata.google.internal"
 _EARLY_S = 120.0  # before it expires
-_METADATA_WAIT_S = 3.0  # elsewhere than in Google's cloud nobody answers
+_METADATA_WAIT_S = 3.0  # outside of Google's cloud nothing answers
 # DigestInfo of SHA-256, before the digest (RFC 8017, 9.2).
 _SHA256_INFO = bytes.fromhex("3031300d060960864801650304020105000420")
 
@@ -42,10 +42,10 @@ class GoogleToken:
 
     def __call__(self) -> str:
         if not self._is_anonymous and self._clock() >= self._expires_at - _EARLY_S:
-            told = self._ask()
-            self._is_anonymous = not told
-            self._token = str(told.get("access_token", ""))
-            self._expires_at = self._clock() + float(told.get("expires_in", 3600))
+            answer = self._ask()
+            self._is_anonymous = not answer
+            self._token = str(answer.get("access_token", ""))
+            self._expires_at = self._clock() + float(answer.get("expires_in", 3600))
         return self._token
 
     def _ask(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class GoogleToken:
     def _of_machine(self) -> dict[str, Any]:
         environ = self._credentials.environ
         host = environ.get("GCE_METADATA_HOST", _METADATA_HOST)
-        # The one link-local address that is asked, and no user names it.
+        # The one link-local address that is contacted; users cannot set it.
         http = Http(stall_s=_METADATA_WAIT_S, environ={}, allow_link_local=True)
         url = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
         try:

@@ -35,9 +35,9 @@ class HuggingFaceHub:
 
     def find(self) -> SourceListing:
         """Everything is taken from one commit, whatever a branch does meanwhile."""
-        told = self._info()
-        commit = told.get("sha")
-        siblings = told.get("siblings")
+        info = self._info()
+        commit = info.get("sha")
+        siblings = info.get("siblings")
         if not isinstance(commit, str) or not commit.isalnum() or not isinstance(siblings, list):
             raise FetchError(FetchReason.FAILED, f"{self._endpoint} does not answer as a hub does")
         by_name = {

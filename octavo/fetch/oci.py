@@ -104,7 +104,7 @@ class Oci:
         if _DIGEST.fullmatch(reference) and digest != reference:
             raise FetchError(
                 FetchReason.DIGEST_MISMATCH,
-                f"{self._where}: the registry gives {digest} where {reference} was asked for",
+                f"{self._where}: the registry returned {digest} for {reference}",
             )
         return json_object(content, url), digest
 
@@ -123,16 +123,16 @@ class Oci:
         if scheme.lower() == "basic" and self._basic:
             self._authorization = f"Basic {self._basic}"
             return
-        told = dict(_PARAMETER.findall(rest))
-        realm = told.get("realm", "")
+        parameters = dict(_PARAMETER.findall(rest))
+        realm = parameters.get("realm", "")
         if scheme.lower() != "bearer" or not realm:
             raise FetchError(FetchReason.UNAUTHORIZED, f"{self._where} wants credentials; {_HINT}")
         if urlsplit(realm).scheme != "https" and self._base.startswith("https"):
             raise FetchError(
                 FetchReason.FAILED, f"{self._where} sends its tokens unencrypted; refused"
             )
-        query = {"scope": told.get("scope") or f"repository:{self._name}:pull"}
-        if service := told.get("service"):
+        query = {"scope": parameters.get("scope") or f"repository:{self._name}:pull"}
+        if service := parameters.get("service"):
             query["service"] = service
         headers = {"authorization": f"Basic {self._basic}"} if self._basic else {}
         content, _ = self._http.get(
@@ -182,8 +182,8 @@ def _basic(host: str, credentials: Credentials) -> str:
         return base64.b64encode(f"{user}:{password}".encode()).decode()
     for path in _docker_files(credentials):
         try:
-            told = json.loads(path.read_bytes())
-            auths = told["auths"]
+            docker_config = json.loads(path.read_bytes())
+            auths = docker_config["auths"]
             entry = auths.get(host) or auths.get(f"https://{host}")
             if entry is None and host == "docker.io":
                 entry = auths.get(_HUB_KEY)
@@ -194,7 +194,7 @@ def _basic(host: str, credentials: Credentials) -> str:
             pair = f"{entry['username']}:{entry['password']}"
             return base64.b64encode(pair.encode()).decode()
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # a file that helps nobody: the registry will say what is missing
+            continue  # an unreadable file: the registry reports what is missing
     return ""
 
 

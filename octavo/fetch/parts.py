@@ -36,7 +36,7 @@ class StoredPart(NamedTuple):
 
 @dataclass(slots=True)
 class Journal:
-    """Of one file: what its source said of it, and which ranges are there."""
+    """Of one file: its source's metadata, and the ranges that are stored."""
 
     size: int
     etag: str
@@ -79,28 +79,31 @@ class FileParts:
         """None where nothing of use is there."""
         file = self._file
         try:
-            told = json.loads(self._journal.read_text())
+            fields = json.loads(self._journal.read_text())
             journal = Journal(
-                int(told["size"]), str(told["etag"]), int(told["range_bytes"]), set(told["done"])
+                int(fields["size"]),
+                str(fields["etag"]),
+                int(fields["range_bytes"]),
+                set(fields["done"]),
             )
-            is_same = told["url"] == self._origin and file.size in (None, journal.size)
+            is_same = fields["url"] == self._origin and file.size in (None, journal.size)
             is_sound = (
                 journal.range_bytes > 0
                 and all(0 <= index < journal.num_ranges for index in journal.done)
                 and self.path.is_file()
-                and bool(journal.etag or file.sha256)  # else nobody could tell a change
+                and bool(journal.etag or file.sha256)  # else a change would go unnoticed
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return journal if is_same and is_sound else None
 
     def write(self, journal: Journal) -> None:
-        told = {
+        fields = {
             "url": self._origin, "size": journal.size, "etag": journal.etag,
             "range_bytes": journal.range_bytes, "done": sorted(journal.done),
         }  # fmt: skip
         temporary = self._journal.with_suffix(".new")
-        temporary.write_text(json.dumps(told))
+        temporary.write_text(json.dumps(fields))
         temporary.replace(self._journal)
 
     def mark(self, journal: Journal, index: int, out: int) -> None:
@@ -114,8 +117,8 @@ class FileParts:
         self.path.unlink(missing_ok=True)
 
     def finish(self, stored: StoredPart) -> None:
-        """Gives it its name. First a note of what it is: a source may tell no digest to know it by
-        again."""
+        """Gives it its name. First its digest is noted: the source may provide
+        none."""
         self._note.write_text(json.dumps({"url": self._origin, "sha256": stored.sha256}))
         self.path.replace(self._target)
         self._journal.unlink(missing_ok=True)
@@ -124,8 +127,8 @@ class FileParts:
     def noted_sha256(self) -> str:
         """Of the file under its name, from an earlier attempt; or ''."""
         try:
-            told = json.loads(self._note.read_text())
-            return str(told["sha256"]) if told["url"] == self._origin else ""
+            fields = json.loads(self._note.read_text())
+            return str(fields["sha256"]) if fields["url"] == self._origin else ""
         except (OSError, ValueError, KeyError, TypeError):
             return ""
 

@@ -1,4 +1,4 @@
-"""How far a fetch is: for people, for logs, and for whoever looks into the folder."""
+"""Progress of a fetch: on the terminal, in logs, and as a file in the folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WINDOW_S = 10.0  # over which the rate is measured
 
 
 class FetchProgress:
-    """A thread tells it once a second while it is entered. Safe to use from many threads."""
+    """A thread reports it once a second while it is entered. Safe to use from many threads."""
 
     def __init__(
         self,
@@ -57,19 +57,19 @@ class FetchProgress:
         self._thread.join()
 
     def write_into(self, folder: Path) -> None:
-        """Only whoever holds the folder's lock."""
+        """Only for the holder of the folder's lock."""
         self._folder = folder
 
     def begin(self, phase: str, *, total: int | None, files: int) -> None:
         with self._lock:
             self._phase, self._total, self._done, self._files = phase, total, 0, (0, files)
             self._marks = []
-        self.tell()
+        self.report()
 
     def phase(self, phase: str) -> None:
         with self._lock:
             self._phase = phase
-        self.tell()
+        self.report()
 
     def add(self, num_bytes: int) -> None:
         """Negative where bytes turned out to be worth nothing."""
@@ -77,7 +77,7 @@ class FetchProgress:
             self._done += num_bytes
 
     def grow(self, num_bytes: int) -> None:
-        """A size that the listing did not tell."""
+        """A size that the listing did not have."""
         with self._lock:
             self._total = (self._total or 0) + num_bytes
 
@@ -105,7 +105,7 @@ class FetchProgress:
                 "files": self._files[1],
             }
 
-    def tell(self, **more: Any) -> None:
+    def report(self, **more: Any) -> None:
         facts = {**self.facts(), **more}
         with suppress(OSError, ValueError):  # who reads it has left; the fetch goes on
             if self._is_terminal:
@@ -114,7 +114,7 @@ class FetchProgress:
                 print(json.dumps(facts), file=self._out, flush=True)
         if self._folder is not None:
             temporary = self._folder / f"{STATUS_FILE}.new"
-            with suppress(OSError):  # a full disk is found by whoever writes the model
+            with suppress(OSError):  # a full disk is reported by the writer of the model
                 temporary.write_text(json.dumps(facts))
                 temporary.replace(self._folder / STATUS_FILE)
 
@@ -123,7 +123,7 @@ class FetchProgress:
         while not self._stop.wait(EVERY_S):
             facts = self.facts()
             if facts != before:
-                self.tell()
+                self.report()
             before = facts
 
 

@@ -86,17 +86,17 @@ class S3:
                 query["continuation-token"] = token
             root = _parse(self._get(query), self._bucket)
             for each in root.iter(f"{_space(root)}Contents"):
-                told = {_plain(child.tag): child.text or "" for child in each}
-                size = told.get("Size", "")
-                if not size.isdigit() or "Key" not in told:
+                entry = {_plain(child.tag): child.text or "" for child in each}
+                size = entry.get("Size", "")
+                if not size.isdigit() or "Key" not in entry:
                     raise FetchError(FetchReason.FAILED, f"s3://{self._bucket} lists no sizes")
-                yield _Object(told["Key"], int(size), told.get("ETag", "").strip('"'))
+                yield _Object(entry["Key"], int(size), entry.get("ETag", "").strip('"'))
             token = root.findtext(f"{_space(root)}NextContinuationToken") or ""
             if not token:
                 return
 
     def _get(self, query: Mapping[str, str]) -> bytes:
-        """In the region where the bucket is, which its first answer may have to tell."""
+        """In the region where the bucket is, which may be known only from its first response."""
         what = f"s3://{self._bucket}"
         for _ in range(2):
             url = f"{self._base()}/?{urlencode(query, quote_via=quote)}"

@@ -65,7 +65,7 @@ class Transfer:
         self._means = means
         self._is_cancelled = threading.Event()
         self._lock = threading.Lock()
-        self._counted = 0  # bytes that progress was told of
+        self._counted = 0  # bytes that were reported as progress
         self.was_resumed = False
         self.is_md5_known = True  # whether the listed MD5 is one
 
@@ -89,7 +89,7 @@ class Transfer:
         self._count(-self._counted)
 
     def _first(self, out: int) -> Journal | None:
-        """The first range tells size and ETag. None where the server knows no ranges, and the whole
+        """The first range gives size and ETag. None where the server knows no ranges, and the whole
         file has been read."""
         failures = 0
         while True:
@@ -203,7 +203,7 @@ class Transfer:
         return answer
 
     def _read(self, answer: HttpResponse, out: int, at: int, end: int | None) -> int:
-        """The position behind the last byte written. Raises _Broken that tells it."""
+        """The position behind the last byte written. Raises _Broken, which carries it."""
         while True:
             self._check_cancelled()
             try:
@@ -211,7 +211,7 @@ class Transfer:
             except Passing as error:
                 raise _Broken(error, at) from None
             if end is not None:
-                block = block[: end - at]  # a server that sends more than was asked for
+                block = block[: end - at]  # a server that sends more than was requested
             if not block:
                 return at
             written = 0

@@ -23,7 +23,7 @@ _OPTIONAL = (
 
 
 class Web:
-    """Plain HTTP lists nothing: config.json and the weights' index tell what there is."""
+    """Plain HTTP lists nothing: config.json and the weights' index list the files."""
 
     def __init__(self, uri: str, http: Http, credentials: Credentials) -> None:
         self._uri = uri
@@ -50,8 +50,8 @@ class Web:
                 return ["model.safetensors"]
             if answer.status != 200:
                 raise of_status(answer.status, url, hint=_HINT, after_s=answer.retry_after_s)
-            told: dict[str, Any] = json_object(answer.text(), url)
-        shards = told.get("weight_map")
+            listing: dict[str, Any] = json_object(answer.text(), url)
+        shards = listing.get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(n, str) for n in shards.values()):
             raise FetchError(FetchReason.FAILED, f"{url} has no weight_map as it should")
         return [index, *sorted(set(shards.values()))]

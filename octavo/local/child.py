@@ -19,7 +19,7 @@ _TAIL_BYTES = 8192
 
 
 class Child:
-    """Started at once. Whoever holds it asks `code` now and then, or on SIGCHLD."""
+    """Started at once. Its owner reads `code` from time to time, or on SIGCHLD."""
 
     def __init__(
         self, command: Sequence[str], *, log: Path, environment: Mapping[str, str]

@@ -30,7 +30,7 @@ References = dict[tuple[str, str, str], dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """All that is asked for, and what the same files hold for references."""
+    """All LLMDeployments of the files, with the objects that they refer to."""
 
     deployments: tuple[LLMDeployment, ...] = ()
     references: References = field(default_factory=dict)
@@ -93,7 +93,7 @@ def parse(body: object, where: str) -> LLMDeployment:
 
 
 def deployment_of_model(model: str, *, replicas: int, device: str) -> LLMDeployment:
-    """What `octavo up MODEL` stands for. Raises ConfigError."""
+    """The LLMDeployment of `octavo up MODEL`. Raises ConfigError."""
     uri = _uri_of(model)
     last = uri.rstrip("/").rpartition("/")[2].partition("@")[0]
     name = re.sub(r"[^a-z0-9.-]+", "-", last.lower().removesuffix(".gguf"))[:40].strip("-.")

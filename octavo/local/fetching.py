@@ -25,13 +25,13 @@ class Fetching:
         log: Path,
         *,
         environ: Mapping[str, str],
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
         self._arguments = launch.fetch
         self._log = log
         self._environment = {**environ, **launch.fetch_variables}
-        self._tell = tell
+        self._notify = notify
         self._clock = clock
         self._backoff = BackOff()
         self._child: Child | None = None
@@ -45,11 +45,11 @@ class Fetching:
         """How far it is, or why it is not."""
         if self.problem:
             return self.problem
-        told = _read(self._folder / STATUS_FILE)
-        done, total = int(told.get("bytes") or 0), int(told.get("total") or 0)
+        fields = _read(self._folder / STATUS_FILE)
+        done, total = int(fields.get("bytes") or 0), int(fields.get("total") or 0)
         if not total:
             return "fetching"
-        rate, eta_s = float(told.get("rate") or 0), told.get("eta_s")
+        rate, eta_s = float(fields.get("rate") or 0), fields.get("eta_s")
         ending = f", {eta_s:.0f} s left" if isinstance(eta_s, int | float) else ""
         return (
             f"fetching {100 * done // total} % of {total / 2**20:,.0f} MiB "
@@ -72,7 +72,7 @@ class Fetching:
         child, self._child = self._child, None
         if code == 0:
             self.is_done, self.problem = True, ""
-            self._tell(f"fetched {self._arguments[0]}")
+            self._notify(f"fetched {self._arguments[0]}")
             return
         self._failed(_reason(child.last_lines(1)) or describe_end(code))
 
@@ -90,7 +90,7 @@ class Fetching:
         now = self._clock()
         pause_s = self._backoff.failed(now, ran_s=now - self._started_at)
         self.problem = why
-        self._tell(f"{self._arguments[0]} could not be fetched; again in {pause_s:g} s: {why}")
+        self._notify(f"{self._arguments[0]} could not be fetched; again in {pause_s:g} s: {why}")
 
     def kill(self) -> None:
         if self._child is not None:
@@ -107,15 +107,15 @@ def _folder_of(arguments: tuple[str, ...]) -> Path:
 
 def _reason(lines: list[str]) -> str:
     try:
-        told = json.loads(lines[-1])
-        return f"{told['reason']}: {told['message']}"
+        fields = json.loads(lines[-1])
+        return f"{fields['reason']}: {fields['message']}"
     except (ValueError, KeyError, TypeError, IndexError):
         return lines[-1] if lines else ""
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return fields if isinstance(fields, dict) else {}

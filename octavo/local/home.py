@@ -53,7 +53,7 @@ class Home:
 
     @property
     def run(self) -> Path:
-        """What the processes of now are told; emptied at each start."""
+        """Files for the running processes; emptied at each start."""
         return self.path / "run"
 
     @property
@@ -115,7 +115,7 @@ class HomeLock:
         self._file: IO[str] | None = None
 
     def __enter__(self) -> HomeLock:
-        """Raises ConfigError that says who has it, or why nobody can."""
+        """Raises ConfigError that names its owner, or why it cannot be taken."""
         try:
             file = self._home.lock_file.open("a+")
         except OSError as error:
@@ -177,7 +177,7 @@ def _try_lock(file: IO[str]) -> bool:
 def _read_owner(file: IO[str]) -> HomeOwner:
     file.seek(0)
     try:
-        told = json.load(file)
-        return HomeOwner(int(told["pid"]), str(told["url"]))
+        fields = json.load(file)
+        return HomeOwner(int(fields["pid"]), str(fields["url"]))
     except (ValueError, KeyError, TypeError):  # it has only just begun
-        return HomeOwner(0, "an address not told yet")
+        return HomeOwner(0, "an address that is not known yet")

@@ -1,4 +1,4 @@
-"""What one engine process is told: from the same options and arguments as a pod's."""
+"""Arguments and environment of an engine process: from the same options as a pod's."""
 
 from __future__ import annotations
 
@@ -127,9 +127,9 @@ def _shared(options: Mapping[str, Option], share: ThreadShare) -> dict[str, Opti
     shared = dict(options)
     if options.get("device") not in ("cpu", "sim"):
         return shared
-    asked = options.get("num-threads")
+    wanted = options.get("num-threads")
     shared["num-threads"] = (
-        min(asked, share.num_threads) if isinstance(asked, int) else share.num_threads
+        min(wanted, share.num_threads) if isinstance(wanted, int) else share.num_threads
     )
     if "kv-cache-memory-bytes" not in options and share.replicas > 1:
         # Each would take the default share of the memory that is free when it starts.

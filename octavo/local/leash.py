@@ -1,4 +1,4 @@
-"""Runs a command that cannot outlive the process that asked for it: `leash.py PARENT COMMAND …`.
+"""Runs a command that cannot outlive the process that started it: `leash.py PARENT COMMAND …`.
 
 A script of its own, of nothing but the standard library, because between fork and exec no Python
 may safely run in a process that has threads.

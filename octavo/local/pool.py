@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from octavo.local.fetching import Fetching
 from octavo.local.replica import LocalReplica
 from octavo.local.snapshot import PoolRow, ReplicaRow
 from octavo_operator.decide import autoscale, canary
-from octavo_operator.decide.canary import CanaryState, CanaryVerdict, Sample
-from octavo_operator.decide.plan import HOLD, Target, plan_capacity
-from octavo_operator.decide.rollout import RevisionReplica as Seen
-from octavo_operator.decide.rollout import group_replicas, victims
+from octavo_operator.decide.canary import CanaryBaseline, CanaryState, CanaryVerdict
+from octavo_operator.decide.plan import Target, plan_capacity
+from octavo_operator.decide.rollout import RevisionReplica, group_replicas, victims
 from octavo_operator.objects import names
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Pool:
         home: Home,
         environ: Mapping[str, str],
         demand: RouterDemand,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
@@ -49,7 +49,7 @@ class Pool:
         self._home = home
         self._environ = environ
         self._demand = demand
-        self._tell = tell
+        self._notify = notify
         self._wake = wake
         self._clock = clock
         self._launches = {launch.revision: launch}
@@ -57,10 +57,10 @@ class Pool:
         self._revision = launch.revision
         self._targets: dict[str, int] = {}
         self._canary = CanaryState()
-        self._baseline: tuple[str, int, Sample, Sample] | None = None
+        self._baseline: CanaryBaseline | None = None
         self._scaled: int | None = None
         self._scaled_at = float("-inf")
-        self._memory = autoscale.ScaleHistory()
+        self._history = autoscale.ScaleHistory()
         self._num_started = 0
 
     @property
@@ -98,9 +98,9 @@ class Pool:
     def want(self, deployment: LLMDeployment, launch: Launch) -> None:
         """Another spec; what runs moves over step by step."""
         if deployment.autoscaling != self.deployment.autoscaling:
-            self._scaled, self._memory = None, autoscale.ScaleHistory()
+            self._scaled, self._history = None, autoscale.ScaleHistory()
         if launch.revision != self._revision:
-            self._tell(f"{deployment.name} rolls over to revision {launch.revision}")
+            self._notify(f"{deployment.name} rolls over to revision {launch.revision}")
         self.deployment, self.is_deleted = deployment, False
         self._launches[launch.revision] = launch
         self._revision = launch.revision
@@ -123,7 +123,7 @@ class Pool:
             now=self._clock(),
         )
         for detail in capacity.details:
-            self._tell(f"{self.deployment.name}: {detail}")
+            self._notify(f"{self.deployment.name}: {detail}")
         self._canary, self.weights = capacity.state, capacity.weights
         self._targets.update(capacity.step.targets)
         for revision in capacity.step.vanished:
@@ -172,10 +172,10 @@ class Pool:
 
     # -- what is
 
-    def _seen(self) -> list[Seen]:
+    def _seen(self) -> list[RevisionReplica]:
         in_flight = self._demand.in_flight(self.name)
         return [
-            Seen(
+            RevisionReplica(
                 id=replica.id,
                 revision=replica.launch.revision,
                 ready=replica.state == "ready",
@@ -190,19 +190,16 @@ class Pool:
         return replica.state == "ready" and self._demand.holders(replica.url).are_all
 
     def _verdict(self) -> CanaryVerdict:
-        """The canary against the stable revision since the step began."""
-        state, pool = self._canary, self.name
-        if not state.revision or self.deployment.rollout.strategy != "Canary":
-            self._baseline = None
-            return HOLD
-        stable = self._demand.total(pool, state.stable)
-        trial = self._demand.total(pool, state.revision)
-        if self._baseline is None or self._baseline[:2] != (state.revision, state.step):
-            self._baseline = (state.revision, state.step, stable, trial)
-        if not self._demand.num_answering:
-            return HOLD
-        analysis = self.deployment.rollout.canary.analysis
-        return canary.judge(analysis, stable - self._baseline[2], trial - self._baseline[3])
+        totals = partial(self._demand.total, self.name)
+        rollout = self.deployment.rollout
+        self._baseline = canary.baseline_of(rollout, self._canary, totals, self._baseline)
+        return canary.judge_since(
+            self._baseline,
+            rollout.canary.analysis,
+            self._canary,
+            totals,
+            is_reported=bool(self._demand.num_answering),
+        )
 
     def _scale(self) -> None:
         rules = self.deployment.autoscaling
@@ -214,17 +211,17 @@ class Pool:
             return
         self._scaled_at = now
         before = self.wanted
-        decision = autoscale.decide(rules, signals, before, self._memory, now)
-        self._memory, self._scaled = decision.memory, decision.replicas
+        decision = autoscale.decide(rules, signals, before, self._history, now)
+        self._history, self._scaled = decision.history, decision.replicas
         if decision.replicas != before:
-            self._tell(
+            self._notify(
                 f"{self.deployment.name}: {before} → {decision.replicas} replicas, "
                 f"{decision.reason}: {decision.message}"
             )
 
     # -- what is done about it
 
-    def _carry_out(self, seen: list[Seen], share: ThreadShare) -> None:
+    def _carry_out(self, seen: list[RevisionReplica], share: ThreadShare) -> None:
         by_id = {replica.id: replica for replica in self.replicas}
         for revision, target in sorted(self._targets.items()):
             own = [each for each in seen if each.revision == revision]
@@ -246,7 +243,7 @@ class Pool:
                 launch,
                 home=self._home,
                 environ=self._environ,
-                tell=self._tell,
+                notify=self._notify,
                 wake=self._wake,
                 clock=self._clock,
             )
@@ -259,12 +256,12 @@ class Pool:
         if fetching is None:
             log = self._home.logs / f"{names.base(self.deployment.name)}-fetch.log"
             fetching = self._fetches[launch.revision] = Fetching(
-                launch, log, environ=self._environ, tell=self._tell, clock=self._clock
+                launch, log, environ=self._environ, notify=self._notify, clock=self._clock
             )
         fetching.look()
         return fetching.is_done
 
-    # -- what is said
+    # -- rows for people
 
     def _phase(self) -> str:
         if self.is_deleted:

@@ -46,7 +46,7 @@ class LocalReplica:
         *,
         home: Home,
         environ: Mapping[str, str],
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
@@ -61,7 +61,7 @@ class LocalReplica:
         self.log = home.logs / f"{id_}.log"
         self._home = home
         self._environ = environ
-        self._tell = tell
+        self._notify = notify
         self._wake = wake
         self._clock = clock
         self._child: Child | None = None
@@ -87,7 +87,7 @@ class LocalReplica:
 
     @property
     def is_listed(self) -> bool:
-        """Whether routers should know it. One that leaves tells them so itself: it is taken from
+        """Whether routers should know it. One that leaves reports it itself: it is taken from
         the list when it has gone, and nothing that it still answers is cut off."""
         return self._child is not None and self.state in ("ready", "stalled", "leaving")
 
@@ -123,7 +123,7 @@ class LocalReplica:
         code = self._child.code
         if code is None:
             if self.state == "leaving" and now >= self._leaves_by:
-                self._tell(f"{self.id} did not end in time; killed")
+                self._notify(f"{self.id} did not end in time; killed")
                 self._child.kill()
             elif self.state in ("starting", "loading") and now >= (
                 self._started_at + self.launch.startup_s
@@ -135,7 +135,7 @@ class LocalReplica:
         self._stop_probe()
         if self.state == "leaving":
             self.state = "gone"
-            self._tell(f"{self.id} has left")
+            self._notify(f"{self.id} has left")
             return
         lines = child.last_lines(3)
         if code == EXIT_SETTINGS and self._is_same_end(lines):
@@ -165,9 +165,9 @@ class LocalReplica:
         pause_s = self._backoff.failed(now, ran_s=now - self._started_at)
         self.state = "waiting"
         self.detail = why + (f": {lines[-1]}" if lines else "")
-        self._tell(f"{self.id} ended ({why}); starts again in {pause_s:g} s · {self.log}")
+        self._notify(f"{self.id} ended ({why}); starts again in {pause_s:g} s · {self.log}")
         for line in lines:
-            self._tell(f"  {line}")
+            self._notify(f"  {line}")
 
     def _is_same_end(self, lines: list[str]) -> bool:
         """Whether it has ended so often enough to know that it always will."""
@@ -179,7 +179,7 @@ class LocalReplica:
     def _failed(self, lines: list[str]) -> None:
         self.state = "failed"
         self.detail = lines[-1]
-        self._tell(
+        self._notify(
             f"{self.id} cannot start, and is not started again until its file changes or octavo up "
             f"is run anew: {self.detail} · {self.log}"
         )
@@ -211,7 +211,7 @@ class LocalReplica:
             elif state in ("ready", "saturated"):
                 self.state, self.detail = "ready", ""
                 took_s = self._clock() - self._started_at
-                self._tell(f"{self.id} is ready at {self.url} (after {took_s:.1f} s)")
+                self._notify(f"{self.id} is ready at {self.url} (after {took_s:.1f} s)")
                 self._wake()
         misses = 0
         while True:
@@ -225,7 +225,7 @@ class LocalReplica:
                 return
 
     async def _ask(self, path: str) -> dict[str, Any] | None:
-        """None where nobody answers, or something else does."""
+        """None if nothing answers, or another program does."""
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 connection = await HttpConnection.connect(ServerAddress.parse(self.url))

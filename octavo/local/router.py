@@ -43,7 +43,7 @@ class LocalRouter:
         home: Home,
         environ: Mapping[str, str],
         demand: RouterDemand,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
@@ -55,7 +55,7 @@ class LocalRouter:
         self._upstreams_file = home.run / "upstreams.yaml"
         self._environ = environ
         self._demand = demand
-        self._tell = tell
+        self._notify = notify
         self._wake = wake
         self._clock = clock
         self._token = secrets.token_hex(16)
@@ -77,7 +77,7 @@ class LocalRouter:
         return self._child is not None and self._child.code is None
 
     def check_port(self) -> None:
-        """Raises ConfigError where somebody else has it."""
+        """Raises ConfigError if another process has it."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -143,9 +143,9 @@ class LocalRouter:
         now = self._clock()
         self.state = "down"
         pause_s = self._backoff.failed(now, ran_s=now - self._started_at)
-        self._tell(f"the router ended ({why}); starts again in {pause_s:g} s · {self._log}")
+        self._notify(f"the router ended ({why}); starts again in {pause_s:g} s · {self._log}")
         for line in lines:
-            self._tell(f"  {line}")
+            self._notify(f"  {line}")
 
     async def poll(self) -> None:
         """What it knows of engines and demand, once."""
@@ -168,7 +168,7 @@ class LocalRouter:
         self._misses = 0
         if self.state != "ready" and self.is_running:
             self.state = "ready"
-            self._tell(f"the router listens at {self.url}/v1")
+            self._notify(f"the router listens at {self.url}/v1")
             self._wake()
         if self._demand.learn(NAME, state):
             self._wake()

@@ -1,4 +1,4 @@
-"""What the router is told: its configuration, and which engines there are. Pure."""
+"""The router's configuration and its list of engines. Pure."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def upstreams(pools: Iterable[Pool]) -> str:
 
 def _models(pools: Sequence[Pool]) -> list[dict[str, Any]]:
     """A name is known also while no engine serves it yet: its requests are held. Not those of a
-    suspended model: nobody will come."""
+    suspended model: no engine will start."""
     backends: dict[str, list[dict[str, Any]]] = {}
     for pool in pools:
         if pool.deployment.suspend or pool.is_deleted:

@@ -40,13 +40,13 @@ class PlainScreen:
     ) -> None:
         pass
 
-    def tell(self, line: str) -> None:
+    def notify(self, line: str) -> None:
         with suppress(OSError, ValueError):
             print(line, file=sys.stderr, flush=True)
 
     def show(self, snapshot: PlatformSnapshot) -> None:
         if snapshot.is_ready and not self._was_ready:
-            self.tell(f"Octavo serves at {snapshot.url}/v1 · Ctrl-C or octavo down ends")
+            self.notify(f"Octavo serves at {snapshot.url}/v1 · stop it with Ctrl-C or octavo down")
         self._was_ready = snapshot.is_ready
 
 
@@ -71,7 +71,7 @@ class LiveScreen:
         with suppress(OSError):  # the terminal may be closed
             self._live.stop()
 
-    def tell(self, line: str) -> None:
+    def notify(self, line: str) -> None:
         with suppress(OSError):
             self._console.print(Text(f"{time.strftime('%H:%M:%S')}  {line}"))
 
@@ -103,5 +103,5 @@ def render(snapshot: PlatformSnapshot) -> Group:
             if replica.detail and replica.detail != pool.message:
                 lines.append(Text(f"{replica.id}: {replica.detail}", "dim"))
     if snapshot.problem:
-        lines.append(Text(f"kept everything as it is: {snapshot.problem}", "red"))
+        lines.append(Text(f"kept the running state: {snapshot.problem}", "red"))
     return Group(*lines)

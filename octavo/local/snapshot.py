@@ -48,7 +48,7 @@ class PlatformSnapshot:
 
     @property
     def is_ready(self) -> bool:
-        """All that was asked for serves."""
+        """All desired replicas serve."""
         return self.router == "ready" and all(
             pool.serving >= pool.wanted and pool.phase != "leaving" for pool in self.pools
         )
@@ -60,7 +60,7 @@ class PlatformSnapshot:
     def from_json(cls, text: str) -> PlatformSnapshot:
         """Raises ValueError."""
         try:
-            told: dict[str, Any] = json.loads(text)
+            fields: dict[str, Any] = json.loads(text)
             pools = tuple(
                 PoolRow(
                     **{
@@ -69,8 +69,8 @@ class PlatformSnapshot:
                         "replicas": tuple(ReplicaRow(**row) for row in pool["replicas"]),
                     }
                 )
-                for pool in told["pools"]
+                for pool in fields["pools"]
             )
-            return cls(told["pid"], told["url"], told["router"], told["problem"], pools)
+            return cls(fields["pid"], fields["url"], fields["router"], fields["problem"], pools)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not the state of octavo up: {error}") from None

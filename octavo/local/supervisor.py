@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     class Screen(Protocol):
         """Where it is shown."""
 
-        def tell(self, line: str) -> None: ...
+        def notify(self, line: str) -> None: ...
         def show(self, snapshot: PlatformSnapshot) -> None: ...
 
 
@@ -73,7 +73,7 @@ class PlatformSupervisor:
         self.router = LocalRouter(
             host, port,
             home=home, environ=environ, demand=self._demand,
-            tell=screen.tell, wake=self._changed.set, clock=clock,
+            notify=screen.notify, wake=self._changed.set, clock=clock,
         )  # fmt: skip
 
     def want(self, documents: Documents) -> None:
@@ -93,7 +93,7 @@ class PlatformSupervisor:
                 "give all of them the same"
             )
         for kind in documents.skipped:
-            self._screen.tell(f"passed over {kind}, which means nothing outside of a cluster")
+            self._screen.notify(f"ignored {kind}, which has no meaning outside of a cluster")
         for deployment in documents.deployments:
             launch = launches[deployment.pool]
             pool = self._pools.get(deployment.pool)
@@ -103,11 +103,11 @@ class PlatformSupervisor:
             self._pools[deployment.pool] = Pool(
                 deployment, launch,
                 home=self._home, environ=self._environ, demand=self._demand,
-                tell=self._screen.tell, wake=self._changed.set, clock=self._clock,
+                notify=self._screen.notify, wake=self._changed.set, clock=self._clock,
             )  # fmt: skip
         for name in self._pools.keys() - launches.keys():
             if not self._pools[name].is_deleted:
-                self._screen.tell(f"{name} is not in the files any more")
+                self._screen.notify(f"{name} is no longer in the files")
                 self._pools[name].delete()
 
     async def run(self, watch: DocumentWatch | None) -> None:
@@ -169,10 +169,10 @@ class PlatformSupervisor:
         except ConfigError as error:
             if self._problem != str(error):
                 self._problem = str(error)
-                self._screen.tell(f"kept everything as it is: {error}")
+                self._screen.notify(f"kept the running state: {error}")
             return
         if self._problem:
-            self._screen.tell("the files are good again")
+            self._screen.notify("the files are valid again")
         self._problem = ""
 
     def _look(self) -> None:
@@ -182,14 +182,16 @@ class PlatformSupervisor:
         for pool in self._all():
             pool.look(share)
             if pool.is_gone:
-                pool.kill()  # a fetch that nobody waits for
+                pool.kill()  # a fetch that is no longer needed
                 del self._pools[pool.name]
                 self._demand.forget(pool.name)
-                self._screen.tell(f"{pool.name} is gone")
+                self._screen.notify(f"{pool.name} has stopped")
 
     async def _end(self) -> None:
-        """The router first: it lets nobody in, and lets those finish who are."""
-        self._screen.tell("ending: requests under way may finish · Ctrl-C again ends at once")
+        """The router first: it accepts no new requests, and lets those in flight finish."""
+        self._screen.notify(
+            "stopping: requests in flight may finish · press Ctrl-C again to stop at once"
+        )
         drains = [pool.deployment.rollout.drain_timeout_s for pool in self._all()]
         deadline = self._clock() + max(drains, default=0.0) + END_S
         self.router.terminate()
@@ -205,7 +207,7 @@ class PlatformSupervisor:
             self._show()
             if self._pools:
                 await self._wait(BUSY_S)
-        self._screen.tell("ended at once" if self._is_hurried else "ended")
+        self._screen.notify("stopped at once" if self._is_hurried else "stopped")
 
     def _kill(self) -> None:
         self.router.kill()
@@ -259,7 +261,7 @@ class PlatformSupervisor:
             problem = f"{self._home.path} cannot be written: {error.strerror or error}"
             self._state_text = ""
             if problem != self._disk_problem:
-                self._screen.tell(f"{problem}; what runs goes on, changes wait")
+                self._screen.notify(f"{problem}; running engines continue, changes wait")
             self._disk_problem = problem
         else:
             self._disk_problem = ""

@@ -9,7 +9,7 @@ from octavo.measure.work import ModelWork, WorkStep
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
-    from octavo.measure.limits import MachineLimits
+    from octavo.measure.machine_limits import MachineLimits
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.info import ModelInfo
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from octavo.measure.limits import MachineLimits
+from octavo.measure.machine_limits import MachineLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

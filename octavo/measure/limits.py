@@ -12,11 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from octavo.measure.machine_limits import MachineLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,27 +30,9 @@ ROUNDS = 5
 TORCH_WITHIN_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class MachineLimits:
-    """Best of several rounds: noise only ever makes a machine look slower."""
-
-    num_cores: int  # of the host
-    read_gb_s: float  # all cores together
-    gemm_gflop_s: dict[str, float]  # by float32, bf16, int8, fp8; what is unknown is missing
-    device: str = ""  # a GPU's name: then the rates are its own
-
-    @property
-    def machine(self) -> str:
-        return self.device or f"{self.num_cores} cores"
-
-    def describe(self) -> str:
-        peaks = ", ".join(f"{rate:.0f} {dtype}" for dtype, rate in self.gemm_gflop_s.items())
-        return f"{self.machine}, {self.read_gb_s:.1f} GB/s read, GFLOP/s: {peaks}"
-
-
 def limits_for(config: EngineConfig) -> MachineLimits | None:
-    """Of what the settings compute on, before the engine is there to share it. None: nobody knows
-    that device's limits. Raises ConfigError if there is no such device."""
+    """Of what the settings compute on, before the engine is there to share it. None: that
+    device's limits are unknown. Raises ConfigError if there is no such device."""
     if config.device in ("auto", "cpu"):
         return measure_limits()
     if config.device != "cuda" or importlib.util.find_spec("torch") is None:

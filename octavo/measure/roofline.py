@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from octavo.measure.limits import MachineLimits
+    from octavo.measure.machine_limits import MachineLimits
     from octavo.measure.study import Series
 
 _COLOURS = ("#1f6f8b", "#d1793b", "#5b8c5a", "#8a5a9e")

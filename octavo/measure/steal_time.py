@@ -9,7 +9,7 @@ _IDLE, _IOWAIT, _STEAL, _GUEST = 3, 4, 7, 8  # user nice system idle iowait irq 
 
 
 class StealTime:
-    """Of the processor time that was asked for here, counted from when this was made."""
+    """The share of wanted processor time that the hypervisor took, since this was made."""
 
     def __init__(self, stat: Path = STAT) -> None:
         self._stat = stat
@@ -21,8 +21,8 @@ class StealTime:
         if self._before is None or now is None:
             return None
         spent = [after - before for before, after in zip(self._before, now, strict=True)]
-        asked = sum(spent) - spent[_IDLE] - spent[_IOWAIT]
-        return spent[_STEAL] / asked if asked > 0 else 0.0
+        demanded = sum(spent) - spent[_IDLE] - spent[_IOWAIT]
+        return spent[_STEAL] / demanded if demanded > 0 else 0.0
 
 
 def describe(share: float | None) -> str:

@@ -16,7 +16,7 @@ from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from octavo.measure.limits import MachineLimits
+    from octavo.measure.machine_limits import MachineLimits
     from octavo.measure.steps import Timed
     from octavo_engine.config import EngineConfig
 

@@ -71,7 +71,7 @@ _SIXTEEN = Held(16, 16, "bf16", "bf16")
 
 def _of_checkpoint(quantization: Any, wide: Held, *, has_fp8: bool) -> Held:
     scheme = _Scheme.read(quantization)
-    rounds_inputs = wide.multiplied_in != "float32"  # float32 is asked for not to round
+    rounds_inputs = wide.multiplied_in != "float32"  # float32 is chosen to avoid rounding
     if scheme is None or (scheme.is_float and not (has_fp8 and rounds_inputs)):
         return wide
     if scheme.is_float:

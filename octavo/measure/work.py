@@ -17,7 +17,7 @@ from octavo_engine.models.registry import build_model
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo.measure.limits import MachineLimits
+    from octavo.measure.machine_limits import MachineLimits
     from octavo.measure.weight_formats import Held
     from octavo_engine.config import EngineConfig
     from octavo_engine.weights.source import ModelFiles

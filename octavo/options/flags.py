@@ -56,42 +56,50 @@ ENGINE_FLAGS = (
     Flag("served_model_names", "names the model answers to", "served-model-name"),
     Flag("revision", "branch, tag or commit of a hub model"),
     Flag("device", "where to compute; sim models the time and invents the tokens"),
-    Flag("platform", "of --device plugin: xpu, hpu, npu, tpu (all untested) or a plug-in's name"),
-    Flag("dtype", "of KV cache and plain weights; auto: what the model and the device do best"),
-    Flag("quantization", "weights as integers; auto: 8- and 4-bit ones stay as the file has them"),
-    Flag("activation_bits", "of numbers that meet integer weights; 8: faster, a little less exact"),
-    Flag("kv_cache_dtype", "of the KV cache; 8 bits halve it; auto: as dtype; fp8: fp8_e4m3"),
-    Flag("kernels", "on a GPU: Triton's or plain torch's; auto: what the device can run"),
-    Flag("attention_backend", "on a GPU: who attends for prompts; auto: triton"),
-    Flag("batch_invariant", "on a GPU too let no answer's bits depend on others; slower"),
-    Flag("enforce_eager", "on a GPU: launch each step anew instead of replaying CUDA graphs"),
+    Flag("platform",
+         "platform of --device plugin: xpu, hpu, npu, tpu (all untested) or a plug-in's name"),
+    Flag("dtype",
+         "data type of the KV cache and unquantized weights; auto: chosen by model and device"),
+    Flag("quantization",
+         "quantize weights to integers; auto: keep the 8- and 4-bit weights of the file"),
+    Flag("activation_bits",
+         "bits of activations multiplied by integer weights; 8: faster, slightly less exact"),
+    Flag("kv_cache_dtype",
+         "data type of the KV cache; 8 bits halve its size; auto: as dtype; fp8: fp8_e4m3"),
+    Flag("kernels", "kernels on a GPU: Triton or plain torch; auto: what the device can run"),
+    Flag("attention_backend", "attention kernel for prompts on a GPU; auto: triton"),
+    Flag("batch_invariant", "make results independent of the batch on a GPU too; slower"),
+    Flag("enforce_eager", "launch every step's kernels on a GPU instead of replaying CUDA graphs"),
     Flag("async_scheduling", "plan a step while the last one computes; default: on a GPU"),
     Flag("load_format", "dummy: random weights of the right shapes"),
-    Flag("max_model_len", "tokens in one sequence, prompt and answer; default: what fits"),
-    Flag("kv_cache_memory_bytes", "size of the KV cache, e.g. 2GiB; default: see next"),
+    Flag("max_model_len", "maximum tokens in one sequence, prompt and output; default: what fits"),
+    Flag("kv_cache_memory_bytes",
+         "size of the KV cache, e.g. 2GiB; default: from --memory-fraction"),
     Flag(
         "memory_fraction",
         "share of the memory free after loading that the KV cache may take "
         "(default: 0.5 of a host's, 0.9 of a device's)",
     ),
-    Flag("num_threads", "threads that compute; default: the cores this process may use"),
-    Flag("seed", "of requests that give none; 0: a new one for each"),
-    Flag("stream_interval", "tokens in one event of a stream, after the first; more cost less"),
+    Flag("num_threads", "compute threads; default: the cores this process may use"),
+    Flag("seed", "seed of requests that set none; 0: a new one for each"),
+    Flag("stream_interval",
+         "tokens per event of a stream, after the first; higher values cost less"),
     Flag("chat_template", "file or text that replaces the model's chat template"),
     Flag("kv_events_config", "KV events in vLLM's format: JSON with vLLM's fields"),
-    Flag("speculative_config", 'guess tokens ahead where it pays: {"method": "ngram", …}'),
-    Flag("scheduler.max_num_seqs", "sequences computed at once"),
-    Flag("scheduler.max_num_batched_tokens", "tokens in one step"),
-    Flag("scheduler.policy", "who runs first", "scheduling-policy"),
-    Flag("scheduler.max_queue", "waiting sequences before new ones get 503"),
+    Flag("speculative_config", 'speculative decoding: {"method": "ngram", …}'),
+    Flag("scheduler.max_num_seqs", "maximum sequences per step"),
+    Flag("scheduler.max_num_batched_tokens", "maximum tokens per step"),
+    Flag("scheduler.policy", "order in which requests run", "scheduling-policy"),
+    Flag("scheduler.max_queue", "maximum waiting sequences; requests above it get 503"),
     Flag(
         "scheduler.queue_timeout_s",
-        "who would wait longer for a turn gets 503; inf: nobody does",
+        "requests that would wait longer get 503; inf: no limit",
         "queue-timeout",
     ),
-    Flag("scheduler.max_step_ms", "a step with prompt tokens is cut to about this long"),
+    Flag("scheduler.max_step_ms", "target duration in ms of a step with prompt tokens"),
     Flag("scheduler.enable_prefix_caching", "reuse the KV blocks of equal prompt beginnings"),
-    Flag("scheduler.aging_s", "how long a waiting request may be passed by smaller ones", "aging"),
+    Flag("scheduler.aging_s",
+         "seconds for which smaller requests may overtake a waiting one", "aging"),
     Flag("sim.step_base_ms", "simulator: time of every step", "sim-step-base-ms"),
     Flag("sim.decode_token_ms", "simulator: time of a generated token", "sim-decode-token-ms"),
     Flag("sim.prefill_token_ms", "simulator: time of a prompt token", "sim-prefill-token-ms"),
@@ -107,23 +115,23 @@ SERVER_FLAGS = (
     Flag("host", "address to listen on; 0.0.0.0 for all"),
     Flag("port", "port to listen on; 0: any free one"),
     Flag("uds", "path of a Unix socket to listen on, instead of host and port"),
-    Flag("root_path", "what a proxy in front takes off each path, such as /llm"),
-    Flag("api_keys", "keys that callers must send one of; none: everybody may call", "api-key",
+    Flag("root_path", "path prefix that a proxy in front removes, such as /llm"),
+    Flag("api_keys", "API keys that clients must send one of; none: no key is required", "api-key",
          also_env="OCTAVO_API_KEYS"),
-    Flag("api_key_file", "file of such keys, one a line; read again when it changes"),
+    Flag("api_key_file", "file of such keys, one per line; read again when it changes"),
     Flag("admin_api_keys", "keys for routes that change the server; none: --api-key's do",
          "admin-api-key"),
-    Flag("admin_api_key_file", "file of such keys, one a line; read again when it changes"),
+    Flag("admin_api_key_file", "file of such keys, one per line; read again when it changes"),
     Flag("ssl_certfile", "certificate for TLS (PEM); read again when it changes, as the next two"),
     Flag("ssl_keyfile", "its key, unless it is in the same file"),
     Flag("ssl_ca_certs", "authorities whose certificates clients must show (mutual TLS)"),
     Flag("ssl_cert_reqs", "whether clients must show one; auto: if --ssl-ca-certs is given"),
-    Flag("ssl_keyfile_password", "what the key is encrypted with"),
+    Flag("ssl_keyfile_password", "password that the key is encrypted with"),
     Flag("ssl_ciphers", "OpenSSL's list of ciphers for TLS 1.2"),
     Flag("allowed_origins", "origins that browsers may call from (CORS); none by default"),
-    Flag("allowed_methods", "methods for them"),
-    Flag("allowed_headers", "request headers for them"),
-    Flag("allow_credentials", "let them send cookies and authorization"),
+    Flag("allowed_methods", "methods that they may use"),
+    Flag("allowed_headers", "request headers that they may send"),
+    Flag("allow_credentials", "allow these origins to send cookies and authorization"),
     Flag("docs", "serve /docs and /openapi.json"),
     Flag("tokenizer_info", "serve /tokenizer_info", "enable-tokenizer-info-endpoint"),
     Flag("dev_mode", "serve the routes for development: caches, sleep, server info"),
@@ -132,17 +140,18 @@ SERVER_FLAGS = (
     Flag("generation_config", "auto: sampling defaults of the model; vllm: neutral ones"),
     Flag("response_role", "role of the messages a chat returns"),
     Flag("trust_request_chat_template", "let requests bring a chat template of their own"),
-    Flag("tool_call_parser", "how the model writes tool calls; auto: as its chat template shows"),
-    Flag("reasoning_parser", "how it marks its thoughts; auto: as its chat template shows"),
+    Flag("tool_call_parser", "format of the model's tool calls; auto: from its chat template"),
+    Flag("reasoning_parser", "format of the model's reasoning; auto: from its chat template"),
     Flag("tool_parser_plugin", "Python file with TOOL_FORMATS and REASONING_FORMATS of its own"),
     Flag("reasoning_parser_plugin", "another such file; either may have both"),
     Flag("enable_auto_tool_choice", "let the model decide whether to call tools"),
-    Flag("exclude_tools_when_tool_choice_none", "do not show it tools that it may not call"),
-    Flag("force_include_usage", "end every stream with its usage, asked for or not",
+    Flag("exclude_tools_when_tool_choice_none", "do not show the model tools that it may not call"),
+    Flag("force_include_usage",
+         "end every stream with its usage, even if the request does not set it",
          "enable-force-include-usage"),
-    Flag("response_store", "keep responses of /v1/responses, in memory, to fetch and go on from"),
-    Flag("files_dir", "folder for files and batches, which are not there without it"),
-    Flag("batch_concurrency", "requests of batches at once"),
+    Flag("response_store", "store responses of /v1/responses in memory, to fetch and to continue"),
+    Flag("files_dir", "folder for /v1/files and /v1/batches; without it both are disabled"),
+    Flag("batch_concurrency", "maximum requests of batches in flight"),
     Flag("vllm_metrics", "expose every metric under vLLM's name too, which other tools read"),
     Flag("access_log", "which requests get a log line"),
     Flag("log_requests", "log each request as it comes, without its text", "enable-log-requests"),
@@ -167,9 +176,9 @@ SERVER_FLAGS = (
     Flag("limits.max_messages", "most messages of a chat"),
     Flag("limits.max_pooling_items", "most texts to embed, score or classify in one request"),
     Flag("limits.max_pooling_tokens", "most tokens of all these texts"),
-    Flag("limits.max_embed_len", "longest text to embed; what the model cannot read at once it "
-         "reads in pieces, whose vectors' mean it gives (vLLM's chunked processing)"),
-    Flag("limits.max_pooled_numbers", "most numbers in an answer with some for every token"),
+    Flag("limits.max_embed_len", "longest text to embed; above the model's length it is embedded "
+         "in chunks, and the result is their mean (vLLM's chunked processing)"),
+    Flag("limits.max_pooled_numbers", "most numbers in a response with one vector per token"),
     Flag("limits.max_salt_chars", "longest cache_salt"),
     Flag("limits.max_stop", "most stop strings"),
     Flag("limits.max_stop_chars", "longest stop string"),
@@ -179,12 +188,13 @@ SERVER_FLAGS = (
     Flag("limits.max_bad_words", "most bad_words"),
     Flag("limits.max_bad_word_chars", "longest of the bad_words"),
     Flag("limits.max_concurrent_requests", "most requests in flight; more get 503"),
-    Flag("limits.max_stored_responses", "most responses kept; the oldest go first"),
+    Flag("limits.max_stored_responses", "most stored responses; the oldest are deleted first"),
     Flag("limits.max_stored_response_bytes", "memory for them, e.g. 64MiB"),
-    Flag("limits.response_ttl_s", "seconds a response is kept", "response-ttl"),
+    Flag("limits.response_ttl_s", "seconds for which a response is stored", "response-ttl"),
     Flag("limits.max_file_bytes", "largest upload to /v1/files, e.g. 200MiB"),
     Flag("limits.max_stored_file_bytes", "disk for all files, e.g. 10GiB"),
-    Flag("limits.max_stored_batches", "most batches known; the oldest that are over go first"),
+    Flag("limits.max_stored_batches",
+         "most stored batches; the oldest finished ones are deleted first"),
     Flag("limits.max_batch_requests", "most requests in a batch"),
     Flag("limits.header_timeout_s", "seconds a client has for its headers", "header-timeout"),
     Flag("limits.body_timeout_s", "seconds a client has for its body", "body-timeout"),
@@ -197,7 +207,7 @@ _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "
 
 
 class FlagSettings:
-    """What was asked for, by every way there is, with where each value came from."""
+    """The settings from flags, environment and file, with the source of each value."""
 
     def __init__(self, values: Mapping[str, tuple[Any, str]]) -> None:
         self._values = values  # by path: value and source
@@ -222,7 +232,7 @@ class FlagSettings:
 
 
 def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag], root: type[Any]) -> None:
-    """One option a flag. Absent ones leave no trace, so that precedence can be told."""
+    """One option per flag. Absent ones set nothing, so that precedence can be resolved."""
     for flag in flags:
         kind, default = lookup(root, flag.path)
         note = (
@@ -273,7 +283,7 @@ def resolve(
 
 
 def unknown_environment(environ: Mapping[str, str]) -> list[str]:
-    """OCTAVO_* names that nobody reads: most likely misspelt."""
+    """OCTAVO_* names that no flag reads: most likely misspelt."""
     flags = (*ENGINE_FLAGS, *SERVER_FLAGS)
     known = {flag.env for flag in flags} | {flag.also_env for flag in flags} | OTHER_ENV
     return sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in known)

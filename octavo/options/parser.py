@@ -9,7 +9,7 @@ from typing import NoReturn
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Of one sub-command. Options are spelt out in full: a new one breaks nobody's script."""
+    """Of one sub-command. Options are spelt out in full: a new one breaks no script."""
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(

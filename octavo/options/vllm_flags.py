@@ -31,7 +31,7 @@ IGNORED = frozenset(
 ALWAYS_SO = frozenset(
     (
         "--async-scheduling",
-        "--disable-log-stats",  # nothing is logged; /metrics tells
+        "--disable-log-stats",  # nothing is logged; /metrics has them
         "--enable-chunked-prefill",
         "--enable-offline-docs",
         "--enable-prompt-tokens-details",
@@ -43,7 +43,7 @@ ALWAYS_SO = frozenset(
 
 
 def translate(argv: Sequence[str]) -> list[str]:
-    """The same wish in our own flags. Unknown words stay for the parser to judge."""
+    """The same setting in our own flags. Unknown words stay for the parser to judge."""
     result: list[str] = []
     words = iter(argv)
     for word in words:

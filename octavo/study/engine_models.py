@@ -30,7 +30,7 @@ class EngineModel:
         )
 
     def work_s(self, num_prompt_tokens: int, num_output_tokens: int) -> float:
-        """About how long a request occupies an engine that has company for it."""
+        """About how long a request occupies an engine beside others."""
         decode_ms = self.sim.decode_token_ms + self.sim.step_base_ms / USUAL_BATCH
         return 1e-3 * (
             num_prompt_tokens * self.sim.prefill_token_ms + num_output_tokens * decode_ms

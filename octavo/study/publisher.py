@@ -1,4 +1,4 @@
-"""What an engine tells its router: residency and load, merged and late as over a real stream."""
+"""What an engine reports to its router: residency and load, merged and delayed as on a stream."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ class Publisher:
         self._planned_at = float("inf")
         now = self._timeline.now
         change = self._scheduler.kv.residency.take()
-        told = self._load_of(self._scheduler.stats())
-        is_news = told != self._load
+        current = self._load_of(self._scheduler.stats())
+        has_changed = current != self._load
         load = None
-        if now >= self._load_at + (LOAD_S if is_news else HEARTBEAT_S):
-            load, self._load, self._load_at = told, told, now
+        if now >= self._load_at + (LOAD_S if has_changed else HEARTBEAT_S):
+            load, self._load, self._load_at = current, current, now
         if change is not None or load is not None:
             self._seq += 1
             stored, evicted = (change.stored, change.evicted) if change is not None else (b"", b"")
             delta = Delta(self._seq, stored, evicted, load)
             self._timeline.after(self._delay_s, lambda: self._deliver(delta))
         self._flushed_at = now
-        self._plan(self._load_at + (LOAD_S if is_news and load is None else HEARTBEAT_S))
+        self._plan(self._load_at + (LOAD_S if has_changed and load is None else HEARTBEAT_S))
 
     def _load_of(self, stats: EngineStats) -> Load:
         return Load(

@@ -32,8 +32,8 @@ class Prepared(NamedTuple):
 
     request: RouteRequest
     tokens: list[int]
-    labels: Callable[[], Labels | None]  # of the prompt; asked once it is placed
-    answer_labels: Callable[[], Labels | None]  # of prompt and answer; asked once that is there
+    labels: Callable[[], Labels | None]  # of the prompt; called once it is placed
+    answer_labels: Callable[[], Labels | None]  # of prompt and answer; called once that is complete
 
 
 class Shape(Protocol):

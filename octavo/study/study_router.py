@@ -1,5 +1,5 @@
 """The router of a study: its true registry, index, dispatcher and policies, fed by its own parser
-of what engines tell. No sockets, no queue before the engines'."""
+of what engines report. No sockets, no queue before the engines'."""
 
 from __future__ import annotations
 

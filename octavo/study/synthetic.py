@@ -1,4 +1,4 @@
-"""Workloads made by chance from a seed: the shapes of load that policies are told apart by."""
+"""Workloads made by chance from a seed: the shapes of load that distinguish policies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def synthetic(name: str, num_requests: int, *, seed: int = 0) -> Workload:
 
 
 def multi_turn(num_requests: int, rng: Random) -> list[Arrival]:
-    """Conversations of 2 to 10 turns: each prompt holds all that was said before it, behind one of
+    """Conversations of 2 to 10 turns: each prompt holds all earlier turns, behind one of
     a few system prompts. People think between turns, for `MEAN_THINK_S` on average."""
     texts = Texts()
     systems = [texts.new(500) for _ in range(8)]
@@ -48,7 +48,7 @@ def multi_turn(num_requests: int, rng: Random) -> list[Arrival]:
 
 
 def shared_system(num_requests: int, rng: Random) -> list[Arrival]:
-    """150 system prompts of 6,000 tokens, each asked five times and more: together more than one
+    """150 system prompts of 6,000 tokens, each used five times and more: together more than one
     engine can hold, and less than all of them can."""
     texts = Texts()
     systems = [texts.new(6000) for _ in range(150)]

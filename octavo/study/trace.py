@@ -1,10 +1,10 @@
-"""Reads recorded traces: one JSON object a line, prompts told as ids of their blocks.
+"""Reads recorded traces: one JSON object a line, prompts given as ids of their blocks.
 
     {"timestamp": 1022025, "input_length": 1100, "output_length": 83, "hash_ids": [0, 7, 93]}
 
 Timestamps are milliseconds. Block i of a prompt holds its tokens [512 i, 512 (i + 1)), the last one
 perhaps fewer; equal ids are equal blocks. This is the format of the Mooncake traces. Other fields
-are ignored; tokens that no id tells of are taken for unique.
+are ignored; tokens without an id count as unique.
 """
 
 from __future__ import annotations

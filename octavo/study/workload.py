@@ -47,7 +47,7 @@ class Workload:
 
     @property
     def span_s(self) -> float:
-        """From the first arrival to the last of those that follow nobody."""
+        """From the first arrival to the last of those that follow no other."""
         times = [arrival.delay_s for arrival in self.arrivals if arrival.after is None]
         return max(times) - min(times)
 
@@ -81,7 +81,7 @@ class Workload:
 
 
 class Texts:
-    """Hands out ranges of token ids that nobody else has."""
+    """Hands out ranges of token ids that no other request has."""
 
     def __init__(self) -> None:
         self._next = 0

@@ -2,7 +2,7 @@
 
 OperatorError
 ├── SpecInvalid            the user's: becomes a condition; no retry until the spec changes
-├── SettingsInvalid        whoever runs the operator: it does not start
+├── SettingsInvalid        the administrator: the operator does not start
 ├── NameConflict           an object with a child's name is not ours: a condition; never touched
 └── ClusterError           the API server's answer, or its absence
     ├── NotFound           404
@@ -47,16 +47,16 @@ class NameConflict(OperatorError):
     """An object that has the name of a child and another owner."""
 
     def __init__(self, kind: str, name: str, owner: str) -> None:
+        held = f"belongs to {owner}" if owner else "has no owner"
         super().__init__(
-            f"{kind} {name} exists and belongs to {owner}; delete or rename it, or rename this "
-            "LLMDeployment"
+            f"{kind} {name} exists and {held}; delete or rename it, or rename this LLMDeployment"
         )
         self.kind = kind
         self.name = name
 
 
 class ClusterError(OperatorError):
-    """What the API server said, in its words."""
+    """The API server's message."""
 
     def __init__(self, message: str, *, status: int | None = None, reason: str = "") -> None:
         super().__init__(message)

@@ -23,21 +23,23 @@ TIMEOUT_S = 5.0
 class OperatorHealth:
     """One look at ourselves."""
 
-    news_age_s: float  # since a watch or list told anything
-    max_news_age_s: float
+    event_age_s: float  # since the last event or list
+    max_event_age_s: float
     is_synced: bool
     is_leading: bool
     loop_lag_s: float = 0.0  # of the event loop that is latest
     max_loop_lag_s: float = 20.0
-    tried_age_s: float = 0.0  # since a list was tried: that nobody answers is no fault of ours
+    tried_age_s: float = (
+        0.0  # since a list was tried: an API server that does not answer is not our fault
+    )
 
     @property
     def is_alive(self) -> bool:
-        return self.tried_age_s <= self.max_news_age_s and self.loop_lag_s <= self.max_loop_lag_s
+        return self.tried_age_s <= self.max_event_age_s and self.loop_lag_s <= self.max_loop_lag_s
 
     @property
     def is_ready(self) -> bool:
-        return self.is_alive and self.is_synced and self.news_age_s <= self.max_news_age_s
+        return self.is_alive and self.is_synced and self.event_age_s <= self.max_event_age_s
 
 
 class HealthServer:
@@ -75,7 +77,7 @@ class HealthServer:
             return _response(405, "text/plain", "only GET\n")
         health = self._look()
         if path == b"/metrics":
-            self._metrics.watch_age_s = health.news_age_s
+            self._metrics.watch_age_s = health.event_age_s
             self._metrics.is_leader = health.is_leading
             return _response(200, "text/plain; version=0.0.4", self._metrics.render())
         if path in (b"/healthz", b"/livez", b"/health"):
@@ -86,16 +88,16 @@ class HealthServer:
 
 
 def _json(status: int, health: OperatorHealth) -> bytes:
-    told = {
+    report = {
         "alive": health.is_alive,
         "synced": health.is_synced,
         "leading": health.is_leading,
-        "newsAgeSeconds": round(health.news_age_s, 3),
+        "newsAgeSeconds": round(health.event_age_s, 3),
         "triedAgeSeconds": round(health.tried_age_s, 3),
-        "maxNewsAgeSeconds": health.max_news_age_s,
+        "maxNewsAgeSeconds": health.max_event_age_s,
         "loopLagSeconds": round(health.loop_lag_s, 3),
     }
-    return _response(status, "application/json", json.dumps(told) + "\n")
+    return _response(status, "application/json", json.dumps(report) + "\n")
 
 
 def _response(status: int, content_type: str, text: str) -> bytes:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from octavo_operator.watch.work_queue import KeyOutcome
-
+Outcome: TypeAlias = Literal["done", "failed", "gone"]
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 RECONCILES = "octavo_operator_reconciles"
@@ -51,9 +50,8 @@ class OperatorMetrics:
     def num_reconciles(self) -> int:
         return sum(self.outcomes.values())
 
-    def reconciled(self, outcome: KeyOutcome, took_s: float) -> None:
-        name = "gone" if outcome.is_gone else "failed" if outcome.is_failed else "done"
-        self.outcomes[name] += 1
+    def reconciled(self, outcome: Outcome, took_s: float) -> None:
+        self.outcomes[outcome] += 1
         self._buckets[bisect_left(BOUNDS_S, took_s)] += 1
         self._seconds += took_s
 
@@ -80,7 +78,7 @@ class OperatorMetrics:
         yield from _head(API_ERRORS, "Requests that failed.", "counter")
         for (verb, error), count in sorted(self.errors.items()):
             yield f'{API_ERRORS}_total{{verb="{verb}",error="{error}"}} {count}'
-        yield from _head(ROUTER_ERRORS, "Routers' states that were not told.", "counter")
+        yield from _head(ROUTER_ERRORS, "Failed reads of routers' states.", "counter")
         for reason, count in sorted(self.router_errors.items()):
             yield f'{ROUTER_ERRORS}_total{{reason="{reason}"}} {count}'
         yield from _head(EVENTS_RECEIVED, "Watch events by kind.", "counter")

@@ -20,6 +20,7 @@ from octavo_engine.protocol.endpoints import OPERATOR_PORT
 from octavo_operator.cluster.connections import HttpSession
 from octavo_operator.cluster.guard import GuardedCluster, TokenBucket
 from octavo_operator.cluster.leader import Leader, LeaseTimes
+from octavo_operator.decide.observed import DeploymentKey
 from octavo_operator.errors import ClusterError
 from octavo_operator.health import HealthServer, OperatorHealth
 from octavo_operator.metrics import OperatorMetrics
@@ -32,7 +33,7 @@ from octavo_operator.watch import kopf_source
 from octavo_operator.watch.informer import Informer
 from octavo_operator.watch.namespaces import ASK_AGAIN_S, permitted, until_permitted
 from octavo_operator.watch.work_queue import KeyOutcome, Pace, Schedule, WorkQueue
-from octavo_operator.watch.world import WATCHED, DeploymentKey, World, are_synced
+from octavo_operator.watch.world import WATCHED, World, are_synced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -269,12 +270,12 @@ class Operator:
 
     def _health(self) -> OperatorHealth:
         return OperatorHealth(
-            news_age_s=time.monotonic() - self.intake.heard_at,
-            max_news_age_s=self.intake.max_age_s,
+            event_age_s=time.monotonic() - self.intake.last_heard_at,
+            max_event_age_s=self.intake.max_age_s,
             tried_age_s=time.monotonic() - self.intake.tried_at,
             is_synced=are_synced(self.world, WATCHED),
             is_leading=self._may_write(),
-            # Our own loop answers this: where it stands still, nobody does, and the probe fails.
+            # Our own loop answers this: if it is blocked, the probe fails.
             loop_lag_s=max(self._loop.lag_s, self._watch_loop.lag_s),
             max_loop_lag_s=MAX_LAG_S,
         )

@@ -19,7 +19,7 @@ SCALED_OBJECT = "keda.sh/v1alpha1/ScaledObject"
 OPTIONAL_KINDS = frozenset((POD_MONITOR, SERVICE_MONITOR, SCALED_OBJECT))
 
 
-ENGINE_USER = 65532  # of distroless images: nobody in particular
+ENGINE_USER = 65532  # of distroless images: the non-root user
 _PEER = frozenset(("podSelector", "namespaceSelector", "ipBlock"))
 _SECRET = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 
@@ -28,7 +28,7 @@ _SECRET = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 class Images:
     """What engine pods run where the spec names no image."""
 
-    # NOTE: no defaults. A name without a registry is a public one's, and anybody may own it there.
+    # NOTE: no defaults. A name without a registry is a public one's, and anyone may own it there.
     cpu: str = ""
     cuda: str = ""
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
@@ -48,7 +48,7 @@ class RouterSettings:
     service: str = "octavo-router"
     url: str = ""  # what status.endpoint shows; default: the Service within the cluster
     scheme: Literal["http", "https"] = "http"
-    token: str = field(default="", repr=False)  # what their state pages ask for
+    token: str = field(default="", repr=False)  # what their state endpoint requires
     tls_ca: str = ""  # file with the authority of their certificates; default: the system's
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class RouterSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
-    """Everything the operator is told when it starts, and what it found the cluster able to do."""
+    """The operator's settings, and the optional kinds that the cluster serves."""
 
     field_manager: str = "octavo-operator"
     namespaces: tuple[str, ...] = ()  # empty: all
@@ -77,12 +77,12 @@ class OperatorSettings:
     router: RouterSettings = field(default_factory=RouterSettings)
     capabilities: frozenset[str] = frozenset()  # of OPTIONAL_KINDS, those the cluster serves
     readiness_gate: bool = True  # pods wait for octavo.dev/Routable; off where no router runs
-    network_policy: bool = True  # engines accept traffic from routers and monitoring only
+    network_policy: bool = True  # restrict traffic to engines to routers and monitoring
     engine_clients: tuple[Mapping[str, Any], ...] = ()  # others that may, as NetworkPolicyPeers
     engine_user: int | None = ENGINE_USER  # and group, of engine pods; None: the cluster's choice
     monitoring_namespace: str = "monitoring"  # whose pods may scrape engines
     monitor_labels: Mapping[str, str] = field(default_factory=dict)  # that Prometheus selects by
-    max_rollouts: int = 10  # LLMDeployments that change their revision at once; 0: no bound
+    max_rollouts: int = 10  # LLMDeployments that roll out at once; 0: no limit
     pre_stop_s: int = 5  # a dying pod serves on while routers learn of it
 
     def __post_init__(self) -> None:

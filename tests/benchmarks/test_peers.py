@@ -15,7 +15,7 @@ import pytest
 from benchmarks.peers import contenders, models, run
 from benchmarks.peers.contenders import CONTENDERS, Contender
 from benchmarks.servers import NotReady, Server, free_port
-from octavo.measure.limits import MachineLimits
+from octavo.measure.machine_limits import MachineLimits
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.weights.gguf import GGUFFile
 from octavo_engine.weights.gguf_checkpoint import GGUFCheckpoint

@@ -304,7 +304,7 @@ def test_operator_and_routers_read_the_same_token(chart: Chart):
 REFUSED: dict[str, Object] = {
     "router.service.type": {"router": {"service": {"type": "LoadBalancer"}}},
     "Ingress or HTTPRoute": {"ingress": {"enabled": True}},
-    "asks? for no API keys|ask for no API keys": GATEWAY,
+    "requires? no API keys|require no API keys": GATEWAY,
     "httpRoute.parentRefs": laid_over(KEYS, {"httpRoute": {"enabled": True}}),
     "inferencePools need router.epp.enabled": {
         "inferencePools": [{"name": "a", "deployment": "b"}]

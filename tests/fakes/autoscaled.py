@@ -155,7 +155,7 @@ class AutoscaledPool:
         signals = self._demand.signals(POOL, serving=serving)
         now, was = self._timeline.now, self._replicas
         decision = decide(self._rules, signals, was, self._memory, now)
-        self._memory = decision.memory
+        self._memory = decision.history
         if decision.replicas != was:
             why = f"{decision.reason}: {decision.message}"
             self.scaled.append(Scaled(now, was, decision.replicas, why))

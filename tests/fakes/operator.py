@@ -14,7 +14,8 @@ from octavo_operator.objects import kinds
 from octavo_operator.reconcile import Reconciler
 from octavo_operator.report.events import EventRecorder
 from octavo_operator.routers.poller import RouterDemand
-from octavo_operator.watch.world import WATCHED, DeploymentKey, World
+from octavo_operator.decide.observed import DeploymentKey
+from octavo_operator.watch.world import WATCHED, World
 from tests.fakes.clock import ManualClock
 from tests.fakes.cluster import FakeCluster
 from tests.fakes.deployments import with_images

@@ -78,7 +78,7 @@ CASES = [
         "a GPU is not left idle",
         {**engine(device="cuda"), "resources": GPU},
         {**engine(device="cpu"), "resources": GPU},
-        "resources ask for a GPU that the device would leave idle; use device: cuda",
+        "resources request a GPU that the device would leave idle; use device: cuda",
     ),
     Case(
         "cuda has a GPU",
@@ -90,7 +90,7 @@ CASES = [
         "a slice of a GPU is not left idle",
         {"resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}},
         {**engine(device="cpu"), "resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}},
-        "resources ask for a GPU that the device would leave idle",
+        "resources request a GPU that the device would leave idle",
     ),
     Case(
         "another vendor's device has a backend that is named",

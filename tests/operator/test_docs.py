@@ -10,8 +10,8 @@ import yaml
 
 from octavo_operator import cli, metrics
 from octavo_operator.objects import kinds
+from octavo_operator.reasons import Reason
 from octavo_operator.report import reasons_docs
-from octavo_operator.report.reasons import Reason
 from octavo_operator.spec import LLMDeployment
 
 ROOT = Path(__file__).parents[2]

@@ -12,10 +12,10 @@ import pytest
 from octavo_operator.cluster.kube import KubeCluster
 from octavo_operator.cluster.kube_config import KubeConfig, load
 from octavo_operator.cluster.leader import LeaseTimes
+from octavo_operator.decide.observed import DeploymentKey
 from octavo_operator.process import Operator, RunSettings
 from octavo_operator.settings import OperatorSettings, RouterSettings
 from octavo_operator.watch import kopf_source
-from octavo_operator.watch.world import DeploymentKey
 from tests.fakes.deployments import with_images
 from tests.fakes.live_operator import conditions, engines, live, operator, until
 from tests.fakes.operator import make_deployment

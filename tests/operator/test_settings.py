@@ -27,7 +27,7 @@ def test_a_router_has_a_place():
         ({"token": "a\nb"}, "router.token must be printable ASCII without spaces"),
     ],
 )
-def test_how_routers_are_asked_must_make_sense(given, problem):
+def test_router_settings_must_be_consistent(given, problem):
     with pytest.raises(SettingsInvalid, match=problem):
         RouterSettings(**given)
 

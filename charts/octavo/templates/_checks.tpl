@@ -4,10 +4,10 @@
 {{- $router := .Values.router -}}
 {{- if and (not $router.apiKeys.existingSecret) (not $router.allowUnauthenticated) -}}
 {{- if ne $router.service.type "ClusterIP" -}}
-{{- fail (printf "router.service.type %s shows routers to the outside, and they ask for no API keys: set router.apiKeys.existingSecret, or router.allowUnauthenticated if something in front asks" $router.service.type) -}}
+{{- fail (printf "router.service.type %s exposes routers to the outside, and they require no API keys: set router.apiKeys.existingSecret, or router.allowUnauthenticated if something in front asks" $router.service.type) -}}
 {{- end -}}
 {{- if or .Values.ingress.enabled .Values.httpRoute.enabled -}}
-{{- fail "an Ingress or HTTPRoute shows routers to the outside, and they ask for no API keys: set router.apiKeys.existingSecret, or router.allowUnauthenticated if something in front asks" -}}
+{{- fail "an Ingress or HTTPRoute exposes routers to the outside, and they require no API keys: set router.apiKeys.existingSecret, or router.allowUnauthenticated if something in front asks" -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.monitoring.podMonitor .Values.monitoring.serviceMonitor -}}

@@ -67,7 +67,7 @@ COST = Dashboard(
                       queries=(
                     Query(f"{_all(n.PROMPT_TOKENS_CACHED, _ENGINES)} / "
                           f"{_all(n.PROMPT_TOKENS, _ENGINES)}"),),
-                    help="Share of prompt tokens that nobody had to compute."),
+                    help="Share of prompt tokens that came from the cache."),
                 Panel(title="Prompt tokens by model", kind="stat", queries=(_by_model("prompt"),)),
                 Panel(title="Of them cached", kind="stat", queries=(_by_model("cached"),)),
                 Panel(title="Output tokens by model", kind="stat", queries=(_by_model("output"),)),

@@ -77,7 +77,7 @@ OPERATOR = Dashboard(
                 Panel(title="Since the watches were heard", queries=(
                       Query(f"max by (pod) ({m.WATCH_AGE_SECONDS})", "{{pod}}"),), unit="s",
                       width=12),
-                Panel(title="Routers that did not tell", queries=(
+                Panel(title="Routers that did not report", queries=(
                       Query(rate(m.ROUTER_ERRORS, "reason"), "{{reason}}"),), unit="ops",
                       width=12),
             ),

@@ -124,7 +124,7 @@ ROUTER = Dashboard(
                     most=1,
                 ),
                 Panel(
-                    title="Running and waiting, as told",
+                    title="Running and waiting, as reported",
                     queries=(
                         _endpoint(n.ROUTER_ENDPOINT_RUNNING),
                         _endpoint(n.ROUTER_ENDPOINT_WAITING),
@@ -136,10 +136,10 @@ ROUTER = Dashboard(
                         _endpoint(n.ROUTER_ENDPOINT_QUEUED_TOKENS),
                         _endpoint(n.ROUTER_ENDPOINT_PENDING_TOKENS),
                     ),
-                    help="As told, and sent since.",
+                    help="As reported, plus what was sent since.",
                 ),
                 Panel(
-                    title="Age of what they told",
+                    title="Age of their last report",
                     queries=(_endpoint(n.ROUTER_ENDPOINT_SIGNAL_AGE_SECONDS),), unit="s",
                 ),
             ),

@@ -125,8 +125,8 @@ def series_of(
             rows = prometheus.get("query", query=expr, time=span.end)["result"]
             rows = [{**row, "values": [row["value"]]} for row in rows]
         else:
-            asked = {"start": span.start, "end": span.end, "step": span.step_s}
-            rows = prometheus.get("query_range", query=expr, **asked)["result"]
+            span_query = {"start": span.start, "end": span.end, "step": span.step_s}
+            rows = prometheus.get("query_range", query=expr, **span_query)["result"]
         for row in rows:
             points = [(float(at), float(value)) for at, value in row["values"]]
             kept = [point for point in points if math.isfinite(point[1])]
@@ -135,7 +135,7 @@ def series_of(
                 yield Series(_legend(target["legendFormat"], row["metric"]), times, numbers)
 
 
-def _legend(wish: str, labels: Mapping[str, str]) -> str:
-    if wish == "__auto":
+def _legend(form: str, labels: Mapping[str, str]) -> str:
+    if form == "__auto":
         return ", ".join(v for k, v in sorted(labels.items()) if k != "__name__")
-    return _LABEL.sub(lambda found: labels.get(found[1], ""), wish).strip()
+    return _LABEL.sub(lambda found: labels.get(found[1], ""), form).strip()

@@ -40,7 +40,7 @@ func main() {
 	case "etcd":
 		etcdmain.Main(os.Args)
 	case "coredns":
-		// Outermost first; a plugin that is not named here is never asked.
+		// Outermost first; a plugin that is not named here is never called.
 		dnsserver.Directives = []string{"errors", "ready", "cache", "kubernetes"}
 		coremain.Run()
 	case "kube-apiserver":

@@ -1,7 +1,7 @@
 """The sockets of an HTTP client: all closed when it ends, also those that aiohttp has let go of.
 
 A request cancelled in the middle of its answer leaves a TLS connection that says farewell in the
-background, and nobody waits for it: a loop that ends meanwhile leaves an open socket behind.
+background, and is not awaited: a loop that ends meanwhile leaves an open socket behind.
 """
 
 from __future__ import annotations

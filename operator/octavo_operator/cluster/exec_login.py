@@ -36,7 +36,7 @@ class ExecLogin:
     env: Mapping[str, str]
     api_version: str
     hint: str = ""  # what to do where the program is not there
-    cluster: Mapping[str, Any] | None = None  # for programs that ask for it
+    cluster: Mapping[str, Any] | None = None  # for programs that require it
     clock: Callable[[], float] = time.time
     _token: str = field(default="", repr=False)
     _expires_at: float = 0.0
@@ -54,8 +54,8 @@ class ExecLogin:
         spec: dict[str, Any] = {"interactive": False}
         if self.cluster is not None:
             spec["cluster"] = dict(self.cluster)
-        told = {"apiVersion": self.api_version, "kind": "ExecCredential", "spec": spec}
-        environment = {**os.environ, **self.env, "KUBERNETES_EXEC_INFO": json.dumps(told)}
+        request = {"apiVersion": self.api_version, "kind": "ExecCredential", "spec": spec}
+        environment = {**os.environ, **self.env, "KUBERNETES_EXEC_INFO": json.dumps(request)}
         try:
             done = subprocess.run(
                 [self.command, *self.args], env=environment, capture_output=True, text=True,

@@ -1,10 +1,10 @@
-"""Carries out a plan in its order. What comes back from each write is what we know from then on."""
+"""Executes a plan in its order; what each write returns goes into the cache."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.protocol.kubernetes import (
     DELETION_COST_ANNOTATION,
@@ -16,16 +16,23 @@ from octavo_operator.errors import ApiRefused, Conflict, NameConflict, NotFound
 from octavo_operator.objects import kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from octavo_operator.cluster.api import Cluster
     from octavo_operator.decide.plan import ReconcilePlan, ScaleOrder
     from octavo_operator.decide.readiness_gate import ReadinessGate
     from octavo_operator.objects.kinds import Kind, Object
-    from octavo_operator.watch.world import World
 
 logger = logging.getLogger("octavo.operator.execute")
-GOES_FIRST = "-100"  # below every pod that nobody has marked
+GOES_FIRST = "-100"  # below every pod that is not marked
+
+
+class ObjectCache(Protocol):
+    """Where what each write returned is kept."""
+
+    def keep(self, kind: Kind, body: Object) -> object: ...
+
+    def drop(self, kind: Kind, body: Object) -> object: ...
 
 
 @dataclass(slots=True)
@@ -39,7 +46,7 @@ class Report:
 
 
 async def execute(
-    cluster: Cluster, world: World, plan: ReconcilePlan, *, namespace: str, owner_uid: str,
+    cluster: Cluster, cache: ObjectCache, plan: ReconcilePlan, *, namespace: str, owner_uid: str,
     pods: Sequence[Object],
 ) -> Report:  # fmt: skip
     """Raises ClusterError where the rest must wait. An object that the API server refuses does not
@@ -63,12 +70,12 @@ async def execute(
                 raise
             report.absent.append(kind)  # the next resync will know; engines need not wait for it
             continue
-        world.keep(kind, stored)
+        cache.keep(kind, stored)
         mark = kinds.annotations_of(body)[FINGERPRINT_ANNOTATION]
         report.settled[(kind, kinds.name_of(body))] = (mark, stamp(stored))
     for order in plan.scale:
         await _mark_leaving(cluster, namespace, order, pods)
-        world.keep(kinds.DEPLOYMENT, await _scale(cluster, namespace, order))
+        cache.keep(kinds.DEPLOYMENT, await _scale(cluster, namespace, order))
     for body in plan.delete:
         await cluster.delete(
             kinds.kind_of(body),
@@ -77,9 +84,9 @@ async def execute(
             uid=kinds.uid_of(body),
             resource_version=str(body["metadata"]["resourceVersion"]),
         )
-        # No watch need say so: where one is deaf, we would delete for ever. What lingers for its
-        # finalizers has changed, and comes back as an event.
-        world.drop(kinds.kind_of(body), body)
+        # Without waiting for the watch: if it is silent, we would delete for ever. What stays for
+        # its finalizers has changed, and comes back as an event.
+        cache.drop(kinds.kind_of(body), body)
     for detail in plan.details:
         logger.info("%s", detail, extra={"namespace": namespace})
     return report
@@ -88,7 +95,7 @@ async def execute(
 async def _apply(cluster: Cluster, body: Object, owner_uid: str) -> Object:
     """NOTE: server-side apply would take over a stranger's object of the same name, which our
     watches (by label) do not show: what is new is looked up first. What was found is what may be
-    changed: an object that somebody has changed or exchanged since is looked at anew."""
+    changed: an object that was changed or replaced since is decided on again."""
     kind, namespace, name = kinds.kind_of(body), kinds.namespace_of(body), kinds.name_of(body)
     found = await cluster.get(kind, namespace, name)
     if found is not None and kinds.controller_uid(found) != owner_uid:
@@ -132,22 +139,28 @@ async def _mark_leaving(
             logger.warning("Could not mark a pod", extra={"error": str(error)})
 
 
-async def set_gate(
-    cluster: Cluster, pod: Object, gate: ReadinessGate, *, now: str
-) -> Object | None:
-    """Set the pod's readiness gate. None where the pod has gone meanwhile."""
-    condition = {
-        "podUid": kinds.uid_of(pod),
-        "type": ROUTABLE_CONDITION,
-        "status": "True" if gate.is_open else "False",
-        "reason": gate.reason,
-        "message": gate.message,
-        "lastProbeTime": None,
-        "lastTransitionTime": now,
-    }
-    try:
-        return await cluster.set_pod_condition(
-            kinds.namespace_of(pod), kinds.name_of(pod), condition
-        )
-    except (NotFound, Conflict):
-        return None
+async def set_gates(
+    cluster: Cluster,
+    cache: ObjectCache,
+    gates: Sequence[tuple[Object, ReadinessGate]],
+    *,
+    now_text: Callable[[], str],
+) -> None:
+    """Set the readiness gates of pods; one that has gone meanwhile is passed over."""
+    for pod, gate in gates:
+        condition = {
+            "podUid": kinds.uid_of(pod),
+            "type": ROUTABLE_CONDITION,
+            "status": "True" if gate.is_open else "False",
+            "reason": gate.reason,
+            "message": gate.message,
+            "lastProbeTime": None,
+            "lastTransitionTime": now_text(),
+        }
+        namespace, name = kinds.namespace_of(pod), kinds.name_of(pod)
+        try:
+            stored = await cluster.set_pod_condition(namespace, name, condition)
+        except (NotFound, Conflict):
+            continue
+        if stored is not None:
+            cache.keep(kinds.POD, stored)

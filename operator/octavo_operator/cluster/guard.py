@@ -52,7 +52,7 @@ class TokenBucket:
 
 
 class GuardedCluster:
-    """A Cluster. `may_write` is asked right before each write, after any waiting, and a write that
+    """A Cluster. `may_write` is called right before each write, after any waiting, and a write that
     lasts longer than `time_left_s` then says is given up."""
 
     def __init__(

@@ -128,8 +128,8 @@ class KubeCluster:
         return await self._call("PATCH", path, patch, content_type=MERGE, query=self._managed())
 
     async def set_pod_condition(self, namespace: str, name: str, condition: Object) -> Object:
-        told = {key: value for key, value in condition.items() if key != "podUid"}
-        patch = {"metadata": {"uid": condition["podUid"]}, "status": {"conditions": [told]}}
+        fields = {key: value for key, value in condition.items() if key != "podUid"}
+        patch = {"metadata": {"uid": condition["podUid"]}, "status": {"conditions": [fields]}}
         path = kinds.POD.path(namespace, name, "status")
         return await self._call("PATCH", path, patch, content_type=STRATEGIC, query=self._managed())
 
@@ -246,12 +246,12 @@ class KubeCluster:
 def error_of(status: int, content: bytes, retry_after: str = "") -> ClusterError:
     """The exception for an answer of 400 and above."""
     try:
-        told = msgspec.json.decode(content)
+        answer = msgspec.json.decode(content)
     except msgspec.DecodeError:
-        told = None
-    told = told if isinstance(told, dict) else {}
-    message = str(told.get("message") or content[:500].decode(errors="replace") or status)
-    reason = str(told.get("reason") or "")
+        answer = None
+    answer = answer if isinstance(answer, dict) else {}
+    message = str(answer.get("message") or content[:500].decode(errors="replace") or status)
+    reason = str(answer.get("reason") or "")
     if status == 404:
         return NotFound(message, status=status, reason=reason)
     if status == 409:
@@ -265,7 +265,7 @@ def error_of(status: int, content: bytes, retry_after: str = "") -> ClusterError
         return ClusterUnavailable(
             message, status=status, reason=reason, retry_after_s=_seconds(retry_after)
         )
-    # Immutable fields and precondition tests on old bodies are told as 422 alike.
+    # Immutable fields and failed precondition tests both return 422.
     return ApiRefused(message, status=status, reason=reason)
 
 

@@ -60,7 +60,7 @@ class Leader:
         self._now_text = now_text
         self._times = times or LeaseTimes()
         self._deployment = deployment
-        self._owners: list[Object] | None = None  # None: not asked yet
+        self._owners: list[Object] | None = None  # None: not read yet
         self._held_until = float("-inf")
         self._seen: tuple[str, float] = ("", float("-inf"))  # resourceVersion, when it was new
 
@@ -127,7 +127,7 @@ class Leader:
             logger.warning("Could not give back the Lease", extra={"error": str(error)})
 
     async def _find_owners(self) -> list[Object]:
-        """One owner, or none where it cannot be told: then the Lease outlives us, and no harm."""
+        """One owner, or none if it cannot be found: then the Lease outlives us, without harm."""
         if not self._deployment:
             return []
         try:
@@ -143,7 +143,7 @@ class Leader:
         return [{**reference, "uid": kinds.uid_of(found)}]
 
     def _may_create(self) -> bool:
-        """Somebody deleted it: who held it knows that only when it renews."""
+        """It was deleted: its holder notices only when it renews."""
         return self.is_leading() or self._clock() - self._seen[1] >= self._times.duration_s
 
     def _may_take(self, lease: Object) -> bool:

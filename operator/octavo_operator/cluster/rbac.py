@@ -45,7 +45,7 @@ SERVED = (
     Rule(kinds.VOLUME_CLAIM, (*READ, "create", "patch"), "execute"),
     Rule(kinds.POD, (*READ, "patch"), "intake, execute"),
     Rule(kinds.POD, ("patch",), "execute", subresource="status"),
-    # How far a fetch is. Without it the status tells the phase alone.
+    # The progress of a fetch. Without it the status shows the phase alone.
     Rule(kinds.POD, ("get",), "loading", subresource="log"),
     Rule(kinds.EVENT, ("create", "list"), "events, reporting"),
 )

@@ -1,4 +1,4 @@
-"""Which spec is carried out: the one that is written, or the last one that could be.
+"""Which spec is carried out: the current one, or the last one that was accepted.
 
 A spec that is refused must not freeze what runs: gates, scaling and waking go on by the spec that
 was accepted before. That one is kept in the status, as text, so that a restarted operator has it
@@ -39,7 +39,7 @@ class Accepted:
 
 
 def accept(body: Object, check: Callable[[LLMDeployment], None]) -> Accepted:
-    """`check` knows what the parser cannot: the cluster, and who owns which name. Raises
+    """`check` is given what the parser cannot see: the cluster, and the owners of names. Raises
     SpecInvalid where neither the written spec nor an earlier one can be carried out."""
     try:
         deployment = LLMDeployment.parse_stored(body)
@@ -61,11 +61,11 @@ def accept(body: Object, check: Callable[[LLMDeployment], None]) -> Accepted:
 
 def accepted_of(body: Mapping[str, Any]) -> tuple[int, str] | None:
     """The generation and text of the spec that was accepted last; None where there is none, or
-    somebody has edited it into something else."""
-    told = (body.get("status") or {}).get("accepted")
-    if not isinstance(told, dict):
+    it was edited into something else."""
+    stored = (body.get("status") or {}).get("accepted")
+    if not isinstance(stored, dict):
         return None
-    generation, text = told.get("generation"), told.get("spec")
+    generation, text = stored.get("generation"), stored.get("spec")
     if not isinstance(generation, int) or not isinstance(text, str):
         return None
     try:

@@ -1,6 +1,6 @@
 """What another version of the operator has made and what serves: it is adopted, not replaced.
 
-A revision is the hash of what the user asked for (desired/revision.py). Everything else of a pod
+A revision is the hash of the user's spec (desired/revision.py). Everything else of a pod
 template is the operator's, and may differ from one version, or one setting, to the next: pods that
 run keep the template they were made by, and the next revision gets the new one.
 """
@@ -10,19 +10,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import REVISION_LABEL
+from octavo_operator.decide.observed import condition_of
 from octavo_operator.desired.deployment import ASKED_ANNOTATION, TEMPLATE_ANNOTATION
 from octavo_operator.desired.pod import pod_template
 from octavo_operator.desired.revision import revision_of
 from octavo_operator.objects import kinds, names
-from octavo_operator.watch.world import condition_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from octavo_operator.decide.observed import Observed
     from octavo_operator.objects.kinds import Object
     from octavo_operator.settings import OperatorSettings
     from octavo_operator.spec import LLMDeployment
-    from octavo_operator.watch.world import Observed
 
 
 def current_revision(
@@ -31,25 +31,25 @@ def current_revision(
     observed: Observed,
     status: Mapping[str, Any],
 ) -> str:
-    """The name of the revision that the spec asks for: of one that is there under whichever name,
-    else of the one to make."""
-    asked = revision_of(deployment, settings)
-    if asked in observed.engines:
-        return asked
+    """The name of the spec's revision: of an existing one under any name, else of the one to
+    create."""
+    wanted = revision_of(deployment, settings)
+    if wanted in observed.engines:
+        return wanted
     for name, body in observed.engines.items():
-        if kinds.annotations_of(body).get(ASKED_ANNOTATION) == asked:
+        if kinds.annotations_of(body).get(ASKED_ANNOTATION) == wanted:
             return name
     name = str(status.get("revision") or "")
     unmarked = observed.engines.get(name)
     if unmarked is None or _is_marked(unmarked) or not _is_of(status, deployment.generation):
-        return asked
+        return wanted
     fresh = pod_template(deployment, settings, name)
-    return name if _pulled(fresh) == _pulled(unmarked["spec"]["template"]) else asked
+    return name if _pulled(fresh) == _pulled(unmarked["spec"]["template"]) else wanted
 
 
 def kept(desired: Sequence[Object], observed: Observed) -> list[Object]:
     """The desired objects, with what stays as it is: the file of a revision, which is immutable,
-    and the template of one whose pods run. A template that nobody runs by may be mended."""
+    and the template of one whose pods run. A template without running pods may be corrected."""
     return [_kept(body, observed) for body in desired]
 
 
@@ -75,7 +75,7 @@ def _kept(body: Object, observed: Observed) -> Object:
 
 
 def _is_marked(body: Object) -> bool:
-    """By a version that names revisions by what was asked for."""
+    """By a version that names revisions by a hash of the spec."""
     return bool({ASKED_ANNOTATION, TEMPLATE_ANNOTATION} & kinds.annotations_of(body).keys())
 
 

@@ -3,22 +3,24 @@
 A pure walk over steps. The judgement compares what clients got from the canary with what they got
 from the stable revision over the same time, as counted by the routers. No routers, or too few
 requests, mean no judgement: the canary stays where it is. Once judged bad, a revision stays
-rejected until the spec asks for another one.
+rejected until the spec changes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from octavo_engine.protocol.state import TTFT_BOUNDS_S
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from octavo_operator.decide.rollout import RolloutLimits
-    from octavo_operator.spec.traffic import Analysis, CanarySpec
+    from octavo_operator.spec.traffic import Analysis, CanarySpec, RolloutSpec
 
 
-# Below these a difference matters to nobody, and ratios of it mean nothing.
+# Below these, differences do not matter and ratios are meaningless.
 MIN_TTFT_S = 0.05
 MIN_ITL_S = 0.005
 
@@ -99,6 +101,33 @@ class CanaryState:
     message: str = ""
 
 
+HOLD = CanaryVerdict("hold", "CanaryWaitingForTraffic", "No router has reported canary metrics.")
+
+
+class CanaryBaseline(NamedTuple):
+    """Both revisions' totals when a step of the canary began."""
+
+    revision: str
+    step: int
+    stable: Sample
+    canary: Sample
+
+
+def baseline_of(
+    rollout: RolloutSpec,
+    state: CanaryState,
+    totals: Callable[[str], Sample],
+    previous: CanaryBaseline | None,
+) -> CanaryBaseline | None:
+    """`previous` while its step lasts, the totals of now where a step has just begun, and None
+    while no canary runs. `totals`: what clients got from a revision so far."""
+    if not state.revision or rollout.strategy != "Canary":
+        return None
+    if previous is not None and previous[:2] == (state.revision, state.step):
+        return previous
+    return CanaryBaseline(state.revision, state.step, totals(state.stable), totals(state.revision))
+
+
 def quantile(q: float, buckets: tuple[int, ...]) -> float | None:
     """From cumulative counts; linear within a bucket, the last bound beyond the last."""
     if not buckets or buckets[-1] <= 0:
@@ -113,13 +142,32 @@ def quantile(q: float, buckets: tuple[int, ...]) -> float | None:
     return TTFT_BOUNDS_S[-1]
 
 
+def judge_since(
+    baseline: CanaryBaseline | None,
+    analysis: Analysis,
+    state: CanaryState,
+    totals: Callable[[str], Sample],
+    *,
+    is_reported: bool,
+) -> CanaryVerdict:
+    """The canary against the stable revision since the step began. `is_reported`: some router
+    reports now, so that the totals are not old ones."""
+    if baseline is None or not is_reported:
+        return HOLD
+    return judge(
+        analysis,
+        totals(state.stable) - baseline.stable,
+        totals(state.revision) - baseline.canary,
+    )
+
+
 def judge(analysis: Analysis, stable: Sample, canary: Sample) -> CanaryVerdict:
     """Worse, good, or not enough to say. Errors are judged first: they need the least evidence."""
     if canary.requests < analysis.min_requests:
         return CanaryVerdict(
             "hold",
             "CanaryWaitingForTraffic",
-            f"{canary.requests} of {analysis.min_requests} requests needed for a judgement",
+            f"{canary.requests} of {analysis.min_requests} requests needed for an analysis",
         )
     # The stable revision's errors are the clients' or the cluster's: the canary may have them too.
     if canary.error_rate > stable.error_rate + analysis.max_error_rate:
@@ -143,7 +191,9 @@ def judge(analysis: Analysis, stable: Sample, canary: Sample) -> CanaryVerdict:
                 f"{name} was {ours * 1e3:.0f} ms; the stable revision had {theirs * 1e3:.0f} ms, "
                 f"of which {ratio:g} times are allowed",
             )
-    return CanaryVerdict("advance", "CanaryHealthy", f"{canary.requests} requests judged as good")
+    return CanaryVerdict(
+        "advance", "CanaryHealthy", f"{canary.requests} requests analysed as healthy"
+    )
 
 
 def begin(state: CanaryState, revision: str) -> CanaryState:
@@ -183,7 +233,7 @@ def shares(limits: RolloutLimits, rules: CanarySpec, state: CanaryState) -> dict
     replicas = limits.replicas
     if is_complete(state, rules):
         return {state.revision: replicas}
-    if replicas == 0:  # nobody serves: both wait for when somebody does
+    if replicas == 0:  # no replica serves: both wait until one does
         return {state.stable: 0, state.revision: 0}
     weight = rules.steps[state.step].weight
     canary = max(1, -(-replicas * weight // 100)) if weight else 0

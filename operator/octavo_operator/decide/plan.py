@@ -17,7 +17,7 @@ from octavo_engine.protocol.kubernetes import (
     REVISION_LABEL,
 )
 from octavo_operator.decide import canary
-from octavo_operator.decide.canary import CanaryState, CanaryVerdict
+from octavo_operator.decide.canary import HOLD, CanaryState, CanaryVerdict
 from octavo_operator.decide.rollout import (
     RevisionGroup,
     RevisionReplica,
@@ -36,11 +36,10 @@ from octavo_operator.spec.traffic import RolloutSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from octavo_operator.decide.observed import Observed
     from octavo_operator.objects.kinds import Kind, Object
-    from octavo_operator.watch.world import Observed
 
 FINGERPRINT_ANNOTATION = "octavo.dev/fingerprint"  # of the object as it was last applied
-HOLD = CanaryVerdict("hold", "CanaryWaitingForTraffic", "no router tells how the canary does")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class CapacityPlan:
-    """Targets by revision to write now, and where the rollout stands."""
+    """Targets by revision to write now, and the rollout's state."""
 
     step: RolloutStep
     state: CanaryState
@@ -95,9 +94,13 @@ class ReconcilePlan:
     def is_empty(self) -> bool:
         return not (self.apply or self.scale or self.delete)
 
+    @property
+    def is_destructive(self) -> bool:
+        return bool(self.delete) or any(order.replicas < order.was for order in self.scale)
+
 
 def plan_capacity(
-    wish: Target,
+    target: Target,
     groups: Sequence[RevisionGroup],
     state: CanaryState,
     *,
@@ -105,87 +108,89 @@ def plan_capacity(
     now: float = 0.0,
 ) -> CapacityPlan:
     """The next step of the rollout. `state` comes from the status, and goes back there."""
-    if wish.rollout.strategy == "Canary":
-        state = _with_stable(wish, groups, state)
-        if _is_on_trial(wish, groups, state):
-            return _plan_canary(wish, groups, state, verdict, now)
-    if wish.rollout.strategy == "Recreate":
-        step = recreate_step(wish.limits, wish.revision, groups)
+    if target.rollout.strategy == "Canary":
+        state = _with_stable(target, groups, state)
+        if _is_on_trial(target, groups, state):
+            return _plan_canary(target, groups, state, verdict, now)
+    if target.rollout.strategy == "Recreate":
+        step = recreate_step(target.limits, target.revision, groups)
     else:
-        step = next_step(wish.limits, {wish.revision: wish.replicas}, groups)
-    return CapacityPlan(step, _settled(state, wish, step))
+        step = next_step(target.limits, {target.revision: target.replicas}, groups)
+    return CapacityPlan(step, _settled(state, target, step))
 
 
-def _with_stable(wish: Target, groups: Sequence[RevisionGroup], state: CanaryState) -> CanaryState:
+def _with_stable(
+    target: Target, groups: Sequence[RevisionGroup], state: CanaryState
+) -> CanaryState:
     """Until a first rollout has ended, and after the status was lost, nothing names the stable
     revision: it is the one that serves most, unless that is the wanted one."""
     if any(group.revision == state.stable for group in groups):
         return state
-    most = max(groups, key=lambda g: (g.serving, g.revision != wish.revision), default=None)
-    if most is None or not most.serving or most.revision == wish.revision:
+    most = max(groups, key=lambda g: (g.serving, g.revision != target.revision), default=None)
+    if most is None or not most.serving or most.revision == target.revision:
         return state
     return replace(state, stable=most.revision)
 
 
-def _is_on_trial(wish: Target, groups: Sequence[RevisionGroup], state: CanaryState) -> bool:
-    """Where the stable revision serves, another one is judged against it; an edit of what serves
-    nobody is not. A trial or a rejection outlives a time without replicas."""
-    if wish.revision == state.stable:
+def _is_on_trial(target: Target, groups: Sequence[RevisionGroup], state: CanaryState) -> bool:
+    """Where the stable revision serves, another one is judged against it; where it does not, an
+    edit is not. A trial or a rejection outlives a time without replicas."""
+    if target.revision == state.stable:
         return False
     stable = next((group for group in groups if group.revision == state.stable), None)
     if stable is None:
         return False
-    is_known = wish.revision in (state.revision, state.rejected)
-    return is_known or (stable.target > 0 and wish.replicas > 0)
+    is_known = target.revision in (state.revision, state.rejected)
+    return is_known or (stable.target > 0 and target.replicas > 0)
 
 
 def _plan_canary(
-    wish: Target,
+    target: Target,
     groups: Sequence[RevisionGroup],
     state: CanaryState,
     verdict: CanaryVerdict,
     now: float,
 ) -> CapacityPlan:
     by_name = {group.revision: group for group in groups}
-    limits, rules = wish.limits, wish.rollout.canary
+    limits, rules = target.limits, target.rollout.canary
     details: list[str] = []
-    if state.rejected != wish.revision:
-        begun = canary.begin(state, wish.revision)
+    if state.rejected != target.revision:
+        begun = canary.begin(state, target.revision)
         if begun != state:
-            details.append(f"Began a canary of revision {wish.revision}")
+            details.append(f"Began a canary of revision {target.revision}")
             verdict = HOLD
         state = begun
         if not canary.is_complete(state, rules):
             # The stable revision may be short of replicas: that must not hold up its successor.
-            share = canary.shares(limits, rules, state)[wish.revision]
-            in_place = wish.revision in by_name and by_name[wish.revision].serving >= share > 0
+            share = canary.shares(limits, rules, state)[target.revision]
+            in_place = target.revision in by_name and by_name[target.revision].serving >= share > 0
             after = canary.advance(state, rules, verdict, now, is_in_place=in_place)
             if after.rejected:
-                details.append(f"Rolled back revision {wish.revision}: {after.message}")
+                details.append(f"Rolled back revision {target.revision}: {after.message}")
             elif after.step != state.step:
                 details.append(f"Moved the canary to step {after.step + 1}")
             state = after
-    if state.rejected == wish.revision:
+    if state.rejected == target.revision:
         step = next_step(limits, {state.stable: limits.replicas}, groups)
         return CapacityPlan(step, state, {}, tuple(details))
     step = next_step(limits, canary.shares(limits, rules, state), groups)
     if canary.is_complete(state, rules):
-        return CapacityPlan(step, _settled(state, wish, step), {}, tuple(details))
-    trial = by_name.get(wish.revision)
+        return CapacityPlan(step, _settled(state, target, step), {}, tuple(details))
+    trial = by_name.get(target.revision)
     # Until the canary serves, all traffic is the stable revision's.
     shown = canary.weights(rules, state) if trial is not None and trial.serving else {}
     return CapacityPlan(step, state, shown or {state.stable: 100}, tuple(details))
 
 
-def _settled(state: CanaryState, wish: Target, step: RolloutStep) -> CanaryState:
+def _settled(state: CanaryState, target: Target, step: RolloutStep) -> CanaryState:
     """A finished rollout makes its revision the stable one."""
     if not step.is_done:
-        if state.revision and state.revision != wish.revision:  # the trial was called off
+        if state.revision and state.revision != target.revision:  # the trial was called off
             return CanaryState(stable=state.stable)
-        if state.rejected and state.rejected != wish.revision:
+        if state.rejected and state.rejected != target.revision:
             return replace(state, rejected="", message="")
         return state
-    return CanaryState(stable=wish.revision)
+    return CanaryState(stable=target.revision)
 
 
 def plan_changes(
@@ -326,7 +331,7 @@ def _plan_scales(
 def _plan_deletes(
     desired: Sequence[Object], observed: Observed, capacity: CapacityPlan, owner_uid: str
 ) -> list[Object]:
-    """What we made and nobody wants any more. Never a volume: data is the user's to delete."""
+    """Objects of ours that are no longer desired. Never a volume: data is the user's to delete."""
     wanted = {(kinds.kind_of(body), kinds.name_of(body)) for body in desired}
     vanished = set(capacity.step.vanished)
     alive = set(observed.engines) - vanished
@@ -358,8 +363,8 @@ def _without_replicas(body: Object) -> Any:
 
 
 def owner_text(found: Object) -> str:
-    """Whose an object is, for people."""
+    """The owner of an object, for messages; empty if it has none."""
     owners = found["metadata"].get("ownerReferences") or []
     if not owners:
-        return "nobody"
+        return ""
     return f"{owners[0].get('kind')} {owners[0].get('name')}"

@@ -1,4 +1,4 @@
-"""How many replicas of each revision to ask for next. Integers in, one step out; no clock, no pods.
+"""The next number of replicas of each revision. Integers in, one step out; no clock, no pods.
 
 The idea. `shares` says where the rollout is heading: {new: N} while rolling, {stable: 9, canary: 1}
 during a canary; a revision without a share is to vanish. Each step moves every group's target
@@ -8,9 +8,10 @@ towards its share as far as two promises allow:
     sum of min(routable, target) >= replicas - max_unavailable      (or no lower than it is)
 
 A target counts as capacity only as far as its replicas are *routable*: a replica that is ready but
-that no router knows serves nobody. `min(routable, target)` counts replicas that were already told
-to go as gone. Steps are absolute numbers computed from what is, never from what was planned: three
-edits in a row, a revert, or a restart between any two writes are just another `groups`.
+that no router knows serves no requests. `min(routable, target)` counts replicas that were already
+removed from the target as gone. Steps are absolute numbers computed from what is, never from what
+was planned: three edits in a row, a revert, or a restart between any two writes are just another
+`groups`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo_operator.spec.quantities import parse_count
+from octavo_operator.objects.quantities import parse_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +39,7 @@ class RevisionReplica:
 
 @dataclass(frozen=True, slots=True)
 class RevisionGroup:
-    """The replicas of one revision: how many were asked for, and what came of it."""
+    """The replicas of one revision: their target number and their state."""
 
     revision: str
     target: int
@@ -110,7 +111,7 @@ def group_replicas(
 def next_step(
     limits: RolloutLimits, shares: Mapping[str, int], groups: Sequence[RevisionGroup]
 ) -> RolloutStep:
-    """The targets that may be asked for now. Increases come first, so every prefix is safe."""
+    """The targets that may be set now. Increases come first, so every prefix is safe."""
     by_name = {group.revision: group for group in groups}
     targets = {group.revision: group.target for group in groups}
     _grow(limits, shares, targets)
@@ -134,8 +135,8 @@ def next_step(
 def recreate_step(
     limits: RolloutLimits, revision: str, groups: Sequence[RevisionGroup]
 ) -> RolloutStep:
-    """Strategy Recreate: everybody leaves before anybody of the new revision comes, for models of
-    which only one copy fits."""
+    """Strategy Recreate: all old replicas leave before the first of the new revision starts, for
+    models of which only one copy fits."""
     others = [group for group in groups if group.revision != revision]
     present = [group.revision for group in others if group.target or group.existing]
     if not present:
@@ -149,7 +150,7 @@ def recreate_step(
 
 
 def victims(replicas: Sequence[RevisionReplica], count: int) -> list[RevisionReplica]:
-    """Who leaves when `count` must: first those that serve nobody, then the least busy."""
+    """The `count` replicas to remove: first those that do not serve, then the least busy."""
     staying = [replica for replica in replicas if not replica.is_leaving]
     order = sorted(staying, key=lambda r: (r.routable, r.ready, r.in_flight, r.id))
     return order[: max(0, count)]
@@ -184,7 +185,7 @@ def _shrink(
         for name, target in targets.items()
         if targets[name] <= shares.get(name, 0)
     )
-    # More are there than were asked for: the user asked for fewer, nothing has to be waited for.
+    # There are more than the target: the user lowered it, so there is nothing to wait for.
     spare = sum(targets.values()) - limits.least_serving - starting
     for group in excess:
         step = min(group.idle, group.target - shares.get(group.revision, 0), max(0, spare))

@@ -6,23 +6,32 @@ its users for all of them together. Counted from what is there, so that a restar
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from octavo_operator.report.reasons import Reason
+from octavo_operator.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from octavo_operator.decide.observed import DeploymentKey, Observed
     from octavo_operator.decide.rollout import RevisionReplica
-    from octavo_operator.watch.world import DeploymentKey, Observed, World
+    from octavo_operator.objects.kinds import Object
+
+
+class Fleet(Protocol):
+    """The LLMDeployments there are, as the watches know them."""
+
+    def rolling(self) -> list[DeploymentKey]: ...
+
+    def deployment(self, key: DeploymentKey) -> Object | None: ...
 
 
 class RolloutSlots:
     """Confined to the event loop."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._begun: set[DeploymentKey] = set()  # admitted, and not yet to be seen in the world
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._begun: set[DeploymentKey] = set()  # admitted, and not yet to be seen in the fleet
 
     def admit(
         self,
@@ -49,12 +58,12 @@ class RolloutSlots:
         self._begun.discard(key)
 
     def _under_way(self) -> set[DeploymentKey]:
-        candidates = {*self._begun, *self._world.rolling()}
+        candidates = {*self._begun, *self._fleet.rolling()}
         return {key for key in candidates if not self._is_stuck(key)}
 
     def _is_stuck(self, key: DeploymentKey) -> bool:
         """One that gets nowhere must not hold up the others."""
-        status = (self._world.deployment(key) or {}).get("status") or {}
+        status = (self._fleet.deployment(key) or {}).get("status") or {}
         return any(
             condition.get("reason") == Reason.PROGRESS_DEADLINE_EXCEEDED
             or (condition.get("type"), condition.get("status")) == ("Accepted", "False")

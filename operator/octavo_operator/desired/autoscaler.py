@@ -26,9 +26,9 @@ _ONLY_AWAKE = 1_000_000  # a target that is never reached: above zero is all tha
 
 
 def autoscalers(deployment: LLMDeployment, settings: OperatorSettings) -> list[dict[str, Any]]:
-    """One at most; none where KEDA is asked for and not installed."""
+    """One at most; none if KEDA is required but not installed."""
     scaling = deployment.autoscaling
-    # While suspended nobody may scale it up again.
+    # While suspended it must not be scaled up.
     if scaling is None or scaling.provider == "octavo" or deployment.suspend:
         return []
     if scaling.provider == "hpa":
@@ -37,7 +37,7 @@ def autoscalers(deployment: LLMDeployment, settings: OperatorSettings) -> list[d
 
 
 def check_autoscaler(deployment: LLMDeployment, settings: OperatorSettings) -> None:
-    """Raises SpecInvalid where KEDA is asked for and not installed."""
+    """Raises SpecInvalid if KEDA is required but not installed."""
     scaling = deployment.autoscaling
     if scaling is None or scaling.provider != "keda" or deployment.suspend:
         return

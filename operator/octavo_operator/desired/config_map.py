@@ -29,5 +29,5 @@ def config_map(deployment: LLMDeployment, revision: str) -> dict[str, Any]:
 def config_text(deployment: LLMDeployment) -> str:
     options = engine_options(deployment, model=weights(deployment, image="", pull_policy="").path)
     where: dict[str, Option] = {"host": "0.0.0.0", "port": ENGINE_PORT, "log-format": "json"}
-    # A flag in engine.args wins over the file, and the file has what nobody asked for too.
+    # A flag in engine.args wins over the file, and the file has the defaults too.
     return to_toml({**options, **where})

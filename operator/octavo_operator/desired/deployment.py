@@ -25,7 +25,7 @@ TEMPLATE_ANNOTATION = "octavo.dev/template"  # a hash of the template as it was 
 def engine_deployment(
     deployment: LLMDeployment, settings: OperatorSettings, revision: str, *, replicas: int | None
 ) -> dict[str, Any]:
-    """Without `replicas` where somebody else decides on it."""
+    """Without `replicas` if an autoscaler sets it."""
     name = names.engine_deployment(deployment.name, revision)
     template = pod_template(deployment, settings, revision)
     spec: dict[str, Any] = {
@@ -44,8 +44,8 @@ def engine_deployment(
         spec["replicas"] = replicas
     text = json.dumps(template, sort_keys=True)
     annotations = {TEMPLATE_ANNOTATION: names.short_hash(text.encode(), 10)}
-    if (asked := revision_of(deployment, settings)) != revision:
-        annotations[ASKED_ANNOTATION] = asked
+    if (fingerprint := revision_of(deployment, settings)) != revision:
+        annotations[ASKED_ANNOTATION] = fingerprint
     head = child(
         deployment,
         "apps/v1",

@@ -18,7 +18,7 @@ def disruption_budget(deployment: LLMDeployment) -> dict[str, Any]:
         # At least one: a budget of none would stop every node from being drained for ever.
         "maxUnavailable": 1 if allowed in (0, "0%") else allowed,
         "selector": {"matchLabels": labels.engines(deployment.name)},
-        # A pod that never became ready protects nobody.
+        # A pod that never became ready needs no protection.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
     return {**child(deployment, "policy/v1", "PodDisruptionBudget", name), "spec": spec}

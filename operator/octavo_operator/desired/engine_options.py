@@ -1,11 +1,11 @@
-"""What the spec asks of `octavo serve`: the same for a pod and for a process on a laptop."""
+"""The options of `octavo serve` for a spec: the same for a pod and for a process on a laptop."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
 
-from octavo_operator.spec.quantities import parse_quantity, plain, whole
+from octavo_operator.objects.quantities import parse_quantity, plain, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Traffic:
     """What the moment adds to the spec: how large the revision is, and who gets requests."""
 
-    replicas: int | None = None  # of this revision; None: the spec's, or nobody's
+    replicas: int | None = None  # of this revision; None: the spec's, or unset
     weights: Mapping[str, int] = field(default_factory=dict)  # percent by revision; empty: no split
     scaled_to_zero: bool = False  # routers hold requests instead of refusing them
 
@@ -43,7 +43,7 @@ def desired_objects(
     adopted under another name.
 
     Without `traffic.replicas` the Deployment has the spec's, or none where an autoscaler decides.
-    Raises SpecInvalid where nobody names an image.
+    Raises SpecInvalid if no image is set.
     """
     traffic = traffic or Traffic()
     revision = revision or revision_of(deployment, settings)

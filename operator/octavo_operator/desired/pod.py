@@ -91,7 +91,7 @@ def _engine(
     requests = {**({} if resources.limits else DEFAULT_REQUESTS), **resources.requests}
     is_on_node = is_fetched(deployment) and deployment.cache.kind == "EmptyDir"
     if is_on_node and "ephemeral-storage" not in resources.limits:
-        # Weights fill the node's own disk: who does not ask for it is evicted first, or fills it.
+        # Weights fill the node's own disk: a pod without a request for it is evicted first.
         requests.setdefault("ephemeral-storage", deployment.cache.size)
     container: dict[str, Any] = {
         "name": names.ENGINE_CONTAINER,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from octavo_operator.spec.quantities import parse_quantity
+from octavo_operator.objects.quantities import parse_quantity
 
 if TYPE_CHECKING:
     from octavo_operator.spec import LLMDeployment

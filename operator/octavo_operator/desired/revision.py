@@ -1,4 +1,4 @@
-"""A revision's name: a hash of what the user asked for, and of nothing that an operator adds.
+"""A revision's name: a hash of the user's spec, without anything that the operator adds.
 
 Probes, security contexts, resources of the fetch step and the like are this version's. Another
 version has others, and pods that serve are no worse for the ones they have: they keep them until
@@ -57,7 +57,7 @@ def asked_for(deployment: LLMDeployment) -> dict[str, Any]:
     engine = _changed(deployment.engine)
     for settled in ("device", "image"):
         engine.pop(settled, None)
-    asked = {
+    wanted = {
         "model": _changed(deployment.model),
         "engine": engine,
         "resources": _changed(deployment.resources),
@@ -70,7 +70,7 @@ def asked_for(deployment: LLMDeployment) -> dict[str, Any]:
         },
         "podTemplate": deployment.pod_template,
     }
-    return {name: value for name, value in asked.items() if value}
+    return {name: value for name, value in wanted.items() if value}
 
 
 def _settled(deployment: LLMDeployment, settings: OperatorSettings) -> dict[str, Any]:

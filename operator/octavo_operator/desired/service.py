@@ -10,7 +10,7 @@ from octavo_engine.protocol.kubernetes import ROUTING_ANNOTATION
 from octavo_operator.desired.metadata import child
 from octavo_operator.desired.probes import PORT_NAME
 from octavo_operator.objects import labels, names
-from octavo_operator.spec.quantities import plain
+from octavo_operator.objects.quantities import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -28,7 +28,7 @@ FETCH_RESOURCES = {
 class Weights(NamedTuple):
     """What a pod needs for its model."""
 
-    path: str  # as the engine is told
+    path: str  # as the engine gets it
     volumes: list[dict[str, Any]]
     mounts: list[dict[str, Any]]  # of the engine: it only reads
     init_containers: list[dict[str, Any]]
@@ -101,7 +101,7 @@ def _fetch_container(
         "args": fetch_arguments(model, folder),
         "env": [
             {"name": "HOME", "value": "/tmp"},
-            # NOTE: images built on NVIDIA's ask for all GPUs, and where its runtime is the default
+            # NOTE: images built on NVIDIA's request all GPUs, and where its runtime is the default
             # this step would get them: those of other pods.
             {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},
         ],

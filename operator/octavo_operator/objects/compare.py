@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from octavo_operator.spec.quantities import parse_quantity
+from octavo_operator.objects.quantities import parse_quantity
 
 _QUANTITY = re.compile(r"[0-9.]+([munkMGTPE]|[KMGTPE]i|e[0-9]+)?")
 

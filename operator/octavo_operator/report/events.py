@@ -1,4 +1,4 @@
-"""Events for people: what was done and what went wrong, each reason at most once a minute."""
+"""Kubernetes Events: what was done and what went wrong, each reason at most once a minute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from octavo_operator.errors import ClusterError
 from octavo_operator.objects import kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from octavo_operator.cluster.api import Cluster
     from octavo_operator.objects.kinds import Object
@@ -24,7 +24,7 @@ MAX_REMEMBERED = 20_000
 
 
 class EventRecorder:
-    """Failing to tell is logged, and never fails what was to be told."""
+    """A failure to record an Event is logged and never raised."""
 
     def __init__(
         self,
@@ -38,19 +38,19 @@ class EventRecorder:
         self._clock = clock
         self._now_text = now_text
         self._least_gap_s = least_gap_s
-        self._told_at: dict[tuple[str, str], float] = {}  # uid, reason
+        self._recorded_at: dict[tuple[str, str], float] = {}  # uid, reason
 
-    async def tell(
+    async def record(
         self, about: Object, kind: Literal["Normal", "Warning"], reason: str, message: str
     ) -> None:
         key = (kinds.uid_of(about), reason)
         now = self._clock()
-        if now - self._told_at.get(key, float("-inf")) < self._least_gap_s:
+        if now - self._recorded_at.get(key, float("-inf")) < self._least_gap_s:
             return
-        if len(self._told_at) >= MAX_REMEMBERED:
+        if len(self._recorded_at) >= MAX_REMEMBERED:
             horizon = now - self._least_gap_s
-            self._told_at = {k: at for k, at in self._told_at.items() if at > horizon}
-        self._told_at[key] = now
+            self._recorded_at = {k: at for k, at in self._recorded_at.items() if at > horizon}
+        self._recorded_at[key] = now
         try:
             await self._cluster.create(self._event(about, kind, reason, message))
         except (ClusterError, NotLeader) as error:
@@ -82,3 +82,12 @@ class EventRecorder:
             "lastTimestamp": at,
             "count": 1,
         }
+
+
+def by_verb(details: Sequence[str]) -> dict[str, str]:
+    """One message per verb (Created, Updated, Scaled, Deleted) that lists all its objects."""
+    objects: dict[str, list[str]] = {}
+    for detail in details:
+        verb, _, what = detail.partition(" ")
+        objects.setdefault(verb, []).append(what)
+    return {verb: f"{verb} {', '.join(names)}" for verb, names in objects.items()}

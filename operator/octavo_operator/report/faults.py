@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.kubernetes import ROUTABLE_CONDITION
+from octavo_operator.decide.observed import condition_of, waits_for_gate
 from octavo_operator.objects import kinds
 from octavo_operator.objects.names import FETCH_CONTAINER
-from octavo_operator.report.reasons import Reason, explain
-from octavo_operator.watch.world import condition_of, waits_for_gate
+from octavo_operator.reasons import Reason, explain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from octavo_operator.decide.observed import Observed
     from octavo_operator.objects.kinds import Object
-    from octavo_operator.watch.world import Observed
 
 _SEVERITY = {reason: rank for rank, reason in enumerate(Reason)}
 
@@ -72,7 +72,7 @@ _REFUSALS = (
 
 
 def unexplained(observed: Observed) -> list[Object]:
-    """Those of which only events can tell why they do not come up."""
+    """Those that do not start for a reason that only events show."""
     claims = [
         body
         for (kind, _), body in observed.children.items()
@@ -147,7 +147,7 @@ def pod_faults(
     """At most one that stops the pod, and then what its warnings add."""
     subject, uid = f"pod {kinds.name_of(pod)}", kinds.uid_of(pod)
     if pod["metadata"].get("deletionTimestamp") and condition_of(pod, "DisruptionTarget") != "True":
-        return  # it is on its way out by our own wish
+        return  # it is being deleted by the operator itself
     for look in (_lost, _unscheduled, _containers):
         found = look(pod)
         if found is not None:
@@ -280,20 +280,20 @@ def _ended(name: str, container: Object) -> Found | None:
     code, cause = int(ended.get("exitCode", 0)), str(ended.get("reason", ""))
     if code == 0 and cause != "OOMKilled":
         return None
-    said = str(ended.get("message") or "").strip()
+    output = str(ended.get("message") or "").strip()
     if cause == "OOMKilled":
-        return Reason.OUT_OF_MEMORY, f"container {name} was ended for using more than its limit"
+        return Reason.OUT_OF_MEMORY, f"container {name} was killed for exceeding its memory limit"
     if cause == "StartError" or cause == "ContainerCannotRun":
-        is_format = "exec format error" in said.lower()
+        is_format = "exec format error" in output.lower()
         return (
             Reason.IMAGE_ARCHITECTURE if is_format else Reason.CONTAINER_CANNOT_START,
-            said or f"exit code {code}",
+            output or f"exit code {code}",
         )
     if name == FETCH_CONTAINER:
-        return _fetch_failure(said, code)
+        return _fetch_failure(output, code)
     restarts = int(container.get("restartCount", 0))
     fact = f"exit code {code}" + (f" after {restarts} restarts" if restarts else "")
-    if last := _last_line(said):
+    if last := _last_line(output):
         fact += f": {last}"
     if code in _EXITS:
         return _EXITS[code], fact
@@ -322,15 +322,15 @@ FETCH_REASONS = {
 }
 
 
-def _fetch_failure(said: str, code: int) -> Found:
+def _fetch_failure(output: str, code: int) -> Found:
     try:  # the log's last line, where the step could not write its message
-        told = json.loads(_last_line(said))
+        failure = json.loads(_last_line(output))
     except ValueError:
-        told = None
-    if not isinstance(told, dict):
-        return Reason.MODEL_FETCH_FAILED, _last_line(said) or f"the fetch step ended with {code}"
-    reason = FETCH_REASONS.get(str(told.get("reason", "")), Reason.MODEL_FETCH_FAILED)
-    return reason, str(told.get("message") or f"the fetch step ended with {code}")
+        failure = None
+    if not isinstance(failure, dict):
+        return Reason.MODEL_FETCH_FAILED, _last_line(output) or f"the fetch step ended with {code}"
+    reason = FETCH_REASONS.get(str(failure.get("reason", "")), Reason.MODEL_FETCH_FAILED)
+    return reason, str(failure.get("message") or f"the fetch step ended with {code}")
 
 
 def _last_line(text: str) -> str:
@@ -363,4 +363,4 @@ def _gate_fact(pod: Object) -> str:
     for condition in (pod.get("status") or {}).get("conditions") or []:
         if condition.get("type") == ROUTABLE_CONDITION and condition.get("message"):
             return str(condition["message"])
-    return "ready, but not known to all routers yet"
+    return "ready, but not all routers know it yet"

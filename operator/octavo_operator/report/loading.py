@@ -1,7 +1,7 @@
-"""How far the next pod is, and what its fetch found: from pods, a log's last line, and the routers.
+"""Progress of the next pod, and the model its fetch found: from pods, a log's last line, routers.
 
-Asked for at most every few seconds per LLMDeployment, and only while something is on its way; so
-the status is written no more often for it.
+Read at most every few seconds per LLMDeployment, and only while a pod is starting, so that it does
+not cause more writes of the status.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LoadingState:
     message: str = ""
 
     def to_status(self) -> Object:
-        told = {
+        fields = {
             "phase": self.phase,
             "pod": self.pod or None,
             "percent": self.percent,
@@ -59,41 +59,41 @@ class LoadingState:
             "remainingSeconds": self.remaining_s,
             "message": self.message[:512] or None,
         }
-        return {name: value for name, value in told.items() if value is not None}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class LoadingReader:
-    """Confined to the event loop. Losing what it knows costs one question."""
+    """Confined to the event loop. Losing its state costs one read."""
 
     def __init__(self, cluster: Cluster, demand: RouterDemand, clock: Callable[[], float]) -> None:
         self._cluster = cluster
         self._demand = demand
         self._clock = clock
         # by UID of the LLMDeployment: when, of which pod in which phase, what
-        self._told: dict[str, tuple[float, tuple[Phase, str], LoadingState]] = {}
+        self._last: dict[str, tuple[float, tuple[Phase, str], LoadingState]] = {}
         self._denied_at = float("-inf")
 
     async def read(self, uid: str, pods: Sequence[Object]) -> LoadingState | None:
         """`pods`: those of the new revision. None where there are none."""
         found = most_advanced(pods, self._demand.loading)
         if found is None:
-            self._told.pop(uid, None)
+            self._last.pop(uid, None)
             return None
         phase, pod = found
         if phase in ("Pending", "Ready"):
-            self._told.pop(uid, None)
+            self._last.pop(uid, None)
             return LoadingState(phase=phase, percent=100 if phase == "Ready" else None)
         now = self._clock()
         subject = (phase, kinds.name_of(pod))
-        told = self._told.get(uid)
-        if told is not None and told[1] == subject and now - told[0] < EVERY_S:
-            return told[2]
+        last = self._last.get(uid)
+        if last is not None and last[1] == subject and now - last[0] < EVERY_S:
+            return last[2]
         loading = await self._look(phase, pod)
-        self._told[uid] = (now, subject, loading)
+        self._last[uid] = (now, subject, loading)
         return loading
 
     def forget(self, uid: str) -> None:
-        self._told.pop(uid, None)
+        self._last.pop(uid, None)
 
     async def _look(self, phase: Phase, pod: Object) -> LoadingState:
         name = kinds.name_of(pod)
@@ -103,7 +103,7 @@ class LoadingReader:
         return fetched_so_far(name, await self._log(pod))
 
     async def _log(self, pod: Object) -> str:
-        """The fetch's last lines; empty where nobody tells."""
+        """The last lines of the fetch; empty if they cannot be read."""
         now = self._clock()
         if now - self._denied_at < DENIED_S:
             return ""
@@ -114,10 +114,12 @@ class LoadingReader:
         except ApiRefused as error:
             if error.status == 403:
                 self._denied_at = now
-                told = {"error": str(error), "advice": "grant get on pods/log"}
-                logger.warning("May not read how far fetches are", extra=told)
+                details = {"error": str(error), "advice": "grant get on pods/log"}
+                logger.warning("Not permitted to read the progress of fetches", extra=details)
         except (ClusterError, TimeoutError) as error:
-            logger.debug("No log of a fetch", extra={"pod": name, "error": str(error)})
+            logger.debug(
+                "Could not read the log of a fetch", extra={"pod": name, "error": str(error)}
+            )
         return ""
 
 
@@ -132,26 +134,26 @@ def most_advanced(
     )
 
 
-def loaded(pod: str, share: float | None, told: LoadProgress | None) -> LoadingState:
-    """`share` of the weights, from 0 to 1; `told` in bytes, by engines that know them."""
+def loaded(pod: str, share: float | None, progress: LoadProgress | None) -> LoadingState:
+    """`share` of the weights, from 0 to 1; `progress` in bytes, from engines that report it."""
     percent = None if share is None else int(100 * min(1.0, max(0.0, share)))
-    if told is None:
+    if progress is None:
         message = "" if percent is None else f"Loading weights: {percent} %."
         return LoadingState(phase="Loading", pod=pod, percent=percent, message=message)
-    return _of_progress(pod, told, percent)
+    return _of_progress(pod, progress, percent)
 
 
-def _of_progress(pod: str, told: LoadProgress, percent: int | None) -> LoadingState:
-    text = str(told)
+def _of_progress(pod: str, progress: LoadProgress, percent: int | None) -> LoadingState:
+    text = str(progress)
     return LoadingState(
-        # An engine fetches by itself what no step before it was told to.
-        phase="Fetching" if told.phase == FETCHING else "Loading",
+        # An engine fetches by itself if no init container did.
+        phase="Fetching" if progress.phase == FETCHING else "Loading",
         pod=pod,
-        percent=percent if told.share is None else int(100 * told.share),
-        bytes_done=told.bytes_done,
-        bytes_total=told.bytes_total or None,
-        bytes_per_s=told.bytes_per_s or None,
-        remaining_s=told.remaining_s,
+        percent=percent if progress.share is None else int(100 * progress.share),
+        bytes_done=progress.bytes_done,
+        bytes_total=progress.bytes_total or None,
+        bytes_per_s=progress.bytes_per_s or None,
+        remaining_s=progress.remaining_s,
         message=f"{text[0].upper()}{text[1:]}.",
     )
 
@@ -165,8 +167,8 @@ def fetched_so_far(pod: str, log: str) -> LoadingState:
     done, total = _count(facts.get("bytes")), _count(facts.get("total"))
     if done is None or not total:
         return LoadingState(phase="Fetching", pod=pod, bytes_done=done)
-    told = LoadProgress(FETCHING, done, total, _count(facts.get("rate")) or 0)
-    return _of_progress(pod, told, None)
+    progress = LoadProgress(FETCHING, done, total, _count(facts.get("rate")) or 0)
+    return _of_progress(pod, progress, None)
 
 
 def found_model(uri: str, pods: Sequence[Object], previous: Mapping[str, Any]) -> Object:
@@ -179,12 +181,12 @@ def found_model(uri: str, pods: Sequence[Object], previous: Mapping[str, Any]) -
         facts = last_facts(str(ended.get("message") or "")) if not ended.get("exitCode") else {}
         if facts.get("phase") != "complete":
             continue
-        told = {
+        fields = {
             "revision": str(facts.get("revision") or "")[:256] or None,
             "digest": str(facts.get("digest") or "")[:128] or None,
             "bytes": _count(facts.get("bytes")),
         }
-        model |= {name: value for name, value in told.items() if value is not None}
+        model |= {name: value for name, value in fields.items() if value is not None}
     return model
 
 
@@ -222,7 +224,7 @@ def _container(pod: Object, place: str, name: str) -> Object:
 
 
 def _count(value: object) -> int | None:
-    """What anybody may have written into a log, as the schema takes it."""
+    """A number from a log, which may hold anything, as the schema accepts it."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e300:
         return None
     return min(int(value), MAX_BYTES)

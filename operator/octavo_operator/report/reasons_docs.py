@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo_operator.report.reasons import ADVICE, Reason
+from octavo_operator.reasons import ADVICE, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ _PARTS = (
 
 
 def with_reasons(page: str) -> str:
-    """The page with what stands between the two marks made anew."""
+    """The page with the text between the two marks regenerated."""
     head, begin, rest = page.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:

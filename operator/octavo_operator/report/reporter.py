@@ -1,6 +1,6 @@
-"""What is said of one LLMDeployment: faults found, status written, Events sent; each once.
+"""Reports one LLMDeployment: finds faults, writes the status, records Events; each once.
 
-What others wrote about its pods is asked for here, and only while something does not come up.
+Events about its pods are listed here, and only while a pod does not come up.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from octavo_engine.protocol.kubernetes import REVISION_LABEL
 from octavo_operator.cluster.guard import TokenBucket
 from octavo_operator.objects import kinds, labels
+from octavo_operator.reasons import Reason
 from octavo_operator.report.faults import Fault, find_faults, newest_first, unexplained
 from octavo_operator.report.loading import LoadingReader, found_model
-from octavo_operator.report.reasons import Reason
 from octavo_operator.report.status import Facts, refused, summarize
 
 if TYPE_CHECKING:
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
     from octavo_operator.cluster.api import Cluster
     from octavo_operator.decide.accepted_spec import Accepted
+    from octavo_operator.decide.observed import Observed
     from octavo_operator.objects.kinds import Object
     from octavo_operator.report.events import EventRecorder
     from octavo_operator.report.loading import LoadingState
     from octavo_operator.routers.poller import RouterDemand
     from octavo_operator.snapshot import ReconcileSnapshot
-    from octavo_operator.watch.world import Observed, World
+    from octavo_operator.watch.world import World
 
 WARNINGS_EVERY_S = 4.0
 # What is normal for a while: how long nothing must have changed until it is a fault.
@@ -39,12 +40,12 @@ PATIENCE_S = {
 EVENT_LISTS_PER_S, EVENT_LIST_BURST = 5.0, 20
 MAX_SUSPECTS = 3  # pods of one LLMDeployment fail alike
 MAX_WARNINGS = 10
-MAX_WORD = 256  # of what an engine says of its model
+MAX_WORD = 256  # characters of a value that an engine reports about its model
 
 
 @dataclass(slots=True)
 class Reported:
-    """What was said of one LLMDeployment last. Losing it costs a write or an Event, no more."""
+    """What was reported last. Losing it costs one write or one Event."""
 
     uid: str = ""
     progress: tuple[object, float] = ((), 0.0)  # the last picture of the rollout, and since when
@@ -54,7 +55,7 @@ class Reported:
 
 
 class Reporter:
-    """Writes through the cluster it is given, and keeps nothing but what its reader knows."""
+    """Writes through the cluster it is given; keeps no state but its reader's."""
 
     def __init__(
         self,
@@ -77,50 +78,50 @@ class Reporter:
             per_second=EVENT_LISTS_PER_S, burst=EVENT_LIST_BURST, clock=clock
         )
 
-    def forget(self, told: Reported) -> None:
-        self._loading.forget(told.uid)
+    def forget(self, last: Reported) -> None:
+        self._loading.forget(last.uid)
 
     async def report(
         self,
         body: Object,
-        view: ReconcileSnapshot,
-        told: Reported,
+        snapshot: ReconcileSnapshot,
+        last: Reported,
         refusals: list[Fault],
         *,
         endpoint: str,
     ) -> None:
         """`refusals`: what the API server did not take just now, and names that are taken."""
         previous = body.get("status") or {}
-        warnings = await self._warnings(view, told)
-        pods = _of_revision(view.observed, view.revision)
-        told.loading = await self._loading.read(told.uid, pods)
+        warnings = await self._warnings(snapshot, last)
+        pods = _of_revision(snapshot.observed, snapshot.revision)
+        last.loading = await self._loading.read(last.uid, pods)
         has_routers = self._demand.has_routers
-        stalled_s = self._stalled_s(view, told)
-        found = find_faults(view.observed, warnings, has_routers=has_routers)
+        stalled_s = self._stalled_s(snapshot, last)
+        found = find_faults(snapshot.observed, warnings, has_routers=has_routers)
         faults = refusals + [f for f in found if stalled_s >= PATIENCE_S.get(f.reason, 0.0)]
-        step = view.capacity.step
-        refusal = _refusal(view.accepted)
+        step = snapshot.capacity.step
+        refusal = _refusal(snapshot.accepted)
         facts = Facts(
-            generation=view.deployment.generation,
-            revision=view.revision,
-            wanted=view.wish.replicas,
-            least_serving=view.wish.limits.least_serving,
-            is_suspended=view.deployment.suspend,
-            is_done=step.is_done and not view.plan.hold,
-            waiting_for=", ".join(view.plan.hold),
-            replicas=view.replicas,
+            generation=snapshot.deployment.generation,
+            revision=snapshot.revision,
+            wanted=snapshot.target.replicas,
+            least_serving=snapshot.target.limits.least_serving,
+            is_suspended=snapshot.deployment.suspend,
+            is_done=step.is_done and not snapshot.plan.hold,
+            waiting_for=", ".join(snapshot.plan.hold),
+            replicas=snapshot.replicas,
             faults=faults,
-            loading=told.loading,
-            model=self._model(view, pods, previous),
-            canary=view.capacity.state,
-            weights=view.capacity.weights,
+            loading=last.loading,
+            model=self._model(snapshot, pods, previous),
+            canary=snapshot.capacity.state,
+            weights=snapshot.capacity.weights,
             stalled_s=stalled_s,
-            progress_deadline_s=view.deployment.rollout.progress_deadline_s,
-            scaling=view.scaling,
-            accepted=view.accepted.to_status(),
+            progress_deadline_s=snapshot.deployment.rollout.progress_deadline_s,
+            scaling=snapshot.scaling,
+            accepted=snapshot.accepted.to_status(),
             refusal=refusal,
-            unknown=view.deployment.unknown,
-            selector=labels.selector_text(labels.engines(view.deployment.name)),
+            unknown=snapshot.deployment.unknown,
+            selector=labels.selector_text(labels.engines(snapshot.deployment.name)),
             endpoint=endpoint,
         )
         await self._write_status(body, summarize(facts, previous, self._now_text()), previous)
@@ -128,21 +129,21 @@ class Reporter:
             faults = [refusal, *faults]
         reasons = frozenset(fault.reason for fault in faults)
         for fault in faults:
-            if fault.reason not in told.faults:
-                await self._events.tell(body, "Warning", fault.reason, fault.message)
-        told.faults = reasons
+            if fault.reason not in last.faults:
+                await self._events.record(body, "Warning", fault.reason, fault.message)
+        last.faults = reasons
 
     async def refuse(self, body: Object, generation: int, reason: Reason, text: str) -> None:
         previous = body.get("status") or {}
         status = refused(generation, reason, text, previous, self._now_text())
         if await self._write_status(body, status, previous):
-            await self._events.tell(body, "Warning", reason, text)
+            await self._events.record(body, "Warning", reason, text)
 
     async def _write_status(self, body: Object, status: Object, previous: Object) -> bool:
         if status == previous:
             return False
         # NOTE: the status subresource ignores a uid, but not a resourceVersion: a resource that was
-        # deleted and created anew, or edited meanwhile, is not told what was found of the old one.
+        # deleted and created anew, or edited meanwhile, does not get the findings of the old one.
         names = ("namespace", "name", "uid", "resourceVersion")
         stored = await self._cluster.apply_status(
             {
@@ -155,47 +156,53 @@ class Reporter:
         self._world.keep(kinds.LLM_DEPLOYMENT, stored)
         return True
 
-    def _model(self, view: ReconcileSnapshot, pods: Sequence[Object], previous: Object) -> Object:
+    def _model(
+        self, snapshot: ReconcileSnapshot, pods: Sequence[Object], previous: Object
+    ) -> Object:
         """What is known of the model; of another revision's model nothing is known."""
-        known = previous.get("model") if previous.get("revision") == view.revision else None
+        known = previous.get("model") if previous.get("revision") == snapshot.revision else None
         model = found_model(
-            view.deployment.model.uri, pods, known if isinstance(known, dict) else {}
+            snapshot.deployment.model.uri, pods, known if isinstance(known, dict) else {}
         )
-        if length := self._demand.max_model_len(view.deployment.pool, view.revision):
+        if length := self._demand.max_model_len(snapshot.deployment.pool, snapshot.revision):
             model["maxModelLen"] = length
-        if served := self._demand.model(view.deployment.pool, view.revision):
-            told = {"id": served.id, "architecture": served.architecture, "format": served.format}
-            model |= {name: value[:MAX_WORD] for name, value in told.items() if value}
+        if served := self._demand.model(snapshot.deployment.pool, snapshot.revision):
+            found = {"id": served.id, "architecture": served.architecture, "format": served.format}
+            model |= {name: value[:MAX_WORD] for name, value in found.items() if value}
         return model
 
-    def _stalled_s(self, view: ReconcileSnapshot, told: Reported) -> float:
+    def _stalled_s(self, snapshot: ReconcileSnapshot, last: Reported) -> float:
         picture = (
-            view.revision,
-            view.wish.replicas,
-            tuple((r.id, r.ready, r.routable) for r in view.replicas),
+            snapshot.revision,
+            snapshot.target.replicas,
+            tuple((r.id, r.ready, r.routable) for r in snapshot.replicas),
         )
         now = self._clock()
-        if told.progress[0] != picture or view.is_queued:
-            told.progress = (picture, now)
-        return now - told.progress[1]
+        if last.progress[0] != picture or snapshot.is_queued:
+            last.progress = (picture, now)
+        return now - last.progress[1]
 
-    async def _warnings(self, view: ReconcileSnapshot, told: Reported) -> dict[str, list[Object]]:
-        """Events about what nothing else explains. Asked for, not watched: a cluster has many, and
+    async def _warnings(
+        self, snapshot: ReconcileSnapshot, last: Reported
+    ) -> dict[str, list[Object]]:
+        """Events about what nothing else explains. Listed, not watched: a cluster has many, and
         ours matter only while something does not come up."""
         now = self._clock()
-        suspects = {kinds.uid_of(body): body for body in unexplained(view.observed)[:MAX_SUSPECTS]}
-        told.warnings = {u: found for u, found in told.warnings.items() if u in suspects}
+        suspects = {
+            kinds.uid_of(body): body for body in unexplained(snapshot.observed)[:MAX_SUSPECTS]
+        }
+        last.warnings = {u: found for u, found in last.warnings.items() if u in suspects}
         for uid, body in suspects.items():
-            asked_at = told.warnings.get(uid, (float("-inf"), []))[0]
-            if now - asked_at < WARNINGS_EVERY_S or not self._event_lists.try_take():
-                continue  # what was found before is still told
+            listed_at = last.warnings.get(uid, (float("-inf"), []))[0]
+            if now - listed_at < WARNINGS_EVERY_S or not self._event_lists.try_take():
+                continue  # what was found before is still reported
             listing = await self._cluster.find(
                 kinds.EVENT,
                 kinds.namespace_of(body),
                 fields=f"involvedObject.uid={uid},type=Warning",
             )
-            told.warnings[uid] = (now, newest_first(listing.items)[:MAX_WARNINGS])
-        return {uid: found for uid, (_, found) in told.warnings.items()}
+            last.warnings[uid] = (now, newest_first(listing.items)[:MAX_WARNINGS])
+        return {uid: found for uid, (_, found) in last.warnings.items()}
 
 
 def _refusal(accepted: Accepted) -> Fault | None:

@@ -1,4 +1,4 @@
-"""The status: numbers, where the rollout stands, and five conditions that explain themselves.
+"""The status: replica counts, the rollout's progress, and five conditions.
 
 Computed whole from what is; written only where it differs. A condition's transition time moves when
 its status flips, not when its words change.
@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from octavo_operator.decide.autoscale import Scaling
 from octavo_operator.decide.canary import CanaryState
-from octavo_operator.report.reasons import Reason, explain
+from octavo_operator.reasons import Reason, explain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,15 +23,6 @@ if TYPE_CHECKING:
 
 Truth = Literal["True", "False", "Unknown"]
 MAX_MESSAGE = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Scaling:
-    """The last decision of the built-in autoscaler; it survives a restart here."""
-
-    replicas: int
-    reason: str  # its name and the signal behind it
-    changed_at: str  # RFC 3339
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +150,7 @@ def merge_conditions(
 
 def rollout_to_status(state: CanaryState, weight: int = 0) -> Object:
     """Only what is not at its default."""
-    told: Object = {
+    fields: Object = {
         "stable": state.stable,
         "revision": state.revision,
         "step": state.step,
@@ -167,35 +159,35 @@ def rollout_to_status(state: CanaryState, weight: int = 0) -> Object:
         "message": state.message[:MAX_MESSAGE],
         "weight": weight,
     }
-    return {key: value for key, value in told.items() if value}
+    return {key: value for key, value in fields.items() if value}
 
 
 def rollout_from_status(status: Mapping[str, object]) -> CanaryState:
-    """Tolerant: somebody may have edited or emptied it."""
-    told = status.get("rollout")
-    if not isinstance(told, dict):
+    """Tolerant: the status may have been edited or emptied."""
+    stored = status.get("rollout")
+    if not isinstance(stored, dict):
         return CanaryState()
-    step, started = told.get("step"), told.get("stepStartedAt")
+    step, started = stored.get("step"), stored.get("stepStartedAt")
     return CanaryState(
-        stable=str(told.get("stable") or ""),
-        revision=str(told.get("revision") or ""),
+        stable=str(stored.get("stable") or ""),
+        revision=str(stored.get("revision") or ""),
         step=step if isinstance(step, int) and step >= 0 else 0,
         step_started_at=float(started) if isinstance(started, int | float) else 0.0,
-        rejected=str(told.get("rejected") or ""),
-        message=str(told.get("message") or ""),
+        rejected=str(stored.get("rejected") or ""),
+        message=str(stored.get("message") or ""),
     )
 
 
 def scaling_from_status(status: Mapping[str, object]) -> Scaling | None:
-    told = status.get("autoscaling")
-    replicas = told.get("replicas") if isinstance(told, dict) else None
-    if not isinstance(told, dict) or not isinstance(replicas, int) or replicas < 0:
+    stored = status.get("autoscaling")
+    replicas = stored.get("replicas") if isinstance(stored, dict) else None
+    if not isinstance(stored, dict) or not isinstance(replicas, int) or replicas < 0:
         return None
-    return Scaling(replicas, str(told.get("reason") or ""), str(told.get("changedAt") or ""))
+    return Scaling(replicas, str(stored.get("reason") or ""), str(stored.get("changedAt") or ""))
 
 
 def _revisions(facts: Facts, replicas: Sequence[RevisionReplica]) -> list[Object]:
-    told = []
+    entries = []
     for name in sorted({replica.revision for replica in replicas}):
         own = [replica for replica in replicas if replica.revision == name]
         entry: Object = {
@@ -206,8 +198,8 @@ def _revisions(facts: Facts, replicas: Sequence[RevisionReplica]) -> list[Object
         }
         if facts.weights:
             entry["weight"] = facts.weights.get(name, 0)
-        told.append(entry)
-    return told[:16]
+        entries.append(entry)
+    return entries[:16]
 
 
 def _accepted(facts: Facts) -> StatusCondition:
@@ -263,7 +255,7 @@ def _progressing(facts: Facts) -> StatusCondition:
     if facts.canary.revision:
         weight = facts.weights.get(facts.revision, 0)
         text = (
-            f"Revision {facts.revision} gets {weight} % of the traffic; waiting for its judgement."
+            f"Revision {facts.revision} gets {weight} % of the traffic; waiting for its analysis."
         )
         return StatusCondition("Progressing", "True", Reason.CANARY_RUNNING, text)
     is_new = facts.canary.stable not in ("", facts.revision)
@@ -286,7 +278,7 @@ def _degraded(facts: Facts, routable: int) -> StatusCondition:
         return StatusCondition("Degraded", "True", Reason.PROGRESS_DEADLINE_EXCEEDED, text)
     if facts.refusal is not None:
         return StatusCondition("Degraded", "True", facts.refusal.reason, facts.refusal.message)
-    return StatusCondition("Degraded", "False", Reason.AS_EXPECTED, "Nothing is wrong.")
+    return StatusCondition("Degraded", "False", Reason.AS_EXPECTED, "No problem was found.")
 
 
 def _ready(facts: Facts, routable: int) -> StatusCondition:
@@ -315,7 +307,7 @@ def _ready(facts: Facts, routable: int) -> StatusCondition:
 
 
 def _how_far(facts: Facts) -> str:
-    """As a sentence; empty where nobody tells."""
+    """As a sentence; empty if no progress is reported."""
     return facts.loading.message if facts.loading is not None else ""
 
 
@@ -326,7 +318,7 @@ def _zero(facts: Facts) -> Reason:
 
 
 _ZERO_TEXT = {
-    Reason.SUSPENDED: explain(Reason.SUSPENDED, "No replica runs, as spec.suspend asks"),
+    Reason.SUSPENDED: explain(Reason.SUSPENDED, "No replica runs because spec.suspend is set"),
     Reason.SCALED_TO_ZERO: "No replica runs.",
 }
 

@@ -1,4 +1,4 @@
-"""How the operator asks a router: by http or https, with a token, and what went wrong in a word."""
+"""Reads a router's state over HTTP or HTTPS with a token, and classifies failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RouterFetch:
         self._session = session
         self._headers = {"authorization": f"Bearer {router.token}"} if router.token else {}
         self._tls = tls or True
-        # Pods are asked by address; their certificate is that of the Service.
+        # Pods are addressed by IP; their certificate is that of the Service.
         self._name = f"{router.service}.{router.namespace}.svc" if tls else None
 
     async def __call__(self, url: str) -> bytes:

@@ -1,6 +1,6 @@
-"""What all router replicas together know: who holds which pod, who waits, how revisions fare.
+"""The state of all router replicas: pods they hold, demand, and metrics of each revision.
 
-`RouterDemand` is that knowledge; `RouterPoller` fetches it once a second from each replica.
+`RouterDemand` merges their states; `RouterPoller` fetches it once a second from each replica.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import msgspec
 
@@ -25,9 +25,10 @@ from octavo_engine.protocol.state import (
 )
 from octavo_operator.decide.autoscale import LoadSignals
 from octavo_operator.decide.canary import Sample
+from octavo_operator.decide.observed import condition_of
+from octavo_operator.decide.readiness_gate import Holders
 from octavo_operator.errors import ClusterError
 from octavo_operator.objects import kinds
-from octavo_operator.watch.world import condition_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("octavo.operator.routers")
 SELECTOR = f"{COMPONENT_LABEL}={ROUTER_COMPONENT}"
-# Older answers say nothing about now.
+# Older states are ignored.
 MAX_AGE_S = 5.0
 TTFT_WINDOW_S = 60.0
 QUIET_S = 60.0  # between two complaints of one kind about one router
@@ -56,7 +57,7 @@ Trouble = Literal["unauthorized", "tls", "unreachable", "bad_answer"]
 
 
 class RouterUnreachable(Exception):
-    """A router did not tell its state, and why."""
+    """A router did not report its state, with the reason."""
 
     def __init__(self, reason: Trouble, problem: str) -> None:
         super().__init__(problem)
@@ -67,20 +68,6 @@ class Fetch(Protocol):
     """GET a URL. Raises RouterUnreachable or OSError."""
 
     async def __call__(self, url: str) -> bytes: ...
-
-
-class Holders(NamedTuple):
-    """Router replicas: those that send a pod traffic, those that tell their state, all."""
-
-    holding: int
-    answering: int
-    total: int
-    is_known: bool  # whether it was looked which replicas there are
-
-    @property
-    def are_all(self) -> bool:
-        """Without any router there is none to wait for."""
-        return self.is_known and self.holding == self.total
 
 
 @dataclass(slots=True)
@@ -162,33 +149,37 @@ class RouterDemand:
         return counts
 
     def loading(self, pod_uid: str) -> float | None:
-        """How much of its weights a pod has loaded, from 0 to 1, as it told a router."""
-        told = [e.loading for state in self._fresh() for e in state.endpoints if e.id == pod_uid]
-        return max((share for share in told if share is not None), default=None)
+        """How much of its weights a pod has loaded, from 0 to 1, as it reported to a router."""
+        reported = [
+            e.loading for state in self._fresh() for e in state.endpoints if e.id == pod_uid
+        ]
+        return max((share for share in reported if share is not None), default=None)
 
     def progress(self, pod_uid: str) -> LoadProgress | None:
-        """The same in bytes, where the engine tells them: the most that any router heard of."""
-        told = [e.progress for state in self._fresh() for e in state.endpoints if e.id == pod_uid]
-        known = [progress for progress in told if progress is not None]
+        """The same in bytes, if the engine reports them: the furthest that any router knows."""
+        reported = [
+            e.progress for state in self._fresh() for e in state.endpoints if e.id == pod_uid
+        ]
+        known = [progress for progress in reported if progress is not None]
         # Loading comes after fetching, whatever the numbers.
         return max(known, key=lambda p: (p.phase == LOADING, p.bytes_done), default=None)
 
     def model(self, pool: str, revision: str) -> ModelState | None:
-        """What its engines say that they serve; None where none has told."""
-        told = (e.model for e in self._endpoints(pool) if e.revision == revision)
-        return next((model for model in told if model is not None), None)
+        """The model that its engines report; None if none has reported it."""
+        reported = (e.model for e in self._endpoints(pool) if e.revision == revision)
+        return next((model for model in reported if model is not None), None)
 
     def max_model_len(self, pool: str, revision: str) -> int:
-        """The longest sequence that its engines take; 0 where none has told."""
-        told = [e.max_model_len for e in self._endpoints(pool) if e.revision == revision]
-        return max(told, default=0)
+        """The longest sequence that its engines accept; 0 if none has reported it."""
+        reported = [e.max_model_len for e in self._endpoints(pool) if e.revision == revision]
+        return max(reported, default=0)
 
     def signals(self, pool: str, *, serving: int) -> LoadSignals:
         fresh = self._fresh()
         if not fresh:
             return LoadSignals(serving=serving)
         pools = [p for state in fresh for p in state.pools if p.pool == pool]
-        # Engines tell every router the same: the highest of what they told, once per engine.
+        # Engines report the same to every router: the highest value, once per engine.
         engines: dict[str, EndpointState] = {}
         for endpoint in self._endpoints(pool):
             known = engines.get(endpoint.id)
@@ -260,7 +251,7 @@ class RouterDemand:
 
 
 class RouterPoller:
-    """Asks every router replica for its state; tells which pools to look at."""
+    """Reads the state of every router replica; calls back with the pools that changed."""
 
     def __init__(
         self,
@@ -329,7 +320,7 @@ class RouterPoller:
             state = self._decoder.decode(body)
         except RouterUnreachable as error:
             self._complain(name, error.reason, str(error))
-            return  # what it said earlier grows old by itself
+            return  # its earlier state expires by itself
         except OSError as error:  # TimeoutError is one
             self._complain(name, "unreachable", str(error) or f"{url} did not answer in time")
             return
@@ -340,7 +331,7 @@ class RouterPoller:
             self._wake(pool)
 
     def _complain(self, name: str, reason: Trouble, problem: str) -> None:
-        """Its pods stay unroutable meanwhile: whoever looks for the cause must find it."""
+        """Its pods stay unroutable meanwhile, so the cause has to be in the log."""
         self._metrics.router_errors[reason] += 1
         now = self._clock()
         self._complained_at = {
@@ -350,7 +341,7 @@ class RouterPoller:
             return
         self._complained_at[name, reason] = now
         logger.warning(
-            "A router does not tell its state",
+            "A router did not report its state",
             extra={
                 "router": name, "reason": reason, "problem": problem, "advice": _ADVICE[reason],
             },
@@ -363,7 +354,7 @@ def _url(scheme: str, address: str) -> str:
 
 
 def _changed_pools(before: State | None, now: State) -> set[str]:
-    """Those with other endpoints, or where somebody begins to wait."""
+    """Those whose endpoints changed, or where requests begin to wait."""
     if before is None:
         return {pool.pool for pool in now.pools} | {endpoint.pool for endpoint in now.endpoints}
     old, new = _standing(before), _standing(now)

@@ -1,4 +1,4 @@
-"""What the user asked for: an LLMDeployment as typed, defaulted, immutable values."""
+"""The spec of an LLMDeployment as typed, defaulted, immutable values."""
 
 from octavo_operator.spec.autoscaling import AutoscalingSpec, Behavior, Targets
 from octavo_operator.spec.cache import CacheSpec

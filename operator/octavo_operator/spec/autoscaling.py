@@ -13,7 +13,7 @@ Provider = Literal["octavo", "hpa", "keda"]
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What one replica should have; the signal that asks for most replicas wins. None: ignored."""
+    """Targets per replica; the signal that proposes the most replicas wins. None: ignored."""
 
     queued_tokens: int | None = None  # prompt tokens that wait, per replica
     kv_usage: float | None = None  # share of the KV cache in use
@@ -26,7 +26,7 @@ DEFAULT_TARGETS = Targets(queued_tokens=8192, kv_usage=0.85)
 
 @dataclass(frozen=True, slots=True)
 class Behavior:
-    """One direction: how long a wish must stand, and how many pods a minute it may move."""
+    """One direction: how long a proposal must last, and how many pods a minute it may change."""
 
     window_s: float
     step: str | int  # pods, or a share of those there are
@@ -47,7 +47,7 @@ class AutoscalingSpec:
     up: Behavior = UP
     down: Behavior = DOWN
     scale_to_zero_after_s: float | None = None  # None: never
-    prometheus_url: str = ""  # where KEDA asks
+    prometheus_url: str = ""  # where KEDA queries
 
     def clamp(self, replicas: int) -> int:
         return max(self.min_replicas, min(self.max_replicas, replicas))

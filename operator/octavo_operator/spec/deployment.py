@@ -19,7 +19,6 @@ from octavo_operator.spec.engine import EngineSpec, ResourcesSpec, read_engine, 
 from octavo_operator.spec.fields import FieldReader, show
 from octavo_operator.spec.model import AdapterSpec, ModelSpec, read_adapter, read_model
 from octavo_operator.spec.pod_template import read_pod_template
-from octavo_operator.spec.rules import check_supported, check_together
 from octavo_operator.spec.traffic import RolloutSpec, RoutingSpec, read_rollout, read_routing
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ _NAME = r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMDeployment:
-    """One served model, as asked for."""
+    """One served model, as its spec describes it."""
 
     name: str
     namespace: str
@@ -49,7 +48,7 @@ class LLMDeployment:
     adapters: tuple[AdapterSpec, ...] = ()
     pod_template: Mapping[str, Any] = field(default_factory=dict)  # as written, nulls removed
     suspend: bool = False
-    unknown: tuple[str, ...] = ()  # fields that this version does not know, and leaves out
+    unknown: tuple[str, ...] = ()  # fields that this version does not support, and ignores
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> LLMDeployment:
@@ -70,7 +69,7 @@ class LLMDeployment:
 
     @property
     def device(self) -> str:
-        """auto settled: a GPU that was asked for is meant to be used."""
+        """auto resolved: a requested GPU is meant to be used."""
         if self.engine.device != "auto":
             return self.engine.device
         return "cuda" if self.resources.has_gpu else "cpu"
@@ -86,18 +85,18 @@ class LLMDeployment:
 
     @property
     def most_replicas(self) -> int:
-        """As far as the spec says: an autoscaler may ask for as many."""
+        """The most that the spec allows, an autoscaler's included."""
         return max(self.replicas, self.autoscaling.max_replicas if self.autoscaling else 0)
 
     @property
     def wanted_replicas(self) -> int:
-        """Before any autoscaler's word: none while suspended."""
+        """Before any autoscaler: none while suspended."""
         return 0 if self.suspend else self.replicas
 
 
 def _checked(deployment: LLMDeployment) -> LLMDeployment:
-    check_together(deployment)
-    check_supported(deployment)
+    _check_together(deployment)
+    _check_supported(deployment)
     return deployment
 
 
@@ -146,3 +145,72 @@ def _read(body: object, unknown: list[str] | None) -> LLMDeployment:
     )
     spec.end()
     return deployment
+
+
+def _check_together(deployment: LLMDeployment) -> None:
+    """Raises SpecInvalid. The schema says the same in CEL where CEL can."""
+    _check_device(deployment)
+    cache = deployment.cache
+    if cache.is_of_one_node and deployment.most_replicas > 1:
+        raise SpecInvalid(
+            "spec.cache.accessMode",
+            f"ReadWriteOnce is for the pods of one node, and there may be "
+            f"{deployment.most_replicas} replicas; use ReadWriteMany where the StorageClass can, "
+            "kind: EmptyDir, or one replica",
+        )
+    names = [adapter.name for adapter in deployment.adapters]
+    if len(set(names)) < len(names) or set(names) & set(deployment.model.names):
+        raise SpecInvalid("spec.adapters", "must have names unlike each other's and the model's")
+
+
+def _check_device(deployment: LLMDeployment) -> None:
+    engine, resources = deployment.engine, deployment.resources
+    if engine.device in ("cpu", "sim") and (resources.has_gpu or resources.other_accelerator):
+        raise SpecInvalid(
+            "spec.resources.limits",
+            f"requests a GPU that device: {engine.device} would leave idle; use device: cuda or "
+            "drop the GPU",
+        )
+    if engine.device == "cuda" and resources.num_gpus < 1 and not deployment.has_claims:
+        raise SpecInvalid(
+            "spec.resources.limits",
+            "needs nvidia.com/gpu or a MIG slice such as nvidia.com/mig-1g.10gb for device: cuda",
+        )
+    unknown = resources.other_accelerator or ("a resource claim" if deployment.has_claims else "")
+    if engine.device == "auto" and unknown and not resources.has_gpu:
+        raise SpecInvalid(
+            "spec.engine.device",
+            f"must be set beside {unknown}, from which it cannot be derived: cuda, torch (with "
+            "spec.engine.image), or cpu where it is no GPU",
+        )
+
+
+def _check_supported(deployment: LLMDeployment) -> None:
+    """Raises SpecInvalid with reason Unsupported: it may be right, and it would not run."""
+    engine = deployment.engine
+    if engine.executor == "ray":
+        raise _unsupported(
+            "spec.engine.executor",
+            "ray needs a Ray cluster, which this operator does not create; use uni, or run "
+            "octavo serve on your own Ray cluster and give its URL to the router",
+        )
+    if engine.executor == "mp":
+        raise _unsupported("spec.engine.executor", "mp is not in this version's engine; use uni")
+    for name, size in (
+        ("tensorParallelSize", engine.tensor_parallel_size),
+        ("pipelineParallelSize", engine.pipeline_parallel_size),
+    ):
+        if size > 1:
+            raise _unsupported(
+                f"spec.engine.{name}",
+                f"of {size} needs several ranks, which this version's engine does not have; use 1 "
+                "and more replicas",
+            )
+    if deployment.adapters:
+        raise _unsupported(
+            "spec.adapters", "cannot be loaded by this version's engine; serve a merged model"
+        )
+
+
+def _unsupported(field: str, problem: str) -> SpecInvalid:
+    return SpecInvalid(field, problem, reason="Unsupported")

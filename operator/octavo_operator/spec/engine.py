@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from octavo_operator.errors import SpecInvalid
+from octavo_operator.objects.quantities import parse_quantity
 from octavo_operator.spec.fields import FieldReader, show
 from octavo_operator.spec.model import OBJECT_NAME
-from octavo_operator.spec.quantities import parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

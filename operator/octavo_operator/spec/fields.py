@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from octavo_operator.errors import SpecInvalid
-from octavo_operator.spec.quantities import parse_duration, parse_quantity
+from octavo_operator.objects.quantities import parse_duration, parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ _PERCENT = re.compile(r"(?:100|[1-9]?[0-9])%")
 
 
 class FieldReader:
-    """One object of the spec. Every read names its field; `end` refuses those that nobody read.
+    """One object of the spec. Every read names its field; `end` refuses fields that were not read.
 
     A null is an absent field, as it is to the API server.
     """
@@ -89,7 +89,7 @@ class FieldReader:
     def text(
         self, name: str, default: str = "", *, longest: int, pattern: str = "", form: str = ""
     ) -> str:
-        """`form` says in words what `pattern` asks for."""
+        """`form` describes `pattern` in words."""
         value = self.raw(name)
         if value is None:
             return default

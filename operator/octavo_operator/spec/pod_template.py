@@ -27,7 +27,7 @@ CONTAINER_FIELDS = (
     "startupProbe", "volumeMounts", "workingDir",
 )  # fmt: skip
 
-# Lists whose items are told apart by a field: an overlay's item is merged into its namesake.
+# Lists whose items are identified by a field: an overlay's item is merged into its namesake.
 MERGE_KEYS: Mapping[str, str] = {
     "claims": "name",
     "containers": "name",

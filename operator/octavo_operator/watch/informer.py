@@ -1,4 +1,4 @@
-"""What watches and lists tell goes into the world, and its key into the queue; nothing else."""
+"""From watches and lists to the cache, and from the cache to the queue of keys."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL
 from octavo_operator.cluster.api import Listing
+from octavo_operator.decide.observed import DeploymentKey
 from octavo_operator.errors import ApiRefused, ClusterError, NotFound
 from octavo_operator.objects import kinds
-from octavo_operator.watch.world import LISTED, WATCHED, DeploymentKey
+from octavo_operator.watch.world import LISTED, WATCHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("octavo.operator.intake")
 
 RETRY_S = 2.0
-OPTIONAL_TRIES = 5  # at start; what nobody needs must not keep the rest from working
+OPTIONAL_TRIES = 5  # at start; an optional kind must not block the others
 NEWEST = 1 << 62  # a version above all
 SETTLE_S = 1.0  # a listing comes as a burst of events; one list after it is enough
 
@@ -32,7 +33,7 @@ SETTLE_S = 1.0  # a listing comes as a burst of events; one list after it is eno
 class Informer:
     """The cache's only writer besides reconciles.
 
-    Watches tell what changes, but not what vanished while they were away: whenever one has listed
+    Watches report changes, but not deletions during an interruption: whenever one has listed
     anew, and every few minutes anyway, each kind is listed as a whole and compared.
     """
 
@@ -53,7 +54,7 @@ class Informer:
         self._world = world
         self._namespaces: Sequence[str | None] = namespaces or (None,)
         self._wake = wake
-        self._served = served  # told which optional kinds there are, whenever that changes
+        self._served = served  # called with the optional kinds there are, whenever they change
         self._metrics = metrics
         self._clock = clock
         self._rng = rng
@@ -61,20 +62,20 @@ class Informer:
         self._relisted: set[Kind] = set()
         self._refused: set[tuple[Kind, str | None]] = set()  # where a list was not allowed
         self._capabilities: frozenset[str] = frozenset()
-        self._news = asyncio.Event()
-        self.heard_at = clock()  # from a watch or a list
+        self._relist_due = asyncio.Event()
+        self.last_heard_at = clock()  # from a watch or a list
         self.tried_at = clock()  # to list, whatever came of it
 
     @property
     def max_age_s(self) -> float:
-        """Older news mean that we, or the API server, are deaf; a list that was not even tried for
-        so long, that it is us."""
+        """If the last event is older, this process or the API server is at fault; if no list was
+        even tried for so long, it is this process."""
         return 2 * self._every_s + 60.0
 
     def event(self, kind: Kind, event_type: str | None, body: Object) -> None:
-        """A watch's word. `event_type` is None for what it listed when it began."""
+        """One event of a watch. `event_type` is None for what it listed when it began."""
         self._metrics.watch_events[kind.name] += 1
-        self.heard_at = self._clock()
+        self.last_heard_at = self._clock()
         body.setdefault("apiVersion", kind.api_version)
         body.setdefault("kind", kind.name)
         if event_type == "DELETED":
@@ -90,7 +91,7 @@ class Informer:
             self._wake(key)
         if event_type is None and kind in self._world.synced:
             self._relisted.add(kind)
-            self._news.set()
+            self._relist_due.set()
 
     async def fill(self) -> None:
         """List everything once; returns when that has succeeded."""
@@ -113,14 +114,14 @@ class Informer:
             wait_s = self._every_s * (0.9 + 0.2 * self._rng.random())
             try:
                 async with asyncio.timeout(wait_s):
-                    await self._news.wait()
+                    await self._relist_due.wait()
                 await asyncio.sleep(SETTLE_S)
                 stale: set[Kind] = self._relisted
             except TimeoutError:
                 stale = set(WATCHED)
                 await self.refresh_optional()
             self._relisted = set()
-            self._news.clear()
+            self._relist_due.clear()
             for kind in WATCHED:
                 if kind in stale:
                     await self._try(kind)
@@ -129,7 +130,7 @@ class Informer:
         """Compare with the whole list. Raises ClusterError."""
         self.tried()
         await self._compare(kind)
-        self.heard_at = self._clock()
+        self.last_heard_at = self._clock()
         self._metrics.num_objects = len(self._world)
         self._metrics.num_deployments = len(self._world.all_keys())
 
@@ -147,8 +148,8 @@ class Informer:
             except (NotFound, ApiRefused) as error:
                 # Not installed, or not for us: either way we cannot use it.
                 if isinstance(error, ApiRefused) or kind.capability in present:
-                    told = {"kind": kind.name, "error": str(error)}
-                    logger.warning("Does without an optional kind", extra=told)
+                    details = {"kind": kind.name, "error": str(error)}
+                    logger.warning("Optional kind is not available", extra=details)
                 present.discard(kind.capability)
                 self._world.replace(kind, Listing([], NEWEST))
             except ClusterError as error:
@@ -184,8 +185,8 @@ class Informer:
     def _note_refusal(self, kind: Kind, namespace: str | None, error: ApiRefused) -> None:
         if (kind, namespace) not in self._refused:
             self._refused.add((kind, namespace))
-            told = {"kind": kind.name, "namespace": namespace, "error": str(error)}
-            logger.warning("May not list in a namespace", extra=told)
+            details = {"kind": kind.name, "namespace": namespace, "error": str(error)}
+            logger.warning("Not permitted to list in a namespace", extra=details)
 
     async def _try(self, kind: Kind) -> None:
         try:
@@ -194,4 +195,4 @@ class Informer:
             logger.warning("Could not list", extra={"kind": kind.name, "error": str(error)})
             self._relisted.add(kind)
             await asyncio.sleep(RETRY_S)
-            self._news.set()
+            self._relist_due.set()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from octavo_operator.objects.kinds import Kind
     from octavo_operator.watch.informer import Informer
 
-    Tell = Callable[[Kind, str | None, Any], None]
+    OnEvent = Callable[[Kind, str | None, Any], None]
 
 logger = logging.getLogger("octavo.operator.watch")
 
@@ -54,14 +54,14 @@ async def watch(
     stop = _Stop()
     ended: asyncio.Future[None] = loop.create_future()
 
-    def tell(kind: Kind, event_type: str | None, body: Any) -> None:
+    def on_event(kind: Kind, event_type: str | None, body: Any) -> None:
         with contextlib.suppress(RuntimeError):  # our loop has ended meanwhile
             loop.call_soon_threadsafe(intake.event, kind, event_type, body)
 
     def run() -> None:
         error: Exception | None = None
         try:
-            asyncio.run(_operate(config, tell, namespaces, stop, loop_watch))
+            asyncio.run(_operate(config, on_event, namespaces, stop, loop_watch))
         except asyncio.CancelledError:
             logger.debug("The watches were stopped")
         except Exception as caught:
@@ -113,7 +113,7 @@ class _Stop:
 
 async def _operate(
     config: KubeConfig,
-    tell: Tell,
+    on_event: OnEvent,
     namespaces: Sequence[str],
     stop: _Stop,
     loop_watch: LoopWatch,
@@ -127,9 +127,11 @@ async def _operate(
         # NOTE: kopf's own stop flag lets streams hang for five seconds; a cancellation does not.
         operator = asyncio.create_task(
             kopf.operator(
-                registry=make_registry(config, tell, sessions),
+                registry=make_registry(config, on_event, sessions),
                 settings=make_settings(),
-                identity=cast("Any", "octavo"),  # else it asks for the user's name: pods have none
+                identity=cast(
+                    "Any", "octavo"
+                ),  # else kopf looks up the user's name: pods have none
                 standalone=True,
                 clusterwide=not namespaces,
                 namespaces=tuple(namespaces),
@@ -150,7 +152,7 @@ async def _operate(
 
 async def _until_ending() -> None:
     """Returns when kopf has begun to end. NOTE: a watch that fails closes the connections of all,
-    and the others may wait for a new login for ever, which nobody makes any more."""
+    and the others may wait for ever for a login that never comes."""
     while True:
         await asyncio.sleep(LOOK_S)
         watchers = [t for t in asyncio.all_tasks() if t.get_name().startswith("watcher for ")]
@@ -180,13 +182,13 @@ def _finish(ended: asyncio.Future[None], error: Exception | None) -> None:
 
 
 def make_registry(
-    config: KubeConfig, tell: Tell, sessions: contextlib.AsyncExitStack
+    config: KubeConfig, on_event: OnEvent, sessions: contextlib.AsyncExitStack
 ) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(_login(config, sessions))
     for kind in WATCHED:
         kopf.on.event(kind.group, kind.version, kind.plural, id=kind.plural, registry=registry)(
-            _handler(kind, tell)
+            _handler(kind, on_event)
         )
     return registry
 
@@ -207,9 +209,9 @@ def make_settings() -> kopf.OperatorSettings:
     return settings
 
 
-def _handler(kind: Kind, tell: Tell) -> Any:
+def _handler(kind: Kind, on_event: OnEvent) -> Any:
     async def handle(event: Any, **_: object) -> None:
-        tell(kind, event["type"], dict(event["object"]))
+        on_event(kind, event["type"], dict(event["object"]))
 
     return handle
 

@@ -31,8 +31,8 @@ async def permitted(cluster: Cluster, namespaces: Sequence[str]) -> tuple[str, .
         if refusal is None:
             found.append(namespace)
         else:
-            told = {"namespace": namespace, "error": str(refusal)}
-            logger.warning("Does without a namespace that may not be watched", extra=told)
+            details = {"namespace": namespace, "error": str(refusal)}
+            logger.warning("Namespace is not watched: permission denied", extra=details)
     return tuple(found)
 
 

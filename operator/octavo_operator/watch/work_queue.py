@@ -1,7 +1,7 @@
-"""Keys waiting to be looked at: coalesced, serial per key, with back-off and a jittered resync.
+"""Keys to reconcile: coalesced, serial per key, with back-off and a jittered resync.
 
-`Schedule` decides and knows no time but what it is told; `WorkQueue` is its thin asyncio shell. A
-key that fails waits longer each time, and nobody waits for it.
+`Schedule` decides from the times it is passed; `WorkQueue` is its thin asyncio shell. A key that
+fails waits longer each time and delays no other key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
     from random import Random
 
-    from octavo_operator.metrics import OperatorMetrics
+    from octavo_operator.metrics import OperatorMetrics, Outcome
 
 K = TypeVar("K", bound="Hashable")
 logger = logging.getLogger("octavo.operator.queue")
@@ -24,9 +24,9 @@ logger = logging.getLogger("octavo.operator.queue")
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How soon a key is looked at again."""
+    """How soon a key is reconciled again."""
 
-    least_gap_s: float = 0.1  # between two looks at one key: a burst of events is one look
+    least_gap_s: float = 0.1  # between two reconciles of a key: a burst of events is one reconcile
     first_retry_s: float = 0.5
     longest_retry_s: float = 120.0
     resync_s: float = 300.0  # also without any event
@@ -43,12 +43,12 @@ class Schedule(Generic[K]):
         self._heap: list[tuple[float, int, K]] = []
         self._number = 0
         self._working: set[K] = set()
-        self._again: dict[K, float] = {}  # asked for while being worked on
+        self._again: dict[K, float] = {}  # added while being worked on
         self._not_before: dict[K, float] = {}
         self._failures: dict[K, int] = {}
 
     def __len__(self) -> int:
-        """Keys that are due as soon as somebody has time are counted with those that wait."""
+        """Keys that are due but have no worker yet are counted too."""
         return len(self._due)
 
     @property
@@ -56,7 +56,7 @@ class Schedule(Generic[K]):
         return len(self._working)
 
     def add(self, key: K, now: float, *, after_s: float = 0.0) -> None:
-        """Look at this key; an earlier date wins."""
+        """Reconcile this key; an earlier date wins."""
         at = max(now + after_s, self._not_before.get(key, 0.0))
         if key in self._working:
             self._again[key] = min(at, self._again.get(key, at))
@@ -111,9 +111,9 @@ class Schedule(Generic[K]):
 
     def _release(self, key: K, at: float) -> None:
         self._working.discard(key)
-        asked_at = self._again.pop(key, None)
-        if asked_at is not None:
-            at = min(at, max(asked_at, self._not_before.get(key, 0.0)))
+        again_at = self._again.pop(key, None)
+        if again_at is not None:
+            at = min(at, max(again_at, self._not_before.get(key, 0.0)))
         self._push(key, at)
 
     def _push(self, key: K, at: float) -> None:
@@ -124,11 +124,16 @@ class Schedule(Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class KeyOutcome:
-    """How a look at a key ended."""
+    """How the reconcile of a key ended."""
 
     is_gone: bool = False
     is_failed: bool = False
     again_after_s: float | None = None
+
+    @property
+    def name(self) -> Outcome:
+        """As it is counted."""
+        return "gone" if self.is_gone else "failed" if self.is_failed else "done"
 
 
 class WorkQueue(Generic[K]):
@@ -170,9 +175,9 @@ class WorkQueue(Generic[K]):
             if key is None:
                 await self._wait()
                 continue
-            await self._look_at(key)
+            await self._reconcile(key)
 
-    async def _look_at(self, key: K) -> None:
+    async def _reconcile(self, key: K) -> None:
         began_at = self._clock()
         try:
             outcome = await self._work(key)
@@ -188,7 +193,7 @@ class WorkQueue(Generic[K]):
             self._schedule.failed(key, now, retry_after_s=outcome.again_after_s)
         else:
             self._schedule.done(key, now, again_after_s=outcome.again_after_s)
-        self._metrics.reconciled(outcome, now - began_at)
+        self._metrics.reconciled(outcome.name, now - began_at)
         self._changed.set()
 
     async def _wait(self) -> None:

@@ -1,4 +1,4 @@
-"""The world as the watches last told: every object that is ours, by the LLMDeployment it serves.
+"""The cache of watched objects, by the LLMDeployment that they belong to.
 
 Bodies are kept as bytes: a thousand LLMDeployments with all their children are some tens of
 megabytes this way, and several hundred as dicts. A reconcile decodes its own handful.
@@ -6,25 +6,17 @@ megabytes this way, and several hundred as dicts. A reconcile decodes its own ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from octavo_engine.protocol.kubernetes import (
-    COMPONENT_LABEL,
-    DEPLOYMENT_LABEL,
-    ENGINE_COMPONENT,
-    REVISION_LABEL,
-    ROUTABLE_CONDITION,
-)
+from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL
 from octavo_operator.decide.accepted_spec import accepted_of, served_names
-from octavo_operator.decide.rollout import RevisionGroup, RevisionReplica, group_replicas
+from octavo_operator.decide.observed import DeploymentKey, Observed
 from octavo_operator.objects import kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from octavo_operator.cluster.api import Listing
     from octavo_operator.objects.kinds import Kind, Object
@@ -45,54 +37,6 @@ WATCHED = (
 # Listed at start and at each resync, not watched: a cluster may gain and lose them at any time, and
 # a watch on a kind that goes takes all others with it.
 LISTED = tuple(kind for kind in kinds.OWNED if kind.is_optional)
-
-
-class DeploymentKey(NamedTuple):
-    """One LLMDeployment."""
-
-    namespace: str
-    name: str
-
-
-@dataclass(frozen=True)
-class Observed:
-    """One picture of what an LLMDeployment has in the cluster."""
-
-    children: Mapping[tuple[Kind, str], Object] = field(default_factory=dict)
-    pods: tuple[Object, ...] = ()
-
-    @cached_property
-    def engines(self) -> dict[str, Object]:
-        """The engine Deployments by revision."""
-        return {
-            revision: body
-            for (kind, _), body in self.children.items()
-            if kind == kinds.DEPLOYMENT
-            and kinds.labels_of(body).get(COMPONENT_LABEL) == ENGINE_COMPONENT
-            and (revision := kinds.labels_of(body).get(REVISION_LABEL))
-        }
-
-    @cached_property
-    def targets(self) -> dict[str, int]:
-        return {
-            revision: int(body["spec"].get("replicas", 1))
-            for revision, body in self.engines.items()
-        }
-
-    def replicas(self, in_flight: Mapping[str, int]) -> list[RevisionReplica]:
-        """The engine pods; `in_flight` by pod UID, as the routers tell."""
-        return [replica_of(pod, in_flight.get(kinds.uid_of(pod), 0)) for pod in self.engine_pods]
-
-    @cached_property
-    def engine_pods(self) -> tuple[Object, ...]:
-        return tuple(
-            pod
-            for pod in self.pods
-            if kinds.labels_of(pod).get(REVISION_LABEL) and not is_finished(pod)
-        )
-
-    def groups(self, in_flight: Mapping[str, int]) -> list[RevisionGroup]:
-        return group_replicas(self.targets, self.replicas(in_flight))
 
 
 class _Names(NamedTuple):
@@ -125,7 +69,7 @@ class World:
         self.synced: set[Kind] = set()
 
     def keep(self, kind: Kind, body: Object) -> DeploymentKey | None:
-        """Take in an object as it is now. The LLMDeployment to look at; None if it is old news."""
+        """Store an object. The LLMDeployment to reconcile; None if the object is not newer."""
         namespace, name = kinds.namespace_of(body), kinds.name_of(body)
         version = _version(body)
         known = self._versions.get((kind, namespace, name))
@@ -194,8 +138,9 @@ class World:
     ) -> tuple[str, DeploymentKey] | None:
         """One of the served names that belongs to another LLMDeployment, and to which.
 
-        A name belongs to whoever was accepted with it; before that to the oldest that asks for it,
-        of all namespaces: routers know no others. An older one that adds a name later comes after.
+        A name belongs to the LLMDeployment that was accepted with it; before that to the oldest
+        that uses it, in all namespaces: routers know no namespaces. An older one that adds a name
+        later does not take it over.
         """
         for name in names:
             claims = ((self._names[k].claim(name), k) for k in self._servers.get(name, ()))
@@ -205,7 +150,7 @@ class World:
         return None
 
     def rivals(self, key: DeploymentKey) -> set[DeploymentKey]:
-        """All others that ask for one of its served names."""
+        """All others that use one of its served names."""
         names = self._names[key].all if key in self._names else ()
         return {other for name in names for other in self._servers[name]} - {key}
 
@@ -283,50 +228,6 @@ class World:
             return DeploymentKey(namespace, kinds.name_of(body))
         name = kinds.labels_of(body).get(DEPLOYMENT_LABEL)
         return DeploymentKey(namespace, name) if name else None
-
-
-def replica_of(pod: Object, in_flight: int = 0) -> RevisionReplica:
-    return RevisionReplica(
-        id=kinds.uid_of(pod),
-        revision=kinds.labels_of(pod).get(REVISION_LABEL, ""),
-        ready=condition_of(pod, "ContainersReady") == "True",
-        routable=condition_of(pod, "Ready")
-        == "True",  # which waits for the gate, where there is one
-        in_flight=in_flight,
-        is_leaving=bool(pod["metadata"].get("deletionTimestamp")),
-    )
-
-
-def condition_of(body: Object, condition_type: str) -> str:
-    for condition in (body.get("status") or {}).get("conditions") or []:
-        if condition.get("type") == condition_type:
-            return str(condition.get("status", ""))
-    return ""
-
-
-def waits_for_gate(pod: Object) -> bool:
-    """Ready but for the routers' word."""
-    gates = (pod.get("spec") or {}).get("readinessGates") or []
-    return (
-        any(gate.get("conditionType") == ROUTABLE_CONDITION for gate in gates)
-        and condition_of(pod, ROUTABLE_CONDITION) != "True"
-        and condition_of(pod, "ContainersReady") == "True"
-        and not pod["metadata"].get("deletionTimestamp")
-    )
-
-
-def loses_gate(pod: Object) -> bool:
-    """Its engine restarts in place: the routers' word was about the one before."""
-    return (
-        condition_of(pod, ROUTABLE_CONDITION) == "True"
-        and condition_of(pod, "ContainersReady") == "False"
-        and not pod["metadata"].get("deletionTimestamp")
-    )
-
-
-def is_finished(pod: Object) -> bool:
-    """Failed or evicted: it will not serve again, and its ReplicaSet has replaced it."""
-    return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
 
 
 def are_synced(world: World, wanted: Collection[Kind]) -> bool:

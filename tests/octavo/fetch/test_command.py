@@ -14,8 +14,8 @@ import pytest
 from octavo.commands import fetch as command
 from octavo.fetch.errors import EXIT_CODES, FetchReason
 from octavo.fetch.progress import STATUS_FILE
+from octavo_operator import reasons
 from octavo_operator.desired.weights import fetch_arguments
-from octavo_operator.report import reasons
 from octavo_operator.report.faults import pod_faults
 from octavo_operator.spec import ModelSpec
 from tests.fakes.model_store import Store, serving

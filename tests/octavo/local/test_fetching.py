@@ -34,7 +34,7 @@ def test_it_is_tried_again_until_it_succeeds(tmp_path):
         uri = f"{store.url}/m.gguf"
         launch = Launch("r", {}, fetch=(uri, f"--to={tmp_path / 'to'}"))
         fetching = Fetching(
-            launch, tmp_path / "log", environ=environment(), tell=said.append, clock=clock
+            launch, tmp_path / "log", environ=environment(), notify=said.append, clock=clock
         )
         until(fetching, lambda: bool(fetching.problem))
         assert fetching.detail == "ModelNotFound: m.gguf does not exist (404); check the address"
@@ -52,5 +52,5 @@ def test_it_is_tried_again_until_it_succeeds(tmp_path):
 def test_nothing_to_fetch_is_done_at_once(tmp_path):
     launch = Launch("r", {})
     assert Fetching(
-        launch, tmp_path / "log", environ={}, tell=print, clock=ManualClock()
+        launch, tmp_path / "log", environ={}, notify=print, clock=ManualClock()
     ).is_done  # fmt: skip

@@ -70,7 +70,7 @@ class Rig:
         deployment, launch = self.asked(**spec)
         self.pool = Pool(
             deployment, launch, home=self.home, environ={}, demand=self.demand,
-            tell=self.said.append, wake=lambda: None, clock=self.clock,
+            notify=self.said.append, wake=lambda: None, clock=self.clock,
         )  # fmt: skip
 
     def asked(self, **spec: Any) -> tuple[LLMDeployment, Launch]:
@@ -237,11 +237,12 @@ def test_people_see_it(tmp_path, capsys):
     assert shown[0] == "http://x/v1  router ready"
     assert shown[2].split() == ["m", "1/1", "ready"]
     assert shown[3].split()[1:] == ["serving", "0", "0"]
-    assert shown[-1].strip() == "kept everything as it is: a.yaml: bad"
+    assert shown[-1].strip() == "kept the running state: a.yaml: bad"
     screen = PlainScreen()
     screen.show(snapshot)
     screen.show(snapshot)
-    assert capsys.readouterr().err == "Octavo serves at http://x/v1 · Ctrl-C or octavo down ends\n"
+    line = "Octavo serves at http://x/v1 · stop it with Ctrl-C or octavo down\n"
+    assert capsys.readouterr().err == line
 
 
 def test_a_replica_that_loads_says_how_far_it_is(tmp_path):

@@ -30,7 +30,7 @@ class Rig:
             "octavo.local.replica.asyncio.create_task", lambda work, **_: work.close()
         )
         self.replica = LocalReplica(
-            "r-1", Launch("r", {}), home=home, environ={}, tell=self.said.append,
+            "r-1", Launch("r", {}), home=home, environ={}, notify=self.said.append,
             wake=lambda: None, clock=self.clock,
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ class Lines:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def tell(self, line: str) -> None:
+    def notify(self, line: str) -> None:
         self.told.append(line)
 
     def show(self, snapshot: PlatformSnapshot) -> None: ...
@@ -34,7 +34,7 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path):
     for write in (full, full, lambda: None, full):
         supervisor._save(write)
     problem = f"{tmp_path} cannot be written: No space left on device"
-    assert screen.told == [f"{problem}; what runs goes on, changes wait"] * 2
+    assert screen.told == [f"{problem}; running engines continue, changes wait"] * 2
 
 
 def test_a_router_that_cannot_be_started_is_tried_again(tmp_path, monkeypatch):

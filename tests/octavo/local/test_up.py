@@ -228,14 +228,14 @@ def test_a_day_in_its_life(tmp_path):
             assert traffic.problems == []
 
             up.replace("spec: [not: closed")
-            up.read_until(r"kept everything as it is: .*llmdeployment.yaml, line 1: is not valid")
+            up.read_until(r"kept the running state: .*llmdeployment.yaml, line 1: is not valid")
             up.replace(YAML.format(replicas=2, decode_ms=9.0).replace("replicas:", "replica:"))
-            up.read_until(r"kept everything as it is: .*spec has an unknown|spec.replica")
+            up.read_until(r"kept the running state: .*spec has an unknown|spec.replica")
             up.state(lambda state: "spec" in state["problem"])
             assert {replica["id"] for replica in up.replicas(2, 1, 0)} == {r["id"] for r in second}
 
             up.write(replicas=1, decode_ms=9.0)
-            up.read_until("the files are good again")
+            up.read_until("the files are valid again")
             up.read_until("has left")
             up.state(lambda state: len(state["pools"][0]["replicas"]) == 1)
             up.write(replicas=3, decode_ms=9.0)
@@ -247,7 +247,7 @@ def test_a_day_in_its_life(tmp_path):
 
         children = up.processes()
         down = up.run("down")
-        assert (down.returncode, down.stdout) == (0, "ended\n"), down.stderr
+        assert (down.returncode, down.stdout) == (0, "stopped\n"), down.stderr
         assert up.wait() == 0
         assert not [child for child in children if child.is_running()]
         assert up.run("status").returncode == 3

@@ -11,7 +11,7 @@ import pytest
 from octavo import plotting
 from octavo.commands import bench_latency, bench_throughput
 from octavo.measure import batch_limits, limits, roofline, study
-from octavo.measure.limits import MachineLimits
+from octavo.measure.machine_limits import MachineLimits
 from octavo.measure.shapes import SHAPES, write_shape
 from octavo.measure.steps import Stepper
 from octavo.measure.work import ModelWork, WorkStep

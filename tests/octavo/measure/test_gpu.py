@@ -13,7 +13,7 @@ import torch
 
 from octavo.commands import bench_latency, bench_steps
 from octavo.measure import device_limits, limits
-from octavo.measure.limits import MachineLimits
+from octavo.measure.machine_limits import MachineLimits
 from octavo.measure.shapes import write_shape
 from octavo.measure.weight_formats import held_by_gpu
 from octavo_engine.backends.torch import build_cuda, cuda

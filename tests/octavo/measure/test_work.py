@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from octavo.measure.limits import MachineLimits
+from octavo.measure.machine_limits import MachineLimits
 from octavo.measure.shapes import SHAPES, write_shape
 from octavo.measure.work import ModelWork, WorkStep
 from octavo_engine.config import EngineConfig

@@ -264,5 +264,5 @@ def replicas_of_a_day(rules: AutoscalingSpec) -> Iterator[str]:
             last_request_age_s=max(0.0, now - 120.0),
         )
         decision = decide(rules, signals, replicas, memory, float(now))
-        memory, replicas = decision.memory, decision.replicas
+        memory, replicas = decision.history, decision.replicas
         yield f"{now} {replicas}"

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from octavo_operator.decide.observed import DeploymentKey
 from octavo_operator.desired import pod, revision
 from octavo_operator.desired.deployment import TEMPLATE_ANNOTATION
 from octavo_operator.objects import kinds
 from octavo_operator.settings import Images, OperatorSettings
-from octavo_operator.watch.world import DeploymentKey
 from tests.fakes.operator import OperatorBench, make_deployment, running_operator
 
 if TYPE_CHECKING:

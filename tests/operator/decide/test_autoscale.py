@@ -69,7 +69,7 @@ class TestOneDecision:
     def test_partial_knowledge_never_asks_for_fewer(self):
         decision = once(RULES, partly_known(queued_tokens=0), 2)
         assert (decision.replicas, decision.reason) == (2, "WithinTarget")
-        assert decision.message == "not every router answers; the number does not fall"
+        assert decision.message == "Not every router answers; the number of replicas is not lowered"
         assert once(RULES, partly_known(queued_tokens=2900), 2).replicas == 3
 
     def test_bounds_hold_at_once_even_without_signals(self):
@@ -84,7 +84,7 @@ class TestWindows:
         for tick in range(len(trace)):
             signals = known(queued_tokens=trace[tick], serving=current)
             decision = decide(rules, signals, current, memory, tick * every_s)
-            memory, current = decision.memory, decision.replicas
+            memory, current = decision.history, decision.replicas
             history.append(current)
         return history
 
@@ -133,12 +133,12 @@ class TestWindows:
         ):
             decision = decide(RULES, signals, 4, memory, now)
             assert decision.replicas == replicas, now
-            memory = decision.memory
+            memory = decision.history
 
     def test_memory_is_bounded(self):
         memory, now = ScaleHistory(), 0.0
         for _ in range(5000):
-            memory = decide(RULES, known(queued_tokens=2000), 2, memory, now).memory
+            memory = decide(RULES, known(queued_tokens=2000), 2, memory, now).history
             now += 1.0
         assert len(memory.proposals) <= 62
         assert memory.moves == ()
@@ -179,9 +179,9 @@ class TestZero:
         ):
             decision = decide(TO_ZERO, signals, 1, memory, now)
             assert decision.replicas == replicas, now
-            memory = decision.memory
+            memory = decision.history
         assert decision.reason == "ScaledToZero"
-        assert decision.message == "it has served for 300 s, and no request came"
+        assert decision.message == "no request has arrived in 300 s of serving"
 
     @pytest.mark.parametrize(
         "between",
@@ -197,7 +197,7 @@ class TestZero:
         memory = ScaleHistory()
         for now, signals in ((0.0, known()), (290.0, between), (310.0, known())):
             decision = decide(TO_ZERO, signals, 1, memory, now)
-            memory = decision.memory
+            memory = decision.history
             assert decision.replicas >= 1, now
 
     def test_a_held_request_wakes_it(self):
@@ -224,10 +224,10 @@ class TestZero:
     def test_the_message_says_what_made_it_so_large(self):
         decision = once(TO_ZERO, known(held=9, serving=0, queued_tokens=3200), 0)
         assert decision.message == (
-            "requests that wait: 9, 3200 queued tokens; the target is 1000 per replica"
+            "waiting requests: 9, 3200 queued tokens; the target is 1000 per replica"
         )
         decision = once(TO_ZERO, known(held=9, serving=0, queued_tokens=32), 0)
-        assert decision.message == "requests that wait: 9"
+        assert decision.message == "waiting requests: 9"
 
     @pytest.mark.parametrize(("step", "replicas"), [("100%", 10), ("10%", 10), (3, 3), (1, 2)])
     def test_a_step_in_pods_binds_it_and_a_share_of_none_does_not(self, step, replicas):
@@ -239,7 +239,7 @@ class TestZero:
         woken = once(TO_ZERO, known(held=1, serving=0, queued_tokens=100), 0)
         assert woken.replicas == 1
         later = decide(
-            TO_ZERO, known(held=200, serving=0, queued_tokens=90_000), 1, woken.memory, 10_005.0
+            TO_ZERO, known(held=200, serving=0, queued_tokens=90_000), 1, woken.history, 10_005.0
         )
         assert (later.replicas, later.reason) == (2, "ScaledUp")
 
@@ -256,7 +256,7 @@ class TestZero:
             signals = known(held=200, serving=0, queued_tokens=0)
             decision = decide(TO_ZERO, signals, current, memory, float(tick))
             moves += decision.replicas != current
-            memory, current = decision.memory, decision.replicas
+            memory, current = decision.history, decision.replicas
         assert (current, moves) == (1, 1)
 
 

@@ -114,13 +114,13 @@ class TestStory:
         bench.edit(engine={"maxNumSeqs": 7})
         self.bench = bench
         self.counts: dict[str, tuple[int, int]] = {}
-        self.tell()
+        self.report()
         bench.settle(rounds=20)
         self.trial = bench.deployment()["status"]["rollout"]["revision"]
         self.count()
         return bench
 
-    def tell(self) -> None:
+    def report(self) -> None:
         ready = tuple(p["metadata"]["uid"] for p in self.bench.cluster.all(canary_pods()))
         revisions = tuple(
             RevisionState(name, requests=n, errors=e) for name, (n, e) in self.counts.items()
@@ -135,11 +135,11 @@ class TestStory:
 
     def settle(self) -> None:
         for _ in range(12):
-            self.tell()
+            self.report()
             self.bench.reconcile()
             self.bench.workloads.sync()
             self.bench.workloads.make_all_ready()
-        self.tell()
+        self.report()
         self.bench.reconcile()
 
     def weights(self) -> dict[str, int]:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from octavo_operator.decide.canary import CanaryState, CanaryVerdict
+from octavo_operator.decide.observed import Observed
 from octavo_operator.decide.plan import (
     CapacityPlan,
     Target,
@@ -24,7 +25,6 @@ from octavo_operator.decide.rollout import (
 )
 from octavo_operator.objects import kinds
 from octavo_operator.spec.traffic import CanarySpec, CanaryStep, RolloutSpec
-from octavo_operator.watch.world import Observed
 from tests.fakes.effort import num_examples
 
 OWNER = {"apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "name": "m", "uid": "own"}
@@ -143,7 +143,7 @@ class PlanMachine(RuleBasedStateMachine):
         self.targets: dict[str, int] = {}
         self.pods: list[list[object]] = []
 
-    def wish(self) -> Target:
+    def target(self) -> Target:
         steps = (CanaryStep(10, 5.0), CanaryStep(50, 5.0))
         rollout = RolloutSpec(
             strategy="Canary" if self.strategy == "Canary" else "Rolling",
@@ -165,19 +165,19 @@ class PlanMachine(RuleBasedStateMachine):
 
     @rule(verdict=st.sampled_from((GOOD, GOOD, WAIT, BAD)), writes=st.integers(0, 5))
     def operate(self, verdict: CanaryVerdict, writes: int) -> None:
-        wish, before = self.wish(), self.serving()
-        found = plan_capacity(wish, self.groups(), self.state, verdict=verdict, now=self.now)
+        target, before = self.target(), self.serving()
+        found = plan_capacity(target, self.groups(), self.state, verdict=verdict, now=self.now)
         if writes == 0:
             return
         self.state = found.state  # the status comes first
-        for number, (revision, target) in enumerate(found.step.targets.items()):
+        for number, (revision, count) in enumerate(found.step.targets.items()):
             if number + 1 >= writes:
                 return
-            total, grows = sum(self.targets.values()), target > self.targets.get(revision, 0)
-            self.targets[revision] = target
+            total, grows = sum(self.targets.values()), count > self.targets.get(revision, 0)
+            self.targets[revision] = count
             if grows:
-                assert sum(self.targets.values()) <= max(wish.limits.most, total)
-            assert self.serving() >= min(before, wish.limits.least_serving)
+                assert sum(self.targets.values()) <= max(target.limits.most, total)
+            assert self.serving() >= min(before, target.limits.least_serving)
         for revision in found.step.vanished:
             assert not any(pod[0] == revision for pod in self.pods)
             del self.targets[revision]
@@ -229,7 +229,7 @@ class PlanMachine(RuleBasedStateMachine):
             return
         for _ in range(150):
             found = plan_capacity(
-                self.wish(), self.groups(), self.state, verdict=GOOD, now=self.now
+                self.target(), self.groups(), self.state, verdict=GOOD, now=self.now
             )
             self.state = found.state
             self.targets |= found.step.targets

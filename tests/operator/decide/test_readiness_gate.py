@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from octavo_operator.decide import readiness_gate
+from octavo_operator.decide.readiness_gate import Holders
 from octavo_operator.objects import kinds
-from octavo_operator.routers.poller import Holders
 from tests.fakes.operator import OperatorBench, make_state, running_operator
 
 

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from octavo_engine.protocol.kubernetes import REVISION_LABEL
+from octavo_operator.decide.observed import Observed
 from octavo_operator.objects import kinds
+from octavo_operator.reasons import ADVICE, Reason, explain
 from octavo_operator.report.faults import find_faults, refusal, unexplained
-from octavo_operator.report.reasons import ADVICE, Reason, explain
-from octavo_operator.watch.world import Observed
 
 GATES = [{"conditionType": "octavo.dev/Routable"}]
 

@@ -41,7 +41,7 @@ class TestWords:
         progress.begin("fetching", total=8 * 2**30, files=3)
         progress.add(2**30)
         clock.now += 2.0
-        progress.tell()
+        progress.report()
         assert fetched_so_far("p", out.getvalue()) == LoadingState(
             phase="Fetching",
             pod="p",

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from octavo_operator.decide.autoscale import Scaling
 from octavo_operator.decide.canary import CanaryState
 from octavo_operator.decide.rollout import RevisionReplica
+from octavo_operator.reasons import Reason
 from octavo_operator.report.faults import Fault
-from octavo_operator.report.reasons import Reason
 from octavo_operator.report.status import (
     Facts,
-    Scaling,
     StatusCondition,
     merge_conditions,
     refused,
@@ -56,7 +56,7 @@ def test_all_is_well():
         ({"wanted": 0, "is_suspended": True}, "Ready", ("False", "Suspended")),
         ({"wanted": 0}, "Ready", ("False", "ScaledToZero")),
         (
-            {"replicas": (), "scaling": Scaling(1, "Woken: requests that wait: 3", "t")},
+            {"replicas": (), "scaling": Scaling(1, "Woken: waiting requests: 3", "t")},
             "Ready", ("False", "Waking"),
         ),
         ({"is_done": False}, "Progressing", ("True", "Scaling")),

@@ -53,7 +53,7 @@ class TestRoutable:
         demand.expect([])
         assert demand.holders("u").are_all
 
-    def test_nobody_is_routable_before_the_routers_were_looked_for(self):
+    def test_no_pod_is_routable_before_routers_are_known(self):
         assert not RouterDemand(ManualClock()).holders("u").are_all
 
     def test_answers_of_strangers_are_ignored(self):
@@ -118,7 +118,7 @@ def outcomes(requests: int, errors: int = 0, slow: int = 0) -> RevisionState:
 
 
 class TestTallies:
-    def test_what_was_counted_before_we_looked_is_no_evidence(self):
+    def test_counts_from_before_the_first_read_are_ignored(self):
         demand, _ = make_demand("a")
         demand.learn("a", make_state(revisions=(outcomes(1000, 900),)))
         assert demand.total(POOL, "r").requests == 0

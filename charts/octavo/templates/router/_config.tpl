@@ -12,7 +12,7 @@
 {{- if $router.apiKeys.existingSecret -}}
 {{- $_ := set $flow "keys_file" "/etc/octavo/keys/keys.yaml" -}}
 {{- else -}}
-{{- /* Without a token the operator, which asks from another pod, could not read it. */ -}}
+{{- /* Without a token the operator, in another pod, could not read it. */ -}}
 {{- $_ := set $server "open_state" true -}}
 {{- end -}}
 {{- $config := dict "server" $server "discovery" $discovery "flow" $flow -}}

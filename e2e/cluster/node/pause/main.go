@@ -1,4 +1,4 @@
-// pause holds a pod's namespaces: it does nothing until it is told to end.
+// pause holds a pod's namespaces: it does nothing until it is signalled to end.
 package main
 
 import (

@@ -17,7 +17,7 @@ from benchmarks.gpu import correctness, gap, measure, products, run
 from benchmarks.gpu.measure import Ceilings
 from benchmarks.gpu.random_model import TINY, Bench
 from octavo.measure import device_limits
-from octavo.measure.limits import MachineLimits
+from octavo.measure.machine_limits import MachineLimits
 from octavo_engine.backends.backend import BackendLimits
 
 ROOT = Path(__file__).parents[4]

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from octavo_operator.spec.quantities import (
+from octavo_operator.objects.quantities import (
     parse_count,
     parse_duration,
     parse_quantity,

@@ -80,7 +80,7 @@ def test_a_restart_writes_nothing_of_what_is_there():
     assert bench.cluster.writes[before:] == []
 
 
-def test_what_is_asked_for_no_more_is_deleted_also_after_a_restart():
+def test_what_is_no_longer_desired_is_deleted_also_after_a_restart():
     bench = serving(**KEDA)
     assert bench.names(kinds.SCALED_OBJECT) == ["smollm2"]
     bench = restarted(bench)
@@ -90,7 +90,7 @@ def test_what_is_asked_for_no_more_is_deleted_also_after_a_restart():
     assert bench.names(kinds.POD_MONITOR) == ["smollm2"]
 
 
-def test_what_somebody_deleted_or_changed_is_put_right_at_the_next_resync():
+def test_drift_is_repaired_at_the_next_resync():
     bench = serving()
     bench.cluster.remove(kinds.POD_MONITOR, "default", "smollm2")
     bench.resync()
@@ -131,7 +131,7 @@ def test_a_kind_that_goes_keeps_no_engine_from_rolling_out():
     assert len(bench.engines()) == 1
 
 
-def test_without_keda_the_spec_is_told_so_until_it_comes():
+def test_without_keda_the_status_says_so_until_it_is_installed():
     bench = serving(absent=(kinds.SCALED_OBJECT,), **KEDA)
     assert bench.conditions()["Accepted"][:2] == ("False", "Unsupported")
     bench.cluster.absent = frozenset()

@@ -103,22 +103,22 @@ class Reason(StrEnum):
 R = Reason
 ADVICE: dict[Reason, Advice] = {
     R.SPEC_INVALID: Advice(
-        "A field of the spec cannot be served as it is.", "Change the field that is named."
+        "A field of the spec is invalid.", "Change the field that the message names."
     ),
     R.UNSUPPORTED: Advice(
-        "The spec asks for something that this version cannot carry out yet.",
-        "Take the field out, or use what the message offers.",
+        "The spec uses something that this version does not support.",
+        "Remove the field, or use what the message suggests.",
     ),
     R.UNSUPPORTED_VERSION: Advice(
-        "The resource has a field or value that this operator does not know.",
-        "Upgrade the operator, or take the field out.",
+        "The resource has a field or value that this version of the operator does not support.",
+        "Upgrade the operator, or remove the field.",
     ),
     R.NAME_CONFLICT: Advice(
-        "An object with the name of a child exists and is not ours; it is left alone.",
+        "An object with the name of a child exists and has another owner; it is left alone.",
         "Delete or rename that object, or rename the LLMDeployment.",
     ),
     R.SERVED_NAME_CONFLICT: Advice(
-        "Another LLMDeployment, of any namespace, had the model name first.",
+        "Another LLMDeployment, in any namespace, already uses the model name.",
         "Set another spec.model.servedName or alias in one of them.",
     ),
     R.QUOTA_EXCEEDED: Advice(
@@ -131,10 +131,10 @@ ADVICE: dict[Reason, Advice] = {
     ),
     R.WEBHOOK_DENIED: Advice(
         "An admission webhook or policy of the cluster refuses the object.",
-        "Change what the policy names, or ask its owner for an exception.",
+        "Change what the policy names, or request an exception from its owner.",
     ),
     R.WEBHOOK_UNAVAILABLE: Advice(
-        "An admission webhook of the cluster does not answer.",
+        "An admission webhook of the cluster does not respond.",
         "Repair or remove that webhook; the operator retries.",
     ),
     R.POD_SECURITY_VIOLATED: Advice(
@@ -143,7 +143,7 @@ ADVICE: dict[Reason, Advice] = {
     ),
     R.SERVICE_ACCOUNT_MISSING: Advice(
         "The pod's ServiceAccount does not exist.",
-        "Create it, or take serviceAccountName out of spec.podTemplate.",
+        "Create it, or remove serviceAccountName from spec.podTemplate.",
     ),
     R.PRIORITY_CLASS_MISSING: Advice(
         "The pod's PriorityClass does not exist.",
@@ -154,7 +154,7 @@ ADVICE: dict[Reason, Advice] = {
         "Create it, or correct runtimeClassName in spec.podTemplate.",
     ),
     R.OPERATOR_FORBIDDEN: Advice(
-        "The operator has no right to do what is needed.",
+        "The operator lacks a permission that it needs.",
         "Apply the operator's Role of this version again.",
     ),
     R.NAMESPACE_TERMINATING: Advice(
@@ -182,20 +182,20 @@ ADVICE: dict[Reason, Advice] = {
     ),
     R.RESOURCES_INSUFFICIENT: Advice(
         "No node has enough free CPU, memory or storage.",
-        "Add a node, free some room, or lower spec.resources; of storage, spec.cache.size.",
+        "Add a node, free resources, or lower spec.resources (for storage, spec.cache.size).",
     ),
     R.NO_MATCHING_NODE: Advice(
         "No node matches the pod's selector, affinity or tolerations.",
         "Correct nodeSelector, affinity or tolerations in spec.podTemplate.",
     ),
     R.UNSCHEDULABLE: Advice(
-        "The scheduler finds no node for the pod.", "Change what its message names."
+        "The scheduler finds no node for the pod.", "Change what the message names."
     ),
     R.IMAGE_NOT_FOUND: Advice(
         "The image does not exist in its registry.", "Correct spec.engine.image, or push the image."
     ),
     R.IMAGE_UNAUTHORIZED: Advice(
-        "The registry refuses to give the image without credentials.",
+        "The registry requires credentials for the image.",
         "Add imagePullSecrets to spec.podTemplate, or create the Secret that it names.",
     ),
     R.IMAGE_ARCHITECTURE: Advice(
@@ -231,7 +231,7 @@ ADVICE: dict[Reason, Advice] = {
         "Check the image and command that the message names.",
     ),
     R.MODEL_UNAUTHORIZED: Advice(
-        "The model's source refuses the credentials, or wants some.",
+        "The model's source refuses the credentials, or requires some.",
         "Put a valid token into the Secret that spec.model.secretRef names, and accept the "
         "model's licence at its source.",
     ),
@@ -240,18 +240,18 @@ ADVICE: dict[Reason, Advice] = {
         "The model exists, its revision does not.", "Correct spec.model.revision."
     ),
     R.MODEL_DIGEST_MISMATCH: Advice(
-        "What was fetched is not what spec.model.digest promises.",
-        "Correct the digest if the change at the source is meant.",
+        "The fetched files do not match spec.model.digest.",
+        "Correct the digest if the change at the source is intended.",
     ),
     R.MODEL_DISK_FULL: Advice(
         "The model does not fit into the cache.", "Raise spec.cache.size above the model's size."
     ),
     R.MODEL_UNREACHABLE: Advice(
         "The model's source cannot be reached.",
-        "Check DNS, proxy and NetworkPolicy; the fetch resumes by itself.",
+        "Check DNS, proxy and NetworkPolicy; the fetch resumes automatically.",
     ),
     R.MODEL_FETCH_FAILED: Advice(
-        "The model could not be fetched.", "Act on the message; the fetch is tried again."
+        "The model could not be fetched.", "Follow the message; the fetch is retried."
     ),
     R.MODEL_UNUSABLE: Advice(
         "The engine cannot use the model's files.",
@@ -269,7 +269,7 @@ ADVICE: dict[Reason, Advice] = {
         "Choose newer nodes by a nodeSelector, or set OCTAVO_CPU_ISA.",
     ),
     R.CRASH_LOOP: Advice(
-        "The engine ends again and again.",
+        "The engine exits repeatedly.",
         "Read the pod's previous log: kubectl logs --previous.",
     ),
     R.STARTUP_PROBE_FAILING: Advice(
@@ -287,11 +287,11 @@ ADVICE: dict[Reason, Advice] = {
         "Set requests equal to limits, or free the resource that the message names.",
     ),
     R.POD_PREEMPTED: Advice(
-        "A pod of higher priority took the place.",
+        "A pod of higher priority preempted it.",
         "Give engines a priorityClassName, or add nodes.",
     ),
     R.NODE_LOST: Advice(
-        "The node does not answer; its pods are being replaced.", "Repair or remove the node."
+        "The node does not respond; its pods are being replaced.", "Repair or remove the node."
     ),
     R.NODE_REFUSED_POD: Advice(
         "The node refused the pod after it was scheduled.",
@@ -299,21 +299,23 @@ ADVICE: dict[Reason, Advice] = {
     ),
     R.NOT_ROUTABLE: Advice(
         "The engine is ready, but not every router sends it traffic.",
-        "Check that the routers run, that a NetworkPolicy lets them reach the engine and the "
-        "operator reach them, and that the operator has their state token (its log says so).",
+        "Check that the routers run, that NetworkPolicies let them reach the engine and the "
+        "operator reach them, and that the operator has their state token (see its log).",
     ),
     R.PROGRESS_DEADLINE_EXCEEDED: Advice(
         "The rollout made no progress for spec.rollout.progressDeadline.",
-        "Act on condition Ready, or revert the change; what served before still serves.",
+        "Follow condition Ready, or revert the change; the previous revision still serves.",
     ),
     R.CANARY_REJECTED: Advice(
-        "The new revision did worse than the stable one and was taken back.",
-        "Change the spec again; the rejected revision is not tried twice.",
+        "The new revision performed worse than the stable one and was rolled back.",
+        "Change the spec again; the rejected revision is not retried.",
     ),
     R.ACCEPTED: Advice("The spec is valid and its names are free.", ""),
     R.SUSPENDED: Advice("spec.suspend is set: no replica runs.", "Set spec.suspend to false."),
-    R.SCALED_TO_ZERO: Advice("No request came for a while: the next one wakes it.", ""),
-    R.WAKING: Advice("A request came while no replica ran; replicas start.", ""),
+    R.SCALED_TO_ZERO: Advice(
+        "No request has arrived for a while: the next one wakes the model.", ""
+    ),
+    R.WAKING: Advice("A request arrived while no replica ran; replicas are starting.", ""),
     R.SERVING: Advice("At least one replica is routable.", ""),
     R.NO_REPLICA_READY: Advice("No replica is routable.", ""),
     R.STARTING: Advice("Pods are being scheduled and started.", ""),
@@ -321,11 +323,13 @@ ADVICE: dict[Reason, Advice] = {
     R.LOADING_MODEL: Advice("Engines are loading the model's weights.", ""),
     R.MODEL_LOADED: Advice("At least one engine has loaded the model.", ""),
     R.ROLLING_OUT: Advice("Replicas of a new revision replace those of an old one.", ""),
-    R.CANARY_RUNNING: Advice("A new revision gets part of the traffic and is being judged.", ""),
-    R.SCALING: Advice("Replicas start or leave.", ""),
+    R.CANARY_RUNNING: Advice(
+        "A new revision receives part of the traffic and is being analysed.", ""
+    ),
+    R.SCALING: Advice("Replicas are starting or leaving.", ""),
     R.COMPLETE: Advice("All replicas have the current revision and are routable.", ""),
-    R.AS_EXPECTED: Advice("Nothing is wrong.", ""),
-    R.FEWER_REPLICAS: Advice("Fewer replicas serve than are asked for.", ""),
+    R.AS_EXPECTED: Advice("No problem was found.", ""),
+    R.FEWER_REPLICAS: Advice("Fewer replicas serve than the spec requires.", ""),
     R.WAITING_FOR_DELETION: Advice(
         "Objects of a deleted LLMDeployment of the same name are still there.",
         "Nothing: Kubernetes deletes them; check their finalizers if it lasts.",

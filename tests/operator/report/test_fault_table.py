@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from octavo_operator.report.reasons import ADVICE
-from octavo_operator.report.reasons import Reason as R
+from octavo_operator.reasons import ADVICE
+from octavo_operator.reasons import Reason as R
 from tests.fakes.apiserver import ApiError
 from tests.fakes.live_operator import operator
 from tests.fakes.operator import make_deployment
@@ -182,7 +182,7 @@ TABLE: dict[str, tuple[Object, R, str, Object]] = {
     "no-network": (warned("FailedCreatePodSandBox", "cni plugin not initialized"),
                    R.NETWORK_SETUP_FAILED, "network plug-in", {}),
     "broken-fetch": (fetch_ended("Surprise", "the stars stood badly"),
-                     R.MODEL_FETCH_FAILED, "tried again", HUB),
+                     R.MODEL_FETCH_FAILED, "is retried", HUB),
     "full-node": (status(phase="Failed", reason="OutOfcpu", message="Node didn't have cpu"),
                   R.NODE_REFUSED_POD, "didn't have cpu", {}),
     "preempted": (disrupted("PreemptionByScheduler"), R.POD_PREEMPTED, "priorityClassName", {}),
@@ -364,7 +364,7 @@ ELSEWHERE = {
     # What a spec, another object or the API server itself is needed for, on a real one too:
     R.SPEC_INVALID, R.UNSUPPORTED_VERSION,  # spec/test_deployment, crd/test_rules
     R.NAME_CONFLICT, R.SERVED_NAME_CONFLICT,  # test_other_writers
-    R.OPERATOR_FORBIDDEN, R.OBJECT_REFUSED,  # test_refusals
+    R.OPERATOR_FORBIDDEN, R.OBJECT_REFUSED,  # test_api_refusals
     R.NAMESPACE_TERMINATING,  # test_faults: nothing can be told in it
     # What takes longer than ten seconds by its nature: it must have lasted.
     R.READINESS_PROBE_FAILING, R.NOT_ROUTABLE, R.PROGRESS_DEADLINE_EXCEEDED,  # test_status

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo_operator.cluster.api import Listing
+from octavo_operator.decide.observed import DeploymentKey
 from octavo_operator.objects import kinds
-from octavo_operator.watch.world import DeploymentKey
 from tests.fakes.operator import KEY, OperatorBench, make_deployment, running_operator, verbs
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class TestNames:
         assert bench.cluster.one(kinds.SERVICE, "default", "smollm2") == stored
         status, reason, message = bench.conditions()["Accepted"]
         assert (status, reason) == ("False", "NameConflict")
-        assert "Service smollm2 exists and belongs to nobody" in message
+        assert "Service smollm2 exists and has no owner" in message
         bench.cluster.remove(kinds.SERVICE, "default", "smollm2")
         bench.settle()
         assert bench.conditions()["Ready"][0] == "True"
@@ -168,7 +168,10 @@ class TestNames:
         body = bench.cluster.one(kinds.LLM_DEPLOYMENT, "default", "late")
         accepted = body["status"]["conditions"][0]
         assert (accepted["status"], accepted["reason"]) == ("False", "ServedNameConflict")
-        assert "the name smollm2, which LLMDeployment smollm2 had first" in accepted["message"]
+        assert (
+            "the name smollm2, which already belongs to LLMDeployment smollm2"
+            in accepted["message"]
+        )
         bench.settle()
         assert bench.conditions()["Ready"][0] == "True"
         bench.cluster.remove(kinds.LLM_DEPLOYMENT, *KEY)
@@ -185,7 +188,7 @@ class TestNames:
         bench.cluster.put(late)
         assert bench.reconcile(key).again_after_s == 30.0
         message = accepted_condition(bench, key)[1]
-        assert "LLMDeployment smollm2 of namespace default had first" in message
+        assert "already belongs to LLMDeployment smollm2 in namespace default" in message
         assert bench.cluster.all(kinds.SERVICE, "tenant-b") == []
         bench.cluster.remove(kinds.LLM_DEPLOYMENT, *KEY)
         bench.settle(key)
@@ -202,7 +205,8 @@ class TestNames:
         bench.cluster.merge(kinds.LLM_DEPLOYMENT, *key, edit)
         bench.settle(key)
         assert (
-            "which LLMDeployment smollm2 of namespace default" in accepted_condition(bench, key)[1]
+            "which already belongs to LLMDeployment smollm2 in namespace default"
+            in accepted_condition(bench, key)[1]
         )
         service = bench.cluster.one(kinds.SERVICE, *key)
         assert "smollm2" not in kinds.annotations_of(service)["octavo.dev/routing"]

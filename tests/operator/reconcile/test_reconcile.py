@@ -45,7 +45,7 @@ class TestCreate:
         restarted.reconcile()
         assert bench.cluster.calls == []
 
-    def test_a_spec_that_cannot_be_served_is_told_once_and_costs_nothing(self):
+    def test_a_spec_that_cannot_be_served_is_reported_once(self):
         bench = OperatorBench()
         bench.create(engine={"executor": "ray"})
         bench.reconcile()
@@ -94,7 +94,7 @@ class TestEdit:
         bench.settle()
         assert bench.engines() == {old: 3}
 
-    def test_scaling_marks_the_least_busy_pod_and_nobody_else(self):
+    def test_scaling_marks_only_the_least_busy_pod(self):
         bench = running_operator(replicas=3)
         uids = [kinds.uid_of(pod) for pod in bench.pods()]
         bench.demand.expect(["router-0"])
@@ -117,7 +117,7 @@ class TestEdit:
         bench.settle()
         assert bench.num_ready() == 4
 
-    def test_a_field_that_is_no_longer_asked_for_is_removed(self):
+    def test_a_field_that_is_no_longer_set_is_removed(self):
         bench = running_operator()
         extra = {"metadata": {"annotations": {"team": "a"}}}
         bench.edit(podTemplate=extra)

@@ -11,8 +11,8 @@ from octavo.fetch.credentials import VARIABLE
 from octavo.fetch.errors import FetchError
 from octavo.fetch.errors import FetchReason as FetchReason
 from octavo_operator.desired.weights import fetch_arguments, weights
+from octavo_operator.reasons import Reason
 from octavo_operator.report.faults import FETCH_REASONS, pod_faults
-from octavo_operator.report.reasons import Reason
 from octavo_operator.spec import LLMDeployment
 from tests.fakes.operator import make_deployment
 

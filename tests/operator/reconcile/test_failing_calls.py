@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from octavo_operator.decide.observed import DeploymentKey
 from octavo_operator.errors import ApiRefused, ClusterUnavailable, Conflict
 from octavo_operator.objects import kinds
-from octavo_operator.watch.world import DeploymentKey
 from tests.fakes.effort import sample
 from tests.fakes.operator import KEY, OperatorBench, make_deployment, running_operator
 
@@ -30,7 +30,7 @@ class Killed(BaseException):
     """SIGKILL, as far as Python can have one."""
 
 
-class TestTrouble:
+class TestFailingCalls:
     @pytest.mark.parametrize("error", _ERRORS, ids=repr)
     def test_any_error_at_any_call_is_survived(self, error):
         reference = running_operator()
@@ -42,7 +42,7 @@ class TestTrouble:
             bench.settle(rounds=60)
             assert snapshot(bench.cluster) == snapshot(reference.cluster), number
 
-    def test_the_servers_wish_for_patience_reaches_the_queue(self):
+    def test_retry_after_reaches_the_queue(self):
         bench = OperatorBench()
         bench.create()
         bench.cluster.before = fail_once(
@@ -106,7 +106,7 @@ class TestTrouble:
         bench.reconcile()
         assert len([e for e in bench.cluster.all(kinds.EVENT) if e["type"] == "Warning"]) == 1
 
-    def test_only_events_tell_of_a_failing_mount(self):
+    def test_a_failing_mount_is_found_in_events(self):
         bench = OperatorBench()
         bench.create(replicas=1)
         bench.reconcile()
@@ -213,7 +213,7 @@ def fail_once(number: int, error: Exception):
     return hook
 
 
-def test_a_fleet_that_fails_together_does_not_flood_the_api_server_with_questions():
+def test_lists_of_events_are_rate_limited():
     """Lists of events are costly: some at a time, and the others a moment later."""
     bench = OperatorBench()
     names = [f"m{number}" for number in range(40)]

@@ -143,7 +143,7 @@ def test_a_policy_is_named_and_an_edit_that_suits_it_goes_through(
             apiserver.delete(body)
 
 
-def test_what_only_the_server_can_judge_is_told_in_its_words(apiserver: ApiServer, namespace: str):
+def test_the_api_servers_message_is_in_the_condition(apiserver: ApiServer, namespace: str):
     """podTemplate is laid over as it is: its mistakes are found by those who know pods."""
     sleep = {"preStop": {"sleep": {"seconds": -5}}}
     template = {"spec": {"containers": [{"name": "engine", "lifecycle": sleep}]}}

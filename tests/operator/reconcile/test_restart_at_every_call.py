@@ -15,6 +15,7 @@ import pytest
 from octavo_operator.cluster.guard import GuardedCluster, TokenBucket
 from octavo_operator.cluster.kube import KubeCluster
 from octavo_operator.cluster.kube_config import load
+from octavo_operator.decide.observed import DeploymentKey
 from octavo_operator.errors import ClusterUnavailable
 from octavo_operator.metrics import OperatorMetrics
 from octavo_operator.reconcile import Reconciler
@@ -22,7 +23,7 @@ from octavo_operator.report.events import EventRecorder
 from octavo_operator.routers.poller import RouterDemand
 from octavo_operator.settings import OperatorSettings
 from octavo_operator.watch.informer import Informer
-from octavo_operator.watch.world import WATCHED, DeploymentKey, World
+from octavo_operator.watch.world import WATCHED, World
 from tests.fakes.clock import ManualClock
 from tests.fakes.deployments import with_images
 from tests.fakes.effort import is_full, sample

@@ -1,0 +1,113 @@
+"""What an LLMDeployment has in the cluster: its children and pods, and what their state means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from octavo_engine.protocol.kubernetes import (
+    COMPONENT_LABEL,
+    ENGINE_COMPONENT,
+    REVISION_LABEL,
+    ROUTABLE_CONDITION,
+)
+from octavo_operator.decide.rollout import RevisionGroup, RevisionReplica, group_replicas
+from octavo_operator.objects import kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from octavo_operator.objects.kinds import Kind, Object
+
+
+class DeploymentKey(NamedTuple):
+    """One LLMDeployment."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One picture of what an LLMDeployment has in the cluster."""
+
+    children: Mapping[tuple[Kind, str], Object] = field(default_factory=dict)
+    pods: tuple[Object, ...] = ()
+
+    @cached_property
+    def engines(self) -> dict[str, Object]:
+        """The engine Deployments by revision."""
+        return {
+            revision: body
+            for (kind, _), body in self.children.items()
+            if kind == kinds.DEPLOYMENT
+            and kinds.labels_of(body).get(COMPONENT_LABEL) == ENGINE_COMPONENT
+            and (revision := kinds.labels_of(body).get(REVISION_LABEL))
+        }
+
+    @cached_property
+    def targets(self) -> dict[str, int]:
+        return {
+            revision: int(body["spec"].get("replicas", 1))
+            for revision, body in self.engines.items()
+        }
+
+    def replicas(self, in_flight: Mapping[str, int]) -> list[RevisionReplica]:
+        """The engine pods; `in_flight` by pod UID, as the routers report."""
+        return [replica_of(pod, in_flight.get(kinds.uid_of(pod), 0)) for pod in self.engine_pods]
+
+    @cached_property
+    def engine_pods(self) -> tuple[Object, ...]:
+        return tuple(
+            pod
+            for pod in self.pods
+            if kinds.labels_of(pod).get(REVISION_LABEL) and not is_finished(pod)
+        )
+
+    def groups(self, in_flight: Mapping[str, int]) -> list[RevisionGroup]:
+        return group_replicas(self.targets, self.replicas(in_flight))
+
+
+def replica_of(pod: Object, in_flight: int = 0) -> RevisionReplica:
+    return RevisionReplica(
+        id=kinds.uid_of(pod),
+        revision=kinds.labels_of(pod).get(REVISION_LABEL, ""),
+        ready=condition_of(pod, "ContainersReady") == "True",
+        routable=condition_of(pod, "Ready")
+        == "True",  # which waits for the gate, where there is one
+        in_flight=in_flight,
+        is_leaving=bool(pod["metadata"].get("deletionTimestamp")),
+    )
+
+
+def condition_of(body: Object, condition_type: str) -> str:
+    for condition in (body.get("status") or {}).get("conditions") or []:
+        if condition.get("type") == condition_type:
+            return str(condition.get("status", ""))
+    return ""
+
+
+def waits_for_gate(pod: Object) -> bool:
+    """Ready except for the routers' condition."""
+    gates = (pod.get("spec") or {}).get("readinessGates") or []
+    return (
+        any(gate.get("conditionType") == ROUTABLE_CONDITION for gate in gates)
+        and condition_of(pod, ROUTABLE_CONDITION) != "True"
+        and condition_of(pod, "ContainersReady") == "True"
+        and not pod["metadata"].get("deletionTimestamp")
+    )
+
+
+def loses_gate(pod: Object) -> bool:
+    """Its engine restarts in place: the condition was about the previous one."""
+    return (
+        condition_of(pod, ROUTABLE_CONDITION) == "True"
+        and condition_of(pod, "ContainersReady") == "False"
+        and not pod["metadata"].get("deletionTimestamp")
+    )
+
+
+def is_finished(pod: Object) -> bool:
+    """Failed or evicted: it will not serve again, and its ReplicaSet has replaced it."""
+    return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
