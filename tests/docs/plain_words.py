@@ -40,7 +40,7 @@ _PATTERN = re.compile(
     r"\b(" + "|".join(word.replace(" ", r"\s+") for word in WORDS) + r")\b", re.IGNORECASE
 )
 _CODE_SPAN = re.compile(r"``.+?``|`[^`\n]+`")
-_HEADER = '''"""Texts that still contain private words. Written by `python -m tests.docs.plain_words`."""
+_HEADER = '''"""Texts that still contain private words; `python -m tests.docs.plain_words` writes it."""
 
 from __future__ import annotations
 
