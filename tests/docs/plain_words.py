@@ -1,0 +1,111 @@
+"""The texts that users read, and the private words that must not occur in them.
+
+`python -m tests.docs.plain_words` writes the remaining exceptions to plain_words_not_yet.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo.cli import COMMANDS
+from octavo.commands.bench import KINDS
+from octavo.options.flags import ENGINE_FLAGS, SERVER_FLAGS
+from octavo_engine.server.http.errors import CATALOGUE
+from tests.docs.pages import DOCS, ROOT, prose
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+# Whole words and phrases, in any case, and across line ends.
+WORDS = (
+    "anybody", "asked for", "asked of", "how it does", "in company", "in no hurry", "in vain",
+    "makes no sense", "news", "nobody", "somebody", "says", "stands", "telling", "tells",
+    "thoughts", "told", "whoever",
+)  # fmt: skip
+PAGES = (
+    "index", "concepts", "comparison", "migration", "performance", "gpu", "kv-cache", "kv-events",
+    "speculation", "structured-output", "tools", "embeddings", "run-batch",
+    "responses-and-messages", "keys-and-tls", "security", "python", "testing", "activation-bits",
+    "adding-a-model", "dialect-plugin", "dependencies", "architecture", "api", "errors",
+)  # fmt: skip
+SOURCES = ("engine/octavo_engine/server", "router/octavo_router", "operator/octavo_operator")
+NOT_YET_FILE = Path(__file__).with_name("plain_words_not_yet.py")
+_PATTERN = re.compile(
+    r"\b(" + "|".join(word.replace(" ", r"\s+") for word in WORDS) + r")\b", re.IGNORECASE
+)
+_CODE_SPAN = re.compile(r"``.+?``|`[^`\n]+`")
+_HEADER = '''"""Texts that still contain private words; `python -m tests.docs.plain_words` writes it."""
+
+from __future__ import annotations
+
+'''
+
+
+def words_in(text: str) -> list[str]:
+    """The private words in a text, each once, in alphabetical order."""
+    return sorted({" ".join(found.lower().split()) for found in _PATTERN.findall(text)})
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """(path or name, text) of everything that users read."""
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"):
+        yield path.name, _prose_without_code(path)
+    for page in PAGES:
+        yield f"docs/{page}.md", _prose_without_code(DOCS / f"{page}.md")
+    yield "octavo.options.flags", "\n".join(flag.help for flag in (*ENGINE_FLAGS, *SERVER_FLAGS))
+    for command in COMMANDS:
+        yield f"octavo {command} --help", help_of(command)
+    yield "octavo --help", "\n".join(COMMANDS.values())
+    yield "octavo_engine.server.http.errors.CATALOGUE", repr(CATALOGUE)
+    for source in SOURCES:
+        for path in sorted((ROOT / source).rglob("*.py")):
+            strings = raised_strings(path.read_text(encoding="utf-8"))
+            yield str(path.relative_to(ROOT)), "\n".join(strings)
+
+
+def found() -> dict[str, list[str]]:
+    """The private words of each text that contains any."""
+    return {name: words for name, text in texts() if (words := words_in(text))}
+
+
+def help_of(command: str) -> str:
+    """A command's --help, with that of its sub-commands."""
+    main = import_module(f"octavo.commands.{command.replace('-', '_')}").main
+    output = io.StringIO()
+    for sub in ([], *([kind] for kind in KINDS)) if command == "bench" else ([],):
+        with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+            main(f"octavo {command}", [*sub, "--help"])
+    return output.getvalue()
+
+
+def raised_strings(source: str) -> list[str]:
+    """String literals in the raise statements of a module; f-strings without their fields."""
+    strings = []
+    for statement in ast.walk(ast.parse(source)):
+        if isinstance(statement, ast.Raise) and statement.exc is not None:
+            strings += [
+                node.value
+                for node in ast.walk(statement.exc)
+                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            ]
+    return strings
+
+
+def _prose_without_code(page: Path) -> str:
+    return _CODE_SPAN.sub("", prose(page))
+
+
+def write_not_yet(words_of: Mapping[str, list[str]]) -> None:
+    lines = [f"    {name!r}: {words!r},\n".replace("'", '"') for name, words in words_of.items()]
+    table = "NOT_YET: dict[str, list[str]] = {" + ("\n" + "".join(lines) if lines else "") + "}\n"
+    NOT_YET_FILE.write_text(_HEADER + table, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_not_yet(found())

@@ -1,0 +1,40 @@
+"""Texts that users read are plain English: without the words in plain_words.WORDS."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from octavo.cli import COMMANDS
+from tests.docs.plain_words import found, help_of, raised_strings, texts, words_in
+from tests.docs.plain_words_not_yet import NOT_YET
+
+_found = cache(found)
+
+
+def test_private_words_are_found():
+    assert words_in("Nobody tells;\nnobody was asked\nfor it.") == ["asked for", "nobody", "tells"]
+    assert words_in("The newsletter foretells nothing.") == []
+
+
+def test_strings_of_raise_statements_are_found():
+    source = 'text = "told"\nif text:\n    raise ValueError(f"{text} tells", param="n") from None\n'
+    assert raised_strings(source) == [" tells", "n"]
+
+
+def test_every_kind_of_text_is_read():
+    read = dict(texts())
+    assert "Kubernetes" in read["README.md"]
+    assert all(read[f"octavo {command} --help"].startswith("usage:") for command in COMMANDS)
+    assert "--port" in help_of("serve")
+    assert "method_not_allowed" in read["octavo_engine.server.http.errors.CATALOGUE"]
+    assert sum(bool(text) for name, text in read.items() if name.endswith(".py")) > 50
+
+
+@pytest.mark.parametrize("name", sorted(dict.fromkeys([*NOT_YET, *dict(texts())])))
+def test_texts_have_no_private_words(name: str):
+    """An entry of NOT_YET that is no longer needed fails too, so that the table only shrinks."""
+    assert _found().get(name, []) == NOT_YET.get(name, []), (
+        "use plain words, or remove the entry from tests/docs/plain_words_not_yet.py"
+    )
