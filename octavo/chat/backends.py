@@ -73,14 +73,15 @@ class LocalBackend:
         await self._engine.stop()
 
     async def _generate(self, ids: list[int], options: dict[str, Any]) -> AsyncGenerator[str, None]:
+        from octavo_engine.core.text.submission import Submission
         from octavo_engine.state.sampling_params import SamplingParams
 
         defaults = dict(self._engine.info.default_params)
         if "top_k" in defaults:
             defaults["top_k"] = int(defaults["top_k"])
         params = SamplingParams(**{"max_tokens": None, **defaults, **options})
-        news = self._engine.generate(ids, params, request_id=secrets.token_hex(8))
-        async with aclosing(news) as outputs:
+        submission = Submission(request_id=secrets.token_hex(8), prompt=ids, params=params)
+        async with aclosing(self._engine.generate(submission)) as outputs:
             async for output in outputs:
                 for answer in output.outputs:
                     yield answer.text

@@ -21,7 +21,7 @@ from octavo_engine.server.routers.push_stream import SubscriberHub
 from octavo_engine.server.routers.route_labels import Labeller
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -30,15 +30,13 @@ if TYPE_CHECKING:
     from octavo_engine.core.info import CoreHealth, ModelInfo
     from octavo_engine.core.kv_events.residency_feed import ResidencyFeed
     from octavo_engine.core.pooling.async_pooling import PoolingItem
-    from octavo_engine.core.text.output_stream import InlineSink
+    from octavo_engine.core.text.output_stream import OutputSink
     from octavo_engine.core.text.outputs import RequestOutput
-    from octavo_engine.core.text.resumed import ResumedOutput
+    from octavo_engine.core.text.submission import Submission
     from octavo_engine.server.openai.batches.runner import BatchRunner
     from octavo_engine.server.settings import ServerSettings
-    from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import EngineStats
     from octavo_engine.state.pooling import PoolingParams
-    from octavo_engine.state.sampling_params import SamplingParams
     from octavo_engine.tokenization.tokenizer import Tokenizer
     from octavo_engine.tracing import EngineTracing
 
@@ -64,22 +62,8 @@ class ServedEngine(Protocol):
     @property
     def residency(self) -> ResidencyFeed: ...
     def health(self) -> CoreHealth: ...
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        params: SamplingParams,
-        *,
-        request_id: str,
-        priority: int = 0,
-        deadline_s: float | None = None,
-        cache_salt: str = "",
-        told: Sequence[ResumedOutput] = (),
-        labels: Labels | None = None,
-        stream: bool = True,
-        tap: InlineSink[RequestOutput] | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """News until finished; closing it aborts. `told`: only what comes after that. What `tap`
-        takes does not come here."""
+    async def deliver(self, submission: Submission, sink: OutputSink[RequestOutput]) -> None:
+        """Until the last output; cancelling it aborts."""
 
     async def pool(
         self,

@@ -49,7 +49,7 @@ class CompletionOutput:
     stop_reason: str | int | None = None  # the stop string or stop id; None for end of text
     num_tokens: int = 0  # generated so far in all, resumed ones included
     # What came before all this, from the engine that an answer was resumed from.
-    told_text: str = field(default="", compare=False)
+    resumed_text: str = field(default="", compare=False)
     # What the core called it, known once it is finished; no part of what was said.
     sequence_id: str = field(default="", compare=False)
     # When its first token and the newest one came from the core, by time.monotonic; 0: unknown.

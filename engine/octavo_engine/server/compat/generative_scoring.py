@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import aclosing
 from itertools import chain
 from typing import Any, Literal
 
@@ -145,11 +144,10 @@ def _job(
 async def _logprobs(service: Service, job: generation.Job) -> list[list[float]]:
     """Of the job's labels, for each prompt."""
     values: list[list[float]] = [[] for _ in job.prompts]
-    async with aclosing(generation.run(service, job, stream=False)) as pieces:
-        async for piece in pieces:
-            for output in piece.news.outputs:
-                for entry in output.logprobs or ():
-                    values[piece.prompt_index] = [choice.logprob for choice in entry.top]
+    for result in await generation.collect(service, job):
+        for output in result.output.outputs:
+            for entry in output.logprobs or ():
+                values[result.prompt_index] = [choice.logprob for choice in entry.top]
     return values
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from octavo_engine.server.compat.unsupported_fields import refuse_unsupported
 from octavo_engine.server.generation import job as generation
 from octavo_engine.server.generation.logprobs import chat_logprobs, prompt_logprobs
 from octavo_engine.server.generation.params import check_sizes, sampling_params
+from octavo_engine.server.generation.sse_writer import sse_sink
 from octavo_engine.server.generation.structured import grammar_of, wants_grammar
 from octavo_engine.server.generation.usage import Usage
 from octavo_engine.server.http.errors import not_supported
@@ -22,6 +22,7 @@ from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route
 from octavo_engine.server.http.request_ids import adopt
 from octavo_engine.server.http.sse import DONE
 from octavo_engine.server.openai.schemas import SamplingFields, StreamOptions
+from octavo_engine.server.routers.token_lines import TokenLines
 from octavo_engine.server.service import Service  # noqa: TC001
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class TokenChunk(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class PreparedTokens:
     request: TokenRequest
     id: str
     job: generation.Job
@@ -80,16 +81,16 @@ class _Asked:
 async def token_generate(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(TokenRequest)
     try:
-        asked = await _prepare(exchange, service, request)
+        prepared = await _prepare(exchange, service, request)
         async with exchange.while_present():
-            await (_stream if request.stream else _whole)(exchange, service, asked)
+            await (_stream if request.stream else _whole)(exchange, service, prepared)
     except RequestError as error:  # name the field as this client knows it
         if error.param == "prompt":
             error.param = "token_ids"
         raise
 
 
-async def _prepare(exchange: Exchange, service: Service, request: TokenRequest) -> _Asked:
+async def _prepare(exchange: Exchange, service: Service, request: TokenRequest) -> PreparedTokens:
     service.check_model(request.model)
     info = service.engine.info
     check_task("generate", info)
@@ -118,7 +119,7 @@ async def _prepare(exchange: Exchange, service: Service, request: TokenRequest) 
     params = msgspec.structs.replace(params, detokenize=bool(params.stop))
     id_ = exchange.request_id
     job = generation.make_job(service, fields, f"gen-{id_}", [request.token_ids], params)
-    return _Asked(request=request, id=id_, job=job)
+    return PreparedTokens(request=request, id=id_, job=job)
 
 
 def _logprobs_wanted(given: TokenParams) -> int | None:
@@ -126,47 +127,61 @@ def _logprobs_wanted(given: TokenParams) -> int | None:
     return 0 if given.logprobs is None and given.logprob_token_ids else given.logprobs
 
 
-async def _whole(exchange: Exchange, service: Service, asked: _Asked) -> None:
-    usage = Usage(asked.job)
+async def _whole(exchange: Exchange, service: Service, prepared: PreparedTokens) -> None:
+    usage = Usage(prepared.job)
     result: RequestOutput | None = None
-    async with aclosing(generation.run(service, asked.job, stream=False)) as pieces:
-        async for piece in pieces:
-            usage.add(0, piece.news)
-            if result is None:
-                result = piece.news
-            else:
-                result.absorb(piece.news)
+    for _, output in await generation.collect(service, prepared.job):
+        usage.add(0, output)
+        if result is None:
+            result = output
+        else:
+            result.absorb(output)
     assert result is not None  # a request ends with an output or an error
     scores = result.prompt_logprobs
     answer = TokenAnswer(
-        request_id=asked.id,
-        choices=[_choice(asked, output) for output in result.outputs],
+        request_id=prepared.id,
+        choices=[_choice(prepared, output) for output in result.outputs],
         prompt_logprobs=None if scores is None else prompt_logprobs(scores),
         usage=usage.as_dict(),
     )
     await exchange.reply(msgspec.json.encode(answer))
 
 
-async def _stream(exchange: Exchange, service: Service, asked: _Asked) -> None:
-    usage = Usage(asked.job)
-    options = asked.request.stream_options
-    async with aclosing(generation.run(service, asked.job, stream=True)) as pieces:
-        async for piece in pieces:
-            usage.add(0, piece.news)
-            if not exchange.started:
-                await exchange.open_stream()
-            choices = [_choice(asked, output) for output in piece.news.outputs]
-            await exchange.write(_event(TokenChunk(request_id=asked.id, choices=choices)))
-    if options is not None and options.include_usage:
-        last = TokenChunk(request_id=asked.id, choices=[], usage=usage.as_dict())
-        await exchange.write(_event(last))
-    await exchange.close(DONE)
+async def _stream(exchange: Exchange, service: Service, prepared: PreparedTokens) -> None:
+    sink = sse_sink(exchange, _EventWriter(prepared))
+    await generation.run(service, prepared.job, sink, stream=True)
 
 
-def _choice(asked: _Asked, output: CompletionOutput) -> TokenIdChoice:
+class _EventWriter:
+    """From one request's outputs to its events."""
+
+    def __init__(self, prepared: PreparedTokens) -> None:
+        self._prepared = prepared
+        self._usage = usage = Usage(prepared.job)
+        self.lines = TokenLines(prepared.job, usage, id=prepared.id, created=0, wanted=False)
+        options = prepared.request.stream_options
+        self._wants_usage = options is not None and bool(options.include_usage)
+
+    def events(self, output: generation.JobOutput) -> bytes:
+        """Hot path: once per output."""
+        self._usage.add(0, output.output)
+        choices = [_choice(self._prepared, new) for new in output.output.outputs]
+        return _event(TokenChunk(request_id=self._prepared.id, choices=choices))
+
+    def is_last(self, output: generation.JobOutput) -> bool:
+        return output.output.finished
+
+    def end(self) -> bytes:
+        if not self._wants_usage:
+            return DONE
+        usage = self._usage.as_dict()
+        return _event(TokenChunk(request_id=self._prepared.id, choices=[], usage=usage)) + DONE
+
+
+def _choice(prepared: PreparedTokens, output: CompletionOutput) -> TokenIdChoice:
     logprobs = None
     if output.logprobs is not None:
-        as_ids = bool(asked.request.sampling_params.return_tokens_as_token_ids)
+        as_ids = bool(prepared.request.sampling_params.return_tokens_as_token_ids)
         logprobs = chat_logprobs(output.logprobs, as_ids=as_ids)
     return TokenIdChoice(
         index=output.index,

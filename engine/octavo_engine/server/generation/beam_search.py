@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from octavo_engine.core.beam_search import MAX_BEAM_WIDTH, Beam, BeamSearch, BeamSearchParams
 from octavo_engine.core.offline.beam_search import choices_of, one_token
+from octavo_engine.core.text.output_stream import OutputSink
 from octavo_engine.core.text.outputs import CompletionOutput, RequestOutput
+from octavo_engine.core.text.submission import Submission
 from octavo_engine.errors import DeadlineExceeded, InvalidRequest
 from octavo_engine.server.generation.gather import all_of
 from octavo_engine.server.http.errors import not_supported
@@ -88,17 +89,24 @@ async def beam_search(
         left_s = None if ends_at is None else ends_at - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded(f"The request was not done within {job.deadline_s:g} s.")
-        news = engine.generate(
-            [*prompt, *beam.token_ids],
-            one_token(params),
-            request_id=request_id,
-            priority=job.priority,
-            deadline_s=left_s,
-            cache_salt=job.cache_salt,
-            stream=False,
+        outputs: list[RequestOutput] = []
+
+        async def put(output: RequestOutput) -> None:
+            outputs.append(output)
+
+        await engine.deliver(
+            Submission(
+                request_id=request_id,
+                prompt=[*prompt, *beam.token_ids],
+                params=one_token(params),
+                priority=job.priority,
+                deadline_s=left_s,
+                cache_salt=job.cache_salt,
+                stream=False,
+            ),
+            OutputSink(put),
         )
-        async with aclosing(news) as outputs:
-            return await anext(outputs)
+        return outputs[0]
 
     for number in range(params.max_tokens):
         if not search.live or is_stopped():

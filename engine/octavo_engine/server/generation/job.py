@@ -1,18 +1,19 @@
-"""Running a request's prompts through the engine, as one stream of news."""
+"""A request that was parsed and checked, and its run through the engine."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import secrets
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from octavo_engine.core.pooling.async_pooling import check_task
+from octavo_engine.core.text.output_stream import OutputSink
+from octavo_engine.core.text.submission import Submission
 from octavo_engine.core.validate import tokenized_bad_words
 from octavo_engine.errors import (
     ContextLengthExceeded,
@@ -30,11 +31,10 @@ from octavo_engine.server.routers.route_labels import Answers
 from octavo_engine.state.request import BACKGROUND
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     from octavo_engine.core.beam_search import BeamSearchParams
     from octavo_engine.core.info import ModelInfo
-    from octavo_engine.core.text.output_stream import InlineSink
     from octavo_engine.core.text.outputs import RequestOutput
     from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.protocol.route_keys import Kind
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from octavo_engine.server.routers.route_labels import RoutedPrompt
     from octavo_engine.server.service import Service
     from octavo_engine.state.sampling_params import SamplingParams
+
+    Note = Callable[[int, RequestOutput], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class Job:
     # Of a stream that a router can go on with elsewhere, see server.resume:
     seed: int | None = None  # that all seeds follow from
     seeds: tuple[int, ...] = ()  # one a prompt
-    told: tuple[ResumedOutput, ...] = ()  # prompt-major; empty unless resumed
+    resumed: tuple[ResumedOutput, ...] = ()  # prompt-major; empty unless resumed
     route: RoutedPrompt | None = None  # how routers know the first prompt
     beams: BeamSearchParams | None = None  # the likeliest answers are searched, not sampled
 
@@ -148,20 +150,18 @@ def default_max_tokens(wanted: int, prompts: list[list[int]], info: ModelInfo) -
     return max(1, min(wanted, info.max_model_len - longest))
 
 
-async def run(
-    service: Service, job: Job, *, stream: bool, tap: InlineSink[JobOutput] | None = None
-) -> AsyncGenerator[JobOutput, None]:
-    """News of all prompts as they come, but for those that `tap` takes: it is offered those of a
-    single prompt. Closing it aborts what still runs. Raises RequestError."""
-    watch = RequestTiming(service.metrics, job)
+async def run(service: Service, job: Job, sink: OutputSink[JobOutput], *, stream: bool) -> None:
+    """All prompts to their ends; their outputs go to `sink` as they come, with `stream` false one a
+    prompt. Cancelling it aborts what still runs. Raises RequestError."""
+    timing = RequestTiming(service.metrics, job)
     params = await tokenized_bad_words(job.params, service.engine.tokenizer)
     if params is not job.params:  # once for all of its prompts
         job = dataclasses.replace(job, params=params)
     if service.settings.log_requests:
         log_request(service, job)
-    note: Callable[[int, RequestOutput], None] = watch.note
+    note: Note = timing.note
     if service.settings.log_outputs:
-        note = _both(watch.note, OutputLog(service, job).note)
+        note = _both(timing.note, OutputLog(service, job).note)
     ids = _engine_ids(job)
 
     is_stopped = False
@@ -178,40 +178,70 @@ async def run(
                 found = await _beams(service, job, job.beams, ids, lambda: is_stopped)
                 for index, output in enumerate(found):
                     note(index, output)
-                    yield JobOutput(index, output)
-                return
-            if len(job.prompts) == 1:
-                answers = Answers()
-
-                def noted(output: RequestOutput) -> JobOutput:
-                    note(0, output)
-                    if job.route is not None:
-                        answers.add(output)
-                    return JobOutput(0, output)
-
-                tapped = None if tap is None else tap.after(noted)
-                async with aclosing(
-                    _one(service, job, 0, ids[0], stream=stream, tap=tapped)
-                ) as news:
-                    async for output in news:
-                        yield noted(output)
-                if job.route is not None:
-                    service.labeller.settle(job.route, answers)
-                return
-            async with aclosing(_merged(service, job, ids, stream=stream)) as pieces:
-                async for piece in pieces:
-                    note(piece.prompt_index, piece.news)
-                    yield piece
+                    await sink.put(JobOutput(index, output))
+            elif len(job.prompts) == 1:
+                await _run_one(service, job, ids[0], sink, note, stream=stream)
+            else:
+                await _run_all(service, job, ids, sink, note, stream=stream)
         except DeadlineExceeded:
-            watch.give_up("deadline")
+            timing.give_up("deadline")
             raise
         except RequestError as error:
             if error.status < 500:
-                watch.refuse()
-            watch.give_up("error")
+                timing.refuse()
+            timing.give_up("error")
             raise
         finally:
-            watch.give_up("abort")  # what is unfinished still: the client left
+            timing.give_up("abort")  # what is unfinished still: the client left
+
+
+async def collect(service: Service, job: Job) -> list[JobOutput]:
+    """The outputs of a request that is not streamed. Raises RequestError."""
+    outputs: list[JobOutput] = []
+
+    async def put(output: JobOutput) -> None:
+        outputs.append(output)
+
+    await run(service, job, OutputSink(put), stream=False)
+    return outputs
+
+
+async def _run_one(
+    service: Service, job: Job, request_id: str, sink: OutputSink[JobOutput], note: Note, *,
+    stream: bool,
+) -> None:  # fmt: skip
+    answers = Answers()
+
+    def noted(output: RequestOutput) -> JobOutput:
+        note(0, output)
+        if job.route is not None:
+            answers.add(output)
+        return JobOutput(0, output)
+
+    submission = _submission(job, 0, request_id, stream=stream)
+    await service.engine.deliver(submission, sink.after(noted))
+    if job.route is not None:
+        service.labeller.settle(job.route, answers)
+
+
+async def _run_all(
+    service: Service, job: Job, ids: list[str], sink: OutputSink[JobOutput], note: Note, *,
+    stream: bool,
+) -> None:  # fmt: skip
+    """All prompts at once; the first error ends them all."""
+    share = PromptShare(service, job.params.n)
+    turn = asyncio.Lock()  # a consumer that waits holds back every prompt
+
+    async def deliver(index: int, request_id: str) -> None:
+        async def put(output: RequestOutput) -> None:
+            async with turn:
+                note(index, output)
+                await sink.put(JobOutput(index, output))
+
+        submission = _submission(job, index, request_id, stream=stream)
+        await service.engine.deliver(submission, OutputSink(put))
+
+    await all_of([share.of(partial(deliver, index, id_)) for index, id_ in enumerate(ids)])
 
 
 async def _beams(
@@ -227,22 +257,19 @@ async def _beams(
     return await all_of([share.of(search) for search in searches])
 
 
-def _both(
-    first: Callable[[int, RequestOutput], None], second: Callable[[int, RequestOutput], None]
-) -> Callable[[int, RequestOutput], None]:
-    def note(prompt_index: int, news: RequestOutput) -> None:
-        first(prompt_index, news)
-        second(prompt_index, news)
+def _both(first: Note, second: Note) -> Note:
+    def note(prompt_index: int, output: RequestOutput) -> None:
+        first(prompt_index, output)
+        second(prompt_index, output)
 
     return note
 
 
-@dataclass(frozen=True, slots=True)
-class JobOutput:
-    """News of one of a request's prompts."""
+class JobOutput(NamedTuple):
+    """New output of one of a request's prompts."""
 
     prompt_index: int
-    news: RequestOutput
+    output: RequestOutput
 
 
 def _engine_ids(job: Job) -> list[str]:
@@ -251,64 +278,18 @@ def _engine_ids(job: Job) -> list[str]:
     return [f"{job.request_id}-{number}-{own}" for number in range(len(job.prompts))]
 
 
-def _one(
-    service: Service, job: Job, prompt_index: int, request_id: str, *, stream: bool,
-    tap: InlineSink[RequestOutput] | None = None,
-) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
+def _submission(job: Job, prompt_index: int, request_id: str, *, stream: bool) -> Submission:
     params, n = job.params, job.params.n
     if job.seeds:
         params = msgspec.structs.replace(params, seed=job.seeds[prompt_index])
-    return service.engine.generate(
-        job.prompts[prompt_index],
-        params,
+    return Submission(
         request_id=request_id,
+        prompt=job.prompts[prompt_index],
+        params=params,
         priority=job.priority,
         deadline_s=job.deadline_s,
         cache_salt=job.cache_salt,
-        told=job.told[prompt_index * n : (prompt_index + 1) * n],
+        resumed=job.resumed[prompt_index * n : (prompt_index + 1) * n],
         labels=job.route.labels if job.route is not None and prompt_index == 0 else None,
         stream=stream,
-        tap=tap,
     )
-
-
-async def _merged(
-    service: Service, job: Job, ids: list[str], *, stream: bool
-) -> AsyncGenerator[JobOutput, None]:
-    """All prompts at once; the first error ends them all."""
-    # A bound of one piece keeps a slow reader's back-pressure on every one of them.
-    queue: asyncio.Queue[JobOutput | BaseException | None] = asyncio.Queue(maxsize=1)
-
-    async def pump(prompt_index: int) -> None:
-        try:
-            async with aclosing(
-                _one(service, job, prompt_index, ids[prompt_index], stream=stream)
-            ) as news:
-                async for output in news:
-                    await queue.put(JobOutput(prompt_index, output))
-        except Exception as error:  # handed to the reader, who decides
-            await queue.put(error)
-        else:
-            await queue.put(None)
-
-    share = PromptShare(service, job.params.n)
-
-    async def pump_in_turn(prompt_index: int) -> None:
-        async with share:
-            await pump(prompt_index)
-
-    pumps = [asyncio.create_task(pump_in_turn(index)) for index in range(len(job.prompts))]
-    try:
-        left = len(pumps)
-        while left:
-            item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                left -= 1
-            else:
-                yield item
-    finally:
-        for task in pumps:
-            task.cancel()
-        await asyncio.wait(pumps)

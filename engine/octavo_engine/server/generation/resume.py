@@ -73,7 +73,7 @@ def continued(exchange: Exchange, service: Service, job: Job, *, stream: bool) -
         job,
         seed=seed,
         seeds=tuple(seed if given is not None else prompt_seed(seed, number) for number in numbers),
-        told=() if resume is None else _told(resume, job, service),
+        resumed=() if resume is None else _told(resume, job, service),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,11 @@ from octavo_engine.errors import InvalidRequest, RequestError
 from octavo_engine.server.compat.orca import load_headers
 from octavo_engine.server.compat.unsupported_fields import refuse_unsupported
 from octavo_engine.server.generation import job as generation
-from octavo_engine.server.generation import sse_writer
 from octavo_engine.server.generation.logprobs import completion_logprobs, prompt_logprobs
 from octavo_engine.server.generation.params import check_sizes, sampling_params
 from octavo_engine.server.generation.prompts import encode, split_prompts, truncate
 from octavo_engine.server.generation.resume import continued, opened
+from octavo_engine.server.generation.sse_writer import sse_sink
 from octavo_engine.server.generation.structured import (
     name_field,
     note_left_over,
@@ -168,15 +167,14 @@ def _echo(
 async def _whole(exchange: Exchange, service: Service, asked: PreparedCompletion) -> None:
     usage = Usage(asked.job)
     results: dict[int, RequestOutput] = {}
-    async with aclosing(generation.run(service, asked.job, stream=False)) as pieces:
-        async for piece in pieces:
-            usage.add(piece.prompt_index, piece.news)
-            if asked.no_tokens:
-                _forget_tokens(piece.news)
-                usage.forget_completion()
-            known = results.setdefault(piece.prompt_index, piece.news)
-            if known is not piece.news:
-                known.absorb(piece.news)
+    for prompt_index, output in await generation.collect(service, asked.job):
+        usage.add(prompt_index, output)
+        if asked.no_tokens:
+            _forget_tokens(output)
+            usage.forget_completion()
+        known = results.setdefault(prompt_index, output)
+        if known is not output:
+            known.absorb(output)
     choices = [
         _choice(service, asked, prompt_index, results[prompt_index], output)
         for prompt_index in sorted(results)
@@ -269,13 +267,12 @@ def _forget_tokens(news: RequestOutput) -> None:
 
 
 async def _stream(exchange: Exchange, service: Service, asked: PreparedCompletion) -> None:
-    teller = _Teller(exchange, service, asked)
-    pieces = generation.run(service, asked.job, stream=True, tap=sse_writer.tap(exchange, teller))
-    await sse_writer.tell(exchange, teller, pieces)
+    writer = _EventWriter(exchange, service, asked)
+    await generation.run(service, asked.job, sse_sink(exchange, writer), stream=True)
 
 
-class _Teller:
-    """News to bytes, for one request."""
+class _EventWriter:
+    """From one request's outputs to its events."""
 
     def __init__(self, exchange: Exchange, service: Service, asked: PreparedCompletion) -> None:
         request, job = asked.request, asked.job
@@ -303,35 +300,35 @@ class _Teller:
         if asked.no_tokens:
             self._usage.forget_completion()
 
-    def events(self, piece: generation.JobOutput) -> bytes:
-        """Hot path: once per piece of news."""
-        asked, news, place = self._asked, piece.news, piece.prompt_index
+    def events(self, output: generation.JobOutput) -> bytes:
+        """Hot path: once per output."""
+        asked, (place, news) = self._asked, output
         self._usage.note_prompt(place, news)
         if asked.no_tokens:
             _forget_tokens(news)
         if self._wants_scores:
             news = self._with_scores(place, news)
         frames: list[bytes] = []
-        for output in news.outputs:
-            index = place * asked.job.params.n + output.index
-            self.lines.note(index, output.token_ids)
+        for new in news.outputs:
+            index = place * asked.job.params.n + new.index
+            self.lines.note(index, new.token_ids)
             if not asked.no_tokens:
-                self._usage.note_answer(place, output.index, output.num_tokens)
-            text = output.text
+                self._usage.note_answer(place, new.index, new.num_tokens)
+            text = new.text
             opening = index not in self._begun
             if opening:
                 self._begun.add(index)
                 text = asked.texts[place] + text
-            if output.finish_reason is None and not self._is_verbose:
+            if new.finish_reason is None and not self._is_verbose:
                 if text:
                     frames += (self.lines.head(index), self._chunks.text(index, text))
-            elif text or output.finish_reason or output.token_ids:
+            elif text or new.finish_reason or new.token_ids:
                 frames.append(self.lines.head(index))
-                frames.append(self._chunk(news, place, output, text, opening=opening))
+                frames.append(self._chunk(news, place, new, text, opening=opening))
         self._unfinished -= news.finished
         return b"".join(frames)
 
-    def is_last(self, piece: generation.JobOutput) -> bool:
+    def is_last(self, output: generation.JobOutput) -> bool:
         return self._unfinished == 0
 
     def end(self) -> bytes:

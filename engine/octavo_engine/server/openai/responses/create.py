@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from octavo_engine.core.pooling.async_pooling import check_task
+from octavo_engine.core.text.output_stream import OutputSink
 from octavo_engine.errors import InvalidRequest, RequestError
 from octavo_engine.protocol.endpoints import PLACE_DIGITS, PLACE_HEADER
 from octavo_engine.server.generation.structured import note_validity
@@ -32,6 +33,7 @@ from octavo_engine.server.service import Service  # noqa: TC001
 
 if TYPE_CHECKING:
     from octavo_engine.server.openai.chat.prepare import PreparedChat
+    from octavo_engine.server.openai.chat.session import ChatDelta
     from octavo_engine.server.openai.responses.request import ResponseTurn
     from octavo_engine.server.openai.responses.shapes import Event
 
@@ -126,7 +128,7 @@ class _Work:
         self._service = service
         self._turn = turn
         self._asked = asked
-        self._run = ChatSession(service, asked)
+        self._session = ChatSession(service, asked)
         keeps = service.settings.response_store and request.store is not False
         self._answer = ResponseBuilder(
             _response(request, asked, keeps=keeps, place=place_of(exchange))
@@ -151,20 +153,22 @@ class _Work:
     async def streamed(self, exchange: Exchange) -> None:
         exchange.last_words = self._last_words
         answer = self._answer
-        async with aclosing(self._run.news(stream=True)) as pieces:
-            async for piece in pieces:
-                frames = b""
-                if not exchange.started:
-                    frames = _frames(answer.begin())  # at once: the response is still empty
-                    await exchange.open_stream()
-                for news in piece.choices:
-                    frames += _frames(answer.read(news))
-                if piece.finished:
-                    frames += _frames(answer.end(self._run.usage))
-                    self._keep()
-                    await exchange.close(frames + frame(answer.last()))
-                elif frames:
-                    await exchange.write(frames)
+
+        async def put(delta: ChatDelta) -> None:
+            frames = b""
+            if not exchange.started:
+                frames = _frames(answer.begin())  # at once: the response is still empty
+                await exchange.open_stream()
+            for choice in delta.choices:
+                frames += _frames(answer.read(choice))
+            if delta.finished:
+                frames += _frames(answer.end(self._session.usage))
+                self._keep()
+                await exchange.close(frames + frame(answer.last()))
+            elif frames:
+                await exchange.write(frames)
+
+        await self._session.run(OutputSink(put), stream=True)
 
     async def in_background(self, exchange: Exchange, *, streams: bool) -> None:
         """The answer is that it is queued, or its events as they come."""
@@ -211,11 +215,13 @@ class _Work:
 
     async def _run_through(self) -> None:
         """Its events are logged where they can be read later."""
-        async with aclosing(self._run.news(stream=self._stored.log is not None)) as pieces:
-            async for piece in pieces:
-                for news in piece.choices:
-                    self._log(self._answer.read(news))
-        self._log(self._answer.end(self._run.usage))
+
+        async def put(delta: ChatDelta) -> None:
+            for choice in delta.choices:
+                self._log(self._answer.read(choice))
+
+        await self._session.run(OutputSink(put), stream=self._stored.log is not None)
+        self._log(self._answer.end(self._session.usage))
         self._keep()
 
     def _log(self, events: list[Event]) -> None:
