@@ -18,7 +18,7 @@ from octavo_engine.server.anthropic.request import read_turn
 from octavo_engine.server.generation.prompts import COUNTED
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.openai.chat.conversation import rendered
-from octavo_engine.server.openai.chat.prepare import prepare
+from octavo_engine.server.openai.chat.prepare import prepare_chat
 from octavo_engine.server.openai.chat.session import ChatSession
 from octavo_engine.server.service import Service  # noqa: TC001
 
@@ -33,7 +33,7 @@ async def create_message(exchange: Exchange, service: Service) -> None:
     if service.dialect.reasoning is None:  # clients switch thinking on whatever model they meet
         turn.chat.thinking_token_budget = None
     try:
-        asked = await prepare(exchange, service, turn.chat, prefix="msg", kind="messages")
+        asked = await prepare_chat(exchange, service, turn.chat, prefix="msg", kind="messages")
         asked, is_cut_short = _with_room(asked, service.engine.info.max_model_len)
         session = ChatSession(service, asked)
         answer = MessageBuilder(

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo_engine.core.pooling.async_pooling import check_task
 from octavo_engine.errors import RequestError
-from octavo_engine.server.compat.unsupported_fields import refuse_unsupported
 from octavo_engine.server.generation import job as generation
 from octavo_engine.server.generation.logprobs import chat_logprobs, prompt_logprobs
-from octavo_engine.server.generation.params import check_sizes, sampling_params
+from octavo_engine.server.generation.prepare import prepare
 from octavo_engine.server.generation.sse_writer import sse_sink
-from octavo_engine.server.generation.structured import grammar_of, wants_grammar
+from octavo_engine.server.generation.structured import with_grammar
 from octavo_engine.server.generation.usage import Usage
 from octavo_engine.server.http.errors import not_supported
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
-from octavo_engine.server.http.request_ids import adopt
 from octavo_engine.server.http.sse import DONE
 from octavo_engine.server.openai.schemas import SamplingFields, StreamOptions
 from octavo_engine.server.routers.token_lines import TokenLines
@@ -27,6 +23,7 @@ from octavo_engine.server.service import Service  # noqa: TC001
 
 if TYPE_CHECKING:
     from octavo_engine.core.text.outputs import CompletionOutput, RequestOutput
+    from octavo_engine.state.sampling_params import SamplingParams
 
 
 class TokenParams(SamplingFields, kw_only=True):
@@ -71,13 +68,6 @@ class TokenChunk(msgspec.Struct, kw_only=True, omit_defaults=True):
     usage: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedTokens:
-    request: TokenRequest
-    id: str
-    job: generation.Job
-
-
 async def token_generate(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(TokenRequest)
     try:
@@ -90,41 +80,58 @@ async def token_generate(exchange: Exchange, service: Service) -> None:
         raise
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedTokens:
+    """A request for tokens that will run."""
+
+    request: TokenRequest
+    id: str
+    job: generation.Job
+
+
 async def _prepare(exchange: Exchange, service: Service, request: TokenRequest) -> PreparedTokens:
-    service.check_model(request.model)
-    info = service.engine.info
-    check_task("generate", info)
-    for name in ("features", "kv_transfer_params"):
-        if getattr(request, name):
-            raise not_supported(name)
-    adopt(exchange, request.request_id)
-    given = request.sampling_params
-    refuse_unsupported(given)
-    fields = msgspec.structs.replace(
-        given,
-        stream=request.stream,
-        stream_options=request.stream_options,
-        cache_salt=request.cache_salt,
-        priority=request.priority,
-    )
-    check_sizes(fields, service.settings.limits)
-    params = sampling_params(
-        fields, max_tokens=given.max_tokens, logprobs=_logprobs_wanted(given), defaults={},
-        limits=service.settings.limits,
-    )  # fmt: skip
-    if wants_grammar(given):
-        grammar = await asyncio.to_thread(grammar_of, given)
-        params = msgspec.structs.replace(params, grammar=grammar)
-    # Stop strings are found in text; without them none need be made.
-    params = msgspec.structs.replace(params, detokenize=bool(params.stop))
-    id_ = exchange.request_id
-    job = generation.make_job(service, fields, f"gen-{id_}", [request.token_ids], params)
-    return PreparedTokens(request=request, id=id_, job=job)
+    prepared = await prepare(exchange, service, _TokenReader(request))
+    return PreparedTokens(request=request, id=exchange.request_id, job=prepared.job)
 
 
-def _logprobs_wanted(given: TokenParams) -> int | None:
-    """Tokens that are named need not be counted here."""
-    return 0 if given.logprobs is None and given.logprob_token_ids else given.logprobs
+class _TokenReader:
+    """What a request for tokens adds to the common steps."""
+
+    id_prefix = "gen"
+    uses_model_defaults = False
+
+    def __init__(self, request: TokenRequest) -> None:
+        given = request.sampling_params
+        self.model = request.model
+        self.request_id = request.request_id
+        self.fields = msgspec.structs.replace(
+            given,
+            stream=request.stream,
+            stream_options=request.stream_options,
+            cache_salt=request.cache_salt,
+            priority=request.priority,
+        )
+        self.max_tokens = given.max_tokens
+        # Tokens that are named need not be counted here.
+        named_only = given.logprobs is None and given.logprob_token_ids
+        self.logprobs = 0 if named_only else given.logprobs
+        self._request = request
+
+    def check(self) -> None:
+        for name in ("features", "kv_transfer_params"):
+            if getattr(self._request, name):
+                raise not_supported(name)
+
+    async def prompts(self) -> list[list[int]]:
+        return [self._request.token_ids]
+
+    async def settle(self, params: SamplingParams) -> SamplingParams:
+        params = await with_grammar(self.fields, params)
+        # Stop strings are found in text; without them none need be made.
+        return msgspec.structs.replace(params, detokenize=bool(params.stop))
+
+    def route(self) -> None:
+        """Routers have no key for such a body."""
 
 
 async def _whole(exchange: Exchange, service: Service, prepared: PreparedTokens) -> None:

@@ -102,19 +102,28 @@ def make_job(
     )
 
 
-async def routed(
-    exchange: Exchange, service: Service, job: Job, kind: Kind, *, text: str | None = None,
-    render_next: Callable[[str], Awaitable[str]] | None = None,
-) -> Job:  # fmt: skip
-    """The job with the route keys of its first prompt, the time it has left, and its place in line.
+class RouteSource(NamedTuple):
+    """What the route keys of a prompt are made from."""
 
-    Of a chat, `text` is its rendered prompt. A server that no router ever listened to does not
-    pay for keys; what it cached before the first one came is named when it is used again.
+    kind: Kind  # the shape of the body that came, by which routers know it
+    text: str | None = None  # of a chat: its rendered prompt
+    render_next: Callable[[str], Awaitable[str]] | None = None
+
+
+async def with_route(exchange: Exchange, service: Service, job: Job, source: RouteSource) -> Job:
+    """The job with the route keys of its first prompt, its remaining time and its priority.
+
+    Without a subscribed router no keys are computed; prompts cached before the first one subscribes
+    are labelled when they are used again.
     """
     route = None
     if service.hub.was_joined:
         route = await service.labeller.route(
-            exchange.fields, kind, job.prompts[0], text, render_next=render_next
+            exchange.fields,
+            source.kind,
+            job.prompts[0],
+            source.text,
+            render_next=source.render_next,
         )
     if exchange.is_background:
         job = dataclasses.replace(job, priority=BACKGROUND)

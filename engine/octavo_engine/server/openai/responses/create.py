@@ -19,7 +19,7 @@ from octavo_engine.server.generation.structured import note_validity
 from octavo_engine.server.http.errors import HttpError, internal_error, not_supported
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.openai.chat.conversation import rendered
-from octavo_engine.server.openai.chat.prepare import prepare
+from octavo_engine.server.openai.chat.prepare import prepare_chat
 from octavo_engine.server.openai.chat.session import ChatSession
 from octavo_engine.server.openai.responses import shapes
 from octavo_engine.server.openai.responses.answer import ResponseBuilder, frame
@@ -52,7 +52,7 @@ async def create_response(exchange: Exchange, service: Service) -> None:
     try:
         if request.truncation == "auto":
             await fitted(service, turn, request.max_output_tokens)
-        asked = await prepare(exchange, service, turn.chat, prefix="resp", kind="responses")
+        asked = await prepare_chat(exchange, service, turn.chat, prefix="resp", kind="responses")
         work = _Work(service, exchange, request, turn, asked, owner)
         if request.background:
             await work.in_background(exchange, streams=bool(request.stream))
