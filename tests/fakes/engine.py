@@ -18,12 +18,8 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.core.info import CoreHealth, ModelInfo
 from octavo_engine.core.kv_events.residency_feed import ResidencyFeed
 from octavo_engine.core.pooling.async_pooling import check_items
-from octavo_engine.core.text.outputs import (
-    CompletionOutput,
-    DecodedLogprobs,
-    RequestOutput,
-    TokenChoice,
-)
+from octavo_engine.core.text.logprobs import DecodedLogprobs, TokenChoice
+from octavo_engine.core.text.outputs import CompletionOutput, RequestOutput
 from octavo_engine.core.validate import settle_params
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.state.outputs import EngineStats

@@ -46,7 +46,7 @@ from octavo_engine.server.pooling.embeddings import embeddings
 from octavo_engine.server.pooling.pooling import pooling
 from octavo_engine.server.pooling.rerank import rerank, rerank_v2
 from octavo_engine.server.pooling.score import score
-from octavo_engine.server.routers.push_stream import stream
+from octavo_engine.server.routers.stream_route import stream
 from octavo_engine.server.service import Service
 
 if TYPE_CHECKING:

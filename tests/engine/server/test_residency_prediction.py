@@ -161,7 +161,7 @@ class Bench:
 
     async def catch_up(self) -> None:
         """Read until all that was known to the engine when this was called is known here."""
-        await self.service.labeller.idle()
+        await self.service.model.labeller.idle()
         other = self.service.hub.subscribe()
         snapshot = Index()
         while not snapshot.is_whole:
@@ -450,7 +450,7 @@ def test_before_the_first_router_nothing_is_named_and_afterwards_what_is_used_ag
         async with serving(config, in_process) as (service, client):
             answer = await client.post("/v1/chat/completions", json=body)
             assert answer.status_code == 200, answer.text
-            assert service._labeller is None
+            assert service.model._labeller is None
             bench = Bench(service, client)
             await bench.catch_up()
             assert bench.index.tokens == {}

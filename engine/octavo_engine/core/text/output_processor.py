@@ -18,12 +18,8 @@ import msgspec
 
 from octavo_engine.core.seeds import key
 from octavo_engine.core.text.flat_logprobs import FlatLogprobs
-from octavo_engine.core.text.outputs import (
-    CompletionOutput,
-    DecodedLogprobs,
-    RequestOutput,
-    TokenChoice,
-)
+from octavo_engine.core.text.logprobs import DecodedLogprobs, TokenChoice
+from octavo_engine.core.text.outputs import CompletionOutput, RequestOutput
 from octavo_engine.core.text.repetition import RepetitionWatch
 from octavo_engine.errors import (
     DeadlineExceeded,

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 async def create_message(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(MessagesRequest)
     turn = read_turn(request)
-    if service.dialect.reasoning is None:  # clients switch thinking on whatever model they meet
+    # Clients switch thinking on for every model.
+    if service.model.dialect.reasoning is None:
         turn.chat.thinking_token_budget = None
     try:
         asked = await prepare_chat(exchange, service, turn.chat, prefix="msg", kind="messages")
@@ -55,13 +56,13 @@ async def count_tokens(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(CountTokensRequest)
     turn = read_turn(request)
     try:
-        service.check_model(request.model)
+        service.model.check_name(request.model)
         check_task("generate", service.engine.info)
         if turn.chat.tool_choice == "none" and service.settings.exclude_tools_when_tool_choice_none:
             turn.chat.tools = None
         prompt = await rendered(
             service.engine.tokenizer, turn.chat.conversation, service.settings.limits,
-            trust_template=False, describes_tools=service.dialect.describes_tools,
+            trust_template=False, describes_tools=service.model.dialect.describes_tools,
             most=COUNTED * service.engine.info.max_model_len,
         )  # fmt: skip
     except RequestError as error:

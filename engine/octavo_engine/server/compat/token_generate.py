@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from octavo_engine.errors import RequestError
-from octavo_engine.server.generation import job as generation
 from octavo_engine.server.generation.logprobs import chat_logprobs, prompt_logprobs
 from octavo_engine.server.generation.prepare import prepare
+from octavo_engine.server.generation.run import collect_outputs, run_job
 from octavo_engine.server.generation.sse_writer import sse_sink
 from octavo_engine.server.generation.structured import with_grammar
 from octavo_engine.server.generation.usage import Usage
@@ -23,6 +23,7 @@ from octavo_engine.server.service import Service  # noqa: TC001
 
 if TYPE_CHECKING:
     from octavo_engine.core.text.outputs import CompletionOutput, RequestOutput
+    from octavo_engine.server.generation.job import Job, JobOutput
     from octavo_engine.state.sampling_params import SamplingParams
 
 
@@ -86,7 +87,7 @@ class PreparedTokens:
 
     request: TokenRequest
     id: str
-    job: generation.Job
+    job: Job
 
 
 async def _prepare(exchange: Exchange, service: Service, request: TokenRequest) -> PreparedTokens:
@@ -137,7 +138,7 @@ class _TokenReader:
 async def _whole(exchange: Exchange, service: Service, prepared: PreparedTokens) -> None:
     usage = Usage(prepared.job)
     result: RequestOutput | None = None
-    for _, output in await generation.collect(service, prepared.job):
+    for _, output in await collect_outputs(service, prepared.job):
         usage.add(0, output)
         if result is None:
             result = output
@@ -156,7 +157,7 @@ async def _whole(exchange: Exchange, service: Service, prepared: PreparedTokens)
 
 async def _stream(exchange: Exchange, service: Service, prepared: PreparedTokens) -> None:
     sink = sse_sink(exchange, _EventWriter(prepared))
-    await generation.run(service, prepared.job, sink, stream=True)
+    await run_job(service, prepared.job, sink, stream=True)
 
 
 class _EventWriter:
@@ -169,13 +170,13 @@ class _EventWriter:
         options = prepared.request.stream_options
         self._wants_usage = options is not None and bool(options.include_usage)
 
-    def events(self, output: generation.JobOutput) -> bytes:
+    def events(self, output: JobOutput) -> bytes:
         """Hot path: once per output."""
         self._usage.add(0, output.output)
         choices = [_choice(self._prepared, new) for new in output.output.outputs]
         return _event(TokenChunk(request_id=self._prepared.id, choices=choices))
 
-    def is_last(self, output: generation.JobOutput) -> bool:
+    def is_last(self, output: JobOutput) -> bool:
         return output.output.finished
 
     def end(self) -> bytes:

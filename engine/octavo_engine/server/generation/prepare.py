@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.core.pooling.async_pooling import check_task
 from octavo_engine.server.compat.unsupported_fields import refuse_unsupported
-from octavo_engine.server.generation.job import make_job, with_route
+from octavo_engine.server.generation.make_job import make_job, with_route
 from octavo_engine.server.generation.params import check_sizes, sampling_params
 from octavo_engine.server.generation.resume import continued, opened
 from octavo_engine.server.generation.structured import note_left_over
@@ -73,7 +73,7 @@ class PreparedRequest:
 async def prepare(exchange: Exchange, service: Service, reader: RequestReader) -> PreparedRequest:
     """Raises RequestError for whatever cannot be served."""
     fields, limits = reader.fields, service.settings.limits
-    model = service.check_model(reader.model)
+    model = service.model.check_name(reader.model)
     info = service.engine.info
     check_task("generate", info)
     adopt(exchange, reader.request_id)

@@ -10,11 +10,12 @@ import msgspec
 from octavo_engine.core.text.outputs import RequestOutput
 from octavo_engine.errors import InvalidRequest, RequestError
 from octavo_engine.server.compat.orca import load_headers
-from octavo_engine.server.generation import job as generation
-from octavo_engine.server.generation.job import RouteSource, default_max_tokens
+from octavo_engine.server.generation.job import JobOutput, RouteSource
 from octavo_engine.server.generation.logprobs import completion_logprobs, prompt_logprobs
+from octavo_engine.server.generation.make_job import default_max_tokens
 from octavo_engine.server.generation.prepare import PreparedRequest, prepare
 from octavo_engine.server.generation.prompts import encode, split_prompts, truncate
+from octavo_engine.server.generation.run import collect_outputs, run_job
 from octavo_engine.server.generation.sse_writer import sse_sink
 from octavo_engine.server.generation.structured import (
     name_field,
@@ -32,7 +33,8 @@ from octavo_engine.tokenization.detokenizer import offsets
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo_engine.core.text.outputs import CompletionOutput, DecodedLogprobs, PromptLogprobs
+    from octavo_engine.core.text.logprobs import DecodedLogprobs
+    from octavo_engine.core.text.outputs import CompletionOutput, PromptLogprobs
     from octavo_engine.server.http.exchange import Exchange
     from octavo_engine.server.service import Service
     from octavo_engine.state.sampling_params import SamplingParams
@@ -184,7 +186,7 @@ def _echo(
 async def _whole(exchange: Exchange, service: Service, asked: PreparedCompletion) -> None:
     usage = Usage(asked.job)
     results: dict[int, RequestOutput] = {}
-    for prompt_index, output in await generation.collect(service, asked.job):
+    for prompt_index, output in await collect_outputs(service, asked.job):
         usage.add(prompt_index, output)
         if asked.no_tokens:
             _forget_tokens(output)
@@ -285,7 +287,7 @@ def _forget_tokens(news: RequestOutput) -> None:
 
 async def _stream(exchange: Exchange, service: Service, asked: PreparedCompletion) -> None:
     writer = _EventWriter(exchange, service, asked)
-    await generation.run(service, asked.job, sse_sink(exchange, writer), stream=True)
+    await run_job(service, asked.job, sse_sink(exchange, writer), stream=True)
 
 
 class _EventWriter:
@@ -317,7 +319,7 @@ class _EventWriter:
         if asked.no_tokens:
             self._usage.forget_completion()
 
-    def events(self, output: generation.JobOutput) -> bytes:
+    def events(self, output: JobOutput) -> bytes:
         """Hot path: once per output."""
         asked, (place, news) = self._asked, output
         self._usage.note_prompt(place, news)
@@ -345,7 +347,7 @@ class _EventWriter:
         self._unfinished -= news.finished
         return b"".join(frames)
 
-    def is_last(self, output: generation.JobOutput) -> bool:
+    def is_last(self, output: JobOutput) -> bool:
         return self._unfinished == 0
 
     def end(self) -> bytes:

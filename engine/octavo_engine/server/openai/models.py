@@ -32,12 +32,12 @@ async def list_models(exchange: Exchange, service: Service) -> None:
         page = _page(service, read_query(exchange, ModelsQuery))
         await exchange.reply(msgspec.json.encode(page))
         return
-    cards = [_card(service, name) for name in service.names]
+    cards = [_card(service, name) for name in service.model.names]
     await exchange.reply(msgspec.json.encode({"object": "list", "data": cards}))
 
 
 async def get_model(exchange: Exchange, service: Service) -> None:
-    name = service.check_model(exchange.scope["path_params"]["model"])
+    name = service.model.check_name(exchange.scope["path_params"]["model"])
     if speaks_anthropic(exchange.scope):
         await exchange.reply(msgspec.json.encode(_anthropic(service, name)))
         return
@@ -50,7 +50,7 @@ async def version(exchange: Exchange, service: Service) -> None:
 
 async def load(exchange: Exchange, service: Service) -> None:
     """Requests in flight, in vLLM's shape."""
-    await exchange.reply(msgspec.json.encode({"server_load": service.in_flight}))
+    await exchange.reply(msgspec.json.encode({"server_load": service.admission.in_flight}))
 
 
 def _page(service: Service, query: ModelsQuery) -> AnthropicModelList:
@@ -59,7 +59,7 @@ def _page(service: Service, query: ModelsQuery) -> AnthropicModelList:
         raise InvalidRequest(
             f"limit must be between 1 and {MAX_LISTED}; got {limit}", param="limit"
         )
-    names = list(service.names)
+    names = list(service.model.names)
     if query.before_id is not None:
         names = names[: _place(names, "before_id", query.before_id)]
         page, has_more = names[-limit:], len(names) > limit

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from octavo_engine.errors import RequestError
 from octavo_engine.protocol.endpoints import POD_UID_HEADER, RESUME_HEADER, STREAM_HEADER
 from octavo_engine.protocol.resume import BEGIN, LINE_PREFIX, Resume, pack
-from octavo_engine.server.generation.resume import read_frame
+from octavo_engine.server.http.resume_frame import read_frame
 from tests.fakes.process import serving
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.server import running

@@ -123,7 +123,7 @@ class _ChatReader:
             request.conversation,
             service.settings.limits,
             trust_template=service.settings.trust_request_chat_template,
-            describes_tools=service.dialect.describes_tools,
+            describes_tools=service.model.dialect.describes_tools,
             # The template has written the special tokens already.
             add_special_tokens=bool(request.add_special_tokens),
             most=longest if request.truncate_prompt_tokens is None else None,
@@ -132,7 +132,7 @@ class _ChatReader:
         return [truncate(self.prompt.ids, keep, longest, side)]
 
     async def settle(self, params: SamplingParams) -> SamplingParams:
-        dialect = self._service.dialect
+        dialect = self._service.model.dialect
         self.reading = await plan(self.fields, self.offer, dialect, self.prompt.text)
         return _with_reading(params, self.reading)
 
@@ -179,7 +179,7 @@ def _next_turn(
             request.continued(answer),
             service.settings.limits,
             trust_template=service.settings.trust_request_chat_template,
-            describes_tools=service.dialect.describes_tools,
+            describes_tools=service.model.dialect.describes_tools,
         )
 
     return render_next

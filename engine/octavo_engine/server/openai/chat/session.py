@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.dialects.events import Arguments, CallBegun, Content, Event, Reasoning
 from octavo_engine.errors import RequestError
-from octavo_engine.server.generation import job as generation
 from octavo_engine.server.generation.reasoning_tokens import ReasoningTokens
+from octavo_engine.server.generation.run import run_job
 from octavo_engine.server.generation.structured import name_field
 from octavo_engine.server.generation.usage import Usage
 from octavo_engine.tokenization.detokenizer import Detokenizer
@@ -22,9 +22,11 @@ from octavo_engine.tokenization.detokenizer import Detokenizer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from octavo_engine.core.text.logprobs import DecodedLogprobs
     from octavo_engine.core.text.output_stream import OutputSink
-    from octavo_engine.core.text.outputs import CompletionOutput, DecodedLogprobs, RequestOutput
+    from octavo_engine.core.text.outputs import CompletionOutput, RequestOutput
     from octavo_engine.core.text.resumed import ResumedOutput
+    from octavo_engine.server.generation.job import JobOutput
     from octavo_engine.server.openai.chat.prepare import PreparedChat
     from octavo_engine.server.service import Service
 
@@ -106,7 +108,7 @@ class ChatSession:
         or a few. Cancelling it aborts the request. Raises RequestError."""
         job = self._asked.job
         try:
-            await generation.run(self._service, job, sink.after(self._delta), stream=stream)
+            await run_job(self._service, job, sink.after(self._delta), stream=stream)
         except RequestError as error:
             name_field(error, self._asked.request)
             raise
@@ -139,7 +141,7 @@ class ChatSession:
         if answer.tokens is not None:
             self.usage.note_reasoning(index, answer.tokens.count)
 
-    def _delta(self, result: generation.JobOutput) -> ChatDelta:
+    def _delta(self, result: JobOutput) -> ChatDelta:
         output = result.output
         self.usage.add(0, output)
         return ChatDelta([self._read(new) for new in output.outputs], output.finished, output)

@@ -15,7 +15,8 @@ from octavo_engine.server.http.exchange import JSON
 from octavo_engine.server.openai.chat.session import ChatSession, told_reason
 
 if TYPE_CHECKING:
-    from octavo_engine.core.text.outputs import DecodedLogprobs, RequestOutput
+    from octavo_engine.core.text.logprobs import DecodedLogprobs
+    from octavo_engine.core.text.outputs import RequestOutput
     from octavo_engine.server.http.exchange import Exchange
     from octavo_engine.server.openai.chat.prepare import PreparedChat
     from octavo_engine.server.openai.chat.session import CallDelta, ChatDelta, ChoiceDelta

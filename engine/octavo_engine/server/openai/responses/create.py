@@ -105,7 +105,7 @@ async def count_input_tokens(exchange: Exchange, service: Service) -> None:
     before = _before(service, request.previous_response_id, owner_of(exchange, service.guard))
     turn = read_turn(request, before)
     try:
-        service.check_model(request.model)
+        service.model.check_name(request.model)
         check_task("generate", service.engine.info)
         prompt = await rendered(
             service.engine.tokenizer, turn.chat.conversation, service.settings.limits,
@@ -183,9 +183,9 @@ class _Work:
         payload = msgspec.json.encode(response)
         if streams:
             self._stored.log = EventLog()
-        self._service.enter()  # a server that drains waits for it
+        self._service.admission.enter()  # a server that drains waits for it
         self._stored.task = asyncio.create_task(self._alone(), name=f"octavo-{response.id}")
-        self._stored.task.add_done_callback(lambda _: self._service.leave())
+        self._stored.task.add_done_callback(lambda _: self._service.admission.leave())
         if self._stored.log is None:
             await exchange.reply(payload)
             return

@@ -189,7 +189,7 @@ def test_batches_share_their_places_with_each_other_and_leave_the_rest_to_others
         first = begin(client, lines(*(question(str(n)) for n in range(5))))
         second = begin(client, lines(*(question(str(n)) for n in range(5))))
         server.wait_for(engine.holding)
-        assert server.service.in_flight <= 2
+        assert server.service.admission.in_flight <= 2
         engine.hold_after = None
         server.call(engine.release.set)
         for batch in (first, second):
