@@ -34,7 +34,7 @@ class Admission:
             raise unavailable("draining", "The server is shutting down.", retry_after_s=1)
         if self.is_sleeping:
             raise unavailable(
-                "sleeping", "The server sleeps; POST /wake_up wakes it.", retry_after_s=5
+                "sleeping", "The server is sleeping; POST /wake_up to wake it.", retry_after_s=5
             )
         health = self._engine.health()
         match health.state:
@@ -43,13 +43,13 @@ class Admission:
             case "loading":
                 percent = f"{health.progress:.0%}"
                 raise unavailable(
-                    "loading", f"The model is being loaded ({percent} done).", retry_after_s=1
+                    "loading", f"The model is loading ({percent} done).", retry_after_s=1
                 )
             case "draining":
                 raise unavailable("draining", "The server is shutting down.", retry_after_s=1)
             case "stalled":
                 raise unavailable(
-                    "engine_stalled", "The engine makes no progress at the moment.", retry_after_s=5
+                    "engine_stalled", "The engine is not making progress.", retry_after_s=5
                 )
             case _:
                 raise unavailable(
@@ -86,7 +86,7 @@ class Admission:
         own = self._pod_uid
         if own and uid and uid != own:
             raise HttpError(
-                421, "This request is meant for a pod that is not here any more.", code="wrong_pod"
+                421, "This request is for a pod that no longer has this address.", code="wrong_pod"
             )
 
     @property

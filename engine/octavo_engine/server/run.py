@@ -171,7 +171,7 @@ def _signals(stop: asyncio.Event, reloader: Reloader) -> Generator[None, None, N
 
     def on_signal() -> None:
         if stop.is_set():  # asked twice: somebody is in a hurry
-            logger.warning("Ended at once, after a second signal")
+            logger.warning("Exiting immediately after a second signal")
             os._exit(1)
         stop.set()
 

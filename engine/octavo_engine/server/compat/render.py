@@ -58,7 +58,7 @@ async def render_chat(exchange: Exchange, service: Service) -> None:
 def _check(request: SamplingFields) -> None:
     """Raises RequestError."""
     if request.return_token_offsets:
-        raise not_supported("return_token_offsets", "token ids are told without their places")
+        raise not_supported("return_token_offsets", "token ids are returned without offsets")
 
 
 def _rendered(request: SamplingFields, model: str, job: Job) -> list[RenderAnswer]:

@@ -49,7 +49,7 @@ def read_beams(
     if params.grammar is not None:
         raise not_supported(
             "use_beam_search",
-            "not together with answers of a given shape, enforced tools or a thinking budget",
+            "not together with structured outputs, enforced tools or a thinking budget",
         )
     if params.n > MAX_BEAM_WIDTH:
         raise InvalidRequest(

@@ -48,7 +48,9 @@ def continued(exchange: Exchange, service: Service, job: Job, *, stream: bool) -
     if resume is None:
         seed = prompt_seed(service.engine.settle_seed(given), 0)
     elif not stream:
-        raise bad_frame("only a streamed answer can be resumed; ask again for one that is not")
+        raise bad_frame(
+            "only a streamed answer can be resumed; send the request again without the header"
+        )
     elif given is not None and given != resume.seed:
         raise bad_frame(f"the seed was {resume.seed}, but the request says {given}")
     else:
@@ -67,7 +69,7 @@ def _resumed(resume: Resume, job: Job, service: Service) -> tuple[ResumedOutput,
     n, info = job.params.n, service.engine.info
     if len(resume.tokens) != len(job.prompts) * n:
         raise bad_frame(
-            f"tokens tell of {len(resume.tokens)} answers, but {len(job.prompts)} prompts times "
+            f"tokens holds {len(resume.tokens)} answers, but {len(job.prompts)} prompts times "
             f"n = {n} have {len(job.prompts) * n}"
         )
     for index, ids in enumerate(resume.tokens):

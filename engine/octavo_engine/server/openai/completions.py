@@ -23,7 +23,6 @@ from octavo_engine.server.generation.structured import (
     with_grammar,
 )
 from octavo_engine.server.generation.usage import Usage
-from octavo_engine.server.http.errors import not_supported
 from octavo_engine.server.http.exchange import JSON
 from octavo_engine.server.http.sse import DONE, Chunks
 from octavo_engine.server.openai.schemas import CompletionRequest
@@ -121,13 +120,14 @@ class _CompletionReader:
                 "max_tokens 0 is for echo: true, which scores the prompt", param="max_tokens"
             )
         if request.thinking_token_budget not in (None, -1):
-            raise not_supported(
-                "thinking_token_budget", "only of a chat are thoughts told from what is said"
+            raise RequestError(
+                "thinking_token_budget is only supported for chat completions.",
+                param="thinking_token_budget",
+                code="not_supported",
             )
         if self.no_tokens and request.logprob_token_ids:
             raise InvalidRequest(
-                "logprob_token_ids is of tokens that are generated; with max_tokens 0 there are "
-                "none",
+                "logprob_token_ids requires max_tokens > 0.",
                 param="logprob_token_ids",
             )
 

@@ -146,8 +146,8 @@ def _offer(request: ChatCompletionRequest, settings: ServerSettings) -> ToolOffe
     offer = read_offer(request.tools, request.tool_choice, request.parallel_tool_calls)
     if offer.mode == "auto" and not settings.enable_auto_tool_choice:
         raise InvalidRequest(
-            "tool_choice auto is switched off here (--enable-auto-tool-choice); use required, a "
-            "function's name or none",
+            "tool_choice auto is disabled on this server (--enable-auto-tool-choice); use "
+            "required, a function's name or none",
             param="tool_choice",
         )
     if offer.mode == "none" and settings.exclude_tools_when_tool_choice_none:
@@ -173,7 +173,7 @@ def _next_turn(
             parser = reading.parser()
             if joined(parser.push(answer) + parser.finish()) != [Content(answer)]:
                 # A client sends back what it got: neither thoughts nor calls as they were written.
-                raise InvalidRequest("the next turn cannot be told from this answer")
+                raise InvalidRequest("the next turn's prompt cannot be derived from this answer")
         return await render(
             service.engine.tokenizer,
             request.continued(answer),

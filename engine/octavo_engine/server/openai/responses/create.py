@@ -89,8 +89,8 @@ def _before(service: Service, id_: str | None, owner: bytes) -> tuple[Any, ...]:
         )
     if stored.response.status not in ("completed", "incomplete"):
         raise InvalidRequest(
-            f"previous_response_id: that response is {stored.response.status}; only one that has "
-            "an answer can be gone on from",
+            f"previous_response_id: that response is {stored.response.status}; only a response "
+            "with an answer can be continued",
             param="previous_response_id",
         )
     return tuple(stored.messages)
@@ -207,7 +207,7 @@ class _Work:
             self._turn.rename(error)
             self._fail(error)
         except Exception:
-            logger.exception("Broke on a request", extra={"response_id": response.id})
+            logger.exception("Unhandled error in request", extra={"response_id": response.id})
             self._fail(internal_error())
         finally:
             if self._stored.log is not None:

@@ -397,7 +397,7 @@ def test_a_batch_whose_input_is_gone_fails_and_harms_nobody(tmp_path, caplog):
         await batches.stop()
 
     asyncio.run(story())
-    assert "Broke on a batch" in caplog.text
+    assert "Unhandled error in batch" in caplog.text
 
 
 def test_the_oldest_batches_that_are_over_are_forgotten(tmp_path):
