@@ -1,4 +1,4 @@
-"""Clients that leave, servers that drain: nothing goes on for nobody, nothing is cut off."""
+"""Clients that disconnect and servers that drain: nothing runs for them, nothing is cut off."""
 
 from __future__ import annotations
 

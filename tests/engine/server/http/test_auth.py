@@ -1,4 +1,4 @@
-"""Who may call what: keys from everywhere, admin keys, and files that change while it serves."""
+"""Authentication: keys from every source, admin keys, and key files that change at run time."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from octavo_engine.server.service import Service
 
 TRACE = Path(
-    os.environ.get("OCTAVO_TRACE", Path(__file__).parents[2] / "data/mooncake_excerpt.jsonl")
+    os.environ.get("OCTAVO_TRACE", Path(__file__).parents[3] / "data/mooncake_excerpt.jsonl")
 )
 NUM_REQUESTS = int(os.environ.get("OCTAVO_TRACE_REQUESTS", "200"))
 TRACE_BLOCK, BLOCK = 512, 32  # tokens that an id of the trace stands for: there, and here
@@ -389,7 +389,7 @@ def test_a_recorded_load_is_predicted(capsys):
 
 def test_calls_of_tools_are_predicted_within_two_blocks(monkeypatch):
     """Where a call stands among the prompt's tokens is not known, only between which texts."""
-    monkeypatch.setattr("tests.engine.server.test_residency_prediction.NUM_REQUESTS", 60)
+    monkeypatch.setattr("tests.engine.server.routers.test_residency_prediction.NUM_REQUESTS", 60)
 
     async def work() -> Figures:
         async with simulated(prose(99, 4000), num_blocks=400) as bench:
