@@ -40,7 +40,7 @@ _PATTERN = re.compile(
     r"\b(" + "|".join(word.replace(" ", r"\s+") for word in WORDS) + r")\b", re.IGNORECASE
 )
 _CODE_SPAN = re.compile(r"``.+?``|`[^`\n]+`")
-_HEADER = '''"""Texts that still contain private words; `python -m tests.docs.plain_words` writes it."""
+_HEADER = '''"""Texts with private words; written by `python -m tests.docs.plain_words`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """An engine that behaves, without a model: tokens follow from prompt, seed and place.
 
-It keeps AsyncEngine's promises to the API server: news in order, one output at the end when not
-streamed, RequestErrors before or after news, closing the iterator aborts.
+It keeps AsyncEngine's promises to the API server: outputs in order, one output at the end when not
+streamed, RequestErrors before or after outputs, cancelling aborts.
 """
 
 from __future__ import annotations
@@ -18,27 +18,22 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.core.info import CoreHealth, ModelInfo
 from octavo_engine.core.kv_events.residency_feed import ResidencyFeed
 from octavo_engine.core.pooling.async_pooling import check_items
-from octavo_engine.core.text.outputs import (
-    CompletionOutput,
-    DecodedLogprobs,
-    RequestOutput,
-    TokenChoice,
-)
+from octavo_engine.core.text.logprobs import DecodedLogprobs, TokenChoice
+from octavo_engine.core.text.outputs import CompletionOutput, RequestOutput
 from octavo_engine.core.validate import settle_params
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.state.outputs import EngineStats
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from octavo_engine.core.pooling.async_pooling import PoolingItem
-    from octavo_engine.core.text.output_stream import InlineSink
-    from octavo_engine.core.text.resumed import ResumedOutput
+    from octavo_engine.core.text.output_stream import OutputSink
+    from octavo_engine.core.text.submission import Submission
     from octavo_engine.errors import RequestError
     from octavo_engine.protocol.loading import LoadProgress
-    from octavo_engine.state.labels import Labels
     from octavo_engine.state.pooling import PoolingParams
     from octavo_engine.state.sampling_params import SamplingParams
 
@@ -169,7 +164,7 @@ class FakeEngine:
         return 0 if seed is None else seed
 
     async def abort(self, request_id: str) -> bool:
-        """The iterator ends at its next token, with what it has."""
+        """The request ends at its next token, with what it has."""
         known = any(asked["request_id"] == request_id for _, _, asked in self.requests)
         known = known and request_id not in self.finished
         if known:
@@ -234,20 +229,19 @@ class FakeEngine:
                     table = np.repeat(table, len(rows), axis=0)
         return table if params.task.startswith("token_") else table[0]
 
-    async def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str,
-        priority: int = 0, deadline_s: float | None = None, cache_salt: str = "",
-        told: Sequence[ResumedOutput] = (), labels: Labels | None = None, stream: bool = True,
-        tap: InlineSink[RequestOutput] | None = None, group: str = "",
-    ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
-        assert not isinstance(prompt, str)
-        ids = list(prompt)
-        assert not told, "for resumes take the simulator"
-        params = settle_params(ids, params, self.info, self.tokenizer)
-        self.requests.append(
-            (ids, params, {"request_id": request_id, "priority": priority, "group": group})
-        )
-        self.deadlines.append(deadline_s)
+    async def deliver(self, submission: Submission, sink: OutputSink[RequestOutput]) -> None:
+        assert not isinstance(submission.prompt, str)
+        assert not submission.resumed, "for resumes take the simulator"
+        ids, request_id = list(submission.prompt), submission.request_id
+        params = settle_params(ids, submission.params, self.info, self.tokenizer)
+        asked = {
+            "request_id": request_id,
+            "priority": submission.priority,
+            "group": submission.group,
+        }
+        self.requests.append((ids, params, asked))
+        self.deadlines.append(submission.deadline_s)
+        stream, inline = submission.stream, sink.inline
         self.stats.prompt_tokens += len(ids)
         whole: RequestOutput | None = None
         count = 0
@@ -266,7 +260,7 @@ class FakeEngine:
                     last = self.cut_short(request_id, ids, position)
                     if whole is not None:
                         whole.absorb(last)
-                    yield whole or last
+                    await sink.put(whole or last)
                     self.finished.append(request_id)
                     return
                 news = RequestOutput(request_id, None, ids)
@@ -281,16 +275,16 @@ class FakeEngine:
                         self.stats.generation_tokens += 1
                 news.finished = position + 1 == max(map(len, answers))
                 count += 1
-                if stream and tap is not None and tap.is_open() and not news.finished:
-                    tap.tell(news)
+                if stream and inline is not None and inline.is_open() and not news.finished:
+                    inline.put(news)
                 elif stream:
-                    yield news
+                    await sink.put(news)
                 elif whole is None:
                     whole = news
                 else:
                     whole.absorb(news)
             if whole is not None:
-                yield whole
+                await sink.put(whole)
             self.finished.append(request_id)
         finally:
             if request_id not in self.finished:

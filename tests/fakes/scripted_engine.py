@@ -11,11 +11,11 @@ from octavo_engine.core.validate import settle_params
 from tests.fakes.engine import EOS, FakeEngine
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import Sequence
 
-    from octavo_engine.core.text.output_stream import InlineSink
+    from octavo_engine.core.text.output_stream import OutputSink
     from octavo_engine.core.text.resumed import ResumedOutput
-    from octavo_engine.state.labels import Labels
+    from octavo_engine.core.text.submission import Submission
     from octavo_engine.state.sampling_params import SamplingParams
 
 
@@ -25,41 +25,37 @@ class ScriptedEngine(FakeEngine):
 
     max_model_len: int = 4096
     scripts: list[str] = field(default_factory=lambda: ["Hello."])
-    piece: int = 1  # tokens in one piece of news
+    piece: int = 1  # tokens in one output
 
-    async def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str,
-        priority: int = 0, deadline_s: float | None = None, cache_salt: str = "",
-        told: Sequence[ResumedOutput] = (), labels: Labels | None = None, stream: bool = True,
-        tap: InlineSink[RequestOutput] | None = None, group: str = "",
-    ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
-        assert not isinstance(prompt, str)
-        ids = list(prompt)
-        params = settle_params(ids, params, self.info, self.tokenizer)
+    async def deliver(self, submission: Submission, sink: OutputSink[RequestOutput]) -> None:
+        assert not isinstance(submission.prompt, str)
+        ids, request_id = list(submission.prompt), submission.request_id
+        params = settle_params(ids, submission.params, self.info, self.tokenizer)
         self.requests.append((ids, params, {"request_id": request_id}))
-        answers = [self.pieces(index, params, told) for index in range(params.n)]
+        answers = [self.pieces(index, params, submission.resumed) for index in range(params.n)]
         whole = RequestOutput(request_id, None, ids)
+        inline = sink.inline
         for step in range(max(map(len, answers))):
             await asyncio.sleep(0)
-            news = RequestOutput(request_id, None, ids)
-            news.outputs = [answer[step] for answer in answers if step < len(answer)]
-            news.finished = step + 1 == max(map(len, answers))
-            if not stream:
-                whole.absorb(news)
-            elif tap is not None and tap.is_open() and not news.finished:
-                tap.tell(news)
+            output = RequestOutput(request_id, None, ids)
+            output.outputs = [answer[step] for answer in answers if step < len(answer)]
+            output.finished = step + 1 == max(map(len, answers))
+            if not submission.stream:
+                whole.absorb(output)
+            elif inline is not None and inline.is_open() and not output.finished:
+                inline.put(output)
             else:
-                yield news
-        if not stream:
-            yield whole
+                await sink.put(output)
+        if not submission.stream:
+            await sink.put(whole)
         self.finished.append(request_id)
 
     def pieces(
-        self, index: int, params: SamplingParams, told: Sequence[ResumedOutput]
+        self, index: int, params: SamplingParams, resumed: Sequence[ResumedOutput]
     ) -> list[CompletionOutput]:
         text = self.scripts[min(index, len(self.scripts) - 1)]
-        done = len(told[index].token_ids) if told else 0
-        if told and told[index].ended:
+        done = len(resumed[index].token_ids) if resumed else 0
+        if resumed and resumed[index].ended:
             return []
         tokens = [*text.encode(), EOS]
         limit = params.max_tokens or len(tokens)
@@ -69,7 +65,7 @@ class ScriptedEngine(FakeEngine):
         for at in range(done, len(tokens), self.piece):
             ids = tokens[at : at + self.piece]
             new = CompletionOutput(index, text[at : at + len(ids)], ids, num_tokens=at + len(ids))
-            new.told_text = text[:done]
+            new.resumed_text = text[:done]
             if params.logprobs is not None:
                 new.logprobs = [
                     self.logprob(token, params.logprobs, at + i) for i, token in enumerate(ids)

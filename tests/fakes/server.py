@@ -52,8 +52,10 @@ class RunningServer:
 
     def wait_until_idle(self) -> None:
         """An answer may be read before the server has put its request away."""
-        asyncio.run_coroutine_threadsafe(self.service.idle(), self.loop).result(_PATIENCE_S)
-        assert self.service.in_flight == 0
+        asyncio.run_coroutine_threadsafe(self.service.admission.idle(), self.loop).result(
+            _PATIENCE_S
+        )
+        assert self.service.admission.in_flight == 0
 
     def call(self, function: Callable[[], Any]) -> None:
         done = threading.Event()

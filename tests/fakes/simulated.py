@@ -62,7 +62,7 @@ class Simulated:
         """What is still held for requests. All zero when nobody asks for anything."""
         scheduler = self.core.scheduler
         return {
-            "in flight": self.service.in_flight,
+            "in flight": self.service.admission.in_flight,
             "requests": self.engine.num_in_flight,
             "detokenisers": len(self.engine._outputs.sequence_ids),
             "sequences": len(scheduler.sequences),

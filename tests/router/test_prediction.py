@@ -25,7 +25,13 @@ from octavo_router.routing.outcome import OK
 from octavo_router.routing.request import RouteRequest
 from octavo_router.signals.follow import Follower
 from octavo_router.signals.frames import FrameReader
-from tests.engine.server.test_residency_prediction import Figures, Index, prose, replay, simulated
+from tests.engine.server.routers.test_residency_prediction import (
+    Figures,
+    Index,
+    prose,
+    replay,
+    simulated,
+)
 
 if TYPE_CHECKING:
     from octavo_engine.protocol import route_keys
@@ -85,7 +91,8 @@ class Router(Index):
 def test_a_recorded_load_is_predicted_by_the_routers_own_parts(capsys, monkeypatch):
     """At least 999 of 1000 within a block of 16 tokens. OCTAVO_TRACE_REQUESTS makes it longer."""
     if "OCTAVO_TRACE_REQUESTS" not in os.environ:
-        monkeypatch.setattr("tests.engine.server.test_residency_prediction.NUM_REQUESTS", 110)
+        prediction = "tests.engine.server.routers.test_residency_prediction"
+        monkeypatch.setattr(f"{prediction}.NUM_REQUESTS", 110)
 
     async def work() -> tuple[Figures, Router]:
         async with simulated(prose(99, 4000), num_blocks=400) as bench:

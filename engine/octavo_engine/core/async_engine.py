@@ -1,4 +1,4 @@
-"""The engine as asyncio sees it: an async iterator a request, over a core that may come and go."""
+"""The engine as asyncio sees it: a stream of outputs a request, over a core that may restart."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import time
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,8 +20,9 @@ from octavo_engine.core.process import wire
 from octavo_engine.core.process.in_process_client import InProcessClient
 from octavo_engine.core.process.process_client import ProcessClient
 from octavo_engine.core.seeds import Seeds
-from octavo_engine.core.text.output_processor import OutputProcessor, Submission
+from octavo_engine.core.text.output_processor import OutputProcessor, SettledSubmission
 from octavo_engine.core.text.output_stream import OutputReader
+from octavo_engine.core.text.submission import Submission
 from octavo_engine.core.validate import check_choices, settle_params, tokenized_bad_words
 from octavo_engine.errors import EngineDead, InvalidRequest, OctavoError, QueueFull
 from octavo_engine.protocol.admission import retry_after_s
@@ -42,11 +44,9 @@ if TYPE_CHECKING:
     from octavo_engine.core.pooling.async_pooling import PoolingItem
     from octavo_engine.core.process.client import EngineClient, Listener
     from octavo_engine.core.text.output_processor import Processed, TrackedRequest
-    from octavo_engine.core.text.output_stream import InlineSink
+    from octavo_engine.core.text.output_stream import InlineSink, OutputSink
     from octavo_engine.core.text.outputs import RequestOutput
-    from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.errors import RequestError
-    from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import StepOutput
     from octavo_engine.state.pooling import PoolingParams
     from octavo_engine.state.sampling_params import SamplingParams
@@ -92,7 +92,7 @@ class AsyncEngine:
         self._seeds = Seeds(config.seed)
         self._pooling = AsyncPooling(self._send)
         self._readers: dict[TrackedRequest, OutputReader] = {}
-        self._touched: dict[TrackedRequest, None] = {}  # whose readers are told in a moment
+        self._touched: dict[TrackedRequest, None] = {}  # whose readers wake in a moment
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -130,16 +130,16 @@ class AsyncEngine:
 
     @property
     def num_in_flight(self) -> int:
-        """Requests that somebody reads."""
+        """Requests that are being read."""
         return len(self._readers) + self._pooling.num_in_flight
 
     def health(self) -> CoreHealth:
         if self._start_error is not None:
             return CoreHealth("dead", str(self._start_error))
         if self._client is None:
-            told = self._download.read()
-            share = (told.share if told else None) or 0.0
-            return CoreHealth("loading", "the model is being fetched", share, told)
+            done = self._download.read()
+            share = (done.share if done else None) or 0.0
+            return CoreHealth("loading", "the model is being fetched", share, done)
         health = self._client.health()
         if health.state == "ready" and self._info is None:
             return CoreHealth(
@@ -148,6 +148,23 @@ class AsyncEngine:
         if health.state == "ready" and self._draining:
             return CoreHealth("draining", "the server is shutting down")
         return health
+
+    async def deliver(self, submission: Submission, sink: OutputSink[RequestOutput]) -> None:
+        """Run a request to its end; its outputs, each what is new, go to `sink`.
+
+        A resumed request delivers what comes after its resumed output. A slow consumer loses
+        nothing: unread output is joined into one. Cancelling aborts the request in the core. Raises
+        a RequestError, which may come after outputs.
+        """
+        request, reader = await self._submit(submission, sink.inline)
+        try:
+            while True:
+                output = await reader.next()
+                await sink.put(output)
+                if output.finished:
+                    return
+        finally:
+            self._close(request)
 
     async def generate(
         self,
@@ -158,56 +175,33 @@ class AsyncEngine:
         priority: int = 0,
         deadline_s: float | None = None,
         cache_salt: str = "",
-        told: Sequence[ResumedOutput] = (),
-        labels: Labels | None = None,
         stream: bool = True,
-        tap: InlineSink[RequestOutput] | None = None,
-        group: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
-        """News of the request until it is finished, each what `params.output_kind` says; with
-        `stream` false only one, with everything. `tap` takes deltas, which do not come here.
-
-        With `told` a request is resumed that another engine began: the news are what comes after.
-        Calls of one `group` are parts of one request, which shares the engine fairly with others.
-        A slow reader loses nothing: what it has not read is joined into one output. Closing the
-        iterator aborts the request in the core. Raises a RequestError, which may come after news.
-        """
-        arrival_at = time.monotonic()
-        self._check_open()
-        check_task("generate", self.info)
-        if priority < BACKGROUND and not told:
-            self._check_queue(deadline_s)
-        if isinstance(prompt, str):
-            token_ids = await self._encode(prompt)
-            self._check_open()  # it may have closed while a long prompt was tokenised
-        else:
-            token_ids = list(prompt)
-        params = await tokenized_bad_words(params, self.tokenizer)
-        params = settle_params(token_ids, params, self.info, self.tokenizer, told)
-        check_choices(len(token_ids), params)
-        is_whole = not stream or params.output_kind is RequestOutputKind.FINAL_ONLY
+        """As `deliver`, for a caller that iterates, each output what `params.output_kind` says;
+        with `stream` false only one, with everything. Closing the iterator aborts the request in
+        the core."""
         submission = Submission(
             request_id=request_id,
-            prompt=prompt if isinstance(prompt, str) else None,
-            prompt_token_ids=token_ids,
+            prompt=prompt,
             params=params,
-            seed=self._seeds.settle(params.seed),
-            eos_token_ids=ends_of_text(self.tokenizer, self.info.eos_token_ids),
-            told=told,
-            arrival_at=arrival_at,
-            deadline_at=None if deadline_s is None else arrival_at + deadline_s,
             priority=priority,
-            is_whole=is_whole,
+            deadline_s=deadline_s,
             cache_salt=cache_salt,
-            labels=labels,
-            group=group,
+            stream=stream,
         )
-        request, reader = self._submit(submission, tap)
+        async with aclosing(self.iterate(submission)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def iterate(self, submission: Submission) -> AsyncGenerator[RequestOutput, None]:
+        """As `generate`, of a submission."""
+        request, reader = await self._submit(submission, None)
+        is_cumulative = submission.params.output_kind is RequestOutputKind.CUMULATIVE
         try:
             so_far: RequestOutput | None = None
             while True:
                 output = await reader.next()
-                if params.output_kind is RequestOutputKind.CUMULATIVE:
+                if is_cumulative:
                     if so_far is None:
                         so_far = output
                     else:
@@ -303,7 +297,7 @@ class AsyncEngine:
         if step.stats is not None:
             self.stats = step.stats
         if step.outputs:
-            self._settle(self._outputs.process(step.outputs, now=time.monotonic()))
+            self._apply(self._outputs.process(step.outputs, now=time.monotonic()))
         if step.pooled:
             self._pooling.receive(step.pooled)
         if step.profile is not None:
@@ -312,7 +306,7 @@ class AsyncEngine:
 
     def on_refused(self, sequence_id: str, error: RequestError) -> None:
         if not self._pooling.refuse(sequence_id, error):
-            self._settle(self._outputs.refuse(sequence_id, error))
+            self._apply(self._outputs.refuse(sequence_id, error))
 
     def on_lost(self, error: RequestError) -> None:
         self.stats.queue_wait_s = 0.0  # of the next core nothing is known yet
@@ -385,11 +379,45 @@ class AsyncEngine:
 
         return await off_loop(work, len(prompt))
 
-    def _submit(
-        self, submission: Submission, tap: InlineSink[RequestOutput] | None
+    async def _settle(self, submission: Submission) -> SettledSubmission:
+        """Validated, tokenised, with its seed. Raises a RequestError."""
+        arrival_at = time.monotonic()
+        self._check_open()
+        check_task("generate", self.info)
+        deadline_s, prompt = submission.deadline_s, submission.prompt
+        if submission.priority < BACKGROUND and not submission.resumed:
+            self._check_queue(deadline_s)
+        if isinstance(prompt, str):
+            token_ids = await self._encode(prompt)
+            self._check_open()  # it may have closed while a long prompt was tokenised
+        else:
+            token_ids = list(prompt)
+        params = await tokenized_bad_words(submission.params, self.tokenizer)
+        params = settle_params(token_ids, params, self.info, self.tokenizer, submission.resumed)
+        check_choices(len(token_ids), params)
+        return SettledSubmission(
+            request_id=submission.request_id,
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=token_ids,
+            params=params,
+            seed=self._seeds.settle(params.seed),
+            eos_token_ids=ends_of_text(self.tokenizer, self.info.eos_token_ids),
+            resumed=submission.resumed,
+            arrival_at=arrival_at,
+            deadline_at=None if deadline_s is None else arrival_at + deadline_s,
+            priority=submission.priority,
+            is_whole=(not submission.stream or params.output_kind is RequestOutputKind.FINAL_ONLY),
+            cache_salt=submission.cache_salt,
+            labels=submission.labels,
+            group=submission.group,
+        )
+
+    async def _submit(
+        self, submission: Submission, inline: InlineSink[RequestOutput] | None
     ) -> tuple[TrackedRequest, OutputReader]:
+        settled = await self._settle(submission)
         assert self._client is not None  # _check_open sees to it
-        request, sequences = self._outputs.add(submission)
+        request, sequences = self._outputs.add(settled)
         try:
             if sequences:
                 self._client.send(wire.add_answers(sequences))
@@ -399,9 +427,9 @@ class AsyncEngine:
         self._idle.clear()
         reader = self._readers[request] = OutputReader(
             request,
-            silent=submission.is_whole,
-            tap=tap,
-            interval=max(self.config.stream_interval, submission.params.stream_interval or 1),
+            silent=settled.is_whole,
+            inline=inline,
+            interval=max(self.config.stream_interval, settled.params.stream_interval or 1),
             suspend=partial(self._suspend, request),
         )
         return request, reader
@@ -424,7 +452,7 @@ class AsyncEngine:
         if future is not None and not future.done():
             future.set_result(written)
 
-    def _settle(self, processed: Processed) -> None:
+    def _apply(self, processed: Processed) -> None:
         self._send_abort(processed.aborts)
         self._wake(processed.touched)
 
@@ -437,15 +465,15 @@ class AsyncEngine:
             self._client.send(wire.Abort(sequence_ids, has_left))
 
     def _wake(self, requests: Iterable[TrackedRequest]) -> None:
-        """Their readers are told once all that has come by now is taken in: where steps come faster
-        than they can be written, the news of several leave as one."""
+        """Their readers wake once everything received by now is processed: where steps come faster
+        than they can be written, the outputs of several leave as one."""
         if not self._touched:
-            asyncio.get_running_loop().call_soon(self._tell)
+            asyncio.get_running_loop().call_soon(self._wake_readers)
         self._touched.update(dict.fromkeys(requests))
 
-    def _tell(self) -> None:
+    def _wake_readers(self) -> None:
         touched, self._touched = self._touched, {}
         for request in touched:
             reader = self._readers.get(request)
             if reader is not None:  # else it has left
-                reader.tell()
+                reader.wake()

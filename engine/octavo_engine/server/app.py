@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.server.admin.reload import KeyFiles
     from octavo_engine.server.routes import Row
-    from octavo_engine.server.service import ServedEngine
+    from octavo_engine.server.served_engine import ServedEngine
     from octavo_engine.server.settings import ServerSettings
     from octavo_engine.tracing import EngineTrace, EngineTracing
 
@@ -131,7 +131,7 @@ class EndpointHandler:
         failure = ""
         service.metrics.http_in_flight += 1
         try:
-            service.check_pod(exchange.header(POD_UID_HEADER.encode()))
+            service.admission.check_pod(exchange.header(POD_UID_HEADER.encode()))
             if self._asks_who:
                 service.guard.check(
                     row.access, exchange.header(b"authorization"), exchange.header(b"x-api-key")
@@ -153,7 +153,7 @@ class EndpointHandler:
             raise
         except Exception:  # whatever nobody meant: the client learns that it is our fault, no more
             failure = "internal_error"
-            logger.exception("Broke on a request")
+            logger.exception("Unhandled error in request")
             await exchange.refuse(internal_error())
         finally:
             service.metrics.http_in_flight -= 1
@@ -171,12 +171,12 @@ class EndpointHandler:
         if service.pause.is_on:
             await service.pause.hold(exchange)
         exchange.time_left_s(service.settings.request_timeout_s)  # of every route, before its work
-        service.admit()
-        service.enter()
+        service.admission.admit()
+        service.admission.enter()
         try:
             await self._row.handler(exchange, service)
         finally:
-            service.leave()
+            service.admission.leave()
 
 
 class _Refusal:
@@ -202,13 +202,13 @@ class _Refusal:
 
 def _finish_trace(trace: EngineTrace, exchange: Exchange, service: Service, failure: str) -> None:
     fields = exchange.fields if isinstance(exchange.fields, dict) else {}
-    model = fields.get("model")
+    model, served = fields.get("model"), service.model.names[0]
     trace.finish(
         exchange.status,
         {
             "http.request.method": exchange.scope["method"],
-            "gen_ai.request.model": model[:256] if isinstance(model, str) else service.names[0],
-            "gen_ai.response.model": service.names[0],
+            "gen_ai.request.model": model[:256] if isinstance(model, str) else served,
+            "gen_ai.response.model": served,
             "octavo.request_id": exchange.request_id,
             "octavo.stream": fields.get("stream") is True,
         },

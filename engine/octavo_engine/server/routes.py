@@ -48,7 +48,7 @@ from octavo_engine.server.pooling.embeddings import embeddings
 from octavo_engine.server.pooling.pooling import pooling
 from octavo_engine.server.pooling.rerank import rerank, rerank_v2
 from octavo_engine.server.pooling.score import score
-from octavo_engine.server.routers.push_stream import stream
+from octavo_engine.server.routers.stream_route import stream
 from octavo_engine.server.service import Service
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ ROUTES = (
         says="End a response that is made in the background", answer=response_shapes.ResponseObject,
         also=(400, 404)),
     Row("GET", "/v1/responses/{response_id}/input_items", stored_responses.list_input_items, "key",
-        says="What a stored response was asked", query=response_bodies.InputItemsQuery,
+        says="The input items of a stored response", query=response_bodies.InputItemsQuery,
         answer=response_shapes.InputItemList, also=(400, 404)),
     Row("POST", "/v1/messages", create_message, "key", works=True,
         says="Answer in Anthropic's Messages shape", body=message_bodies.MessagesRequest,
@@ -256,9 +256,9 @@ ROUTES = (
     Row("POST", "/reset_prefix_cache", dev.reset_prefix_cache, "admin", needs="dev_mode",
         says="Forget all cached prefixes", works=True, media=""),
     Row("POST", "/reset_mm_cache", dev.reset_nothing, "admin", needs="dev_mode",
-        says="There is no such cache", media=""),
+        says="Accepted without effect: the server has no such cache", media=""),
     Row("POST", "/reset_encoder_cache", dev.reset_nothing, "admin", needs="dev_mode",
-        says="There is no such cache", media=""),
+        says="Accepted without effect: the server has no such cache", media=""),
     Row("POST", "/start_profile", dev.start_profile, "admin", needs="dev_mode",
         says="Record the engine's steps", media=""),
     Row("POST", "/stop_profile", dev.stop_profile, "admin", needs="dev_mode",

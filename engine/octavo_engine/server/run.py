@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from octavo_engine.core.info import CoreHealth, ModelInfo
-    from octavo_engine.server.service import ServedEngine, Service
+    from octavo_engine.server.served_engine import ServedEngine
+    from octavo_engine.server.service import Service
     from octavo_engine.server.settings import ServerSettings
 
 logger = logging.getLogger("octavo.server")
@@ -78,7 +79,7 @@ async def serve(
             if await _load(engine, observer, stop, service):
                 if service.batches is not None:
                     service.batches.start()
-                await _first(stop.wait(), service.drain_asked.wait())
+                await _first(stop.wait(), service.admission.drain_requested.wait())
                 await _drain(engine, service, settings.shutdown_timeout_s, observer)
         finally:
             service.start_draining()
@@ -123,7 +124,7 @@ async def _load(
 ) -> bool:
     """True once the model is loaded, false if the process was told to end before."""
     ready = asyncio.create_task(engine.ready())
-    stopped = asyncio.create_task(_first(stop.wait(), service.drain_asked.wait()))
+    stopped = asyncio.create_task(_first(stop.wait(), service.admission.drain_requested.wait()))
     try:
         while not ready.done() and not stopped.done():
             observer.loading(engine.health())
@@ -148,12 +149,12 @@ async def _drain(
     service.start_draining()
     if service.batches is not None:
         await service.batches.stop()
-    observer.draining(service.in_flight)
+    observer.draining(service.admission.in_flight)
     await engine.drain(timeout_s)
     # The engine is done, or has aborted the rest; the last bytes may still be on their way out.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LAST_WRITES_S):
-            await service.idle()
+            await service.admission.idle()
 
 
 async def _first(*waits: Awaitable[object]) -> None:
@@ -172,7 +173,7 @@ def _signals(stop: asyncio.Event, reloader: Reloader) -> Generator[None, None, N
 
     def on_signal() -> None:
         if stop.is_set():  # asked twice: somebody is in a hurry
-            logger.warning("Ended at once, after a second signal")
+            logger.warning("Exiting immediately after a second signal")
             os._exit(1)
         stop.set()
 

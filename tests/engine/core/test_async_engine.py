@@ -30,6 +30,7 @@ from octavo_engine.protocol import prefix_hash
 from octavo_engine.protocol.loading import LoadProgress
 from octavo_engine.state.sampling_params import RequestOutputKind, SamplingParams
 from tests.fakes.backend import FakeBackend
+from tests.fakes.generate import generate
 from tests.fakes.requests import make_prompt
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -103,7 +104,7 @@ async def collect(engine, prompt, params=GREEDY, **options):
     texts: dict[int, str] = {}
     tokens: dict[int, list[int]] = {}
     last = None
-    async for last in engine.generate(prompt, params, **{"request_id": "r", **options}):
+    async for last in generate(engine, prompt, params, **{"request_id": "r", **options}):
         for output in last.outputs:
             texts[output.index] = texts.get(output.index, "") + output.text
             tokens[output.index] = tokens.get(output.index, []) + output.token_ids
@@ -118,7 +119,7 @@ def test_streamed_and_whole_answers_are_the_same_and_true():
                 prompt = make_prompt(length, first=length)
                 texts, tokens, last = await collect(engine, prompt)
                 whole = [
-                    o async for o in engine.generate(prompt, GREEDY, request_id="w", stream=False)
+                    o async for o in generate(engine, prompt, GREEDY, request_id="w", stream=False)
                 ]
                 assert len(whole) == 1 and whole[0].finished and last.finished
                 assert (
@@ -230,7 +231,7 @@ def test_a_slow_reader_loses_nothing_and_gets_larger_pieces():
         gate = Gate(backend)
         async with Running(backend) as engine:
             gate.closed = True
-            stream = engine.generate([1, 2, 3], GREEDY, request_id="slow")
+            stream = generate(engine, [1, 2, 3], GREEDY, request_id="slow")
             first_news = asyncio.ensure_future(anext(stream))
             assert await asyncio.to_thread(gate.reached.wait, 10)
             gate.let_one_step_on()
@@ -256,7 +257,7 @@ def test_a_reader_that_stands_still_holds_no_row_and_no_memory(monkeypatch):
         backend.on_execute = lambda step: time.sleep(0.005)
         async with Running(backend, make_config(max_num_seqs=1)) as engine:
             long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
-            stream = engine.generate([1, 2, 3], long, request_id="slow")
+            stream = generate(engine, [1, 2, 3], long, request_id="slow")
             news = [await anext(stream)]
             await until(lambda: engine.stats.num_running == engine.stats.kv_blocks_used == 0)
             done = engine.stats.generation_tokens
@@ -267,7 +268,7 @@ def test_a_reader_that_stands_still_holds_no_row_and_no_memory(monkeypatch):
             assert [t for piece in news for t in piece.outputs[0].token_ids] == (
                 backend.continuation([1, 2, 3], 200)
             )
-            still = engine.generate([1, 2, 3], long, request_id="leaves")
+            still = generate(engine, [1, 2, 3], long, request_id="leaves")
             await anext(still)
             await until(lambda: engine.stats.num_running == 0)
             await still.aclose()
@@ -286,10 +287,10 @@ def test_closing_the_iterator_aborts_in_the_core(phase):
         ) as engine:
             long = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
             if phase == "waiting":
-                first = engine.generate([9], long, request_id="first")
+                first = generate(engine, [9], long, request_id="first")
                 await anext(first)
             gate.closed = phase != "decode"
-            stream = engine.generate(make_prompt(100), long, request_id="victim")
+            stream = generate(engine, make_prompt(100), long, request_id="victim")
             pending = asyncio.ensure_future(anext(stream))
             if phase == "prefill":
                 assert await asyncio.to_thread(gate.reached.wait, 10)
@@ -318,7 +319,7 @@ def test_abort_by_id_ends_all_of_that_id_with_what_they_have():
     async def test():
         async with Running(config=SLOW) as engine:
             params = SamplingParams(max_tokens=400, n=2)
-            streams = [engine.generate("hi", params, request_id="same") for _ in range(2)]
+            streams = [generate(engine, "hi", params, request_id="same") for _ in range(2)]
             for stream in streams:
                 await anext(stream)
             assert await engine.abort("same") is True
@@ -392,7 +393,7 @@ def test_not_a_number_fails_its_request_alone():
             good = asyncio.ensure_future(collect(engine, [7, 7]))
             got = []
             with pytest.raises(GenerationFailed):
-                async for output in engine.generate([1, 2, 3], GREEDY, request_id="bad"):
+                async for output in generate(engine, [1, 2, 3], GREEDY, request_id="bad"):
                     got += output.outputs[0].token_ids
             assert got == backend.continuation([1, 2, 3], 4)
             assert (await good)[1][0] == backend.continuation([7, 7], 12)
@@ -425,7 +426,7 @@ def test_a_resumed_answer_goes_on_where_it_broke():
             texts, tokens, _ = await collect(engine, "go", params)
             for cut in (1, 17, 39):
                 told = [ResumedOutput(tokens[0][:cut])]
-                rest, more, last = await collect(engine, "go", params, told=told)
+                rest, more, last = await collect(engine, "go", params, resumed=told)
                 assert tokens[0][:cut] + more[0] == tokens[0]
                 assert texts[0].endswith(rest[0]) and len(rest[0]) == 40 - cut
                 assert last.outputs[0].num_tokens == 40
@@ -439,11 +440,13 @@ def test_cached_prompt_tokens_are_reported():
             prompt = make_prompt(64)
             assert (await collect(engine, prompt))[2].num_cached_tokens == 0
             cached = [
-                o.num_cached_tokens async for o in engine.generate(prompt, GREEDY, request_id="2")
+                o.num_cached_tokens async for o in generate(engine, prompt, GREEDY, request_id="2")
             ]
             assert cached[0] == 63
             await engine.reset_prefix_cache()
-            again = [o async for o in engine.generate(prompt, GREEDY, request_id="3", stream=False)]
+            again = [
+                o async for o in generate(engine, prompt, GREEDY, request_id="3", stream=False)
+            ]
             assert again[0].num_cached_tokens == 0
 
     run(test())
@@ -455,8 +458,8 @@ def test_a_tenants_salt_keeps_its_cache_apart():
             prompt = make_prompt(64)
             cached = []
             for salt in ("a", "b", "a"):
-                stream = engine.generate(
-                    prompt, GREEDY, request_id=salt, cache_salt=salt, stream=False
+                stream = generate(
+                    engine, prompt, GREEDY, request_id=salt, cache_salt=salt, stream=False
                 )
                 cached += [output.num_cached_tokens async for output in stream]
             assert cached == [0, 0, 63]
@@ -505,7 +508,7 @@ def test_stopping_ends_what_is_in_flight_with_a_clean_error():
     async def test():
         running = Running(config=SLOW)
         engine = await running.__aenter__()
-        stream = engine.generate("hi", SamplingParams(max_tokens=400), request_id="r")
+        stream = generate(engine, "hi", SamplingParams(max_tokens=400), request_id="r")
         await anext(stream)
         await engine.stop()
         with pytest.raises(EngineDead):
@@ -606,7 +609,7 @@ def test_each_piece_of_news_is_what_the_output_kind_says(n):
 
             async def told(kind):
                 wish = msgspec.structs.replace(params, output_kind=kind)
-                news = engine.generate(make_prompt(20), wish, request_id="r")
+                news = generate(engine, make_prompt(20), wish, request_id="r")
                 return [output async for output in news]
 
             deltas = await told(RequestOutputKind.DELTA)
@@ -638,7 +641,7 @@ def test_a_request_may_want_larger_pieces_than_the_engine_gives():
 
     async def test():
         async with Running() as engine:
-            news = engine.generate(make_prompt(20), params, request_id="r")
+            news = generate(engine, make_prompt(20), params, request_id="r")
             lengths = [len(output.outputs[0].token_ids) async for output in news]
         assert sum(lengths) == 12
         assert all(length >= 5 for length in lengths[1:-1])

@@ -21,6 +21,7 @@ from octavo_engine.grammar.normal import (
 )
 from octavo_engine.state.sampling_params import SamplingParams
 from tests.engine.grammar.validity import is_valid
+from tests.fakes.generate import generate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,7 +121,7 @@ def test_a_bad_grammar_is_refused_before_anything_runs(llm: LLM) -> None:
 async def collect(engine: AsyncEngine, spec: GrammarSpec, **params: Any) -> tuple[str, str | None]:
     text, reason = "", None
     given = SamplingParams(grammar=spec, **{"max_tokens": 200, **params})
-    async for output in engine.generate("hello", given, request_id="r"):
+    async for output in generate(engine, "hello", given, request_id="r"):
         text += output.outputs[0].text
         reason = output.outputs[0].finish_reason
     return text, reason

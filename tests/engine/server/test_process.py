@@ -82,7 +82,7 @@ def test_a_hang_up_reads_the_keys_again_without_losing_a_request(tmp_path):
         assert models(client, "old") == 200
         file.write_text("new\n")
         server.signal(signal.SIGHUP)
-        assert server.read_until("Took the new keys")["keys"] == 1
+        assert server.read_until("Loaded the new keys")["keys"] == 1
         assert (models(client, "old"), models(client, "new")) == (401, 200)
         text = answer.read()
     assert b'"completion_tokens":60' in text
@@ -102,7 +102,7 @@ def test_the_process_serves_over_mutual_tls_and_over_a_unix_socket(tmp_path):
             answer = client.post("/v1/completions", json={"prompt": "a", "stream": True})
             assert answer.text.endswith("data: [DONE]\n\n")
             server.signal(signal.SIGHUP)
-            server.read_until("Took the new certificate")
+            server.read_until("Loaded the new certificate")
         with server.client(verify=trust) as client:
             assert client.get("/health").status_code == 200
 

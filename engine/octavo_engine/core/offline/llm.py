@@ -31,7 +31,7 @@ from octavo_engine.core.offline.pooling import PoolingMethods
 from octavo_engine.core.offline.progress_bar import generation_bar, loading_bar
 from octavo_engine.core.pooling.async_pooling import check_task
 from octavo_engine.core.seeds import Seeds
-from octavo_engine.core.text.output_processor import OutputProcessor, Submission
+from octavo_engine.core.text.output_processor import OutputProcessor, SettledSubmission
 from octavo_engine.core.validate import settle_params
 from octavo_engine.errors import InvalidRequest, OctavoError, RequestError
 from octavo_engine.profile import StepProfile
@@ -283,7 +283,7 @@ class LLM(PoolingMethods):
             )
         return given
 
-    def _submission(self, index: int, prompt: Prompt, params: SamplingParams) -> Submission:
+    def _submission(self, index: int, prompt: Prompt, params: SamplingParams) -> SettledSubmission:
         text, token_ids = _parts(prompt)
         if token_ids is None:
             assert text is not None
@@ -292,7 +292,7 @@ class LLM(PoolingMethods):
             from octavo_engine.grammar.check import check  # most have none
 
             check(params.grammar)
-        return Submission(
+        return SettledSubmission(
             request_id=str(index),
             prompt=text,
             prompt_token_ids=token_ids,
@@ -302,7 +302,9 @@ class LLM(PoolingMethods):
             arrival_at=time.monotonic(),
         )
 
-    def _run(self, submissions: Sequence[Submission], *, use_tqdm: bool) -> list[RequestOutput]:
+    def _run(
+        self, submissions: Sequence[SettledSubmission], *, use_tqdm: bool
+    ) -> list[RequestOutput]:
         requests: list[TrackedRequest] = []
         try:
             with (
@@ -329,7 +331,7 @@ class LLM(PoolingMethods):
                     for sequence_id in self._processor.abort(request):
                         self._engine.abort(sequence_id)
 
-    def _start(self, submission: Submission) -> TrackedRequest:
+    def _start(self, submission: SettledSubmission) -> TrackedRequest:
         request, sequences = self._processor.add(submission)
         for sequence in sequences:
             try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar, cast, overload
 
-from octavo_engine.core.text.outputs import DecodedLogprobs, TokenChoice
+from octavo_engine.core.text.logprobs import DecodedLogprobs, TokenChoice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -18,12 +18,8 @@ import msgspec
 
 from octavo_engine.core.seeds import key
 from octavo_engine.core.text.flat_logprobs import FlatLogprobs
-from octavo_engine.core.text.outputs import (
-    CompletionOutput,
-    DecodedLogprobs,
-    RequestOutput,
-    TokenChoice,
-)
+from octavo_engine.core.text.logprobs import DecodedLogprobs, TokenChoice
+from octavo_engine.core.text.outputs import CompletionOutput, RequestOutput
 from octavo_engine.core.text.repetition import RepetitionWatch
 from octavo_engine.errors import (
     DeadlineExceeded,
@@ -62,7 +58,7 @@ _OURS: Mapping[str, object] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
+class SettledSubmission:
     """A request that was validated and settled, ready to be cut into sequences."""
 
     request_id: str  # the caller's; need not be unique
@@ -71,7 +67,7 @@ class Submission:
     params: SamplingParams
     seed: int
     eos_token_ids: tuple[int, ...] = ()
-    told: Sequence[ResumedOutput] = ()  # one an answer, of a request that is resumed
+    resumed: Sequence[ResumedOutput] = ()  # one an answer, of a request that is resumed
     arrival_at: float = 0.0
     deadline_at: float | None = None
     priority: int = 0
@@ -93,10 +89,10 @@ class SequenceText:
         "num_tokens",
         "repetition",
         "request",
+        "resumed_ids",
+        "resumed_text",
         "sequence_id",
         "stops",
-        "told_ids",
-        "told_text",
     )
 
     def __init__(
@@ -107,8 +103,8 @@ class SequenceText:
         self.index = index
         self.sequence_id = sequence_id
         self.num_tokens = 0
-        self.told_ids: list[int] = []  # of a resumed answer
-        self.told_text = ""  # of those
+        self.resumed_ids: list[int] = []  # of a resumed answer
+        self.resumed_text = ""  # of those
         self.num_chars = 0  # of all tokens' text; counted where log-probabilities are asked
         self.finished = False
         self.first_at = 0.0  # when its first token came
@@ -146,7 +142,7 @@ class TrackedRequest:
         "unfinished",
     )
 
-    def __init__(self, submission: Submission) -> None:
+    def __init__(self, submission: SettledSubmission) -> None:
         self.submission = submission
         self.answers: list[SequenceText] = []
         self.first = 0  # the answer that speaks for the prompt
@@ -167,8 +163,8 @@ class TrackedRequest:
     def news(self) -> RequestOutput:
         """The unread output, to be added to."""
         if self.pending is None:
-            asked = self.submission
-            self.pending = RequestOutput(asked.request_id, asked.prompt, asked.prompt_token_ids)
+            given = self.submission
+            self.pending = RequestOutput(given.request_id, given.prompt, given.prompt_token_ids)
         return self.pending
 
     def news_of(self, answer: SequenceText) -> CompletionOutput:
@@ -176,7 +172,7 @@ class TrackedRequest:
         for output in outputs:
             if output.index == answer.index:
                 return output
-        new = CompletionOutput(answer.index, told_text=answer.told_text)
+        new = CompletionOutput(answer.index, resumed_text=answer.resumed_text)
         if not outputs:
             outputs.append(new)
             return new
@@ -212,7 +208,7 @@ class OutputProcessor:
         """Sequences in flight."""
         return len(self._answers)
 
-    def add(self, submission: Submission) -> tuple[TrackedRequest, list[EngineRequest]]:
+    def add(self, submission: SettledSubmission) -> tuple[TrackedRequest, list[EngineRequest]]:
         """The request and its sequences for the core; none if it resumes what was complete."""
         number = next(self._numbers)
         if submission.params.n > 1 and not submission.group:
@@ -221,11 +217,11 @@ class OutputProcessor:
         for index in range(submission.params.n):
             answer = SequenceText(request, index, f"{number}.{index}", self._tokenizer)
             request.answers.append(answer)
-            if not submission.told or not self._resume(answer, submission.told[index]):
+            if not submission.resumed or not self._resume(answer, submission.resumed[index]):
                 self._answers[answer.sequence_id] = answer
         running = [answer for answer in request.answers if not answer.finished]
         if running:  # an answer that has said nothing yet may still have to speak of the prompt
-            request.first = next((a for a in running if not a.told_ids), running[0]).index
+            request.first = next((a for a in running if not a.resumed_ids), running[0]).index
         return request, [self._sequence(answer) for answer in running]
 
     @property
@@ -371,14 +367,14 @@ class OutputProcessor:
         request.unfinished -= 1
         request.news().finished = request.finished
 
-    def _resume(self, answer: SequenceText, told: ResumedOutput) -> bool:
+    def _resume(self, answer: SequenceText, resumed: ResumedOutput) -> bool:
         """Replay what another engine has sent already; true if the answer was complete with it.
 
         The text that comes out was seen by the caller, so it is dropped. What detokeniser and stop
         search hold back was not: it comes out with the first new token, as it would have there.
         """
-        request, ids = answer.request, told.token_ids
-        if told.ended:
+        request, ids = answer.request, resumed.token_ids
+        if resumed.ended:
             answer.num_tokens = len(ids)
             answer.finished = True
             request.unfinished -= 1
@@ -395,7 +391,7 @@ class OutputProcessor:
         complete = is_end and len(ids) >= params.min_tokens
         shown = len(ids) - (complete and not params.include_stop_str_in_output)
         kept, met, _ = self._add_text(answer, new, ids, shown)
-        answer.told_ids, answer.told_text = ids, new.text
+        answer.resumed_ids, answer.resumed_text = ids, new.text
         reason: FinishReason = "stop"
         stop: str | int | None = met
         if met is None and complete:
@@ -411,27 +407,31 @@ class OutputProcessor:
         return True
 
     def _sequence(self, answer: SequenceText) -> EngineRequest:
-        asked = answer.request.submission
+        submission = answer.request.submission
         is_first = answer.index == answer.request.first
         changes: dict[str, object] = {
-            name: value for name, value in _OURS.items() if getattr(asked.params, name) != value
+            name: value
+            for name, value in _OURS.items()
+            if getattr(submission.params, name) != value
         }
-        if not is_first and asked.params.prompt_logprobs is not None:
+        if not is_first and submission.params.prompt_logprobs is not None:
             changes["prompt_logprobs"] = None
         return EngineRequest(
             request_id=answer.sequence_id,
-            prompt_token_ids=asked.prompt_token_ids,
-            params=msgspec.structs.replace(asked.params, **changes) if changes else asked.params,
-            output_token_ids=answer.told_ids,
-            eos_token_ids=asked.eos_token_ids,
-            seed=key(asked.seed, answer.index),
-            arrival_at=asked.arrival_at,
-            deadline_at=asked.deadline_at,
-            priority=asked.priority,
-            is_whole=asked.is_whole,
-            cache_salt=asked.cache_salt,
-            labels=asked.labels,
-            group=asked.group,
+            prompt_token_ids=submission.prompt_token_ids,
+            params=msgspec.structs.replace(submission.params, **changes)
+            if changes
+            else submission.params,
+            output_token_ids=answer.resumed_ids,
+            eos_token_ids=submission.eos_token_ids,
+            seed=key(submission.seed, answer.index),
+            arrival_at=submission.arrival_at,
+            deadline_at=submission.deadline_at,
+            priority=submission.priority,
+            is_whole=submission.is_whole,
+            cache_salt=submission.cache_salt,
+            labels=submission.labels,
+            group=submission.group,
         )
 
     def _drop(self, request: TrackedRequest) -> list[str]:
@@ -455,7 +455,7 @@ class OutputProcessor:
         if wanted is None or not (output.token_ids or output.finish_reason):
             return
         first = request.answers[request.first]
-        if first.num_tokens == len(first.told_ids):
+        if first.num_tokens == len(first.resumed_ids):
             flat = request.submission.params.flat_logprobs
             decoded: PromptLogprobs = FlatLogprobs() if flat else []
             decoded.append(None)

@@ -1,4 +1,4 @@
-"""How news of one request reach whoever reads them: a task that waits, or a tap that does not."""
+"""How the outputs of a request leave the core: through its task, or inline past it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from octavo_engine.core.text.output_processor import TrackedRequest
     from octavo_engine.core.text.outputs import RequestOutput
@@ -21,27 +21,46 @@ U = TypeVar("U")
 
 @dataclass(frozen=True, slots=True)
 class InlineSink(Generic[T]):
-    """Where news may go at once, past the task that waits for them: no wake-up, no iterator.
+    """Takes outputs at once, without waking the request's task.
 
-    It is given none but while `is_open` says so, and never the last ones, so that beginning, end
-    and whatever goes wrong stay with the task.
+    It is given outputs only while `is_open` returns true, and never the last one, so that the
+    beginning, the end and all errors stay with the task.
     """
 
     is_open: Callable[[], bool]
-    tell: Callable[[T], None]
+    put: Callable[[T], None]
 
     def after(self, read: Callable[[U], T]) -> InlineSink[U]:
-        """A tap for what `read` makes such news of."""
-        tell = self.tell
-        return InlineSink(self.is_open, lambda news: tell(read(news)))
+        """A sink for what `read` turns into outputs of this one."""
+        put = self.put
+        return InlineSink(self.is_open, lambda output: put(read(output)))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSink(Generic[T]):
+    """Where the outputs of a request go, each once and in order.
+
+    `put` takes any output and may wait for its consumer; `inline` takes those between the first and
+    the last while it is open.
+    """
+
+    put: Callable[[T], Awaitable[None]]
+    inline: InlineSink[T] | None = None
+
+    def after(self, read: Callable[[U], T]) -> OutputSink[U]:
+        """A sink for what `read` turns into outputs of this one."""
+        put, inline = self.put, self.inline
+        return OutputSink(
+            lambda output: put(read(output)), None if inline is None else inline.after(read)
+        )
 
 
 class OutputReader:
-    """Of one request, which one task reads. What is not read piles up in the request; where that
-    goes on for a while, `suspend` is called, and once more when it is read again."""
+    """One request's outputs, read by one task. Unread output accumulates in the request; after
+    SUSPEND_AFTER_S `suspend(True)` is called, and `suspend(False)` when reading goes on."""
 
     __slots__ = (
-        "_has_begun", "_interval", "_is_silent", "_is_suspended", "_request", "_suspend", "_tap",
+        "_has_begun", "_inline", "_interval", "_is_silent", "_is_suspended", "_request", "_suspend",
         "_unread_since", "_waiter",
     )  # fmt: skip
 
@@ -50,42 +69,42 @@ class OutputReader:
         request: TrackedRequest,
         *,
         silent: bool,
-        tap: InlineSink[RequestOutput] | None,
+        inline: InlineSink[RequestOutput] | None,
         interval: int = 1,
         suspend: Callable[[bool], None] | None = None,
     ) -> None:
         self._request = request
-        self._is_silent = silent  # it reads at the end only
-        self._interval = interval  # tokens of one answer that are worth a piece of news
+        self._is_silent = silent  # only the last output is read
+        self._interval = interval  # tokens of one answer before it is read
         self._has_begun = False
-        self._tap = tap
+        self._inline = inline
         self._suspend = suspend
         self._is_suspended = False
-        self._unread_since = 0.0  # 0: the task waits for news
+        self._unread_since = 0.0  # 0: the task waits for output
         self._waiter: asyncio.Future[None] | None = None  # while the task has nothing to do
 
-    def tell(self) -> None:
-        """The request has news, or an error. Hot path: once per request and step."""
+    def wake(self) -> None:
+        """The request has output, or an error. Hot path: once per request and step."""
         request, waiter = self._request, self._waiter
-        if waiter is None or waiter.done():  # it has older news in hand, and will look again
+        if waiter is None or waiter.done():  # it handles older output, and will look again
             self._note_unread()
             return
         if not self._is_due:
             return
         if not request.finished:
-            tap = self._tap
-            if tap is not None and tap.is_open():
-                news = request.take()
-                if news is not None:
+            inline = self._inline
+            if inline is not None and inline.is_open():
+                output = request.take()
+                if output is not None:
                     try:
-                        tap.tell(news)
+                        inline.put(output)
                     except Exception as error:  # the request's alone: its task decides
                         waiter.set_exception(error)
                 return
         waiter.set_result(None)
 
     async def next(self) -> RequestOutput:
-        """The news since the last call, once there are any; after them the request's error."""
+        """The output since the last call, once there is any; after it the request's error."""
         request = self._request
         self._unread_since = 0.0
         if self._is_suspended and self._suspend is not None:
@@ -117,7 +136,7 @@ class OutputReader:
 
     @property
     def _is_due(self) -> bool:
-        """Whether what has piled up is to be read now. The first token is never waited with."""
+        """Whether unread output is due now. The first token is never delayed."""
         request = self._request
         if request.finished:
             return True

@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from octavo_engine.core.text.flat_logprobs import FlatLogprobs
+    from octavo_engine.core.text.logprobs import DecodedLogprobs
     from octavo_engine.state.outputs import FinishReason
-
-
-class TokenChoice(NamedTuple):
-    """One token that could stand at a position, with its text."""
-
-    token_id: int
-    text: str  # as decoded alone; the replacement character where its bytes are no whole character
-    bytes: bytes
-    logprob: float
-    rank: int | None  # 1 = the most likely; None of tokens that were asked for by their ids
-
-
-@dataclass(frozen=True, slots=True)
-class DecodedLogprobs:
-    """The token at a position and the most likely ones there, best first, or those asked for."""
-
-    token_id: int
-    text: str
-    bytes: bytes
-    logprob: float
-    rank: int
-    top: list[TokenChoice]
-    offset: int = 0  # of the answer's characters so many are complete before it; of prompts unknown
 
 
 PromptLogprobs: TypeAlias = "list[DecodedLogprobs | None] | FlatLogprobs[DecodedLogprobs | None]"
@@ -49,7 +27,7 @@ class CompletionOutput:
     stop_reason: str | int | None = None  # the stop string or stop id; None for end of text
     num_tokens: int = 0  # generated so far in all, resumed ones included
     # What came before all this, from the engine that an answer was resumed from.
-    told_text: str = field(default="", compare=False)
+    resumed_text: str = field(default="", compare=False)
     # What the core called it, known once it is finished; no part of what was said.
     sequence_id: str = field(default="", compare=False)
     # When its first token and the newest one came from the core, by time.monotonic; 0: unknown.

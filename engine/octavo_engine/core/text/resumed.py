@@ -1,4 +1,4 @@
-"""What a caller already has of an answer that another engine began."""
+"""What a client already has of an answer that another engine began."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ResumedOutput:
-    """One answer, as far as it was told. It is replayed in silence and goes on from there."""
+    """One answer as far as its client has it. It is replayed without output and continues there."""
 
     token_ids: list[int] = field(default_factory=list)
-    ended: bool = False  # its end was told too: there is nothing left to say of it
+    ended: bool = False  # its client has its end too: nothing is left to send

@@ -11,6 +11,6 @@ from octavo_engine.server.service import Service  # noqa: TC001
 async def drain(exchange: Exchange, service: Service) -> None:
     """Answers at once; a second call does no more. The process exits when nothing is in flight."""
     service.start_draining()
-    service.drain_asked.set()
-    body = {"state": "draining", "in_flight": service.in_flight}
+    service.admission.drain_requested.set()
+    body = {"state": "draining", "in_flight": service.admission.in_flight}
     await exchange.reply(msgspec.json.encode(body), status=202)

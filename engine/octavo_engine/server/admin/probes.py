@@ -67,8 +67,8 @@ async def _answer(exchange: Exchange, service: Service, good: frozenset[str]) ->
 
 def _state(service: Service) -> str:
     state: str = service.engine.health().state
-    if state == "ready" and service.is_draining:
+    if state == "ready" and service.admission.is_draining:
         return "draining"
-    if state == "ready" and service.is_saturated:
+    if state == "ready" and service.admission.is_saturated:
         return "saturated"
     return state

@@ -46,7 +46,7 @@ class KeyFiles:
     def reload(self) -> None:
         keys, admin_keys = self._rings()
         self.guard.keys, self.guard.admin_keys = keys, admin_keys
-        logger.info("Took the new keys", extra={"keys": len(keys), "admin_keys": len(admin_keys)})
+        logger.info("Loaded the new keys", extra={"keys": len(keys), "admin_keys": len(admin_keys)})
 
     def _rings(self, *, is_start: bool = False) -> tuple[KeyRing, KeyRing]:
         settings = self._settings
@@ -67,7 +67,10 @@ def _ring(keys: Iterable[str], path: str, flag: str, *, is_start: bool) -> KeyRi
     except OSError as error:
         if is_start:
             raise ConfigError(f"{flag} {path}: {error.strerror}") from None
-        logger.error("A key file cannot be read; its keys are not valid now", extra={"file": path})
+        logger.error(
+            "Cannot read a key file; its keys are rejected until it can be read",
+            extra={"file": path},
+        )
         return KeyRing(keys, is_required=True)
     if len(data) > MAX_KEY_FILE_BYTES:
         raise ConfigError(f"{flag} {path} is larger than {MAX_KEY_FILE_BYTES} bytes")

@@ -37,7 +37,7 @@ _NUM_LINES = 64  # results that are read and written at once
 async def create_message_batch(exchange: Exchange, service: Service) -> None:
     batches = _batches_of(service)
     request = await exchange.json(shapes.MessageBatchRequest)
-    if service.is_draining:
+    if service.admission.is_draining:
         raise unavailable("draining", "The server is shutting down.", retry_after_s=1)
     _check(request, service.settings.limits.max_batch_requests)
     shelf = batches.shelf

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from octavo_engine.core.pooling.async_pooling import check_task
+from octavo_engine.core.text.output_stream import OutputSink
 from octavo_engine.errors import RequestError
 from octavo_engine.server.anthropic import shapes
 from octavo_engine.server.anthropic.answer import MessageBuilder, frames
@@ -18,32 +18,34 @@ from octavo_engine.server.anthropic.request import read_turn
 from octavo_engine.server.generation.prompts import COUNTED
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.openai.chat.conversation import rendered
-from octavo_engine.server.openai.chat.prepare import prepare
+from octavo_engine.server.openai.chat.prepare import prepare_chat
 from octavo_engine.server.openai.chat.session import ChatSession
 from octavo_engine.server.service import Service  # noqa: TC001
 
 if TYPE_CHECKING:
     from octavo_engine.server.openai.chat.prepare import PreparedChat
+    from octavo_engine.server.openai.chat.session import ChatDelta
 
 
 async def create_message(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(MessagesRequest)
     turn = read_turn(request)
-    if service.dialect.reasoning is None:  # clients switch thinking on whatever model they meet
+    # Clients switch thinking on for every model.
+    if service.model.dialect.reasoning is None:
         turn.chat.thinking_token_budget = None
     try:
-        asked = await prepare(exchange, service, turn.chat, prefix="msg", kind="messages")
+        asked = await prepare_chat(exchange, service, turn.chat, prefix="msg", kind="messages")
         asked, is_cut_short = _with_room(asked, service.engine.info.max_model_len)
-        run = ChatSession(service, asked)
+        session = ChatSession(service, asked)
         answer = MessageBuilder(
-            id=f"msg_{secrets.token_hex(12)}", model=asked.model, usage=run.usage,
+            id=f"msg_{secrets.token_hex(12)}", model=asked.model, usage=session.usage,
             is_cut_short=is_cut_short,
         )  # fmt: skip
         async with exchange.while_present():
             if request.stream:
-                await _streamed(exchange, run, answer)
+                await _streamed(exchange, session, answer)
             else:
-                await _whole(exchange, run, answer)
+                await _whole(exchange, session, answer)
     except RequestError as error:
         turn.rename(error)
         raise
@@ -54,13 +56,13 @@ async def count_tokens(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(CountTokensRequest)
     turn = read_turn(request)
     try:
-        service.check_model(request.model)
+        service.model.check_name(request.model)
         check_task("generate", service.engine.info)
         if turn.chat.tool_choice == "none" and service.settings.exclude_tools_when_tool_choice_none:
             turn.chat.tools = None
         prompt = await rendered(
             service.engine.tokenizer, turn.chat.conversation, service.settings.limits,
-            trust_template=False, describes_tools=service.dialect.describes_tools,
+            trust_template=False, describes_tools=service.model.dialect.describes_tools,
             most=COUNTED * service.engine.info.max_model_len,
         )  # fmt: skip
     except RequestError as error:
@@ -79,25 +81,27 @@ def _with_room(asked: PreparedChat, max_model_len: int) -> tuple[PreparedChat, b
     return dataclasses.replace(asked, job=dataclasses.replace(asked.job, params=params)), True
 
 
-async def _whole(exchange: Exchange, run: ChatSession, answer: MessageBuilder) -> None:
-    async with aclosing(run.news(stream=False)) as pieces:
-        async for piece in pieces:
-            for news in piece.choices:
-                answer.read(news)
+async def _whole(exchange: Exchange, session: ChatSession, answer: MessageBuilder) -> None:
+    async def put(delta: ChatDelta) -> None:
+        for choice in delta.choices:
+            answer.read(choice)
+
+    await session.run(OutputSink(put), stream=False)
     answer.end()
     await exchange.reply(msgspec.json.encode(answer.whole()))
 
 
-async def _streamed(exchange: Exchange, run: ChatSession, answer: MessageBuilder) -> None:
-    async with aclosing(run.news(stream=True)) as pieces:
-        async for piece in pieces:
-            events = []
-            if not exchange.started:
-                events = answer.begin()
-                await exchange.open_stream()
-            for news in piece.choices:
-                events += answer.read(news)
-            if piece.finished:
-                await exchange.close(frames(events + answer.end()))
-            elif events:
-                await exchange.write(frames(events))
+async def _streamed(exchange: Exchange, session: ChatSession, answer: MessageBuilder) -> None:
+    async def put(delta: ChatDelta) -> None:
+        events = []
+        if not exchange.started:
+            events = answer.begin()
+            await exchange.open_stream()
+        for choice in delta.choices:
+            events += answer.read(choice)
+        if delta.finished:
+            await exchange.close(frames(events + answer.end()))
+        elif events:
+            await exchange.write(frames(events))
+
+    await session.run(OutputSink(put), stream=True)

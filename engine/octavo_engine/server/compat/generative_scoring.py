@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import aclosing
 from itertools import chain
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from octavo_engine.core.pooling.async_pooling import check_task
 from octavo_engine.errors import InvalidRequest
-from octavo_engine.server.generation import job as generation
 from octavo_engine.server.generation.gather import all_of
+from octavo_engine.server.generation.make_job import make_job
 from octavo_engine.server.generation.prompts import encode
+from octavo_engine.server.generation.run import collect_outputs
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.http.request_ids import adopt
 from octavo_engine.server.openai.schemas import SamplingFields
 from octavo_engine.server.service import Service  # noqa: TC001
 from octavo_engine.state.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
+
+if TYPE_CHECKING:
+    from octavo_engine.server.generation.job import Job
 
 Text = str | list[int]
 
@@ -63,7 +66,7 @@ class GenerativeScores(msgspec.Struct, kw_only=True):
 
 async def generative_scoring(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(GenerativeScoringRequest)
-    model = service.check_model(request.model)
+    model = service.model.check_name(request.model)
     check_task("generate", service.engine.info)
     adopt(exchange, request.request_id)
     _check(service, request)
@@ -134,22 +137,21 @@ async def _prompt(service: Service, request: GenerativeScoringRequest, item: Tex
 def _job(
     service: Service, request: GenerativeScoringRequest, id_: str, prompts: list[list[int]],
     labels: list[int],
-) -> generation.Job:  # fmt: skip
+) -> Job:  # fmt: skip
     fields = SamplingFields(cache_salt=request.cache_salt, priority=request.priority)
     params = SamplingParams(
         max_tokens=1, temperature=0.0, logprob_token_ids=tuple(labels), detokenize=False
     )
-    return generation.make_job(service, fields, id_, prompts, params)
+    return make_job(service, fields, id_, prompts, params)
 
 
-async def _logprobs(service: Service, job: generation.Job) -> list[list[float]]:
+async def _logprobs(service: Service, job: Job) -> list[list[float]]:
     """Of the job's labels, for each prompt."""
     values: list[list[float]] = [[] for _ in job.prompts]
-    async with aclosing(generation.run(service, job, stream=False)) as pieces:
-        async for piece in pieces:
-            for output in piece.news.outputs:
-                for entry in output.logprobs or ():
-                    values[piece.prompt_index] = [choice.logprob for choice in entry.top]
+    for result in await collect_outputs(service, job):
+        for output in result.output.outputs:
+            for entry in output.logprobs or ():
+                values[result.prompt_index] = [choice.logprob for choice in entry.top]
     return values
 
 

@@ -48,7 +48,7 @@ async def audio(exchange: Exchange, service: Service) -> None:
         )
     info = service.engine.info
     raise WrongTask(
-        f"the model {info.names[0]} is no speech model; it can {', '.join(info.tasks)}",
+        f"the model {info.names[0]} is not a speech model; it supports {', '.join(info.tasks)}",
         param="model",
     )
 

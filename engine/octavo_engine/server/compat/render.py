@@ -11,8 +11,8 @@ import msgspec
 
 from octavo_engine.server.http.errors import not_supported
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
-from octavo_engine.server.openai import completions
-from octavo_engine.server.openai.chat import prepare
+from octavo_engine.server.openai.chat.prepare import prepare_chat
+from octavo_engine.server.openai.completions import prepare_completion
 from octavo_engine.server.openai.schemas import ChatCompletionRequest, CompletionRequest
 from octavo_engine.server.service import Service  # noqa: TC001
 
@@ -44,21 +44,21 @@ async def render_completion(exchange: Exchange, service: Service) -> None:
     """One entry a prompt."""
     request = await exchange.json(CompletionRequest)
     _check(request)
-    asked = await completions.prepare(exchange, service, request)
+    asked = await prepare_completion(exchange, service, request)
     await exchange.reply(msgspec.json.encode(_rendered(request, asked.model, asked.job)))
 
 
 async def render_chat(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(ChatCompletionRequest)
     _check(request)
-    asked = await prepare.prepare(exchange, service, request)
+    asked = await prepare_chat(exchange, service, request)
     await exchange.reply(msgspec.json.encode(_rendered(request, asked.model, asked.job)[0]))
 
 
 def _check(request: SamplingFields) -> None:
     """Raises RequestError."""
     if request.return_token_offsets:
-        raise not_supported("return_token_offsets", "token ids are told without their places")
+        raise not_supported("return_token_offsets", "token ids are returned without offsets")
 
 
 def _rendered(request: SamplingFields, model: str, job: Job) -> list[RenderAnswer]:

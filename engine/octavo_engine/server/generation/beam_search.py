@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from octavo_engine.core.beam_search import MAX_BEAM_WIDTH, Beam, BeamSearch, BeamSearchParams
 from octavo_engine.core.offline.beam_search import choices_of, one_token
+from octavo_engine.core.text.output_stream import OutputSink
 from octavo_engine.core.text.outputs import CompletionOutput, RequestOutput
+from octavo_engine.core.text.submission import Submission
 from octavo_engine.errors import DeadlineExceeded, InvalidRequest, QueueFull
 from octavo_engine.server.generation.gather import all_of
 from octavo_engine.server.http.errors import not_supported
@@ -48,7 +49,7 @@ def read_beams(
     if params.grammar is not None:
         raise not_supported(
             "use_beam_search",
-            "not together with answers of a given shape, enforced tools or a thinking budget",
+            "not together with structured outputs, enforced tools or a thinking budget",
         )
     if params.n > MAX_BEAM_WIDTH:
         raise InvalidRequest(
@@ -89,10 +90,15 @@ async def beam_search(
         left_s = None if ends_at is None else ends_at - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise late
-        news = engine.generate(
-            [*prompt, *beam.token_ids],
-            one_token(params),
+        outputs: list[RequestOutput] = []
+
+        async def put(output: RequestOutput) -> None:
+            outputs.append(output)
+
+        submission = Submission(
             request_id=request_id,
+            prompt=[*prompt, *beam.token_ids],
+            params=one_token(params),
             priority=job.priority,
             deadline_s=left_s,
             cache_salt=job.cache_salt,
@@ -100,12 +106,12 @@ async def beam_search(
             group=job.group,
         )
         try:
-            async with aclosing(news) as outputs:
-                return await anext(outputs)
+            await engine.deliver(submission, OutputSink(put))
         except QueueFull:
             if beam.token_ids and left_s is not None:
                 raise late from None  # it was admitted; its next token would miss the deadline
             raise
+        return outputs[0]
 
     for number in range(params.max_tokens):
         if not search.live or is_stopped():

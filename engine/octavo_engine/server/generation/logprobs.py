@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from octavo_engine.core.text.outputs import DecodedLogprobs, TokenChoice
+    from octavo_engine.core.text.logprobs import DecodedLogprobs, TokenChoice
 
 FLOOR = -9999.0  # JSON has no -Infinity
 

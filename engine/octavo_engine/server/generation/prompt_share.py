@@ -66,7 +66,7 @@ class PromptShare:
     def _most(self) -> int:
         """One at least, however few rows there are."""
         now = time.monotonic()
-        if self._service.in_flight > 1:
+        if self._service.admission.in_flight > 1:
             self._others_at = now
         is_alone = now - self._others_at > ALONE_AFTER_S
         rows = self._service.engine.config.scheduler.max_num_seqs

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.core.seeds import prompt_seed
 from octavo_engine.core.text.resumed import ResumedOutput
-from octavo_engine.errors import ContextLengthExceeded, InvalidRequest, RequestError
+from octavo_engine.errors import ContextLengthExceeded
 from octavo_engine.protocol.endpoints import RESUME_HEADER
-from octavo_engine.protocol.resume import Resume, unpack
-from octavo_engine.server.http import strict_json
-from octavo_engine.state.sampling_params import MAX_SEED
+from octavo_engine.server.http.resume_frame import bad_frame
 
 if TYPE_CHECKING:
+    from octavo_engine.protocol.resume import Resume
     from octavo_engine.server.generation.job import Job
     from octavo_engine.server.http.exchange import Exchange
     from octavo_engine.server.service import Service
@@ -30,20 +29,6 @@ if TYPE_CHECKING:
 _ID = re.compile(r"[A-Za-z0-9_.:\-]{1,160}")
 _MAX_DEPTH = 8
 _MAX_TOKEN_ID = 2**31 - 1
-
-
-def read_frame(data: bytes) -> tuple[Resume, bytes]:
-    """What is known, and the original body. Raises RequestError (400)."""
-    try:
-        told, body = unpack(data)
-    except ValueError as error:
-        raise _bad(str(error)) from None
-    try:
-        resume = strict_json.decode(told, Resume, max_depth=_MAX_DEPTH)
-    except RequestError as error:
-        raise _bad(error.message) from None
-    _check(resume)
-    return resume, body
 
 
 def opened(resume: Resume | None) -> set[int]:
@@ -63,9 +48,11 @@ def continued(exchange: Exchange, service: Service, job: Job, *, stream: bool) -
     if resume is None:
         seed = prompt_seed(service.engine.settle_seed(given), 0)
     elif not stream:
-        raise _bad("only a streamed answer can be resumed; ask again for one that is not")
+        raise bad_frame(
+            "only a streamed answer can be resumed; send the request again without the header"
+        )
     elif given is not None and given != resume.seed:
-        raise _bad(f"the seed was {resume.seed}, but the request says {given}")
+        raise bad_frame(f"the seed was {resume.seed}, but the request says {given}")
     else:
         seed = resume.seed
     numbers = range(len(job.prompts))
@@ -73,27 +60,29 @@ def continued(exchange: Exchange, service: Service, job: Job, *, stream: bool) -
         job,
         seed=seed,
         seeds=tuple(seed if given is not None else prompt_seed(seed, number) for number in numbers),
-        told=() if resume is None else _told(resume, job, service),
+        resumed=() if resume is None else _resumed(resume, job, service),
     )
 
 
-def _told(resume: Resume, job: Job, service: Service) -> tuple[ResumedOutput, ...]:
+def _resumed(resume: Resume, job: Job, service: Service) -> tuple[ResumedOutput, ...]:
     """All of it is checked before the first prompt runs."""
     n, info = job.params.n, service.engine.info
     if len(resume.tokens) != len(job.prompts) * n:
-        raise _bad(
-            f"tokens tell of {len(resume.tokens)} answers, but {len(job.prompts)} prompts times "
+        raise bad_frame(
+            f"tokens holds {len(resume.tokens)} answers, but {len(job.prompts)} prompts times "
             f"n = {n} have {len(job.prompts) * n}"
         )
     for index, ids in enumerate(resume.tokens):
         if ids and max(ids) >= info.vocab_size:
-            raise _bad(
+            raise bad_frame(
                 f"token id {max(ids)} is not in the vocabulary of {info.vocab_size}: the engines "
                 "do not serve the same model"
             )
         limit = job.params.max_tokens
         if limit is not None and len(ids) > limit:
-            raise _bad(f"answer {index} has {len(ids)} tokens already, but max_tokens is {limit}")
+            raise bad_frame(
+                f"answer {index} has {len(ids)} tokens already, but max_tokens is {limit}"
+            )
         length = len(job.prompts[index // n]) + len(ids)
         if length > info.max_model_len:
             raise ContextLengthExceeded(
@@ -103,26 +92,3 @@ def _told(resume: Resume, job: Job, service: Service) -> tuple[ResumedOutput, ..
             )
     finished = set(resume.finished)
     return tuple(ResumedOutput(ids, index in finished) for index, ids in enumerate(resume.tokens))
-
-
-def _check(resume: Resume) -> None:
-    if not _ID.fullmatch(resume.id):
-        raise _bad("id is not one that an engine gives")
-    if not 0 <= resume.created < 2**53:
-        raise _bad("created is not a time in seconds")
-    if not -MAX_SEED - 1 <= resume.seed <= MAX_SEED:
-        raise _bad("seed does not fit 64 bits")
-    for ids in resume.tokens:
-        if ids and not (min(ids) >= 0 and max(ids) <= _MAX_TOKEN_ID):
-            raise _bad("tokens are not all token ids")
-    for name in ("finished", "opened"):
-        indices: list[int] = getattr(resume, name)
-        if len(set(indices)) != len(indices):
-            raise _bad(f"{name} names an answer twice")
-        for index in indices:
-            if not 0 <= index < len(resume.tokens):
-                raise _bad(f"{name} names answer {index}, but there are {len(resume.tokens)}")
-
-
-def _bad(problem: str) -> InvalidRequest:
-    return InvalidRequest(f"{RESUME_HEADER}: {problem}", param=RESUME_HEADER)

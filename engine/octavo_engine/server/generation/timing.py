@@ -38,7 +38,7 @@ class RequestTiming:
         self._first_at: dict[Place, float] = {}
         self._last_at: dict[Place, float] = {}
         self._most_tokens = 0
-        ended = sum(told.ended for told in job.told)
+        ended = sum(told.ended for told in job.resumed)
         self._unfinished = len(job.prompts) * job.params.n - ended
         for ids in job.prompts:
             metrics.prompt_tokens.observe(len(ids))
@@ -129,7 +129,7 @@ class RequestTiming:
 
     def _told(self, place: Place) -> int:
         """Tokens of an answer that another engine has made."""
-        told = self._job.told
+        told = self._job.resumed
         return len(told[place[0] * self._job.params.n + place[1]].token_ids) if told else 0
 
 

@@ -19,7 +19,7 @@ class Usage:
         self._cached: dict[int, int] = {}
         self._completion: dict[tuple[int, int], int] = {}
         self._reasoning: dict[int, int] = {}
-        for place, told in enumerate(job.told):  # its client sees one answer, and one sum
+        for place, told in enumerate(job.resumed):  # its client sees one answer, and one sum
             self._completion[divmod(place, job.params.n)] = len(told.token_ids)
 
     def add(self, prompt_index: int, news: RequestOutput) -> None:

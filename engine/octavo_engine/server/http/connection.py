@@ -197,7 +197,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 raise Malformed
         version = self.parser.get_http_version()
         if version not in ("1.1", "1.0", "0.9"):
-            self._refuse(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+            self._refuse(505, "only HTTP/1.1 and HTTP/1.0 are supported")
             raise Malformed
         if problem := _problem(version, self.headers):
             self._refuse(400, problem)

@@ -4,22 +4,59 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
-    from octavo_engine.server.http.exchange import ClientLine, Exchange
+    from octavo_engine.server.limits import RequestLimits
 
 
 class ClientGone(Exception):
     """The client closed the connection, or stopped reading; there is nobody to answer."""
 
 
+class ClientLine(Protocol):
+    """The connection under one exchange, past ASGI's messages; where the server offers it."""
+
+    ignorable: bytes  # what a client ignores between two pieces of its answer; empty: nothing
+
+    @property
+    def has_come(self) -> bool:
+        """Whether all of the request is here."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the answer has begun, is not at its end, and its client's buffers have room."""
+
+    def write(self, payload: bytes) -> None:
+        """A chunk of the answer, while `is_open`."""
+
+    def watch(self, left: Callable[[], None]) -> None:
+        """`left` is called when the client goes; at once, if it is gone."""
+
+    def unwatch(self, left: Callable[[], None]) -> None: ...
+
+
+class ClientConnection(Protocol):
+    """What is known of a request's client while it is served; an Exchange is one."""
+
+    line: ClientLine | None
+    limits: RequestLimits
+
+    @property
+    def has_stopped_reading(self) -> bool:
+        """Whether what was written last waits too long for room in the client's buffers."""
+
+    async def gone(self) -> None:
+        """Returns when the client has left or has read nothing for too long."""
+
+
 class CancelOnDisconnect:
     """Cancels the task it was entered in when the client goes, and says so with ClientGone."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: ClientConnection) -> None:
         self._exchange = exchange
         self._left = False
 
@@ -49,7 +86,7 @@ class CancelOnDisconnect:
             raise ClientGone from None
 
     @property
-    def exchange(self) -> Exchange:
+    def exchange(self) -> ClientConnection:
         return self._exchange
 
     def leave(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from octavo_engine.errors import DeadlineExceeded, InvalidRequest
 from octavo_engine.protocol.endpoints import (
@@ -15,12 +15,12 @@ from octavo_engine.protocol.endpoints import (
     TIMEOUT_HEADER,
 )
 from octavo_engine.protocol.resume import MAX_RESUME_BYTES
-from octavo_engine.server.generation.resume import read_frame
 from octavo_engine.server.http import strict_json
-from octavo_engine.server.http.disconnect import CancelOnDisconnect, ClientGone
+from octavo_engine.server.http.disconnect import CancelOnDisconnect, ClientGone, ClientLine
 from octavo_engine.server.http.error_shapes import shape_of
 from octavo_engine.server.http.errors import HttpError, error_headers
 from octavo_engine.server.http.json_size import check_size, is_quick
+from octavo_engine.server.http.resume_frame import read_frame
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
@@ -45,28 +45,6 @@ _SSE_HEADERS: tuple[Header, ...] = (
 )
 _SSE_COMMENT = b":\n\n"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
-
-
-class ClientLine(Protocol):
-    """The connection under one exchange, past ASGI's messages; where the server offers it."""
-
-    ignorable: bytes  # what a client ignores between two pieces of its answer; empty: nothing
-
-    @property
-    def has_come(self) -> bool:
-        """Whether all of the request is here."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the answer has begun, is not at its end, and its client's buffers have room."""
-
-    def write(self, payload: bytes) -> None:
-        """A chunk of the answer, while `is_open`."""
-
-    def watch(self, left: Callable[[], None]) -> None:
-        """`left` is called when the client goes; at once, if it is gone."""
-
-    def unwatch(self, left: Callable[[], None]) -> None: ...
 
 
 IN_BACKGROUND = "octavo.background"  # in the scope of a request that the server makes itself

@@ -35,7 +35,7 @@ def _remove_dead(path: str) -> None:
     if not os.path.exists(path):
         return
     if not stat.S_ISSOCK(os.stat(path).st_mode):
-        raise ConfigError(f"--uds {path}: there is a file that is no socket")
+        raise ConfigError(f"--uds {path}: the file exists and is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)

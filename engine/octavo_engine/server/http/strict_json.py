@@ -104,8 +104,8 @@ def _check_unicode(value: Any) -> None:
 
 def _half_a_pair(subject: str, param: str | None) -> RequestError:
     return RequestError(
-        f"{subject} half of a surrogate pair (such as \\ud83d alone), which is no character; send "
-        "both halves or neither",
+        f"{subject} half of a surrogate pair (such as \\ud83d alone), which is not a character; "
+        "send both halves or neither",
         param=param,
         code="invalid_json",
     )

@@ -37,7 +37,7 @@ class TlsFiles:
 
     def reload(self) -> None:
         self._current = self._load()
-        logger.info("Took the new certificate")
+        logger.info("Loaded the new certificate")
 
     def _choose(self, connection: Any, server_name: str | None, context: ssl.SSLContext) -> None:
         connection.context = self._current

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo_engine.core.pooling.async_pooling import check_task
 from octavo_engine.core.text.outputs import RequestOutput
 from octavo_engine.errors import InvalidRequest, RequestError
 from octavo_engine.server.compat.orca import load_headers
-from octavo_engine.server.compat.unsupported_fields import refuse_unsupported
-from octavo_engine.server.generation import job as generation
-from octavo_engine.server.generation import sse_writer
+from octavo_engine.server.generation.job import JobOutput, RouteSource
 from octavo_engine.server.generation.logprobs import completion_logprobs, prompt_logprobs
-from octavo_engine.server.generation.params import check_sizes, sampling_params
+from octavo_engine.server.generation.make_job import default_max_tokens
+from octavo_engine.server.generation.prepare import PreparedRequest, prepare
 from octavo_engine.server.generation.prompts import encode, split_prompts, truncate
-from octavo_engine.server.generation.resume import continued, opened
+from octavo_engine.server.generation.run import collect_outputs, run_job
+from octavo_engine.server.generation.sse_writer import sse_sink
 from octavo_engine.server.generation.structured import (
     name_field,
-    note_left_over,
     note_validity,
     with_grammar,
 )
 from octavo_engine.server.generation.usage import Usage
-from octavo_engine.server.http.errors import not_supported
 from octavo_engine.server.http.exchange import JSON
-from octavo_engine.server.http.request_ids import adopt
 from octavo_engine.server.http.sse import DONE, Chunks
 from octavo_engine.server.openai.schemas import CompletionRequest
 from octavo_engine.server.routers.token_lines import TokenLines
@@ -38,9 +32,11 @@ from octavo_engine.tokenization.detokenizer import offsets
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo_engine.core.text.outputs import CompletionOutput, DecodedLogprobs, PromptLogprobs
+    from octavo_engine.core.text.logprobs import DecodedLogprobs
+    from octavo_engine.core.text.outputs import CompletionOutput, PromptLogprobs
     from octavo_engine.server.http.exchange import Exchange
     from octavo_engine.server.service import Service
+    from octavo_engine.state.sampling_params import SamplingParams
     from octavo_engine.tokenization.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -48,7 +44,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 async def completions(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(CompletionRequest)
-    asked = await prepare(exchange, service, request)
+    asked = await prepare_completion(exchange, service, request)
     try:
         async with exchange.while_present():
             if request.stream:
@@ -61,93 +57,115 @@ async def completions(exchange: Exchange, service: Service) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedCompletion:
-    """A completion request, checked."""
+class PreparedCompletion(PreparedRequest):
+    """A completion request that will run."""
 
     request: CompletionRequest
-    id: str
-    model: str
-    created: int
-    job: generation.Job
     texts: list[str]  # of the prompts, for echo; empty strings otherwise
     no_tokens: bool  # max_tokens 0: the prompt is scored, the one token made is thrown away
-    opened: set[int]  # choices that began before: of a stream that is resumed
 
     @property
     def as_ids(self) -> bool:
         return bool(self.request.return_tokens_as_token_ids)
 
 
-async def prepare(
+async def prepare_completion(
     exchange: Exchange, service: Service, request: CompletionRequest
 ) -> PreparedCompletion:
     """Raises RequestError for whatever cannot be served."""
-    model = service.check_model(request.model)
-    check_task("generate", service.engine.info)
-    refuse_unsupported(request)
-    adopt(exchange, request.request_id)
-    limits = service.settings.limits
-    check_sizes(request, limits)
-    prompts = split_prompts(request.prompt, limits)
-    no_tokens = request.max_tokens == 0 and bool(request.echo)
-    if request.max_tokens == 0 and not no_tokens:
-        raise InvalidRequest(
-            "max_tokens 0 is for echo: true, which scores the prompt", param="max_tokens"
-        )
-    if request.thinking_token_budget not in (None, -1):
-        raise not_supported(
-            "thinking_token_budget", "only of a chat are thoughts told from what is said"
-        )
-    if no_tokens and request.logprob_token_ids:
-        raise InvalidRequest(
-            "logprob_token_ids is of tokens that are generated; with max_tokens 0 there are none",
-            param="logprob_token_ids",
-        )
-    tokenizer, info = service.engine.tokenizer, service.engine.info
-    special = request.add_special_tokens is not False
-    ids: list[list[int]] = []
-    most = info.max_model_len if request.truncate_prompt_tokens is None else None
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            prompt = await encode(tokenizer, prompt, add_special_tokens=special, most=most)
-        keep, side = request.truncate_prompt_tokens, request.truncation_side
-        ids.append(truncate(prompt, keep, info.max_model_len, side))
-    max_tokens = 1 if no_tokens else request.max_tokens
-    if max_tokens is None:
-        max_tokens = generation.default_max_tokens(DEFAULT_MAX_TOKENS, ids, info)
-    params = sampling_params(
-        request,
-        max_tokens=max_tokens,
-        logprobs=request.logprobs,
-        defaults=info.default_params if service.settings.generation_config == "auto" else {},
-        limits=limits,
-    )
-    params = await with_grammar(request, params)
-    note_left_over(exchange, params.grammar)
-    if request.echo and request.logprobs is not None:
-        wishes = (request.logprobs, request.prompt_logprobs or 0)
-        wanted = -1 if -1 in wishes else max(wishes)
-        params = msgspec.structs.replace(params, prompt_logprobs=wanted)
-    texts = [""] * len(ids)
-    if request.echo:
-        texts = [
-            _echo(tokenizer, request, prompt, tokens)
-            for prompt, tokens in zip(prompts, ids, strict=True)
-        ]
-    id_ = f"cmpl-{exchange.request_id}"
-    job = generation.make_job(service, request, id_, ids, params)
-    job = await generation.routed(exchange, service, job, "completion")
-    resume = exchange.resume
+    reader = _CompletionReader(service, request)
+    prepared = await prepare(exchange, service, reader)
     return PreparedCompletion(
+        id=prepared.id,
+        model=prepared.model,
+        created=prepared.created,
+        job=prepared.job,
+        opened=prepared.opened,
         request=request,
-        id=id_ if resume is None else resume.id,
-        model=model,
-        created=int(time.time()) if resume is None else resume.created,
-        job=continued(exchange, service, job, stream=bool(request.stream)),
-        texts=texts,
-        no_tokens=no_tokens,
-        opened=opened(resume),
+        texts=reader.echoed(),
+        no_tokens=reader.no_tokens,
     )
+
+
+class _CompletionReader:
+    """What a completion adds to the common steps."""
+
+    id_prefix = "cmpl"
+    uses_model_defaults = True
+
+    def __init__(self, service: Service, request: CompletionRequest) -> None:
+        self.fields = request
+        self.model = request.model
+        self.request_id = request.request_id
+        self.logprobs = request.logprobs
+        self.no_tokens = request.max_tokens == 0 and bool(request.echo)
+        self._service = service
+        self._given: list[str | list[int]] = []
+        self._ids: list[list[int]] = []
+
+    @property
+    def max_tokens(self) -> int:
+        if self.no_tokens:
+            return 1
+        given = self.fields.max_tokens
+        if given is not None:
+            return given
+        return default_max_tokens(DEFAULT_MAX_TOKENS, self._ids, self._service.engine.info)
+
+    def check(self) -> None:
+        request = self.fields
+        self._given = split_prompts(request.prompt, self._service.settings.limits)
+        if request.max_tokens == 0 and not self.no_tokens:
+            raise InvalidRequest(
+                "max_tokens 0 is for echo: true, which scores the prompt", param="max_tokens"
+            )
+        if request.thinking_token_budget not in (None, -1):
+            raise RequestError(
+                "thinking_token_budget is only supported for chat completions.",
+                param="thinking_token_budget",
+                code="not_supported",
+            )
+        if self.no_tokens and request.logprob_token_ids:
+            raise InvalidRequest(
+                "logprob_token_ids requires max_tokens > 0.",
+                param="logprob_token_ids",
+            )
+
+    async def prompts(self) -> list[list[int]]:
+        request, engine = self.fields, self._service.engine
+        longest = engine.info.max_model_len
+        most = longest if request.truncate_prompt_tokens is None else None
+        special = request.add_special_tokens is not False
+        for prompt in self._given:
+            if isinstance(prompt, str):
+                prompt = await encode(
+                    engine.tokenizer, prompt, add_special_tokens=special, most=most
+                )
+            keep, side = request.truncate_prompt_tokens, request.truncation_side
+            self._ids.append(truncate(prompt, keep, longest, side))
+        return self._ids
+
+    async def settle(self, params: SamplingParams) -> SamplingParams:
+        request = self.fields
+        params = await with_grammar(request, params)
+        if request.echo and request.logprobs is not None:
+            counts = (request.logprobs, request.prompt_logprobs or 0)
+            wanted = -1 if -1 in counts else max(counts)
+            params = msgspec.structs.replace(params, prompt_logprobs=wanted)
+        return params
+
+    def route(self) -> RouteSource:
+        return RouteSource("completion")
+
+    def echoed(self) -> list[str]:
+        """The text of each prompt where it is echoed, else an empty one."""
+        if not self.fields.echo:
+            return [""] * len(self._ids)
+        tokenizer = self._service.engine.tokenizer
+        return [
+            _echo(tokenizer, self.fields, prompt, tokens)
+            for prompt, tokens in zip(self._given, self._ids, strict=True)
+        ]
 
 
 def _echo(
@@ -168,15 +186,14 @@ def _echo(
 async def _whole(exchange: Exchange, service: Service, asked: PreparedCompletion) -> None:
     usage = Usage(asked.job)
     results: dict[int, RequestOutput] = {}
-    async with aclosing(generation.run(service, asked.job, stream=False)) as pieces:
-        async for piece in pieces:
-            usage.add(piece.prompt_index, piece.news)
-            if asked.no_tokens:
-                _forget_tokens(piece.news)
-                usage.forget_completion()
-            known = results.setdefault(piece.prompt_index, piece.news)
-            if known is not piece.news:
-                known.absorb(piece.news)
+    for prompt_index, output in await collect_outputs(service, asked.job):
+        usage.add(prompt_index, output)
+        if asked.no_tokens:
+            _forget_tokens(output)
+            usage.forget_completion()
+        known = results.setdefault(prompt_index, output)
+        if known is not output:
+            known.absorb(output)
     choices = [
         _choice(service, asked, prompt_index, results[prompt_index], output)
         for prompt_index in sorted(results)
@@ -269,13 +286,12 @@ def _forget_tokens(news: RequestOutput) -> None:
 
 
 async def _stream(exchange: Exchange, service: Service, asked: PreparedCompletion) -> None:
-    teller = _Teller(exchange, service, asked)
-    pieces = generation.run(service, asked.job, stream=True, tap=sse_writer.tap(exchange, teller))
-    await sse_writer.tell(exchange, teller, pieces)
+    writer = _EventWriter(exchange, service, asked)
+    await run_job(service, asked.job, sse_sink(exchange, writer), stream=True)
 
 
-class _Teller:
-    """News to bytes, for one request."""
+class _EventWriter:
+    """From one request's outputs to its events."""
 
     def __init__(self, exchange: Exchange, service: Service, asked: PreparedCompletion) -> None:
         request, job = asked.request, asked.job
@@ -303,35 +319,35 @@ class _Teller:
         if asked.no_tokens:
             self._usage.forget_completion()
 
-    def events(self, piece: generation.JobOutput) -> bytes:
-        """Hot path: once per piece of news."""
-        asked, news, place = self._asked, piece.news, piece.prompt_index
+    def events(self, output: JobOutput) -> bytes:
+        """Hot path: once per output."""
+        asked, (place, news) = self._asked, output
         self._usage.note_prompt(place, news)
         if asked.no_tokens:
             _forget_tokens(news)
         if self._wants_scores:
             news = self._with_scores(place, news)
         frames: list[bytes] = []
-        for output in news.outputs:
-            index = place * asked.job.params.n + output.index
-            self.lines.note(index, output.token_ids)
+        for new in news.outputs:
+            index = place * asked.job.params.n + new.index
+            self.lines.note(index, new.token_ids)
             if not asked.no_tokens:
-                self._usage.note_answer(place, output.index, output.num_tokens)
-            text = output.text
+                self._usage.note_answer(place, new.index, new.num_tokens)
+            text = new.text
             opening = index not in self._begun
             if opening:
                 self._begun.add(index)
                 text = asked.texts[place] + text
-            if output.finish_reason is None and not self._is_verbose:
+            if new.finish_reason is None and not self._is_verbose:
                 if text:
                     frames += (self.lines.head(index), self._chunks.text(index, text))
-            elif text or output.finish_reason or output.token_ids:
+            elif text or new.finish_reason or new.token_ids:
                 frames.append(self.lines.head(index))
-                frames.append(self._chunk(news, place, output, text, opening=opening))
+                frames.append(self._chunk(news, place, new, text, opening=opening))
         self._unfinished -= news.finished
         return b"".join(frames)
 
-    def is_last(self, piece: generation.JobOutput) -> bool:
+    def is_last(self, output: JobOutput) -> bool:
         return self._unfinished == 0
 
     def end(self) -> bytes:

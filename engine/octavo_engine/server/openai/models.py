@@ -30,12 +30,12 @@ async def list_models(exchange: Exchange, service: Service) -> None:
         page = _page(service, read_query(exchange, ModelsQuery))
         await exchange.reply(msgspec.json.encode(page))
         return
-    cards = [_card(service, name) for name in service.names]
+    cards = [_card(service, name) for name in service.model.names]
     await exchange.reply(msgspec.json.encode({"object": "list", "data": cards}))
 
 
 async def get_model(exchange: Exchange, service: Service) -> None:
-    name = service.check_model(exchange.scope["path_params"]["model"])
+    name = service.model.check_name(exchange.scope["path_params"]["model"])
     if speaks_anthropic(exchange.scope):
         await exchange.reply(msgspec.json.encode(_anthropic(service, name)))
         return
@@ -48,12 +48,12 @@ async def version(exchange: Exchange, service: Service) -> None:
 
 async def load(exchange: Exchange, service: Service) -> None:
     """Requests in flight, in vLLM's shape."""
-    await exchange.reply(msgspec.json.encode({"server_load": service.in_flight}))
+    await exchange.reply(msgspec.json.encode({"server_load": service.admission.in_flight}))
 
 
 def _page(service: Service, query: ModelsQuery) -> AnthropicModelList:
     page, has_more = page_of(
-        service.names, str, "model",
+        service.model.names, str, "model",
         limit=query.limit, after_id=query.after_id, before_id=query.before_id,
     )  # fmt: skip
     return AnthropicModelList(

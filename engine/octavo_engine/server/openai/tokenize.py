@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 async def tokenize(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(TokenizeRequest)
-    service.check_model(request.model)
+    service.model.check_name(request.model)
     tokenizer, info = service.engine.tokenizer, service.engine.info
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
@@ -38,7 +38,7 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
             settings.limits,
             trust_template=settings.trust_request_chat_template,
             add_special_tokens=bool(request.add_special_tokens),
-            describes_tools=service.dialect.describes_tools,
+            describes_tools=service.model.dialect.describes_tools,
             most=most,
         )
         ids = prompt.ids
@@ -57,7 +57,7 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
 
 async def detokenize(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(DetokenizeRequest)
-    service.check_model(request.model)
+    service.model.check_name(request.model)
     tokenizer, info = service.engine.tokenizer, service.engine.info
     for token in request.tokens:
         if not 0 <= token < info.vocab_size:

@@ -46,7 +46,7 @@ def begin(
     exchange: Exchange, service: Service, request: PoolingFields, kind: str
 ) -> PreparedPooling:
     """Checks what all bodies share. Raises RequestError."""
-    model = service.check_model(request.model)
+    model = service.model.check_name(request.model)
     if request.mm_processor_kwargs not in (None, {}):
         raise not_supported("mm_processor_kwargs", "this model reads text only")
     if request.padding == "max_length":

@@ -1,4 +1,4 @@
-"""GET /octavo/v1/stream: load and residency, pushed to every router as they change.
+"""Load and residency of one engine, pushed to every subscribed router as they change.
 
 The hub merges what the core's steps tell and sends it on, at most every few milliseconds, to all
 subscribers. It holds no keys: a subscriber that joins is given a snapshot that the core makes, and
@@ -16,7 +16,6 @@ import msgspec
 from octavo_engine import __version__
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.protocol.stream import (
-    CONTENT_TYPE,
     DELTA,
     DRAINING,
     HEARTBEAT_S,
@@ -30,15 +29,14 @@ from octavo_engine.protocol.stream import (
     Load,
     Snapshot,
 )
-from octavo_engine.server.admin import probes
-from octavo_engine.server.http.disconnect import ClientGone
 from octavo_engine.server.http.errors import unavailable
-from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from octavo_engine.server.service import Service
+    from octavo_engine.metrics import EngineMetrics
+    from octavo_engine.server.admission import Admission
+    from octavo_engine.server.served_engine import ServedEngine
     from octavo_engine.state.labels import ResidencyChange
     from octavo_engine.state.outputs import EngineStats, StepOutput
 
@@ -48,36 +46,8 @@ MAX_QUEUE_BYTES = 16 * 2**20  # of frames that a subscriber has not read; a snap
 SNAPSHOT_BYTES = 2**20 // STORED_BYTES * STORED_BYTES  # in one frame
 _SMOOTHING = 0.1  # weight of the newest step in the typical one
 
-_HEADERS = [
-    (b"content-type", CONTENT_TYPE.encode()),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
-
-
-async def stream(exchange: Exchange, service: Service) -> None:
-    """Ends when the cache is lost or the server leaves. 503 while there is no core; of one that
-    loads it tells how far it is, as /ready does."""
-    if service.engine.health().state == "loading":
-        await probes.ready(exchange, service)
-        return
-    hub = service.hub
-    subscriber = hub.subscribe()
-    try:
-        async with exchange.while_present():
-            await exchange.open_stream(_HEADERS)
-            while payload := await subscriber.read():
-                await exchange.write(payload)
-        await exchange.close()
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if subscriber.is_cut and task is not None and task.uncancel() == 0:
-            raise ClientGone from None
-        raise
-    finally:
-        hub.leave(subscriber)
 
 
 def frame(kind: str, fields: Hello | Snapshot | Delta | Draining) -> bytes:
@@ -143,13 +113,18 @@ class Subscriber:
 class SubscriberHub:
     """All subscribers of one engine. A StepListener; belongs to the event loop."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._feed = service.engine.residency
+    def __init__(
+        self, engine: ServedEngine, admission: Admission, metrics: EngineMetrics, pod_uid: str
+    ) -> None:
+        self._engine = engine
+        self._admission = admission
+        self._metrics = metrics
+        self._pod_uid = pod_uid
+        self._feed = engine.residency
         self._feed.listen(self)
         self._subscribers: set[Subscriber] = set()
         self._changes: list[ResidencyChange] = []
-        self._stats = service.engine.stats
+        self._stats = engine.stats
         self._load = Load()
         self._step_s = 0.0
         self._sent_at = self._load_at = self._changes_at = 0.0
@@ -164,7 +139,7 @@ class SubscriberHub:
 
     def subscribe(self) -> Subscriber:
         """Raises 503 while there is no core to tell of."""
-        engine = self._service.engine
+        engine = self._engine
         state = engine.health().state
         if state not in ("ready", "draining"):
             raise unavailable("loading", f"The engine is {state}.", retry_after_s=1)
@@ -183,7 +158,7 @@ class SubscriberHub:
             architecture=info.architecture,
             format=info.format,
             vocab_size=info.vocab_size,
-            pod_uid=self._service.settings.pod_uid,
+            pod_uid=self._pod_uid,
         )
         subscriber.put(frame(HELLO, hello))
         self._subscribers.add(subscriber)
@@ -211,7 +186,7 @@ class SubscriberHub:
     def on_step(self, step: StepOutput) -> None:
         """Hot path: once per step."""
         if step.stats is not None:
-            self._service.metrics.note_step(step.stats)
+            self._metrics.note_step(step.stats)
         if not self._subscribers:
             return
         if step.stats is not None:
@@ -254,7 +229,7 @@ class SubscriberHub:
         stored, evicted = _merged(self._changes)
         is_due = now - self._sent_at >= HEARTBEAT_S * 0.99
         # A core that hangs is shown by silence.
-        beats = is_due and self._service.engine.health().is_live
+        beats = is_due and self._engine.health().is_live
         load = None
         if beats or (self._has_new_load() and now - self._load_at >= LOAD_S):
             load = self._load = self._load_now()
@@ -310,7 +285,7 @@ class SubscriberHub:
             kv_usage=_usage(stats),
             step_s=self._step_s,
             prefill_tokens_per_s=stats.prefill_tokens_per_s,
-            is_saturated=self._service.is_saturated,
+            is_saturated=self._admission.is_saturated,
         )
 
 

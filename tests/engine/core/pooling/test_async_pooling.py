@@ -27,6 +27,7 @@ from octavo_engine.errors import (
 from octavo_engine.state.pooling import PoolingOutput, PoolingParams
 from octavo_engine.state.sampling_params import SamplingParams
 from octavo_engine.tokenization.bytes_tokenizer import ByteTokenizer
+from tests.fakes.generate import generate
 
 EMBED = PoolingParams()
 INFO = ModelInfo(
@@ -133,7 +134,7 @@ async def test_the_deadline_the_wrong_task_and_the_drain():
     with pytest.raises(DeadlineExceeded):
         await engine.pool(items("late"), EMBED, request_id="a", deadline_s=-1.0)
     with pytest.raises(InvalidRequest) as caught:
-        await anext(engine.generate("x", SamplingParams(), request_id="b"))
+        await anext(generate(engine, "x", SamplingParams(), request_id="b"))
     assert caught.value.code == "wrong_task"
     assert await engine.drain(1.0)
     with pytest.raises(EngineDead) as refused:

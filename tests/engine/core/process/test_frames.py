@@ -11,7 +11,7 @@ import pytest
 
 from octavo_engine.core.process import wire
 from octavo_engine.core.process.frames import frames_of
-from octavo_engine.core.text.output_processor import OutputProcessor, Submission
+from octavo_engine.core.text.output_processor import OutputProcessor, SettledSubmission
 from octavo_engine.state.labels import ResidencyChange
 from octavo_engine.state.outputs import EngineStats, SequenceOutput, StepOutput, TokenLogprobs
 from octavo_engine.state.pooling import PoolingOutput
@@ -75,7 +75,7 @@ def test_rows_of_one_sequence_are_split_and_read_as_if_they_had_come_at_once() -
         processor = OutputProcessor(ByteTokenizer())
         params = SamplingParams(max_tokens=3, logprobs=200, prompt_logprobs=200)
         request, _ = processor.add(
-            Submission(
+            SettledSubmission(
                 request_id="r", prompt=None, prompt_token_ids=[1] * 20, params=params, seed=0
             )
         )

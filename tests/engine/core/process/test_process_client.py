@@ -32,6 +32,7 @@ from octavo_engine.errors import (
     ModelError,
 )
 from octavo_engine.state.sampling_params import SamplingParams
+from tests.fakes.generate import generate
 from tests.fakes.requests import make_request
 
 FAULTY = (sys.executable, str(Path(__file__).with_name("faulty_core.py")))
@@ -91,7 +92,7 @@ async def until(fact, seconds=60):
 
 
 async def text_of(engine, prompt="hello", params=PARAMS):
-    stream = engine.generate(prompt, params, request_id="r")
+    stream = generate(engine, prompt, params, request_id="r")
     return "".join([o.text async for output in stream for o in output.outputs])
 
 
@@ -123,7 +124,7 @@ def test_a_child_process_serves_as_a_thread_does(new_event_loop):
 def test_closing_a_stream_frees_it_in_the_child():
     async def test():
         async with Running() as engine:
-            stream = engine.generate("hi", ENDLESS, request_id="r")
+            stream = generate(engine, "hi", ENDLESS, request_id="r")
             await anext(stream)
             assert engine.stats.num_running == 1
             await stream.aclose()
@@ -136,7 +137,7 @@ def test_closing_a_stream_frees_it_in_the_child():
 def test_a_killed_core_is_reported_at_once_and_started_again():
     async def test():
         async with Running(Timing(first_delay=0.3)) as engine:
-            streams = [engine.generate("hi", ENDLESS, request_id=str(i)) for i in range(3)]
+            streams = [generate(engine, "hi", ENDLESS, request_id=str(i)) for i in range(3)]
             for stream in streams:
                 await anext(stream)
             pid = pid_of(engine)

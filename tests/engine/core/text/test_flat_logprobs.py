@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo_engine.core.text.flat_logprobs import FlatLogprobs
-from octavo_engine.core.text.outputs import DecodedLogprobs, TokenChoice
+from octavo_engine.core.text.logprobs import DecodedLogprobs, TokenChoice
 
 
 def entry(token: int, *top: int, offset: int = 0) -> DecodedLogprobs:

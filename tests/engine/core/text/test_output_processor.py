@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_engine.core.seeds import key
-from octavo_engine.core.text.output_processor import OutputProcessor, Submission
+from octavo_engine.core.text.output_processor import OutputProcessor, SettledSubmission
 from octavo_engine.core.text.resumed import ResumedOutput
 from octavo_engine.errors import (
     DeadlineExceeded,
@@ -27,15 +27,15 @@ def make_processor():
     return OutputProcessor(ByteTokenizer())
 
 
-def add(processor, *, resume=b"", told=(), prompt=b"p", **params):
-    submission = Submission(
+def add(processor, *, resume=b"", resumed=(), prompt=b"p", **params):
+    submission = SettledSubmission(
         request_id="caller's",
         prompt=prompt.decode(),
         prompt_token_ids=list(prompt),
         params=SamplingParams(**{"max_tokens": 1000, **params}),
         seed=5,
         eos_token_ids=(EOS,),
-        told=[ResumedOutput(list(resume))] if resume else told,
+        resumed=[ResumedOutput(list(resume))] if resume else resumed,
     )
     return processor.add(submission)
 
@@ -209,7 +209,7 @@ def test_a_resumed_answer_tells_them_on_from_what_was_told():
     processor = make_processor()
     raw = "aé🦊b".encode()
     for told in range(1, len(raw)):
-        request, (sequence,) = add(processor, told=[ResumedOutput(list(raw[:told]))], logprobs=0)
+        request, (sequence,) = add(processor, resumed=[ResumedOutput(list(raw[:told]))], logprobs=0)
         entries = [TokenLogprobs(token, -0.5, 1, [], []) for token in raw[told:]]
         processor.process([news(sequence, raw[told:], logprobs=entries)])
         piece = request.take()
@@ -352,7 +352,7 @@ def test_absorbing_piece_by_piece_equals_taking_all_at_once():
 def test_each_answer_of_a_resumed_request_goes_on_where_it_was():
     processor = make_processor()
     told = [ResumedOutput(list(b"ab"), ended=True), ResumedOutput(list(b"x")), ResumedOutput()]
-    request, sequences = add(processor, told=told, n=3, max_tokens=3)
+    request, sequences = add(processor, resumed=told, n=3, max_tokens=3)
     assert [s.output_token_ids for s in sequences] == [list(b"x"), []]
     assert [s.seed for s in sequences] == [key(5, 1), key(5, 2)]
     assert request.take() is None  # nothing to say yet
@@ -360,7 +360,7 @@ def test_each_answer_of_a_resumed_request_goes_on_where_it_was():
     processor.process([news(sequences[0], b"yz", "length", num_cached_tokens=8), third])
     piece = request.take()
     assert piece is not None and not piece.finished
-    assert [(o.index, o.text, o.num_tokens, o.told_text) for o in piece.outputs] == [
+    assert [(o.index, o.text, o.num_tokens, o.resumed_text) for o in piece.outputs] == [
         (1, "yz", 3, "x"), (2, "c", 1, ""),
     ]  # fmt: skip
     # Who has not begun yet speaks of the prompt.
@@ -369,7 +369,7 @@ def test_each_answer_of_a_resumed_request_goes_on_where_it_was():
 
 def test_a_resume_in_which_all_had_ended_is_finished_at_once():
     told = [ResumedOutput(list(b"ab"), ended=True), ResumedOutput([], ended=True)]
-    request, sequences = add(make_processor(), told=told, n=2)
+    request, sequences = add(make_processor(), resumed=told, n=2)
     piece = request.take()
     assert sequences == [] and piece is not None
     assert (piece.finished, piece.outputs) == (True, [])

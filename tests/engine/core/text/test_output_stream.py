@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from octavo_engine.core.async_engine import AsyncEngine
-from octavo_engine.core.text.output_processor import OutputProcessor, Submission
-from octavo_engine.core.text.output_stream import InlineSink, OutputReader
+from octavo_engine.core.text.output_processor import OutputProcessor, SettledSubmission
+from octavo_engine.core.text.output_stream import InlineSink, OutputReader, OutputSink
+from octavo_engine.core.text.submission import Submission
 from octavo_engine.errors import GenerationFailed
 from octavo_engine.state.outputs import SequenceOutput
 from octavo_engine.state.sampling_params import SamplingParams
@@ -30,7 +31,7 @@ class Desk:
         self, *, silent: bool = False, is_open: bool = True, taps: bool = True, interval: int = 1
     ) -> None:
         self.processor = OutputProcessor(ByteTokenizer(512))
-        asked = Submission(
+        asked = SettledSubmission(
             request_id="r", prompt=None, prompt_token_ids=[1], params=PARAMS, seed=1
         )  # fmt: skip
         self.request, (sequence,) = self.processor.add(asked)
@@ -39,7 +40,7 @@ class Desk:
         self.tapped: list[list[int]] = []
         self.read: list[list[int]] = []
         tap: Any = InlineSink(lambda: self.is_open, lambda news: self.tell(news)) if taps else None
-        self.reader = OutputReader(self.request, silent=silent, tap=tap, interval=interval)
+        self.reader = OutputReader(self.request, silent=silent, inline=tap, interval=interval)
 
     def tell(self, news: RequestOutput) -> None:
         self.tapped.append(news.outputs[0].token_ids)
@@ -51,7 +52,7 @@ class Desk:
         )
         for request in self.processor.process([news]).touched:
             assert request is self.request
-            self.reader.tell()
+            self.reader.wake()
 
     async def take(self) -> None:
         news = await self.reader.next()
@@ -176,9 +177,11 @@ def test_tap_and_iterator_together_tell_every_token_once_and_in_order(opens):
                 assert not news.finished
                 told.extend(news.outputs[0].token_ids)
 
-            tap = InlineSink(is_open, tell)
-            async for output in engine.generate([1, 2, 3], PARAMS, request_id="r", tap=tap):
-                told += output.outputs[0].token_ids
+            async def put(output: RequestOutput) -> None:
+                told.extend(output.outputs[0].token_ids)
+
+            submission = Submission(request_id="r", prompt=[1, 2, 3], params=PARAMS)
+            await engine.deliver(submission, OutputSink(put, InlineSink(is_open, tell)))
             assert told == backend.continuation([1, 2, 3], 64)
             assert isinstance(engine, AsyncEngine) and engine.num_in_flight == 0
 
@@ -197,13 +200,17 @@ def test_steps_that_come_together_leave_as_one_piece():
             tap: InlineSink[RequestOutput] = InlineSink(
                 lambda: True, lambda news: pieces.append(news.outputs[0].token_ids)
             )
-            news = engine.generate([1], PARAMS, request_id="r", tap=tap)
-            task = asyncio.ensure_future(anext(news))
+
+            async def put(output: RequestOutput) -> None:
+                pieces.append(output.outputs[0].token_ids)
+
+            submission = Submission(request_id="r", prompt=[1], params=PARAMS)
+            task = asyncio.ensure_future(engine.deliver(submission, OutputSink(put, tap)))
             await asyncio.sleep(0)
             (sequence_id,) = engine._outputs.sequence_ids
             for token in (5, 6, 7):
                 step = SequenceOutput(request_id=sequence_id, token_ids=[token])
-                engine._settle(engine._outputs.process([step]))
+                engine._apply(engine._outputs.process([step]))
             await asyncio.sleep(0)
             assert pieces == [[5, 6, 7]]
             task.cancel()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_engine.core.text.output_processor import OutputProcessor, Submission
+from octavo_engine.core.text.output_processor import OutputProcessor, SettledSubmission
 from octavo_engine.core.text.repetition import RepetitionWatch
 from octavo_engine.core.text.resumed import ResumedOutput
 from octavo_engine.errors import InvalidRequest
@@ -44,10 +44,10 @@ def test_it_is_found_where_it_is_by_definition(tokens, smallest, more, count):
 
 def submit(told: bytes = b"", **params):
     processor = OutputProcessor(ByteTokenizer())
-    submission = Submission(
+    submission = SettledSubmission(
         request_id="r", prompt=None, prompt_token_ids=[1], seed=0, eos_token_ids=(257,),
         params=SamplingParams(max_tokens=100, repetition_detection=THRICE, **params),
-        told=[ResumedOutput(list(told))] if told else (),
+        resumed=[ResumedOutput(list(told))] if told else (),
     )  # fmt: skip
     request, sequences = processor.add(submission)
     return processor, request, sequences

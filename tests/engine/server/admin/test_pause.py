@@ -74,7 +74,7 @@ def test_what_comes_waits_and_goes_on(server):
         assert client.post("/pause").json() == {"is_paused": True}  # a second call does no more
         asked = Asked(server)
         wait_for_held(server)
-        assert (asked.answer, server.service.in_flight) == (None, 0)
+        assert (asked.answer, server.service.admission.in_flight) == (None, 0)
         assert client.get("/is_paused").json() == {"is_paused": True}
         assert client.get("/health").status_code == 200
         assert client.post("/resume").json() == {"is_paused": False}

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def make_service(rows: int = 16) -> Any:
     config = SimpleNamespace(scheduler=SimpleNamespace(max_num_seqs=rows))
-    return SimpleNamespace(in_flight=1, engine=SimpleNamespace(config=config))
+    admission = SimpleNamespace(in_flight=1)
+    return SimpleNamespace(admission=admission, engine=SimpleNamespace(config=config))
 
 
 class Rig:
@@ -55,7 +56,7 @@ def test_some_rows_are_left_to_others_and_half_once_they_are_there(width, alone,
         tasks = rig.start(40)
         await settled()
         assert rig.running == list(range(alone))
-        service.in_flight = 2
+        service.admission.in_flight = 2
         for number in list(rig.running):
             rig.gates[number].set()
             await settled()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from octavo_engine.errors import RequestError
 from octavo_engine.protocol.endpoints import POD_UID_HEADER, RESUME_HEADER, STREAM_HEADER
 from octavo_engine.protocol.resume import BEGIN, LINE_PREFIX, Resume, pack
-from octavo_engine.server.generation.resume import read_frame
+from octavo_engine.server.http.resume_frame import read_frame
 from tests.fakes.process import serving
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.server import running
@@ -355,8 +355,8 @@ def frame(body: dict[str, Any] | None = None, **changes: Any) -> bytes:
         (frame(tokens=[[2**40]]), "tokens are not all token ids"),
         (frame(tokens=[[True]]), "tokens[0][0]: expected int, got bool"),
         (frame(tokens=[[2**31 - 1]]), "token id 2147483647 is not in the vocabulary of "),
-        (frame(tokens=[[97], [97]]), "tokens tell of 2 answers, but 1 prompts times n = 1 have 1"),
-        (frame(tokens=[]), "tokens tell of 0 answers, but "),
+        (frame(tokens=[[97], [97]]), "tokens holds 2 answers, but 1 prompts times n = 1 have 1"),
+        (frame(tokens=[]), "tokens holds 0 answers, but "),
         (frame(tokens=[[97] * 4]), "answer 0 has 4 tokens already, but max_tokens is 3"),
         (frame(finished=[1]), "finished names answer 1, but there are 1"),
         (frame(finished=[0, 0]), "finished names an answer twice"),

@@ -277,7 +277,7 @@ def test_a_wake_that_is_due_already_does_not_stop_the_next_one_on_uvloop():
     """uvloop gives a timer whose time has come no `when`: asking for it broke the listener."""
 
     async def work() -> tuple[float, float]:
-        hub = stream_module.SubscriberHub(Service(Core().engine, ServerSettings()))
+        hub = Service(Core().engine, ServerSettings()).hub
         now = asyncio.get_running_loop().time()
         hub._wake_at(now - 1.0)
         hub._wake_at(now - 2.0)

@@ -22,7 +22,7 @@ MAX_LISTED, LISTED = 100, 20
 
 async def create_batch(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(shapes.BatchRequest)
-    if service.is_draining:
+    if service.admission.is_draining:
         raise unavailable("draining", "The server is shutting down.", retry_after_s=1)
     assert service.batches is not None
     batch = service.batches.create(request, owner_of(exchange, service.guard).hex())

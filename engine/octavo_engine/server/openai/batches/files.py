@@ -192,7 +192,7 @@ def _checked(form: _Form) -> tuple[Literal["batch"], int | None]:
     if purpose != "batch":
         shown = "none" if purpose is None else purpose[:64]
         raise InvalidRequest(
-            f"purpose must be batch, for nothing else here reads files; got {shown}",
+            f"purpose must be batch; got {shown}",
             param="purpose",
         )
     anchor = form.fields.get("expires_after[anchor]")

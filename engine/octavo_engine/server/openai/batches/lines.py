@@ -95,7 +95,7 @@ class FinishedLine:
             try:
                 known = msgspec.json.decode(answer, type=_Known)
             except msgspec.MsgspecError as error:
-                raise ValueError(f"line {number} is no answer: {error}") from None
+                raise ValueError(f"line {number} is not an answer: {error}") from None
             if known.error is not None and known.error.line is not None:
                 lines.add(known.error.line)
             elif known.custom_id is not None:

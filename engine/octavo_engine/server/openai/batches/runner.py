@@ -173,7 +173,7 @@ class BatchRunner:
                 if not batch.is_over and batch.status != "cancelling":
                     self._finish(record, "completed")
         except (OSError, ValueError):  # a full disk, say: nobody else's work is harmed
-            logger.exception("Broke on a batch", extra={"batch": batch.id})
+            logger.exception("Unhandled error in batch", extra={"batch": batch.id})
             self._fail(record, [_error("internal_error", "The server could not read or write.")])
 
     async def _answer(self, record: BatchRecord) -> None:
@@ -276,7 +276,7 @@ class BatchRunner:
         batch.status = status
         setattr(batch, f"{status}_at", int(self.shelf.now()))
         self.shelf.save(record)
-        logger.info("Batch turned", extra={"batch": batch.id, "status": status})
+        logger.info("Batch status changed", extra={"batch": batch.id, "status": status})
 
 
 def _check(request: BatchRequest) -> int:

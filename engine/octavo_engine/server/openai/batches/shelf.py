@@ -268,7 +268,7 @@ def _load(folder: Path, kind: type[T], made_at: Callable[[T], int]) -> dict[str,
         try:
             record = msgspec.json.decode(path.read_bytes(), type=kind)
         except msgspec.MsgspecError as error:
-            raise ConfigError(f"--files-dir: {path} is no record: {error}") from None
+            raise ConfigError(f"--files-dir: {path} is not a valid record: {error}") from None
         found.append((made_at(record), path.stat().st_mtime_ns, path.stem, record))
     found.sort(key=lambda entry: entry[:3])
     return {id_: record for _, _, id_, record in found}

@@ -153,7 +153,7 @@ def _template(
     if request.chat_template is not None:
         if not trust_template:
             raise InvalidRequest(
-                "chat_template is not accepted from requests here "
+                "chat_template is not accepted in requests by this server "
                 "(--trust-request-chat-template allows it)",
                 param="chat_template",
             )

@@ -108,7 +108,7 @@ def _load(flag: str, path: str) -> object:
     """The operator's own Python file, with TOOL_FORMATS and REASONING_FORMATS in it."""
     spec = importlib.util.spec_from_file_location("octavo_parser_plugin", path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{flag}: {path} is no Python file")
+        raise ConfigError(f"{flag}: {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.errors import RequestError
 from octavo_engine.server.compat.legacy_functions import rename_tools
-from octavo_engine.server.openai.chat.prepare import prepare
+from octavo_engine.server.openai.chat.prepare import prepare_chat
 from octavo_engine.server.openai.chat.stream import answer_stream
 from octavo_engine.server.openai.chat.whole import answer_whole
 from octavo_engine.server.openai.schemas import ChatCompletionRequest
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 async def chat_completions(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(ChatCompletionRequest)
     try:
-        asked = await prepare(exchange, service, request)
+        asked = await prepare_chat(exchange, service, request)
         async with exchange.while_present():
             if request.stream:
                 await answer_stream(exchange, service, asked)

@@ -100,8 +100,8 @@ async def plan(
     if offer.mode == "auto" and dialect.tools is None:
         raise not_supported(
             "tools",
-            "reading calls is switched off here (--tool-call-parser none); use tool_choice "
-            '"required" or a function\'s name',
+            "parsing tool calls is disabled on this server (--tool-call-parser none); use "
+            'tool_choice "required" or a function\'s name',
         )
     budget = _budget(request, dialect)
     reasoning = dialect.reasoning
@@ -130,8 +130,8 @@ def _budget(request: ChatCompletionRequest, dialect: Dialect) -> int | None:
     if dialect.reasoning is None:
         raise not_supported(
             field,
-            "how this model marks its thoughts cannot be told from its chat template: name it with "
-            "--reasoning-parser",
+            "the chat template does not show how this model marks its reasoning; start the server "
+            "with --reasoning-parser",
         )
     return budget
 

@@ -12,7 +12,7 @@ from octavo_engine.dialects.events import Arguments, CallBegun, Content, Event, 
 from octavo_engine.server.openai.chat.session import ChatToken
 
 if TYPE_CHECKING:
-    from octavo_engine.core.text.outputs import DecodedLogprobs
+    from octavo_engine.core.text.logprobs import DecodedLogprobs
     from octavo_engine.server.openai.chat.session import ChoiceDelta
 
 Kind = Literal["reasoning", "text", "call"]

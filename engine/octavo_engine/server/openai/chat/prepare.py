@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from octavo_engine.core.pooling.async_pooling import check_task
 from octavo_engine.dialects.events import Content, joined
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.compat.legacy_functions import adopt_functions
-from octavo_engine.server.compat.unsupported_fields import refuse_unsupported
-from octavo_engine.server.generation import job as generation
-from octavo_engine.server.generation.params import check_logprobs, check_sizes, sampling_params
+from octavo_engine.server.generation.job import RouteSource
+from octavo_engine.server.generation.params import check_logprobs
+from octavo_engine.server.generation.prepare import PreparedRequest, prepare
 from octavo_engine.server.generation.prompts import truncate
-from octavo_engine.server.generation.resume import continued, opened
-from octavo_engine.server.generation.structured import note_left_over
-from octavo_engine.server.http.request_ids import adopt
 from octavo_engine.server.openai.chat.conversation import render, rendered
 from octavo_engine.server.openai.chat.output_format import OutputFormat, plan
 from octavo_engine.server.openai.chat.tools import read_offer
@@ -28,6 +23,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.protocol.route_keys import Kind
     from octavo_engine.server.http.exchange import Exchange
+    from octavo_engine.server.openai.chat.conversation import RenderedPrompt
     from octavo_engine.server.openai.chat.tools import ToolOffer
     from octavo_engine.server.openai.schemas import ChatCompletionRequest
     from octavo_engine.server.service import Service
@@ -36,19 +32,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedChat:
+class PreparedChat(PreparedRequest):
     """What will run, and how its answers are read."""
 
     request: ChatCompletionRequest
-    id: str
-    model: str
-    created: int
     role: str
-    job: generation.Job
     reading: OutputFormat
     prompt: str  # as it was rendered
-    opened: set[int]  # choices that began before: of a stream that is resumed
-    has_functions: bool = False  # a call is told as function_call, as it was asked for
+    has_functions: bool = False  # calls are reported as function_call, as they were requested
 
     @property
     def as_ids(self) -> bool:
@@ -65,7 +56,7 @@ class PreparedChat:
         return last.content or ""
 
 
-async def prepare(
+async def prepare_chat(
     exchange: Exchange,
     service: Service,
     request: ChatCompletionRequest,
@@ -77,57 +68,77 @@ async def prepare(
 
     `kind` is the shape of the body that came, by which routers know it.
     """
-    model = service.check_model(request.model)
-    check_task("generate", service.engine.info)
-    adopt(exchange, request.request_id)
-    refuse_unsupported(request)
-    settings = service.settings
-    check_sizes(request, settings.limits)
-    logprobs = _logprobs_wanted(request, settings.limits.max_logprobs)
-    has_functions = adopt_functions(request)
-    offer = _offer(request, settings)
-    tokenizer, info = service.engine.tokenizer, service.engine.info
-    prompt = await rendered(
-        tokenizer,
-        request.conversation,
-        settings.limits,
-        trust_template=settings.trust_request_chat_template,
-        describes_tools=service.dialect.describes_tools,
-        # The template has written the special tokens already.
-        add_special_tokens=bool(request.add_special_tokens),
-        most=info.max_model_len if request.truncate_prompt_tokens is None else None,
-    )
-    keep, side = request.truncate_prompt_tokens, request.truncation_side
-    ids = truncate(prompt.ids, keep, info.max_model_len, side)
-    reading = await plan(request, offer, service.dialect, prompt.text)
-    note_left_over(exchange, reading.grammar)
-    params = sampling_params(
-        request,
-        max_tokens=_max_tokens(request),
-        logprobs=logprobs,
-        defaults=info.default_params if settings.generation_config == "auto" else {},
-        limits=settings.limits,
-    )
-    params = _with_reading(params, reading)
-    id_ = f"{prefix}-{exchange.request_id}"
-    job = generation.make_job(service, request, id_, [ids], params)
-    job = await generation.routed(
-        exchange, service, job, kind, text=prompt.text,
-        render_next=_next_turn(service, request, reading),
-    )  # fmt: skip
-    resume = exchange.resume
+    reader = _ChatReader(service, request, prefix, kind)
+    prepared = await prepare(exchange, service, reader)
     return PreparedChat(
+        id=prepared.id,
+        model=prepared.model,
+        created=prepared.created,
+        job=prepared.job,
+        opened=prepared.opened,
         request=request,
-        id=id_ if resume is None else resume.id,
-        model=model,
-        created=int(time.time()) if resume is None else resume.created,
-        role=settings.response_role,
-        job=continued(exchange, service, job, stream=bool(request.stream)),
-        reading=reading,
-        prompt=prompt.text,
-        opened=opened(resume),
-        has_functions=has_functions,
+        role=service.settings.response_role,
+        reading=reader.reading,
+        prompt=reader.prompt.text,
+        has_functions=reader.has_functions,
     )
+
+
+class _ChatReader:
+    """What a chat adds to the common steps."""
+
+    uses_model_defaults = True
+    logprobs: int | None = None  # these are known once each step has run
+    has_functions = False
+    offer: ToolOffer
+    prompt: RenderedPrompt
+    reading: OutputFormat
+
+    def __init__(
+        self, service: Service, request: ChatCompletionRequest, prefix: str, kind: Kind
+    ) -> None:
+        self.fields = request
+        self.model = request.model
+        self.request_id = request.request_id
+        self.id_prefix = prefix
+        self._kind: Kind = kind
+        self._service = service
+
+    @property
+    def max_tokens(self) -> int | None:
+        newer = self.fields.max_completion_tokens
+        return self.fields.max_tokens if newer is None else newer
+
+    def check(self) -> None:
+        settings = self._service.settings
+        self.logprobs = _logprobs_wanted(self.fields, settings.limits.max_logprobs)
+        self.has_functions = adopt_functions(self.fields)
+        self.offer = _offer(self.fields, settings)
+
+    async def prompts(self) -> list[list[int]]:
+        service, request = self._service, self.fields
+        longest = service.engine.info.max_model_len
+        self.prompt = await rendered(
+            service.engine.tokenizer,
+            request.conversation,
+            service.settings.limits,
+            trust_template=service.settings.trust_request_chat_template,
+            describes_tools=service.model.dialect.describes_tools,
+            # The template has written the special tokens already.
+            add_special_tokens=bool(request.add_special_tokens),
+            most=longest if request.truncate_prompt_tokens is None else None,
+        )
+        keep, side = request.truncate_prompt_tokens, request.truncation_side
+        return [truncate(self.prompt.ids, keep, longest, side)]
+
+    async def settle(self, params: SamplingParams) -> SamplingParams:
+        dialect = self._service.model.dialect
+        self.reading = await plan(self.fields, self.offer, dialect, self.prompt.text)
+        return _with_reading(params, self.reading)
+
+    def route(self) -> RouteSource:
+        render_next = _next_turn(self._service, self.fields, self.reading)
+        return RouteSource(self._kind, self.prompt.text, render_next)
 
 
 def _offer(request: ChatCompletionRequest, settings: ServerSettings) -> ToolOffer:
@@ -135,18 +146,13 @@ def _offer(request: ChatCompletionRequest, settings: ServerSettings) -> ToolOffe
     offer = read_offer(request.tools, request.tool_choice, request.parallel_tool_calls)
     if offer.mode == "auto" and not settings.enable_auto_tool_choice:
         raise InvalidRequest(
-            "tool_choice auto is switched off here (--enable-auto-tool-choice); use required, a "
-            "function's name or none",
+            "tool_choice auto is disabled on this server (--enable-auto-tool-choice); use "
+            "required, a function's name or none",
             param="tool_choice",
         )
     if offer.mode == "none" and settings.exclude_tools_when_tool_choice_none:
         request.conversation.tools = request.tools = None
     return offer
-
-
-def _max_tokens(request: ChatCompletionRequest) -> int | None:
-    newer = request.max_completion_tokens
-    return request.max_tokens if newer is None else newer
 
 
 def _with_reading(params: SamplingParams, reading: OutputFormat) -> SamplingParams:
@@ -167,13 +173,13 @@ def _next_turn(
             parser = reading.parser()
             if joined(parser.push(answer) + parser.finish()) != [Content(answer)]:
                 # A client sends back what it got: neither thoughts nor calls as they were written.
-                raise InvalidRequest("the next turn cannot be told from this answer")
+                raise InvalidRequest("the next turn's prompt cannot be derived from this answer")
         return await render(
             service.engine.tokenizer,
             request.continued(answer),
             service.settings.limits,
             trust_template=service.settings.trust_request_chat_template,
-            describes_tools=service.dialect.describes_tools,
+            describes_tools=service.model.dialect.describes_tools,
         )
 
     return render_next

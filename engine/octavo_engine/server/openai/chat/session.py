@@ -8,24 +8,25 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import deque
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo_engine.dialects.events import Arguments, CallBegun, Content, Event, Reasoning
 from octavo_engine.errors import RequestError
-from octavo_engine.server.generation import job as generation
 from octavo_engine.server.generation.reasoning_tokens import ReasoningTokens
+from octavo_engine.server.generation.run import run_job
 from octavo_engine.server.generation.structured import name_field
 from octavo_engine.server.generation.usage import Usage
 from octavo_engine.tokenization.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import Sequence
 
-    from octavo_engine.core.text.output_stream import InlineSink
-    from octavo_engine.core.text.outputs import CompletionOutput, DecodedLogprobs, RequestOutput
+    from octavo_engine.core.text.logprobs import DecodedLogprobs
+    from octavo_engine.core.text.output_stream import OutputSink
+    from octavo_engine.core.text.outputs import CompletionOutput, RequestOutput
     from octavo_engine.core.text.resumed import ResumedOutput
+    from octavo_engine.server.generation.job import JobOutput
     from octavo_engine.server.openai.chat.prepare import PreparedChat
     from octavo_engine.server.service import Service
 
@@ -99,24 +100,18 @@ class ChatSession:
         seed = asked.job.seed
         self._secret = secrets.token_hex(16) if seed is None else f"{asked.created} {seed}"
         if asked.reading.reasoning is not None:
-            for index, told in enumerate(asked.job.told):
+            for index, told in enumerate(asked.job.resumed):
                 self._account(index, told)
 
-    async def news(
-        self, *, stream: bool, tap: InlineSink[ChatDelta] | None = None
-    ) -> AsyncGenerator[ChatDelta, None]:
-        """With `stream` false one piece, or a few; but for those that `tap` takes. Closing it
-        aborts. Raises RequestError."""
-        tapped = None if tap is None else tap.after(self._told)
-        async with aclosing(
-            generation.run(self._service, self._asked.job, stream=stream, tap=tapped)
-        ) as pieces:
-            try:
-                async for piece in pieces:
-                    yield self._told(piece)
-            except RequestError as error:
-                name_field(error, self._asked.request)
-                raise
+    async def run(self, sink: OutputSink[ChatDelta], *, stream: bool) -> None:
+        """To the end of all answers, whose deltas go to `sink`; with `stream` false there are one
+        or a few. Cancelling it aborts the request. Raises RequestError."""
+        job = self._asked.job
+        try:
+            await run_job(self._service, job, sink.after(self._delta), stream=stream)
+        except RequestError as error:
+            name_field(error, self._asked.request)
+            raise
 
     def call_id(self, choice: int, call: int) -> str:
         """`call_` and 24 letters; nine letters for models that take no other ids."""
@@ -146,8 +141,8 @@ class ChatSession:
         if answer.tokens is not None:
             self.usage.note_reasoning(index, answer.tokens.count)
 
-    def _told(self, piece: generation.JobOutput) -> ChatDelta:
-        output = piece.news
+    def _delta(self, result: JobOutput) -> ChatDelta:
+        output = result.output
         self.usage.add(0, output)
         return ChatDelta([self._read(new) for new in output.outputs], output.finished, output)
 
@@ -176,9 +171,9 @@ class ChatSession:
         return choice
 
     def _begin(self, new: CompletionOutput) -> _Answer:
-        answer, told = _Answer(self, self._asked, self._service, new.index), self._asked.job.told
+        answer, told = _Answer(self, self._asked, self._service, new.index), self._asked.job.resumed
         if told:  # its tokens count, even if all their text was held back
-            answer.replay(new.told_text, told[new.index].token_ids)
+            answer.replay(new.resumed_text, told[new.index].token_ids)
         return answer
 
 

@@ -1,11 +1,11 @@
-"""A chat's answer as server-sent chunks: one a piece of news, none that says nothing."""
+"""A chat's answer as server-sent chunks: one a delta, none that is empty."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.server.generation import sse_writer
 from octavo_engine.server.generation.logprobs import chat_logprobs
+from octavo_engine.server.generation.sse_writer import sse_sink
 from octavo_engine.server.http.sse import DONE, Chunks
 from octavo_engine.server.openai.chat.session import ChatSession, told_reason
 from octavo_engine.server.routers.token_lines import TokenLines
@@ -18,20 +18,19 @@ if TYPE_CHECKING:
 
 
 async def answer_stream(exchange: Exchange, service: Service, asked: PreparedChat) -> None:
-    teller = _Teller(exchange, service, asked)
-    news = teller.run.news(stream=True, tap=sse_writer.tap(exchange, teller))
-    await sse_writer.tell(exchange, teller, news)
+    writer = _EventWriter(exchange, service, asked)
+    await writer.session.run(sse_sink(exchange, writer), stream=True)
 
 
-class _Teller:
-    """News to bytes, for one request."""
+class _EventWriter:
+    """From one request's deltas to its events."""
 
     def __init__(self, exchange: Exchange, service: Service, asked: PreparedChat) -> None:
         request = asked.request
         options = request.stream_options
-        self.run = ChatSession(service, asked)
+        self.session = ChatSession(service, asked)
         self.lines = TokenLines(
-            asked.job, self.run.usage, id=asked.id, created=asked.created,
+            asked.job, self.session.usage, id=asked.id, created=asked.created,
             wanted=exchange.wants_tokens,
         )  # fmt: skip
         self._asked = asked
@@ -45,39 +44,39 @@ class _Teller:
         self._wants_sums = options is not None and options.wants_sums
         # Chunks without text are sent too where they carry something else.
         self._is_verbose = bool(request.logprobs) or self._wants_ids or self._wants_sums
-        self._sums = self.run.usage.copy()  # of what was written, an event after the other
+        self._sums = self.session.usage.copy()  # of what was written, an event after the other
         self._is_plain = asked.reading.is_plain
         self._is_brief = self._is_plain and not self._is_verbose
         self._has_begun = False
 
-    def events(self, piece: ChatDelta) -> bytes:
-        """Hot path: once per piece of news."""
+    def events(self, delta: ChatDelta) -> bytes:
+        """Hot path: once per delta."""
         frames: list[bytes] = []
         if self._wants_sums:
-            self._sums.note_prompt(0, piece.output)
+            self._sums.note_prompt(0, delta.output)
         if not self._has_begun:
             self._has_begun = True
-            frames += self._opening(piece)
-        for news in piece.choices:
-            self.lines.note(news.index, news.token_ids)
-            if self._is_brief and news.finish_reason is None:
-                if news.content:
-                    head = self.lines.head(news.index)
-                    frames += (head, self._chunks.text(news.index, news.content))
-            elif news.says_something or (self._is_verbose and news.token_ids):
-                frames.append(self.lines.head(news.index))
-                frames.append(self._chunk(news))
+            frames += self._opening(delta)
+        for choice in delta.choices:
+            self.lines.note(choice.index, choice.token_ids)
+            if self._is_brief and choice.finish_reason is None:
+                if choice.content:
+                    head = self.lines.head(choice.index)
+                    frames += (head, self._chunks.text(choice.index, choice.content))
+            elif choice.says_something or (self._is_verbose and choice.token_ids):
+                frames.append(self.lines.head(choice.index))
+                frames.append(self._chunk(choice))
         return b"".join(frames)
 
-    def is_last(self, piece: ChatDelta) -> bool:
-        return piece.finished
+    def is_last(self, delta: ChatDelta) -> bool:
+        return delta.finished
 
     def end(self) -> bytes:
         if not self._wants_sum:
             return DONE
-        return self._chunks.usage(self.run.usage.as_dict()) + DONE
+        return self._chunks.usage(self.session.usage.as_dict()) + DONE
 
-    def _opening(self, piece: ChatDelta) -> list[bytes]:
+    def _opening(self, delta: ChatDelta) -> list[bytes]:
         """The role of each choice that was not opened before, and what is echoed."""
         asked = self._asked
         frames: list[bytes] = []
@@ -86,7 +85,7 @@ class _Teller:
                 continue
             head: dict[str, Any] = {}
             if index == 0 and self._wants_ids:
-                head["prompt_token_ids"] = piece.output.prompt_token_ids
+                head["prompt_token_ids"] = delta.output.prompt_token_ids
             if index == 0 and asked.request.return_prompt_text:
                 head["prompt_text"] = asked.prompt
             if self._wants_sums:
@@ -95,36 +94,36 @@ class _Teller:
             frames.append(self._chunks.role(index, content=asked.echo, **head))
         return frames
 
-    def _chunk(self, news: ChoiceDelta) -> bytes:
+    def _chunk(self, choice: ChoiceDelta) -> bytes:
         logprobs = usage = None
-        news.finish_reason = told_reason(self._asked, news.finish_reason)
+        choice.finish_reason = told_reason(self._asked, choice.finish_reason)
         if self._wants_sums:
-            self._sums.note_answer(0, news.index, news.num_tokens)
-            if news.reasoning_tokens:
-                self._sums.note_reasoning(news.index, news.reasoning_tokens)
+            self._sums.note_answer(0, choice.index, choice.num_tokens)
+            if choice.reasoning_tokens:
+                self._sums.note_reasoning(choice.index, choice.reasoning_tokens)
             usage = self._sums.as_dict()
-        if news.logprobs is not None:
-            logprobs = chat_logprobs(news.logprobs, as_ids=self._asked.as_ids)
+        if choice.logprobs is not None:
+            logprobs = chat_logprobs(choice.logprobs, as_ids=self._asked.as_ids)
         return self._chunks.delta(
-            news.index,
-            news,
-            news.content,
-            delta=None if self._is_plain else self._delta(news),
+            choice.index,
+            choice,
+            choice.content,
+            delta=None if self._is_plain else self._delta(choice),
             logprobs=logprobs,
-            token_ids=news.token_ids if self._wants_ids else None,
+            token_ids=choice.token_ids if self._wants_ids else None,
             usage=usage,
         )
 
-    def _delta(self, news: ChoiceDelta) -> dict[str, Any]:
+    def _delta(self, choice: ChoiceDelta) -> dict[str, Any]:
         delta: dict[str, Any] = {}
-        if news.reasoning:
-            delta["reasoning"] = news.reasoning
-        if news.content:
-            delta["content"] = news.content
-        if news.calls and self._asked.has_functions:  # there is one at most
-            delta["function_call"] = _call(news.calls[0])["function"]
-        elif news.calls:
-            delta["tool_calls"] = [_call(call) for call in news.calls]
+        if choice.reasoning:
+            delta["reasoning"] = choice.reasoning
+        if choice.content:
+            delta["content"] = choice.content
+        if choice.calls and self._asked.has_functions:  # there is one at most
+            delta["function_call"] = _call(choice.calls[0])["function"]
+        elif choice.calls:
+            delta["tool_calls"] = [_call(call) for call in choice.calls]
         return delta
 
 

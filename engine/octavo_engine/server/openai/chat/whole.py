@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from octavo_engine.core.text.output_stream import OutputSink
 from octavo_engine.server.compat.orca import load_headers
 from octavo_engine.server.generation.logprobs import chat_logprobs, prompt_logprobs
 from octavo_engine.server.generation.structured import note_validity
@@ -15,16 +15,17 @@ from octavo_engine.server.http.exchange import JSON
 from octavo_engine.server.openai.chat.session import ChatSession, told_reason
 
 if TYPE_CHECKING:
-    from octavo_engine.core.text.outputs import DecodedLogprobs, RequestOutput
+    from octavo_engine.core.text.logprobs import DecodedLogprobs
+    from octavo_engine.core.text.outputs import RequestOutput
     from octavo_engine.server.http.exchange import Exchange
     from octavo_engine.server.openai.chat.prepare import PreparedChat
-    from octavo_engine.server.openai.chat.session import CallDelta, ChoiceDelta
+    from octavo_engine.server.openai.chat.session import CallDelta, ChatDelta, ChoiceDelta
     from octavo_engine.server.service import Service
 
 
 @dataclass(slots=True)
 class WholeChoice:
-    """All that one answer said, put together from its news."""
+    """All of one answer, joined from its deltas."""
 
     index: int
     content: str = ""
@@ -35,38 +36,41 @@ class WholeChoice:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
-    def add(self, news: ChoiceDelta) -> None:
-        self.content += news.content
-        self.reasoning += news.reasoning
-        for call in news.calls:
+    def add(self, delta: ChoiceDelta) -> None:
+        self.content += delta.content
+        self.reasoning += delta.reasoning
+        for call in delta.calls:
             known = self.calls.setdefault(call.index, call)
             if known is not call:
                 known.arguments += call.arguments
-        self.token_ids += news.token_ids
-        if news.logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *news.logprobs]
-        self.finish_reason, self.stop_reason = news.finish_reason, news.stop_reason
+        self.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *delta.logprobs]
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
 
-async def collect(run: ChatSession) -> tuple[list[WholeChoice], RequestOutput]:
+async def collect(session: ChatSession) -> tuple[list[WholeChoice], RequestOutput]:
     """All answers in order, and the engine's own output for what it says of the prompt."""
     choices: dict[int, WholeChoice] = {}
     result: RequestOutput | None = None
-    async with aclosing(run.news(stream=False)) as pieces:
-        async for piece in pieces:
-            for news in piece.choices:
-                choices.setdefault(news.index, WholeChoice(news.index)).add(news)
-            if result is None:
-                result = piece.output
-            else:
-                result.absorb(piece.output)
+
+    async def put(delta: ChatDelta) -> None:
+        nonlocal result
+        for choice in delta.choices:
+            choices.setdefault(choice.index, WholeChoice(choice.index)).add(choice)
+        if result is None:
+            result = delta.output
+        else:
+            result.absorb(delta.output)
+
+    await session.run(OutputSink(put), stream=False)
     assert result is not None  # a request ends with an output or an error
     return [choices[index] for index in sorted(choices)], result
 
 
 async def answer_whole(exchange: Exchange, service: Service, asked: PreparedChat) -> None:
-    run = ChatSession(service, asked)
-    choices, result = await collect(run)
+    session = ChatSession(service, asked)
+    choices, result = await collect(session)
     request = asked.request
     scores = result.prompt_logprobs if request.prompt_logprobs is not None else None
     texts = [choice.content for choice in choices if not choice.calls]
@@ -81,7 +85,7 @@ async def answer_whole(exchange: Exchange, service: Service, asked: PreparedChat
                 "choices": [_choice(asked, choice) for choice in choices],
                 "service_tier": None,
                 "system_fingerprint": None,
-                "usage": run.usage.as_dict(),
+                "usage": session.usage.as_dict(),
                 "prompt_logprobs": None if scores is None else prompt_logprobs(scores),
                 "prompt_token_ids": result.prompt_token_ids if request.return_token_ids else None,
                 "prompt_text": asked.prompt if request.return_prompt_text else None,

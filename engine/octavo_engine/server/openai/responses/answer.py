@@ -18,7 +18,7 @@ from octavo_engine.server.openai.responses import shapes
 from octavo_engine.server.openai.responses.items import new_id
 
 if TYPE_CHECKING:
-    from octavo_engine.core.text.outputs import DecodedLogprobs
+    from octavo_engine.core.text.logprobs import DecodedLogprobs
     from octavo_engine.errors import RequestError
     from octavo_engine.server.generation.usage import Usage
     from octavo_engine.server.openai.chat.parts import ChatPart, Step

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from octavo_engine.core.pooling.async_pooling import check_task
+from octavo_engine.core.text.output_stream import OutputSink
 from octavo_engine.errors import InvalidRequest, RequestError
 from octavo_engine.protocol.endpoints import PLACE_DIGITS, PLACE_HEADER
 from octavo_engine.server.generation.structured import note_validity
 from octavo_engine.server.http.errors import HttpError, internal_error, not_supported
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.openai.chat.conversation import rendered
-from octavo_engine.server.openai.chat.prepare import prepare
+from octavo_engine.server.openai.chat.prepare import prepare_chat
 from octavo_engine.server.openai.chat.session import ChatSession
 from octavo_engine.server.openai.responses import shapes
 from octavo_engine.server.openai.responses.answer import ResponseBuilder, frame
@@ -32,6 +33,7 @@ from octavo_engine.server.service import Service  # noqa: TC001
 
 if TYPE_CHECKING:
     from octavo_engine.server.openai.chat.prepare import PreparedChat
+    from octavo_engine.server.openai.chat.session import ChatDelta
     from octavo_engine.server.openai.responses.request import ResponseTurn
     from octavo_engine.server.openai.responses.shapes import Event
 
@@ -50,7 +52,7 @@ async def create_response(exchange: Exchange, service: Service) -> None:
     try:
         if request.truncation == "auto":
             await fitted(service, turn, request.max_output_tokens)
-        asked = await prepare(exchange, service, turn.chat, prefix="resp", kind="responses")
+        asked = await prepare_chat(exchange, service, turn.chat, prefix="resp", kind="responses")
         work = _Work(service, exchange, request, turn, asked, owner)
         if request.background:
             await work.in_background(exchange, streams=bool(request.stream))
@@ -87,8 +89,8 @@ def _before(service: Service, id_: str | None, owner: bytes) -> tuple[Any, ...]:
         )
     if stored.response.status not in ("completed", "incomplete"):
         raise InvalidRequest(
-            f"previous_response_id: that response is {stored.response.status}; only one that has "
-            "an answer can be gone on from",
+            f"previous_response_id: that response is {stored.response.status}; only a response "
+            "with an answer can be continued",
             param="previous_response_id",
         )
     return tuple(stored.messages)
@@ -103,7 +105,7 @@ async def count_input_tokens(exchange: Exchange, service: Service) -> None:
     before = _before(service, request.previous_response_id, owner_of(exchange, service.guard))
     turn = read_turn(request, before)
     try:
-        service.check_model(request.model)
+        service.model.check_name(request.model)
         check_task("generate", service.engine.info)
         prompt = await rendered(
             service.engine.tokenizer, turn.chat.conversation, service.settings.limits,
@@ -126,7 +128,7 @@ class _Work:
         self._service = service
         self._turn = turn
         self._asked = asked
-        self._run = ChatSession(service, asked)
+        self._session = ChatSession(service, asked)
         keeps = service.settings.response_store and request.store is not False
         self._answer = ResponseBuilder(
             _response(request, asked, keeps=keeps, place=place_of(exchange))
@@ -151,20 +153,22 @@ class _Work:
     async def streamed(self, exchange: Exchange) -> None:
         exchange.last_words = self._last_words
         answer = self._answer
-        async with aclosing(self._run.news(stream=True)) as pieces:
-            async for piece in pieces:
-                frames = b""
-                if not exchange.started:
-                    frames = _frames(answer.begin())  # at once: the response is still empty
-                    await exchange.open_stream()
-                for news in piece.choices:
-                    frames += _frames(answer.read(news))
-                if piece.finished:
-                    frames += _frames(answer.end(self._run.usage))
-                    self._keep()
-                    await exchange.close(frames + frame(answer.last()))
-                elif frames:
-                    await exchange.write(frames)
+
+        async def put(delta: ChatDelta) -> None:
+            frames = b""
+            if not exchange.started:
+                frames = _frames(answer.begin())  # at once: the response is still empty
+                await exchange.open_stream()
+            for choice in delta.choices:
+                frames += _frames(answer.read(choice))
+            if delta.finished:
+                frames += _frames(answer.end(self._session.usage))
+                self._keep()
+                await exchange.close(frames + frame(answer.last()))
+            elif frames:
+                await exchange.write(frames)
+
+        await self._session.run(OutputSink(put), stream=True)
 
     async def in_background(self, exchange: Exchange, *, streams: bool) -> None:
         """The answer is that it is queued, or its events as they come."""
@@ -179,9 +183,9 @@ class _Work:
         payload = msgspec.json.encode(response)
         if streams:
             self._stored.log = EventLog()
-        self._service.enter()  # a server that drains waits for it
+        self._service.admission.enter()  # a server that drains waits for it
         self._stored.task = asyncio.create_task(self._alone(), name=f"octavo-{response.id}")
-        self._stored.task.add_done_callback(lambda _: self._service.leave())
+        self._stored.task.add_done_callback(lambda _: self._service.admission.leave())
         if self._stored.log is None:
             await exchange.reply(payload)
             return
@@ -203,7 +207,7 @@ class _Work:
             self._turn.rename(error)
             self._fail(error)
         except Exception:
-            logger.exception("Broke on a request", extra={"response_id": response.id})
+            logger.exception("Unhandled error in request", extra={"response_id": response.id})
             self._fail(internal_error())
         finally:
             if self._stored.log is not None:
@@ -211,11 +215,13 @@ class _Work:
 
     async def _run_through(self) -> None:
         """Its events are logged where they can be read later."""
-        async with aclosing(self._run.news(stream=self._stored.log is not None)) as pieces:
-            async for piece in pieces:
-                for news in piece.choices:
-                    self._log(self._answer.read(news))
-        self._log(self._answer.end(self._run.usage))
+
+        async def put(delta: ChatDelta) -> None:
+            for choice in delta.choices:
+                self._log(self._answer.read(choice))
+
+        await self._session.run(OutputSink(put), stream=self._stored.log is not None)
+        self._log(self._answer.end(self._session.usage))
         self._keep()
 
     def _log(self, events: list[Event]) -> None:

@@ -103,7 +103,7 @@ def check(request: ResponsesRequest) -> None:
     for entry in request.include or ():
         if entry not in INCLUDABLE:
             raise InvalidRequest(
-                f"include: {entry[:60]!r} is none of {', '.join(INCLUDABLE)}", param="include"
+                f"include: {entry[:60]!r} is not one of {', '.join(INCLUDABLE)}", param="include"
             )
     if request.max_tool_calls is not None and request.max_tool_calls < 0:
         raise InvalidRequest(

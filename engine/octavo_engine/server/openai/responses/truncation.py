@@ -32,7 +32,8 @@ async def fitted(service: Service, turn: ResponseTurn, max_output_tokens: int | 
         try:
             prompt = await rendered(
                 service.engine.tokenizer, conversation, service.settings.limits,
-                trust_template=False, describes_tools=service.dialect.describes_tools, most=room,
+                trust_template=False, most=room,
+                describes_tools=service.model.dialect.describes_tools,
             )  # fmt: skip
         except ContextLengthExceeded:
             return False

@@ -189,7 +189,7 @@ def test_batches_share_their_places_with_each_other_and_leave_the_rest_to_others
         first = begin(client, lines(*(question(str(n)) for n in range(5))))
         second = begin(client, lines(*(question(str(n)) for n in range(5))))
         server.wait_for(engine.holding)
-        assert server.service.in_flight <= 2
+        assert server.service.admission.in_flight <= 2
         engine.hold_after = None
         server.call(engine.release.set)
         for batch in (first, second):
@@ -397,7 +397,7 @@ def test_a_batch_whose_input_is_gone_fails_and_harms_nobody(tmp_path, caplog):
         await batches.stop()
 
     asyncio.run(story())
-    assert "Broke on a batch" in caplog.text
+    assert "Unhandled error in batch" in caplog.text
 
 
 def test_the_oldest_batches_that_are_over_are_forgotten(tmp_path):

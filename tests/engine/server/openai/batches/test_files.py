@@ -176,7 +176,7 @@ def test_a_folder_that_cannot_be_is_said_before_anything(tmp_path):
         FileStore(str(tmp_path / "file"), RequestLimits())
     (tmp_path / "here" / "files").mkdir(parents=True)
     (tmp_path / "here" / "files" / "file-1.json").write_bytes(b"{")
-    with pytest.raises(ConfigError, match=r"file-1\.json is no record"):
+    with pytest.raises(ConfigError, match=r"file-1\.json is not a valid record"):
         FileStore(str(tmp_path / "here"), RequestLimits())
 
 

@@ -78,5 +78,5 @@ def test_what_was_answered_is_left_out():
 
 
 def test_a_file_that_holds_no_answers_is_not_gone_on_with():
-    with pytest.raises(ValueError, match="line 2 is no answer"):
+    with pytest.raises(ValueError, match="line 2 is not an answer"):
         FinishedLine.read([refused(BadLine(1, None, "x")), b"text\n"])

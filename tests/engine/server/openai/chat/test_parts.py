@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_engine.core.text.outputs import DecodedLogprobs
+from octavo_engine.core.text.logprobs import DecodedLogprobs
 from octavo_engine.dialects.events import Arguments, CallBegun, Content, Event, Reasoning
 from octavo_engine.server.openai.chat.parts import (
     ChatPart,

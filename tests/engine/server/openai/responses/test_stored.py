@@ -283,7 +283,7 @@ def test_a_server_that_drains_waits_for_it():
     with running(engine) as server, client_of(server) as client:
         queued = client.responses.create(model="fake", input="a", background=True)
         server.wait_for(engine.holding)
-        assert server.service.in_flight == 1
+        assert server.service.admission.in_flight == 1
         server.call(engine.release.set)
         server.wait_until_idle()
         assert client.responses.retrieve(queued.id).status == "completed"

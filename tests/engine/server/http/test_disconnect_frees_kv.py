@@ -1,4 +1,4 @@
-"""A client that vanishes frees its KV within two steps, whatever it had asked for."""
+"""A client that disconnects frees its KV within two steps, whatever it had requested."""
 
 from __future__ import annotations
 

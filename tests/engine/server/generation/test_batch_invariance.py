@@ -1,4 +1,4 @@
-"""The bits of an answer do not depend on company: through the real server, on a real model.
+"""An answer's bits do not depend on other requests in the batch, on a real model.
 
 The same seeded requests are asked alone; then all at once, amid strangers, of a server that cuts
 prompts into small chunks and has so little memory that it must preempt. Text is made of the tokens,

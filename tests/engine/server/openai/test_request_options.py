@@ -1,4 +1,4 @@
-"""Options at the edge of requests: what they say is done, and refusals name the right field."""
+"""Less common request options take effect, and refusals name the right field."""
 
 from __future__ import annotations
 

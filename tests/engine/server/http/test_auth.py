@@ -1,4 +1,4 @@
-"""Who may call what: keys from everywhere, admin keys, and files that change while it serves."""
+"""Authentication: keys from every source, admin keys, and key files that change at run time."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_no_spelling_of_a_path_or_method_gets_past_the_keys():
                     status = int(server.raw(data.encode()).split()[1])
                     is_public = target.partition("?")[0] in PUBLIC and method in ("GET", "HEAD")
                     assert (status == 200) == is_public, (method, target, status)
-        assert not server.service.is_draining
+        assert not server.service.admission.is_draining
 
 
 def test_without_admin_keys_the_others_administrate():

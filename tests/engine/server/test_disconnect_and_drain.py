@@ -1,4 +1,4 @@
-"""Clients that leave, servers that drain: nothing goes on for nobody, nothing is cut off."""
+"""Clients that disconnect and servers that drain: nothing runs for them, nothing is cut off."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_client_that_leaves_aborts_its_request(more, num_sequences):
             metrics = client.get("/metrics").text
 
     assert len(engine.aborted) == num_sequences
-    assert server.service.in_flight == 0
+    assert server.service.admission.in_flight == 0
     answers = num_sequences * more.get("n", 1)
     assert (
         f'request_success_total{{engine="0",finished_reason="abort",model_name="fake"}} {answers}.0'
@@ -63,7 +63,7 @@ def test_a_client_that_reads_nothing_is_disconnected():
         server.wait_for(engine.aborts)
 
     assert len(engine.aborted) == 1
-    assert server.service.in_flight == 0
+    assert server.service.admission.in_flight == 0
 
 
 def test_a_draining_server_refuses_new_work_and_finishes_the_old():
@@ -88,7 +88,7 @@ def test_a_draining_server_refuses_new_work_and_finishes_the_old():
     assert refused.headers["retry-after"] == "1"
     assert probes == [503, 200, 200]
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["usage"]["completion_tokens"] == 5
-    assert server.service.drain_asked.is_set()
+    assert server.service.admission.drain_requested.is_set()
 
 
 def test_more_requests_than_may_be_in_flight_get_a_503():

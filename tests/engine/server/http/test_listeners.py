@@ -1,4 +1,4 @@
-"""The port itself: TLS with and without client certificates, Unix sockets, CORS, ids, heads."""
+"""Listeners: TLS with and without client certificates, Unix sockets, CORS, ids, heads."""
 
 from __future__ import annotations
 

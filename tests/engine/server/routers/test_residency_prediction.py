@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from octavo_engine.server.service import Service
 
 TRACE = Path(
-    os.environ.get("OCTAVO_TRACE", Path(__file__).parents[2] / "data/mooncake_excerpt.jsonl")
+    os.environ.get("OCTAVO_TRACE", Path(__file__).parents[3] / "data/mooncake_excerpt.jsonl")
 )
 NUM_REQUESTS = int(os.environ.get("OCTAVO_TRACE_REQUESTS", "200"))
 TRACE_BLOCK, BLOCK = 512, 32  # tokens that an id of the trace stands for: there, and here
@@ -161,7 +161,7 @@ class Bench:
 
     async def catch_up(self) -> None:
         """Read until all that was known to the engine when this was called is known here."""
-        await self.service.labeller.idle()
+        await self.service.model.labeller.idle()
         other = self.service.hub.subscribe()
         snapshot = Index()
         while not snapshot.is_whole:
@@ -389,7 +389,7 @@ def test_a_recorded_load_is_predicted(capsys):
 
 def test_calls_of_tools_are_predicted_within_two_blocks(monkeypatch):
     """Where a call stands among the prompt's tokens is not known, only between which texts."""
-    monkeypatch.setattr("tests.engine.server.test_residency_prediction.NUM_REQUESTS", 60)
+    monkeypatch.setattr("tests.engine.server.routers.test_residency_prediction.NUM_REQUESTS", 60)
 
     async def work() -> Figures:
         async with simulated(prose(99, 4000), num_blocks=400) as bench:
@@ -450,7 +450,7 @@ def test_before_the_first_router_nothing_is_named_and_afterwards_what_is_used_ag
         async with serving(config, in_process) as (service, client):
             answer = await client.post("/v1/chat/completions", json=body)
             assert answer.status_code == 200, answer.text
-            assert service._labeller is None
+            assert service.model._labeller is None
             bench = Bench(service, client)
             await bench.catch_up()
             assert bench.index.tokens == {}

@@ -1,0 +1,29 @@
+"""The log-probabilities of one position, with the tokens' texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class TokenChoice(NamedTuple):
+    """One token that could stand at a position, with its text."""
+
+    token_id: int
+    text: str  # as decoded alone; the replacement character where its bytes are no whole character
+    bytes: bytes
+    logprob: float
+    rank: int | None  # 1 = the most likely; None of tokens that were asked for by their ids
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedLogprobs:
+    """The token at a position and the most likely ones there, best first, or those asked for."""
+
+    token_id: int
+    text: str
+    bytes: bytes
+    logprob: float
+    rank: int
+    top: list[TokenChoice]
+    offset: int = 0  # of the answer's characters so many are complete before it; of prompts unknown

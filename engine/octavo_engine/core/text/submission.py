@@ -1,0 +1,30 @@
+"""What a caller submits to the engine: one prompt, and how it is to be answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from octavo_engine.core.text.resumed import ResumedOutput
+    from octavo_engine.state.labels import Labels
+    from octavo_engine.state.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """Not validated yet; the engine settles what is left open."""
+
+    request_id: str  # need not be unique
+    prompt: str | Sequence[int]
+    params: SamplingParams
+    priority: int = 0
+    deadline_s: float | None = None  # from its arrival
+    cache_salt: str = ""
+    resumed: Sequence[ResumedOutput] = ()  # one an answer, if another engine began it
+    labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
+    stream: bool = True  # false: one output, at the end
+    # Submissions of one group are parts of one request, which shares the engine with others.
+    group: str = ""
