@@ -66,7 +66,8 @@ def load_model_tokenizer(config: EngineConfig, files: ModelFiles | None) -> Toke
             if value is not None:
                 raise ConfigError(f"{flag} has no effect with --device sim; leave it out")
         return ByteTokenizer(config.sim.vocab_size)
-    from octavo_engine.tokenization.tokenizer import load_tokenizer
+    # The simulator needs neither tokenizers nor jinja2.
+    from octavo_engine.tokenization.load import load_tokenizer
 
     return load_tokenizer(files, override=config.tokenizer, chat_template=config.chat_template)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from octavo_engine.grammar.run import GrammarRun
+    from octavo_engine.state.sequence_grammar import SequenceGrammar
 
 PATIENCE_S = 0.02  # that a step waits for its masks once the logits are there
 
@@ -34,8 +34,8 @@ class MaskWorkers:
         self._threads: list[threading.Thread] = []
         self._closed = False
 
-    def start(self, runs: Sequence[GrammarRun]) -> threading.Event:
-        """Begin with the masks that nobody has begun; the event is set when the quick ones are
+    def start(self, runs: Sequence[SequenceGrammar]) -> threading.Event:
+        """Start on the masks that are not started; the event is set when the quick ones are
         made."""
         self._open()
         done = threading.Event()
@@ -84,7 +84,9 @@ def _work(queue: SimpleQueue[Callable[[], None] | None]) -> None:
 class StepMasks:
     """The masks of one step: `rows[i]` of its logits belong to `runs[i]`, one behind each draft."""
 
-    def __init__(self, runs: Sequence[GrammarRun], rows: Sequence[range], num_rows: int) -> None:
+    def __init__(
+        self, runs: Sequence[SequenceGrammar], rows: Sequence[range], num_rows: int
+    ) -> None:
         workers = runs[0].workers
         self.late: list[int] = []  # indices into `runs` whose masks did not come in time
         self._runs = runs

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
     from numpy.typing import NDArray
 
-    from octavo_engine.grammar.masks import MaskWorkers
     from octavo_engine.grammar.prelude import BeforeMasks
     from octavo_engine.grammar.vocabulary import Vocabulary
+    from octavo_engine.state.sequence_grammar import MaskMaker
 
     Mask = NDArray[np.uint32]
 
@@ -30,8 +30,8 @@ SLOW_S = 0.005  # a mask that took longer is made before its sequence is schedul
 class GrammarRun:
     """Belongs to one sequence, and survives its preemptions.
 
-    `prepare` may run in another thread; until `is_ready` nobody else touches this. `accept` takes
-    the tokens that the answer got. Tokens which the grammar forces are found by `prepare` already:
+    `prepare` may run in another thread; until `is_ready` only that thread touches this. `accept`
+    takes the tokens that the answer got. Tokens which the grammar forces are found by `prepare`:
     where the mask leaves exactly one token, that is what sampling would choose.
     """
 
@@ -61,7 +61,7 @@ class GrammarRun:
         self,
         matcher: LLMatcher,
         vocabulary: Vocabulary,
-        workers: MaskWorkers,
+        workers: MaskMaker,
         *,
         before: BeforeMasks | None = None,
         ignore_eos: bool = False,
@@ -84,7 +84,7 @@ class GrammarRun:
         self.forced: list[int] = []  # what must follow the next token
         self.drafts: list[int] = []  # guesses of the next tokens, for `prepare` to look past
         self.masks_ahead: list[Mask] = []  # what may come behind each, as far as they are possible
-        self.is_started = False  # `prepare` was asked for
+        self.is_started = False  # `prepare` is queued or running
         self.is_ready = False
         self.is_slow = False
         self.is_complete = False  # nothing can follow
@@ -125,9 +125,9 @@ class GrammarRun:
         elif self._consume(token):
             self._settle()
 
-    def begin_early(self) -> None:
-        """A mask that will be slow is begun once all tokens of a step are accepted. Its sequence is
-        not scheduled before it is ready."""
+    def start_slow_mask(self) -> None:
+        """A mask that will be slow is started once all tokens of a step are accepted. Its sequence
+        is not scheduled before it is ready."""
         if self.is_slow and not self.is_started and not self.is_complete:
             self.workers.start([self])
 

@@ -92,6 +92,20 @@ def bounded(schema: Any) -> Any:
     return kept
 
 
+def with_options(schema: Any, whitespace: str | None) -> dict[str, Any]:
+    """The schema, its whole numbers bounded, with the compiler's settings at its root."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    options: dict[str, Any] = {
+        "whitespace_flexible": whitespace is not None,
+        "coerce_one_of": False,
+        "lenient": False,
+    }
+    if whitespace is not None:
+        options["whitespace_pattern"] = whitespace
+    return {**bounded(schema), "x-guidance": options}
+
+
 def _is_below(low: object, high: object) -> bool:
     """False for what is no number: the compiler will say so."""
     return isinstance(low, int | float) and isinstance(high, int | float) and low < high

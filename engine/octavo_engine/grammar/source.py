@@ -10,7 +10,7 @@ from llguidance import LLMatcher, regex_to_lark
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.grammar.limits import DEFAULT_LIMITS
 from octavo_engine.grammar.references import check_references
-from octavo_engine.grammar.schema import PARAM, bounded, check_schema
+from octavo_engine.grammar.schema import PARAM, check_schema, with_options
 from octavo_engine.grammar.tags import tags_source
 
 if TYPE_CHECKING:
@@ -62,20 +62,6 @@ def lark_regex(pattern: str) -> str:
     r"""For use between slashes. \d, \w and \s mean ASCII, as in most engines: nobody who writes
     \d{4} wants other scripts' digits."""
     return regex_to_lark(pattern, "dws")
-
-
-def with_options(schema: Any, whitespace: str | None) -> dict[str, Any]:
-    """The schema, its whole numbers bounded, with the compiler's settings at its root."""
-    if isinstance(schema, bool):
-        schema = {} if schema else {"enum": []}
-    options: dict[str, Any] = {
-        "whitespace_flexible": whitespace is not None,
-        "coerce_one_of": False,
-        "lenient": False,
-    }
-    if whitespace is not None:
-        options["whitespace_pattern"] = whitespace
-    return {**bounded(schema), "x-guidance": options}
 
 
 def parsed(text: str) -> Any:

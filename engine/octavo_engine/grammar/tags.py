@@ -15,7 +15,7 @@ from octavo_engine.errors import InvalidRequest
 from octavo_engine.grammar.ebnf import to_lark
 from octavo_engine.grammar.enforceable import enforceable
 from octavo_engine.grammar.references import check_references
-from octavo_engine.grammar.schema import PARAM, check_schema, stripped
+from octavo_engine.grammar.schema import PARAM, check_schema, stripped, with_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -162,8 +162,6 @@ class _Builder:
         return self._add(body if shape.get("at_least_one") is True else f"({body})?")
 
     def _json(self, schema: Any, where: str) -> str:
-        from octavo_engine.grammar.source import with_options
-
         if not isinstance(schema, dict | bool):
             raise _refusal("needs a JSON schema", where)
         schema = enforceable(stripped(schema, close=False), relax=False).schema

@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import Backend, BackendLimits, PendingSample
     from octavo_engine.config import SchedulerConfig
-    from octavo_engine.grammar.run import GrammarRun
     from octavo_engine.model_runner.inputs import BuiltStep
     from octavo_engine.profile import Laps
     from octavo_engine.sampling.batch import Sampled
     from octavo_engine.sampling.processors import ProcessorRegistry
     from octavo_engine.state.batch import ScheduledBatch
+    from octavo_engine.state.sequence_grammar import SequenceGrammar
 
 
 class Guided(NamedTuple):
     """The masks of a step, and whose they are."""
 
     masks: StepMasks
-    runs: list[GrammarRun]
+    runs: list[SequenceGrammar]
     entries: list[int]  # of the batch
 
     def num_masked(self) -> dict[int, int]:

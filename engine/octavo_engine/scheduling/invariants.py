@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.protocol.prefix_hash import block_digest, pack_tokens
@@ -11,12 +11,25 @@ from octavo_engine.protocol.prefix_hash import block_digest, pack_tokens
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from octavo_engine.config import SchedulerConfig
     from octavo_engine.kv.manager import KVManager
-    from octavo_engine.scheduling.scheduler import Scheduler
+    from octavo_engine.scheduling.policy import WaitingQueue
     from octavo_engine.state.sequence import Sequence
 
 
-def check_invariants(scheduler: Scheduler) -> None:
+class SchedulerState(Protocol):
+    """What of a scheduler is checked."""
+
+    config: SchedulerConfig
+    kv: KVManager
+    sequences: dict[str, Sequence]
+    waiting: WaitingQueue
+    running: list[Sequence]
+    suspended: dict[str, Sequence]
+    free_rows: list[int]
+
+
+def check_invariants(scheduler: SchedulerState) -> None:
     """Raises AssertionError that says what is wrong."""
     check_sequences(scheduler)
     check_blocks(scheduler.kv, scheduler.running)
@@ -30,7 +43,7 @@ def check_invariants(scheduler: Scheduler) -> None:
         assert not scheduler.kv.computing, "idle, yet something counts as being computed"
 
 
-def check_sequences(scheduler: Scheduler) -> None:
+def check_sequences(scheduler: SchedulerState) -> None:
     """Each live sequence waits or is suspended and holds nothing, or runs in a row of its own."""
     config, running, waiting = scheduler.config, scheduler.running, list(scheduler.waiting)
     suspended = list(scheduler.suspended.values())

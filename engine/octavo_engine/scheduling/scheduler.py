@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from octavo_engine.config import SchedulerConfig, SpeculationConfig
-    from octavo_engine.grammar.run import GrammarRun
     from octavo_engine.kv.manager import PrefixMatch
     from octavo_engine.state.outputs import FinishReason, StepResult
     from octavo_engine.state.request import EngineRequest
+    from octavo_engine.state.sequence_grammar import SequenceGrammar
 
 SPARE_LOGITS = 64  # rows of logits in a step beyond one a sequence, for prompt log-probabilities
 ALONE = 4  # times max_step_ms is a step long in which nobody decodes
@@ -100,7 +100,7 @@ class Scheduler:
 
     # -- requests come and go --------------------------------------------------------------------
 
-    def add(self, request: EngineRequest, grammar: GrammarRun | None = None) -> None:
+    def add(self, request: EngineRequest, grammar: SequenceGrammar | None = None) -> None:
         """Put a request in line, with the grammar it must keep to.
 
         Raises QueueFull, ContextLengthExceeded or InvalidRequest.
@@ -380,7 +380,7 @@ class Scheduler:
             self._end_if_due(sequence, output)
             if output.finish_reason is not None:
                 return len(tokens) - num_before
-        grammar.begin_early()
+        grammar.start_slow_mask()
         return len(tokens) - num_before
 
     # -- memory for those that run ---------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.state.batch import BlockGrowth
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from octavo_engine.kv.manager import KVManager
     from octavo_engine.scheduling.step_time import StepTimeModel
     from octavo_engine.state.batch import ScheduledBatch
+    from octavo_engine.state.guesser import Guesser
     from octavo_engine.state.outputs import EngineStats, StepResult
     from octavo_engine.state.sequence import Sequence
 
@@ -20,16 +21,6 @@ if TYPE_CHECKING:
 LEAST_PRICE = 0.1  # of a row, in times that a token takes: a guess must be right that often
 REST = 4  # steps between looks at a sequence whose guesses would not pay
 TRY = 4  # while a row's price is unknown, a step is made longer by a quarter at most to learn it
-
-
-class Guesser(Protocol):
-    """Says how one sequence may go on. A sequence keeps it for life."""
-
-    rate: float  # of guesses that are right, given that those before them were
-
-    def guess(self, tokens: list[int], /) -> list[int]:
-        """What could follow all tokens that there are. Called at most once a step; between calls
-        there may be several tokens."""
 
 
 class SpeculationGain:

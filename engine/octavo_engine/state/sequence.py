@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from octavo_engine.state.request import BACKGROUND
 
 if TYPE_CHECKING:
-    from octavo_engine.grammar.run import GrammarRun
-    from octavo_engine.scheduling.speculation import Guesser
+    from octavo_engine.state.guesser import Guesser
     from octavo_engine.state.outputs import FinishReason
     from octavo_engine.state.request import EngineRequest
+    from octavo_engine.state.sequence_grammar import SequenceGrammar
 
 
 class Sequence:
@@ -86,7 +86,7 @@ class Sequence:
         self.order = order  # place under the policy; lower runs first
         self.finish_reason: FinishReason | None = None
 
-        self.grammar: GrammarRun | None = None  # that it must keep to; set before it is scheduled
+        self.grammar: SequenceGrammar | None = None  # set before it is scheduled
 
         self.guesser: Guesser | None = None  # where tokens are guessed ahead
 

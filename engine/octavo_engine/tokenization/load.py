@@ -23,8 +23,15 @@ _SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
                   "mask_token")  # fmt: skip
 
 
-def load(files: TokenizerFiles, chat_template: str | None) -> TextTokenizer:
-    """See tokenizer.load_tokenizer."""
+def load_tokenizer(
+    files: TokenizerFiles, *, override: str | None = None, chat_template: str | None = None
+) -> TextTokenizer:
+    """The model's tokenizer, or the one `override` names; `chat_template` is a file or a template.
+
+    Raises ModelError that names the file, ConfigError for a chat template that is not there.
+    """
+    if override is not None:
+        files = files.with_tokenizer(override)
     metadata = files.gguf_metadata
     if metadata is not None:
         return _from_gguf(files, metadata, chat_template)

@@ -1,4 +1,4 @@
-"""Text to token ids and back: what every tokenizer answers to, and the one way to load one."""
+"""Text to token ids and back: the interface of every tokenizer."""
 
 from __future__ import annotations
 
@@ -120,19 +120,6 @@ class TokenizerFiles(Protocol):
     @property
     def gguf_metadata(self) -> Mapping[str, Any] | None: ...
     def with_tokenizer(self, reference: str) -> TokenizerFiles: ...
-
-
-def load_tokenizer(
-    files: TokenizerFiles, *, override: str | None = None, chat_template: str | None = None
-) -> Tokenizer:
-    """The model's tokenizer, or the one `override` names; `chat_template` is a file or a template.
-
-    Raises ModelError that names the file, ConfigError for a chat template that is not there.
-    """
-    # The simulator needs this page, but neither tokenizers nor jinja2.
-    from octavo_engine.tokenization.load import load
-
-    return load(files if override is None else files.with_tokenizer(override), chat_template)
 
 
 def check_vocab(tokenizer: Tokenizer, vocab_size: int) -> None:

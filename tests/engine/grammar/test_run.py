@@ -229,7 +229,7 @@ def test_a_slow_mask_is_begun_before_its_sequence_is_scheduled(monkeypatch) -> N
     assert run.is_slow
     run.accept(ord('"'))
     assert not run.is_started, "more tokens may follow, and nobody else may touch it meanwhile"
-    run.begin_early()
+    run.start_slow_mask()
     assert run.is_started, "nobody had to ask"
     workers.close()  # waits for it
     assert run.is_ready and run.mask is not None

@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from octavo_engine.tokenization.tokenizer import load_tokenizer
+from octavo_engine.tokenization.load import load_tokenizer
 from octavo_engine.weights.source import resolve_model
 
 

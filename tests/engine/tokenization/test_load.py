@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from octavo_engine.errors import ConfigError, ModelError
-from octavo_engine.tokenization.tokenizer import load_tokenizer
+from octavo_engine.tokenization.load import load_tokenizer
 from octavo_engine.weights.source import ModelFiles
 
 

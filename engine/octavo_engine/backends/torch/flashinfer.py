@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import BackendStep
     from octavo_engine.backends.torch.device_step import DeviceStep
-    from octavo_engine.backends.torch.kernels import HeadShape
+    from octavo_engine.backends.torch.head_shape import HeadShape
     from octavo_engine.config import AttentionBackend
     from octavo_engine.ops import AttentionSpec
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import BackendLimits
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
+    from octavo_engine.backends.torch.head_shape import HeadShape
     from octavo_engine.backends.torch.packed import DeviceExperts, Format
     from octavo_engine.config import AttentionBackend, KernelChoice
     from octavo_engine.models.config import ExpertsConfig
@@ -105,17 +106,6 @@ class Kernels(Protocol):
 
     def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
         """Tokens and statuses, [2, S] int32; the tokens are kept for a step that awaits them."""
-
-
-class HeadShape(Protocol):
-    """What the kernels' work is cut by; a ModelConfig has it."""
-
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
 
 
 def choose_kernels(

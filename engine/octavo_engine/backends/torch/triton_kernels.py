@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.flashinfer import FlashInferAttention
-    from octavo_engine.backends.torch.kernels import HeadShape
+    from octavo_engine.backends.torch.head_shape import HeadShape
     from octavo_engine.backends.torch.packed import DeviceExperts, Format
     from octavo_engine.models.config import ExpertsConfig
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
