@@ -64,7 +64,7 @@ class Ahead:
         which is empty when there is nothing to do."""
         # First of all: who has to make way depends on it, and nobody under way can be made to.
         now: float | None = self._scheduler.expire()
-        if self._flights and not ahead.can_plan_ahead(self._scheduler):
+        if self._flights and not self._scheduler.can_plan_ahead():
             self._report(outputs)
             now = None
         try:

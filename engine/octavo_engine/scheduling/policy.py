@@ -41,9 +41,9 @@ class WaitingQueue:
         self._line: list[Sequence] = []
         self.num_tokens = 0
         # Of those that are not in the background:
-        self.num_hurried = 0
-        self.num_hurried_tokens = 0
-        self.num_hurried_allowed = 0  # tokens that they may add
+        self.num_foreground = 0
+        self.num_foreground_tokens = 0
+        self.num_foreground_allowed = 0  # tokens that they may add
 
     def __len__(self) -> int:
         return len(self._line)
@@ -65,6 +65,6 @@ class WaitingQueue:
         num_tokens = len(sequence.token_ids)
         self.num_tokens += sign * num_tokens
         if not sequence.is_background:
-            self.num_hurried += sign
-            self.num_hurried_tokens += sign * num_tokens
-            self.num_hurried_allowed += sign * (sequence.max_num_tokens - num_tokens)
+            self.num_foreground += sign
+            self.num_foreground_tokens += sign * num_tokens
+            self.num_foreground_allowed += sign * (sequence.max_num_tokens - num_tokens)

@@ -33,7 +33,7 @@ class QueueForecast:
     def after_schedule(self, waiting: WaitingQueue, num_running: int, now: float) -> None:
         """A step was planned. Hot path: once per step."""
         self._num_running = num_running
-        self._forecast.rate.waits(now, is_waiting=waiting.num_hurried > 0)
+        self._forecast.rate.waits(now, is_waiting=waiting.num_foreground > 0)
 
     def started(self, sequence: Sequence, now: float) -> None:
         """It went from the queue to a row."""
@@ -66,7 +66,7 @@ class QueueForecast:
     ) -> None:
         """Raises QueueFull: it would wait in vain. `ahead`: who is served first; None: all."""
         request = sequence.request
-        if not waiting.num_hurried or request.output_token_ids or sequence.is_background:
+        if not waiting.num_foreground or request.output_token_ids or sequence.is_background:
             return
         time_left_s = math.inf if request.deadline_at is None else request.deadline_at - now
         shortfall_s = self._forecast.shortfall_s(
@@ -79,7 +79,7 @@ class QueueForecast:
         )
         if shortfall_s > 0.0:
             raise QueueFull(
-                f"{waiting.num_hurried} requests are waiting, and this one would come "
+                f"{waiting.num_foreground} requests are waiting, and this one would come "
                 f"{shortfall_s:.1f} s too late for its deadline or for --queue-timeout; send it "
                 "again later",
                 retry_after_s=math.ceil(retry_after_s(shortfall_s)),
@@ -102,7 +102,7 @@ class QueueForecast:
 
     def wait_s(self, waiting: WaitingQueue, ahead: list[Sequence] | None, now: float) -> float:
         """What one would wait that came now; `ahead` as for `check`."""
-        if not waiting.num_hurried:
+        if not waiting.num_foreground:
             return 0.0
         return self._forecast.rate.wait_s(self._work_ahead_s(waiting, ahead), now)
 
@@ -121,7 +121,7 @@ class QueueForecast:
 
     def _work_ahead_s(self, waiting: WaitingQueue, ahead: list[Sequence] | None) -> float:
         if ahead is None:
-            return self._work_s(waiting.num_hurried_tokens, waiting.num_hurried_allowed)
+            return self._work_s(waiting.num_foreground_tokens, waiting.num_foreground_allowed)
         num_tokens = sum(sequence.num_tokens for sequence in ahead)
         return self._work_s(num_tokens, sum(map(_num_allowed, ahead)))
 

@@ -21,9 +21,9 @@ from octavo_engine.scheduling.time_account import TimeAccount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from collections.abc import Sequence as List
 
     from octavo_engine.config import SchedulerConfig
-    from octavo_engine.scheduling.scheduler import Scheduler
     from octavo_engine.scheduling.step_time import StepTimeModel
     from octavo_engine.state.sequence import Sequence
 
@@ -107,19 +107,18 @@ class RequestShares:
         place = (0.0, math.inf) if sequence is None else self._place(sequence, counts[group])
         return [other for its_place, other in placed if its_place < place]
 
-    def to_displace(self, scheduler: Scheduler) -> Sequence | None:
-        """The sequence that must give its row to the first that waits: of the request with the most
-        of them, where the other request would still have fewer."""
-        if scheduler.free_rows or not scheduler.waiting:
-            return None
+    def to_displace(self, waiting: Iterable[Sequence], running: List[Sequence]) -> Sequence | None:
+        """The sequence that must give its row to the first of those that wait, while no row is
+        free: of the request with the most of them, where the other request would still have
+        fewer."""
         if not self._num_large or self._num_requests == 1:
             return None
-        first = self.in_order(scheduler.waiting, scheduler.running)[0]
-        counts = _num_running(scheduler.running)
+        first = self.in_order(waiting, running)[0]
+        counts = _num_running(running)
         group, most = max(counts.items(), key=itemgetter(1), default=("", 0))
         if first.is_background or first.blocked_at is not None or most <= counts[first.group] + 1:
             return None
-        last = next(s for s in reversed(scheduler.running) if s.group == group)
+        last = next(s for s in reversed(running) if s.group == group)
         if self._place(last, most - 1) < self._place(first, counts[first.group]):
             return None
         return last
@@ -141,7 +140,7 @@ class RequestShares:
 
     # -- one step
 
-    def begin_step(self, now: float) -> None:
+    def start_step(self, now: float) -> None:
         has_small = self._num_requests > self._num_large
         if self._num_singles or (self._num_large and has_small):
             self._small_at = now

@@ -18,6 +18,7 @@ from octavo_engine.scheduling.deadlines import Deadlines
 from octavo_engine.scheduling.invariants import check_invariants
 from octavo_engine.scheduling.ngrams import NgramGuesser
 from octavo_engine.scheduling.policy import WaitingQueue, by_order, place_in_line
+from octavo_engine.scheduling.prefills import Prefills
 from octavo_engine.scheduling.queue_forecast import QueueForecast
 from octavo_engine.scheduling.request_shares import RequestShares
 from octavo_engine.scheduling.speculation import Speculation, count_drafts
@@ -59,7 +60,7 @@ class Scheduler:
 
     Call schedule() and update() in turn: a batch is computed and reported before the next is
     planned, or one batch later, by the rules of `scheduling.ahead`. If computing a batch fails as a
-    whole, update() it with every entry failed; nobody else was touched by it.
+    whole, update() it with every entry failed; no other sequence was touched by it.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Scheduler:
         self._admission = AdmissionControl()
         self._step_time = StepTimeModel()
         self._forecast = QueueForecast(config, self._step_time)
-        self._background = background.Background(
+        self._background = background.BackgroundAccount(
             self._step_time, max_step_s=config.max_step_ms / 1e3
         )
         self.shares = RequestShares(config, self._step_time)
@@ -197,23 +198,44 @@ class Scheduler:
         `expire` just made, nothing else ends before the batch is planned."""
         if now is None:
             now = self.expire()
+        self._give_way()
+        self.shares.start_step(now)
+        batch, prefills = ScheduledBatch(), Prefills()
+        num_preemptions = self._stats.preemptions
+        budget = self._schedule_decodes(batch, prefills)
+        num_decodes = len(batch.sequences)
+        had_memory = num_preemptions == self._stats.preemptions  # for all that run
+        can_admit = had_memory and bool(self.waiting and self.free_rows)
+        num_drafts = 0
+        if self._speculation is not None and num_decodes:
+            is_shared = bool(prefills.regular or prefills.shared or can_admit)
+            num_drafts = self._schedule_drafts(batch, budget // 2 if is_shared else budget)
+        if can_admit or prefills:
+            budget = self._prefill_budget(budget - num_drafts, num_decodes + num_drafts)
+            if can_admit:
+                self._admit(batch, prefills, budget, now)
+            spare_logits = self.max_num_logits - len(self.running) - num_drafts
+            self._schedule_prefills(batch, prefills, budget, spare_logits)
+        self._behind = prefills.all()
+        self._forecast.after_schedule(self.waiting, len(self.running), now)
+        return batch
+
+    def _give_way(self) -> None:
+        """Rows and memory that running sequences must give back before the step is planned."""
         if self._suspending:
             self._suspend_idle()
-        while background.must_make_way(self):
+        while self._must_background_yield():
             self._preempt(self.running[-1])
             if next(iter(self.waiting)).blocked_at is not None:
                 break  # for memory one is given up a step: it may be enough
-        shares = self.shares
-        if (displaced := shares.to_displace(self)) is not None:
+        if (displaced := self._displaced()) is not None:
             self._preempt(displaced)
-        shares.begin_step(now)
-        batch = ScheduledBatch()
-        budget = self.config.max_num_batched_tokens
-        num_preemptions = self._stats.preemptions
-        behind: list[Sequence] = []
-        held: list[Sequence] = []  # as behind, but in no hurry beside others
-        further: list[Sequence] = []  # as behind, but out of their request's share
-        is_shared, is_limited = background.others_run(self), shares.is_limited
+
+    def _schedule_decodes(self, batch: ScheduledBatch, prefills: Prefills) -> int:
+        """Add the sequences that are one token behind, and sort out those that are further behind.
+        Returns what is left of the step's tokens."""
+        shares, budget = self.shares, self.config.max_num_batched_tokens
+        is_shared, is_limited = self._is_foreground_running(), shares.is_limited
         # Hot path: once per running sequence. Preemption shortens the list from its end meanwhile.
         for sequence in self.running:
             start = sequence.num_computed_tokens + sequence.num_ahead
@@ -224,9 +246,11 @@ class Scheduler:
                 if sequence.grammar is not None and not self._grow_to_end(sequence, batch):
                     break
                 if is_limited and shares.pays_for_prompt(sequence):
-                    further.append(sequence)
-                    continue
-                (held if is_shared and sequence.is_background else behind).append(sequence)
+                    prefills.shared.append(sequence)
+                elif is_shared and sequence.is_background:
+                    prefills.background.append(sequence)
+                else:
+                    prefills.regular.append(sequence)
                 continue
             if budget == 0:
                 break
@@ -250,43 +274,53 @@ class Scheduler:
         batch.counts = [1] * num_decodes
         batch.num_logits = [1] * num_decodes
         batch.samples = [True] * num_decodes
+        return budget
 
-        has_room = self.waiting and self.free_rows and num_preemptions == self._stats.preemptions
+    def _schedule_drafts(self, batch: ScheduledBatch, max_tokens: int) -> int:
+        """Add guesses to the sequences that decode. Returns how many."""
+        assert self._speculation is not None
+        num_decodes = len(batch.sequences)
         spare_logits = self.max_num_logits - self.config.max_num_seqs
-        num_drafts = 0
-        if self._speculation is not None and num_decodes:
-            room = budget // 2 if behind or further or has_room else budget
-            self._speculation.add_drafts(
-                batch, self.kv, self._step_time, max_tokens=min(room, spare_logits)
-            )
-            num_drafts = batch.num_tokens - num_decodes
-        if behind or held or further or has_room:
-            budget = self._prefill_budget(budget - num_drafts, num_decodes + num_drafts)
-            if has_room:
-                self._admit(batch, behind, held, further, budget, now)
-            spare_logits = self.max_num_logits - len(self.running) - num_drafts
-            self._schedule_behind(batch, behind, held, further, budget, spare_logits)
-        self._behind = behind + further + held
-        self._forecast.after_schedule(self.waiting, len(self.running), now)
-        return batch
+        self._speculation.add_drafts(
+            batch, self.kv, self._step_time, max_tokens=min(max_tokens, spare_logits)
+        )
+        return batch.num_tokens - num_decodes
 
-    def _schedule_behind(
-        self, batch: ScheduledBatch, behind: list[Sequence], held: list[Sequence],
-        further: list[Sequence], budget: int, spare_logits: int,
-    ) -> None:  # fmt: skip
-        """Chunks of those that have to catch up. Of those that live on a share, one at a time."""
+    def _schedule_prefills(
+        self, batch: ScheduledBatch, prefills: Prefills, budget: int, spare_logits: int
+    ) -> None:
+        """Add chunks of the sequences that are further behind; of those that a share of the time
+        pays for, one at a time."""
         num_before = len(batch.sequences)
-        schedule_chunks(batch, behind, budget, spare_logits=spare_logits)
-        if further:
+        schedule_chunks(batch, prefills.regular, budget, spare_logits=spare_logits)
+        if prefills.shared:
             budget -= sum(batch.counts[num_before:])
             spare_logits -= sum(max(0, num - 1) for num in batch.num_logits[num_before:])
             if budget > 0:
-                is_idle = not batch.sequences
-                count = min(budget, self.shares.pay_prompt(further[0], is_idle=is_idle))
-                schedule_chunks(batch, further[:1], count, spare_logits=spare_logits)
-        elif held and not behind:
-            count = min(budget, self._background.pay_prompt(held[0]))
-            schedule_chunks(batch, held[:1], count, spare_logits=spare_logits)
+                first, is_idle = prefills.shared[0], not batch.sequences
+                count = min(budget, self.shares.pay_prompt(first, is_idle=is_idle))
+                schedule_chunks(batch, [first], count, spare_logits=spare_logits)
+        elif prefills.background and not prefills.regular:
+            first = prefills.background[0]
+            count = min(budget, self._background.pay_prompt(first))
+            schedule_chunks(batch, [first], count, spare_logits=spare_logits)
+
+    # -- one step ahead --------------------------------------------------------------------------
+
+    def can_plan_ahead(self) -> bool:
+        """Whether schedule() may be called before the batch under way is reported. Sequences past
+        their deadline have been ended: a deadline in between could make room for one that takes
+        memory away."""
+        if self._suspending or self._must_background_yield() or self._displaced() is not None:
+            return False
+        num_growing = 0
+        # Hot path: once per running sequence.
+        for sequence in self.running:
+            if sequence.needs_host:
+                return False
+            start = sequence.num_computed_tokens + sequence.num_ahead
+            num_growing += start == len(sequence.block_table) * BLOCK_SIZE
+        return num_growing <= self.kv.pool.num_free
 
     def update(
         self, batch: ScheduledBatch, result: StepResult, step_s: float
@@ -343,20 +377,29 @@ class Scheduler:
                 continue
             outputs.append(output)
         self._admission.after_step()
-        num_decodes, num_tokens = batch.num_decodes, batch.num_tokens
+        self._learn(batch, step_s)
+        self._count(batch, result, num_generated, step_s)
+        return outputs
+
+    def _learn(self, batch: ScheduledBatch, step_s: float) -> None:
+        """What the length of a step says of the next ones, and the shares of time it earns."""
         self.shares.earn(step_s)
         if step_s > 0.0:
             self._background.earn_step(step_s)
-            self._step_time.observe(num_decodes, num_tokens - num_decodes, step_s)
+            num_decodes = batch.num_decodes
+            self._step_time.observe(num_decodes, batch.num_tokens - num_decodes, step_s)
+
+    def _count(
+        self, batch: ScheduledBatch, result: StepResult, num_generated: int, step_s: float
+    ) -> None:
         stats = self._stats
-        if drafts:
+        if batch.drafts:
             count_drafts(stats, batch, result)
         stats.steps += 1
         stats.generation_tokens += num_generated
         stats.step_ms = step_s * 1e3
-        stats.step_tokens = num_tokens
+        stats.step_tokens = batch.num_tokens
         stats.last_step_at = self._now()
-        return outputs
 
     def _take_accepted(self, sequence: Sequence, accepted: list[int]) -> None:
         """What came true of its drafts is its own. None of it is an end."""
@@ -413,10 +456,6 @@ class Scheduler:
         self._admission.after_preemption(self.running)
         self.waiting.push(sequence)
 
-    @property
-    def is_suspending(self) -> bool:
-        return bool(self._suspending)
-
     def _suspend_idle(self) -> None:
         """Those for which nothing is under way. Their blocks stay cached until they are needed."""
         for request_id, sequence in list(self._suspending.items()):
@@ -427,6 +466,31 @@ class Scheduler:
                 self.kv.name_blocks(sequence)
                 self._note_suspended(sequence)
 
+    def _is_foreground_running(self) -> bool:
+        """Whether any running sequence is not in the background: such are in front."""
+        return bool(self.running) and not self.running[0].is_background
+
+    def _is_background_alone(self) -> bool:
+        """Whether all that run, or all that wait where none runs, are in the background."""
+        first = next(iter(self.running or self.waiting), None)
+        return first is not None and first.is_background
+
+    def _must_background_yield(self) -> bool:
+        """Whether a sequence waits for what the last one in line holds, a background one."""
+        if not self.running or not self.running[-1].is_background or not self.waiting:
+            return False
+        first = next(iter(self.waiting))
+        if first.is_background:
+            return False
+        is_blocked = first.blocked_at is not None
+        return is_blocked or len(self.free_rows) < self.waiting.num_foreground
+
+    def _displaced(self) -> Sequence | None:
+        """The sequence of a large request that gives its row to another request's, if any."""
+        if self.free_rows or not self.waiting:
+            return None
+        return self.shares.to_displace(self.waiting, self.running)
+
     def _note_suspended(self, sequence: Sequence) -> None:
         sequence.num_suspensions += 1
         self.shares.leave(sequence)
@@ -434,16 +498,13 @@ class Scheduler:
 
     # -- those that wait -------------------------------------------------------------------------
 
-    def _admit(
-        self, batch: ScheduledBatch, behind: list[Sequence], held: list[Sequence],
-        further: list[Sequence], budget: int, now: float,
-    ) -> None:  # fmt: skip
+    def _admit(self, batch: ScheduledBatch, prefills: Prefills, budget: int, now: float) -> None:
         """Let waiting sequences run while the step has room for their tokens and memory for them.
 
         One that memory does not suffice for may be passed by smaller ones, for `aging_s` seconds;
         from then on nobody overtakes it and what becomes free is kept for it.
         """
-        lengths = [s.num_tokens - s.num_launched_tokens for s in behind]
+        lengths = [s.num_tokens - s.num_launched_tokens for s in prefills.regular]
         reserved = sum(self._admission.reserve(sequence) for sequence in self.running)
         num_passed = 0
         shares = self.shares
@@ -452,14 +513,14 @@ class Scheduler:
             num_long = sum(is_long(length, budget) for length in lengths)
             if not self.free_rows or len(lengths) >= budget or demand(lengths, budget) >= budget:
                 break  # who is let in computes at least one token now
-            is_held = sequence.is_background and background.others_run(self)
-            if is_held and (behind or held or further or not self._background.has_credit):
+            is_held = sequence.is_background and self._is_foreground_running()
+            if is_held and (prefills or not self._background.has_credit):
                 break
             is_further = shares.pays_for_prompt(sequence)
-            is_idle = not (batch.sequences or behind)
-            if is_further and (further or not (shares.has_credit or is_idle)):
+            is_idle = not (batch.sequences or prefills.regular)
+            if is_further and (prefills.shared or not (shares.has_credit or is_idle)):
                 continue
-            if background.waits_for_prefix(self, sequence, sequence.awaits):
+            if self._awaits_prefix(sequence, sequence.awaits):
                 continue
             has_no_place = num_long >= MAX_LONG
             if has_no_place and self._stats.steps < sequence.long_until_step:
@@ -472,7 +533,7 @@ class Scheduler:
                 continue
             match = self.kv.match(sequence)
             sequence.awaits = match.awaits
-            if background.waits_for_prefix(self, sequence, match.awaits):
+            if self._awaits_prefix(sequence, match.awaits):
                 continue
             length = sequence.num_tokens - match.num_tokens
             if self._is_hopeless(sequence, length, now):
@@ -492,10 +553,26 @@ class Scheduler:
                     break
                 continue
             self._start(sequence, match, batch, now)
-            (further if is_further else held if is_held else behind).append(sequence)
+            if is_further:
+                prefills.shared.append(sequence)
+            elif is_held:
+                prefills.background.append(sequence)
+            else:
+                prefills.regular.append(sequence)
             lengths.append(length)
             reserved += reserve
-        behind.sort(key=by_order)
+        prefills.regular.sort(key=by_order)
+
+    def _awaits_prefix(self, sequence: Sequence, digest: bytes | None) -> bool:
+        """Whether it had better wait for the sequence that computes that block. Foreground
+        sequences never wait for background ones, nor for another request's that a share of the
+        time pays for."""
+        owner = None if digest is None else self.kv.computing.get(digest)
+        if owner is None:
+            return False
+        if owner.group != sequence.group and self.shares.pays_for_prompt(owner):
+            return False
+        return sequence.is_background or not owner.is_background
 
     def _holds_all_up(self, sequence: Sequence, now: float) -> bool:
         """It has been passed for so long that nobody may overtake it any more."""
@@ -544,7 +621,7 @@ class Scheduler:
         max_step_s = self.config.max_step_ms / 1e3
         if num_decodes == 0 and self._step_time.prefill_s(1) == 0.0:
             return budget  # nobody waits for a token, and nothing is known yet
-        if background.is_alone(self):
+        if self._is_background_alone():
             max_step_s *= background.ALONE
         elif num_decodes == 0:
             max_step_s *= ALONE

@@ -205,6 +205,6 @@ def test_background_work_is_neither_refused_nor_in_the_way():
     world.run(20.0)
     batch = [world.arrive(priority=BACKGROUND) for _ in range(200)]
     assert {c.ending for c in batch} == {""}
-    assert world.scheduler.waiting.num_hurried < len(world.scheduler.waiting)
+    assert world.scheduler.waiting.num_foreground < len(world.scheduler.waiting)
     before = world.scheduler.stats().queue_wait_s
     assert 0.0 < before < PATIENCE_S
