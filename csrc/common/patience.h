@@ -1,8 +1,8 @@
 // How long a worker that waits keeps its processor before it parks.
 //
-// Parked, it has to be woken, and a virtual processor that is parked goes back to the host; kept,
-// it is kept from others. So it is kept about as long as the wait usually takes, and given up soon
-// for a while after somebody else was seen to want it.
+// Parked, it has to be woken, and a virtual processor that is parked goes back to the hypervisor;
+// kept, it is kept from others. So it is kept about as long as the wait usually takes, and given up
+// soon for a while after another process was seen to want it.
 #pragma once
 
 #include <algorithm>

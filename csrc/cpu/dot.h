@@ -2,7 +2,7 @@
 // made of it.
 //
 // Every output element is one chain of fused multiply-adds over ascending k, whatever the tile's
-// shape: so a row's result does not depend on its neighbours, and all instruction sets agree.
+// shape: so a row's result does not depend on other rows, and all instruction sets agree.
 #pragma once
 
 #include <array>

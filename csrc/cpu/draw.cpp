@@ -12,7 +12,7 @@ namespace {
 
 using Candidate = Drawer::Candidate;
 
-// Below this exp(t) is less than half a unit of mass.
+// Below this exp(t) is less than half a unit of weight.
 constexpr float kLeast = -32.0f;
 
 // x as a number whose order is that of x; both zeros are one.
@@ -25,11 +25,11 @@ bool before(const Candidate& a, const Candidate& b) { return a.key > b.key; }
 
 uint64_t sum(std::span<const Candidate> part) {
     uint64_t total = 0;
-    for (const Candidate& c : part) total += c.mass;
+    for (const Candidate& c : part) total += c.weight;
     return total;
 }
 
-// The mass that the tokens kept by top-p must reach.
+// The weight that the tokens kept by top-p must reach.
 uint64_t share(float top_p, uint64_t total) {
     const double exact = static_cast<double>(top_p) * static_cast<double>(total);
     return std::clamp(static_cast<uint64_t>(std::ceil(exact)), uint64_t{1}, total);
@@ -65,9 +65,9 @@ int64_t Drawer::draw(const LogitRow& row, const RowMaxima& maxima, const Filter&
     if (filter.min_p > 0) {
         least = std::max(least, static_cast<float>(std::log(static_cast<double>(filter.min_p))));
     }
-    // With top-p alone the mass to reach is known before anything is ranked.
+    // With top-p alone the weight to reach is known before anything is ranked.
     const bool only_top_p = filter.top_k <= 0 && !(filter.min_p > 0);
-    uint64_t need = only_top_p ? share(filter.top_p, total_mass(row, max, scale)) : 0;
+    uint64_t need = only_top_p ? share(filter.top_p, total_weight(row, max, scale)) : 0;
 
     // Most often the likeliest few are enough; look further down only as far as needed.
     for (const float level : {-4.0f, -8.0f, -12.0f, kLeast}) {
@@ -88,35 +88,35 @@ int64_t Drawer::draw(const LogitRow& row, const RowMaxima& maxima, const Filter&
     }
     if (filter.top_p < 1) {
         if (!only_top_p) need = share(filter.top_p, sum(ranked_));
-        last_key = key_at_mass(ranked_, need);
+        last_key = key_at_weight(ranked_, need);
     }
     std::erase_if(candidates_, [&](const Candidate& c) { return c.key < last_key; });
     uint64_t point = scale_to(random, sum(candidates_));
     for (const Candidate& c : candidates_) {
-        if (point < c.mass) return c.id();
-        point -= c.mass;
+        if (point < c.weight) return c.id();
+        point -= c.weight;
     }
     return maxima.argmax(row);  // not reached: the point is below the sum
 }
 
 double Drawer::log_total(const LogitRow& row, float max) {
-    return std::log(static_cast<double>(total_mass(row, max, 1.0f)) * 0x1.0p-42);
+    return std::log(static_cast<double>(total_weight(row, max, 1.0f)) * 0x1.0p-42);
 }
 
-// Also fills block_masses_.
-uint64_t Drawer::total_mass(const LogitRow& row, float max, float scale) {
-    block_masses_.resize(static_cast<size_t>(row.num_blocks()));
-    return row.kernels.sum_masses(row.x, row.count, max, scale, block_masses_.data());
+// Also fills block_weights_.
+uint64_t Drawer::total_weight(const LogitRow& row, float max, float scale) {
+    block_weights_.resize(static_cast<size_t>(row.num_blocks()));
+    return row.kernels.sum_softmax_weights(row.x, row.count, max, scale, block_weights_.data());
 }
 
 int64_t Drawer::draw_any(const LogitRow& row, float max, float scale, uint64_t random) {
-    uint64_t point = scale_to(random, total_mass(row, max, scale));
+    uint64_t point = scale_to(random, total_weight(row, max, scale));
     size_t block = 0;
-    while (point >= block_masses_[block]) point -= block_masses_[block++];
+    while (point >= block_weights_[block]) point -= block_weights_[block++];
     for (int64_t i = static_cast<int64_t>(block) * cpu::kLogitBlock;; ++i) {
-        const uint64_t mass = cpu::mass_of(row.x[i], max, scale);
-        if (point < mass) return i;
-        point -= mass;
+        const uint64_t weight = cpu::softmax_weight(row.x[i], max, scale);
+        if (point < weight) return i;
+        point -= weight;
     }
 }
 
@@ -133,32 +133,32 @@ void Drawer::gather(const LogitRow& row, const RowMaxima& maxima, float scale, f
             if ((x - max) * scale < least) continue;
             const uint64_t key = static_cast<uint64_t>(ordered(x)) << 32 |
                                  static_cast<uint32_t>(~static_cast<uint32_t>(i));
-            candidates_.push_back({key, cpu::mass_of(x, max, scale)});
+            candidates_.push_back({key, cpu::softmax_weight(x, max, scale)});
         }
     }
 }
 
-// The key at which masses in descending order of keys reach `need`. Only the side of each pivot
+// The key at which weights in descending order of keys reach `need`. Only the side of each pivot
 // that holds it is looked at again, so most of the list is never put in order.
-uint64_t Drawer::key_at_mass(std::span<Candidate> part, uint64_t need) {
+uint64_t Drawer::key_at_weight(std::span<Candidate> part, uint64_t need) {
     while (part.size() > 32) {
         uint64_t a = part.front().key, b = part[part.size() / 2].key, c = part.back().key;
         const uint64_t pivot = std::max(std::min(a, b), std::min(std::max(a, b), c));
         const auto middle = std::partition(part.begin(), part.end(),
                                            [&](const Candidate& x) { return x.key >= pivot; });
         const auto head = part.first(static_cast<size_t>(middle - part.begin()));
-        const uint64_t mass = sum(head);
-        if (mass >= need) {
+        const uint64_t weight = sum(head);
+        if (weight >= need) {
             part = head;
         } else {
-            need -= mass;
+            need -= weight;
             part = part.subspan(head.size());
         }
     }
     std::sort(part.begin(), part.end(), before);
     for (const Candidate& c : part) {
-        if (need <= c.mass) return c.key;
-        need -= c.mass;
+        if (need <= c.weight) return c.key;
+        need -= c.weight;
     }
     return 0;
 }

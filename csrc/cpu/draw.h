@@ -43,7 +43,7 @@ class Drawer {
   public:
     struct Candidate {
         uint64_t key;  // descending: x descending, then id ascending; no two are equal
-        uint64_t mass;
+        uint64_t weight;
 
         int64_t id() const { return static_cast<int64_t>(~key & 0xffffffffu); }
     };
@@ -56,12 +56,12 @@ class Drawer {
     double log_total(const LogitRow& row, float max);
 
   private:
-    uint64_t total_mass(const LogitRow& row, float max, float scale);
+    uint64_t total_weight(const LogitRow& row, float max, float scale);
     int64_t draw_any(const LogitRow& row, float max, float scale, uint64_t random);
     void gather(const LogitRow& row, const RowMaxima& maxima, float scale, float least);
-    static uint64_t key_at_mass(std::span<Candidate> part, uint64_t need);
+    static uint64_t key_at_weight(std::span<Candidate> part, uint64_t need);
 
-    std::vector<uint64_t> block_masses_;
+    std::vector<uint64_t> block_weights_;
     std::vector<Candidate> candidates_;  // by ascending id
     std::vector<Candidate> ranked_;      // the same, being put in order
 };

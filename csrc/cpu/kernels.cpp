@@ -38,7 +38,7 @@ const Kernels& kernels() {
         .attend = attend,
         .merge = merge,
         .scan_row = scan_row,
-        .sum_masses = sum_masses,
+        .sum_softmax_weights = sum_softmax_weights,
     };
     return table;
 }

@@ -220,8 +220,8 @@ struct Kernels {
     void (*attend)(const AttentionArgs&, const QueryTile&, int64_t partition, std::byte* scratch);
     void (*merge)(const AttentionArgs&, const QueryTile&, std::byte* scratch);
     RowScan (*scan_row)(const float* x, int64_t count, float* block_maxima);
-    uint64_t (*sum_masses)(const float* x, int64_t count, float max, float scale,
-                           uint64_t* block_masses);
+    uint64_t (*sum_softmax_weights)(const float* x, int64_t count, float max, float scale,
+                                    uint64_t* block_weights);
 };
 
 }  // namespace octavo::cpu

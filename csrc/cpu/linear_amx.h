@@ -2,8 +2,8 @@
 //
 // A panel is what the processor wants of a tile of weights as it lies in memory. Each 32 columns'
 // products are summed by the processor, the even and the odd ones apart, and then added to what is
-// there: an order of its own, but the same for each row in any company. So one row is computed this
-// way too; its tile is one row high, and memory is the limit.
+// there: an order of its own, but the same for each row, whatever other rows are in the batch. So
+// one row is computed this way too; its tile is one row high, and memory is the limit.
 #pragma once
 
 #include <algorithm>

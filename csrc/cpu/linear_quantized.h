@@ -3,8 +3,8 @@
 // A row of activations is quantised once, by groups of 32 columns as the weights are. Then an
 // output element is a chain over ascending groups: fma(integer dot product, product of the two
 // scales, sum), and for formats with minima one more for each of the group's minima. The integers
-// are exact and each row has scales of its own, so a row does not depend on its company, and all
-// instruction sets agree.
+// are exact and each row has scales of its own, so a row does not depend on the others in the
+// batch, and all instruction sets agree.
 #pragma once
 
 #include "cpu/kernels.h"

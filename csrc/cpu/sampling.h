@@ -3,7 +3,7 @@
 // What is done to a row x[0 .. V), in this order; every float operation is float32, unfused:
 //
 // 1. A NaN or +inf anywhere: status NotFinite. Raw log-probabilities, if wanted, are of x as it is
-//    now: x[i] - max - log(total mass at temperature 1), in double, rounded to float32 at the end.
+//    now: x[i] - max - log(total weight at temperature 1), in double, rounded to float32 last.
 // 2. If the allowed list is not empty, all others become -inf; so does what a grammar's mask
 //    leaves out, if the row has one. Bias is added in list order.
 //    Repetition penalty p over all tokens before: x > 0 ? x / p : x * p. Then, for tokens among the
@@ -13,16 +13,16 @@
 //    id.
 // 4. t[i] = (x[i] - max) * (1 / temperature). Survivors are always the first n tokens in the order
 //    (x descending, id ascending): min-p keeps t >= float(log(double(min_p))); top-k the first k of
-//    them; top-p the fewest whose masses reach ceil(double(top_p) * double(sum of masses)), at
+//    them; top-p the fewest whose weights reach ceil(double(top_p) * double(sum of weights)), at
 //    least one.
-// 5. One draw among the survivors by their masses.
+// 5. One draw among the survivors by their weights.
 //
-// Masses are whole numbers: exp(t) in units of 2^-42, rounded to nearest, ties to even. Sums of
+// Weights are whole numbers: exp(t) in units of 2^-42, rounded to nearest, ties to even. Sums of
 // whole numbers do not depend on their order, so any split into lanes, blocks, threads or GPU warps
-// draws the same token. exp is the polynomial in masses.h. With r the first two words of Philox
-// (key = seed, counter = position), low word first, the point is the upper half of r * (sum of
-// masses), and the token is the first, by ascending id, up to which the masses add up to more than
-// the point.
+// draws the same token. exp is the polynomial in softmax_weights.h. With r the first two words of
+// Philox (key = seed, counter = position), low word first, the point is the upper half of r * (sum
+// of weights), and the token is the first, by ascending id, up to which the weights add up to more
+// than the point.
 //
 // tests/kernels/sampling_reference.py is the same in slow numpy.
 #pragma once
@@ -82,7 +82,7 @@ struct SampleArgs {
     float* top_logprobs;  // or as asked; ids are -1 where there are no more
 };
 
-constexpr int64_t kMaxVocab = int64_t{1} << 21;  // so that a sum of masses fits 64 bits
+constexpr int64_t kMaxVocab = int64_t{1} << 21;  // so that a sum of weights fits 64 bits
 
 void sample(Team& team, const SampleArgs& args);
 

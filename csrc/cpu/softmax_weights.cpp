@@ -32,7 +32,7 @@ OCTAVO_INLINE Keys scan(const float* x, int64_t count) {
 OCTAVO_INLINE uint64_t sum(const float* x, int64_t count, float max, float scale) {
     uint64_t total = 0;
     for (int64_t i = 0; i < count; ++i) {
-        total += mass_of(x[i], max, scale);
+        total += softmax_weight(x[i], max, scale);
     }
     return total;
 }
@@ -54,14 +54,15 @@ RowScan scan_row(const float* x, int64_t count, float* block_maxima) {
     return {unordered(keys.greatest), usable};
 }
 
-uint64_t sum_masses(const float* x, int64_t count, float max, float scale, uint64_t* block_masses) {
+uint64_t sum_softmax_weights(const float* x, int64_t count, float max, float scale,
+                             uint64_t* block_weights) {
     uint64_t total = 0;
     for (int64_t start = 0; start < count; start += kLogitBlock) {
         const int64_t length = std::min(kLogitBlock, count - start);
-        const uint64_t mass = length == kLogitBlock ? sum(x + start, kLogitBlock, max, scale)
-                                                    : sum(x + start, length, max, scale);
-        *block_masses++ = mass;
-        total += mass;
+        const uint64_t weight = length == kLogitBlock ? sum(x + start, kLogitBlock, max, scale)
+                                                      : sum(x + start, length, max, scale);
+        *block_weights++ = weight;
+        total += weight;
     }
     return total;
 }

@@ -1,4 +1,4 @@
-// The two passes over a whole row of logits: its maxima, and its masses (sampling.h says what they
+// The two passes over a whole row of logits: its maxima, and its weights (sampling.h says what they
 // are). Plain loops without float sums or fused operations: the bits are the same on every
 // instruction set, only the width of the vectors differs.
 #pragma once
@@ -31,9 +31,9 @@ OCTAVO_INLINE float exp_unfused(float t) {
     return y * std::bit_cast<float>((exponent + 127) << 23);
 }
 
-// The mass of one token. 1024 has its last place at 2^-42, so adding it leaves whole units in the
+// The weight of one token. 1024 has its last place at 2^-42, so adding it leaves whole units in the
 // mantissa, rounded.
-OCTAVO_INLINE uint64_t mass_of(float x, float max, float scale) {
+OCTAVO_INLINE uint64_t softmax_weight(float x, float max, float scale) {
     const double shifted = static_cast<double>(exp_unfused((x - max) * scale)) + 1024.0;
     return std::bit_cast<uint64_t>(shifted) - std::bit_cast<uint64_t>(1024.0);
 }
@@ -44,7 +44,8 @@ OCTAVO_INLINE uint64_t mass_of(float x, float max, float scale) {
 namespace octavo::cpu::OCTAVO_ISA {
 
 RowScan scan_row(const float* x, int64_t count, float* block_maxima);
-uint64_t sum_masses(const float* x, int64_t count, float max, float scale, uint64_t* block_masses);
+uint64_t sum_softmax_weights(const float* x, int64_t count, float max, float scale,
+                             uint64_t* block_weights);
 
 }  // namespace octavo::cpu::OCTAVO_ISA
 #endif

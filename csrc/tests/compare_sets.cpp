@@ -293,15 +293,16 @@ int compare_attention(KVFormat format, int64_t window) {
 
 int compare_logits(int64_t count) {
     const std::vector<float> x = random_floats(count);
-    return compare("masses", [&](const Kernels& kernels) {
+    return compare("weights", [&](const Kernels& kernels) {
         const auto blocks = static_cast<size_t>((count + kLogitBlock - 1) / kLogitBlock);
         std::vector<float> maxima(blocks);
-        std::vector<uint64_t> masses(blocks + 1);
+        std::vector<uint64_t> weights(blocks + 1);
         const RowScan scan = kernels.scan_row(x.data(), count, maxima.data());
-        masses[blocks] = kernels.sum_masses(x.data(), count, scan.max, 0.7F, masses.data());
-        Bytes result(blocks * 4 + masses.size() * 8);
+        weights[blocks] =
+            kernels.sum_softmax_weights(x.data(), count, scan.max, 0.7F, weights.data());
+        Bytes result(blocks * 4 + weights.size() * 8);
         std::memcpy(result.data(), maxima.data(), blocks * 4);
-        std::memcpy(result.data() + blocks * 4, masses.data(), masses.size() * 8);
+        std::memcpy(result.data() + blocks * 4, weights.data(), weights.size() * 8);
         return result;
     });
 }
