@@ -36,7 +36,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048  # tokens in one step
     policy: Policy = "fcfs"
     max_queue: int = 1024  # waiting sequences before new ones are refused (503)
-    # Who would wait longer for a turn, or longer than clients do, is refused (503); inf: nobody.
+    # Requests that would wait longer, or longer than clients do, are refused (503); inf: none.
     queue_timeout_s: float = 30.0
     max_step_ms: float = (
         200.0  # a step with prefill is cut to about this long while others are decoding
@@ -138,7 +138,7 @@ class SpeculationConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What `octavo serve` and `LLM` were asked for; the model settles what is `auto` or None."""
+    """The settings of `octavo serve` and `LLM`; the model settles what is `auto` or None."""
 
     model: str = "demo://smollm2"  # folder, .gguf, hf://ORG/NAME[@REV], ORG/NAME, demo://NAME
     tokenizer: str | None = None  # folder or file; default: the model's own

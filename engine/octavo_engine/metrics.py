@@ -1,6 +1,6 @@
 """What the engine counts and how it is exposed: one registry, one event loop, no locks.
 
-Counters that the core keeps (EngineStats) are read when somebody scrapes, so a step pays nothing
+Counters that the core keeps (EngineStats) are read at a scrape, so a step pays nothing
 for them; latencies are observed by the API server, where the bytes leave.
 """
 
@@ -79,7 +79,7 @@ class Histogram:
         self._sum += value
 
     def load(self, counts: Sequence[int], total: float) -> None:
-        """Take the place of what was observed; where somebody else counts."""
+        """Take the place of what was observed; where another part counts."""
         self._counts, self._sum = list(counts), total
 
     @property
@@ -141,7 +141,7 @@ class MetricsSnapshot:
 
 
 class EngineMetrics:
-    """All metrics of one engine. `snapshot` is asked at each scrape for the core's figures."""
+    """All metrics of one engine. `snapshot` reads the core's figures at each scrape."""
 
     def __init__(
         self,

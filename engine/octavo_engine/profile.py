@@ -39,7 +39,7 @@ class Laps:
         self.phases: list[tuple[str, int, int]] = []  # name, begin, end
         self.inside: list[tuple[str, int, int, Event]] = []  # of phases: the backend's operations
 
-    def begin(self) -> int:
+    def start(self) -> int:
         self.phases, self.inside = [], []
         self._last_ns = self._clock_ns()
         return self._last_ns
@@ -53,7 +53,7 @@ class Laps:
 
 @runtime_checkable
 class Lapped(Protocol):
-    """Who can tell the phases of its own work, where laps are given."""
+    """A backend that reports the phases of its own work, where laps are given."""
 
     laps: Laps | None
 
@@ -78,15 +78,15 @@ class StepProfile:
         self._events: list[Event] = []
         self._phases: dict[str, str] = {}  # of requests: what each does now
 
-    # ── what the engine tells ──
+    # ── called by the engine ──
 
-    def begin_step(self) -> None:
-        self._step_ns = self.laps.begin()
+    def start_step(self) -> None:
+        self._step_ns = self.laps.start()
 
     def end_step(
         self, batch: ScheduledBatch, outputs: Sequence[SequenceOutput], stats: EngineStats
     ) -> None:
-        """The last phase was marked; the engine tells of the step from here on."""
+        """The last phase was marked; the engine reports the step from here on."""
         for sequence in batch.sequences:
             if sequence.request_id not in self._phases:  # it ran before the recording began
                 self._enter(sequence.request_id, "decode", self._step_ns)
@@ -124,7 +124,7 @@ class StepProfile:
             self._async("e", request_id, phase, self._clock_ns())
 
     def sent(self) -> None:
-        """What the core had to tell is on its way; of interest after a step."""
+        """The core's message is sent; of interest after a step."""
         if not self._is_step_fresh:
             return
         self._is_step_fresh = False

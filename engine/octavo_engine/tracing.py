@@ -111,7 +111,7 @@ class EngineTracing:
 
 
 class EngineTrace:
-    """One request's spans; `timeline` is for those who know something of it to fill in."""
+    """One request's spans; `timeline` is filled in by the parts that handle it."""
 
     def __init__(
         self, tracer: Tracer, name: str, route: str, traceparent: str,

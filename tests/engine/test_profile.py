@@ -126,7 +126,7 @@ def test_a_real_model_tells_forward_masks_and_sampling_apart(tmp_path: Path):
 def test_what_is_too_much_is_not_kept(tmp_path: Path):
     profile = StepProfile(Clock(), max_events=6)
     for _ in range(9):
-        profile.begin_step()
+        profile.start_step()
         profile.laps.mark("schedule")
         profile.end_step(ScheduledBatch(), [], EngineStats())
         profile.sent()
@@ -142,7 +142,7 @@ def test_what_is_too_much_is_not_kept(tmp_path: Path):
 def test_operations_leave_room_for_the_steps_after_them(tmp_path: Path):
     profile = StepProfile(Clock(), max_events=40)
     for _ in range(6):
-        profile.begin_step()
+        profile.start_step()
         profile.laps.inside += [("linear", 1, 2, {"rows": 1})] * 8
         profile.laps.mark("forward")
         profile.end_step(ScheduledBatch(), [], EngineStats())
@@ -158,7 +158,7 @@ def test_a_request_that_ran_before_and_one_that_is_aborted(tmp_path: Path):
     profile.waits("a")
     profile.leave("a")
     profile.leave("a")
-    profile.begin_step()
+    profile.start_step()
     profile.laps.mark("schedule")
     output = SequenceOutput(request_id="unknown", token_ids=[1], finish_reason="stop")
     profile.end_step(ScheduledBatch(), [output], EngineStats())

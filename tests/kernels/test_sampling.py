@@ -419,7 +419,7 @@ def test_arrays_that_do_not_agree_are_refused() -> None:
 def test_tokens_that_are_asked_for_come_in_place_of_the_likeliest(vocab: int) -> None:
     batch = make_batch(5, seed=range(5), temperature=[0, 1, 1, 0, 1], repetition_penalty=1.2)
     last = vocab - 1
-    batch.asked = ragged([[last, 0, last], [], [0], [last // 2] * 80, [0, last]])
+    batch.logprob_ids = ragged([[last, 0, last], [], [0], [last // 2] * 80, [0, last]])
     batch.num_logprobs = 80
     logits = make_logits(5, vocab)
     logits[4, 0] = np.nan
@@ -428,7 +428,7 @@ def test_tokens_that_are_asked_for_come_in_place_of_the_likeliest(vocab: int) ->
     assert got.top_ids[0, :4].tolist() == [last, 0, last, -1]
     assert got.top_ids[4].tolist() == [-1] * 80
     # Log-probabilities are those that the whole vocabulary has.
-    batch.asked, batch.num_logprobs = None, vocab
+    batch.logprob_ids, batch.num_logprobs = None, vocab
     whole = run(logits, batch)
     assert whole.top_ids is not None and whole.top_logprobs is not None
     of = dict(zip(whole.top_ids[0].tolist(), whole.top_logprobs[0].tolist(), strict=True))
@@ -437,6 +437,6 @@ def test_tokens_that_are_asked_for_come_in_place_of_the_likeliest(vocab: int) ->
 
 def test_more_tokens_than_there_is_room_for_are_refused() -> None:
     batch = make_batch(1)
-    batch.asked, batch.num_logprobs = ragged([[1, 2]]), 1
+    batch.logprob_ids, batch.num_logprobs = ragged([[1, 2]]), 1
     with pytest.raises(ValueError, match="asked_starts"):
         run(make_logits(1, 8), batch)

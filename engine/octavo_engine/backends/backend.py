@@ -86,7 +86,7 @@ class PendingSample(Protocol):
 
 @runtime_checkable
 class LaunchesSteps(Protocol):
-    """A backend that computes in the order of launches, while who launches goes on."""
+    """A backend that computes in the order of launches, while its caller goes on."""
 
     @property
     def launch_waits(self) -> bool:

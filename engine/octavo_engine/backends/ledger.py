@@ -44,7 +44,7 @@ class WeightLedger:
         return not self._missing
 
     def take(self, name: str, shape: tuple[int, ...]) -> StoredTensor | None:
-        """The tensor; None if there is none, which `finish` will tell with all the others."""
+        """The tensor; None if there is none, which `finish` will report with all the others."""
         if name not in self._names and not self._is_dummy:
             self._missing.append(name)
             return None
@@ -59,7 +59,7 @@ class WeightLedger:
             self._progress(self._done_bytes, max(self._done_bytes, self._checkpoint.total_bytes))
 
     def finish(self) -> None:
-        """Raises ModelError that lists what was missing; logs what nobody took."""
+        """Raises ModelError that lists what was missing; logs the tensors that were not taken."""
         if self._missing:
             raise ModelError(
                 f"the checkpoint lacks {_counted(self._missing)} that config.json asks for: "

@@ -62,7 +62,7 @@ class Ahead:
     def turn(self, outputs: list[SequenceOutput]) -> ScheduledBatch:
         """Launch the next batch, then add what came of the one before. Returns what was launched,
         which is empty when there is nothing to do."""
-        # First of all: who has to make way depends on it, and nobody under way can be made to.
+        # First of all: which sequences give way depends on it, and none under way can.
         now: float | None = self._scheduler.expire()
         if self._flights and not self._scheduler.can_plan_ahead():
             self._report(outputs)

@@ -1,6 +1,6 @@
 """Beam search: keep the most likely few texts at every token, as a decision without effects.
 
-Who drives it asks for the most likely next tokens of `live` and hands them to `advance`. A beam is
+Its caller asks for the most likely next tokens of `live` and hands them to `advance`. A beam is
 worth its log-probability divided by its length to the power of the length penalty; tokens of the
 prompt do not count.
 """

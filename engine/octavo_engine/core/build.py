@@ -46,7 +46,7 @@ def resolve(
 
 
 def localized(config: EngineConfig, files: ModelFiles | None) -> EngineConfig:
-    """The same settings with the model found: nobody has to fetch it again."""
+    """The same settings with the model found: it is not fetched again."""
     if files is None:
         return config
     return config.replace(

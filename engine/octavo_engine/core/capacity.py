@@ -7,7 +7,7 @@ from typing import NamedTuple
 from octavo_engine.config import BLOCK_SIZE, HOST_MEMORY_FRACTION, EngineConfig
 from octavo_engine.errors import ConfigError
 
-# A context cut to less would serve nobody; who wants it can ask for it by name.
+# A context cut to less is of no use; --max-model-len sets one.
 MIN_CONTEXT = 128
 
 
@@ -33,7 +33,7 @@ def kv_memory(config: EngineConfig, free_bytes: int) -> int:
 
 
 def check_context(config: EngineConfig, own_max_model_len: int) -> None:
-    """Raises ConfigError. Needs no weights, so nobody waits for them to learn it."""
+    """Raises ConfigError. Needs no weights, so it is known before they are loaded."""
     asked = config.max_model_len
     if asked is not None and asked > own_max_model_len:
         raise ConfigError(

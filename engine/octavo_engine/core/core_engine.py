@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CoreEngine(Protocol):
-    """Requests in, steps on demand, news out. One thread owns it; nothing in it waits."""
+    """Requests in, steps on demand, outputs out. One thread owns it; nothing in it waits."""
 
     last_step_was_empty: bool
     profile: StepProfile | None  # while steps are recorded; see `record`
@@ -38,19 +38,19 @@ class CoreEngine(Protocol):
         """End a request now. Unknown or finished: None. See `Scheduler.abort`."""
 
     def suspend(self, request_id: str, *, on: bool) -> None:
-        """Nobody reads what it yields, or somebody does again. Unknown or finished: nothing."""
+        """Its output is not read for now, or is read again. Unknown or finished: nothing."""
 
     def step(self) -> StepOutput:
         """Compute one batch."""
 
     def report(self, outputs: list[SequenceOutput]) -> StepOutput:
-        """All there is to tell after a command when there was no step."""
+        """All there is to report after a command when there was no step."""
 
     def take_refused(self) -> list[tuple[str, RequestError]]:
         """Requests that were taken in and cannot be served after all; each is handed out once."""
 
     def record(self, profile: StepProfile | None) -> None:
-        """Tell `profile` of every step from now on; None: no more."""
+        """Report every step to `profile` from now on; None: no more."""
 
     def label(self, request_id: str, labels: Labels) -> None: ...
     def watch(self, *, on: bool) -> None: ...

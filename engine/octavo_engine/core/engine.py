@@ -42,7 +42,7 @@ _COUNTERS = (
 
 
 class Engine:
-    """Requests in, steps on demand, news of sequences out."""
+    """Requests in, steps on demand, outputs of sequences out."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Engine:
         self._processors.resolve(request.params.logits_processors)
         grammar = None
         if request.params.grammar is not None:
-            grammar = self._begin_grammar(request)
+            grammar = self._submit_grammar(request)
             if grammar is None:
                 return  # it comes in line once its grammar is compiled
         self._take_in(request, grammar)
@@ -109,7 +109,7 @@ class Engine:
         """Compute one batch. What a whole step raises fails the sequences in it, not the engine."""
         profile, was_under_way = self.profile, bool(self._ahead)
         if profile is not None:
-            profile.begin_step()
+            profile.start_step()
         ended = [] if self._grammars is None else self._settle_grammars(self._grammars)
         outputs: list[SequenceOutput] = []
         batch = self._turn(outputs) if self._ahead is None else self._turn_ahead(outputs)
@@ -117,7 +117,7 @@ class Engine:
         self._live.difference_update(o.request_id for o in outputs if o.finish_reason is not None)
         self.last_step_was_empty = is_empty = batch.is_empty and not was_under_way
         if is_empty and self._grammars is not None and not outputs and not self._refused:
-            self._grammars.wait(0.002)  # for whoever steps without a pause
+            self._grammars.wait(0.002)  # for a caller that steps without a pause
         report = self.report(outputs)
         if profile is not None and not is_empty and report.stats is not None:
             profile.laps.mark("report")
@@ -132,7 +132,7 @@ class Engine:
                 part.laps = laps
 
     def report(self, outputs: list[SequenceOutput]) -> StepOutput:
-        """All there is to tell after a step, or after a command when there was none."""
+        """All there is to report after a step, or after a command when there was none."""
         residency = self.scheduler.kv.residency.take()
         if self._kv_events is not None:
             recorder, publisher = self._kv_events
@@ -268,12 +268,12 @@ class Engine:
         if self.profile is not None:
             self.profile.waits(request.request_id)
 
-    def _begin_grammar(self, request: EngineRequest) -> GrammarRun | None:
+    def _submit_grammar(self, request: EngineRequest) -> GrammarRun | None:
         if self._grammars is None:
             if self._make_grammars is None:
                 raise InvalidRequest("this engine has no grammars", param="response_format")
             self._grammars = self._make_grammars()
-        return self._grammars.begin(request)
+        return self._grammars.submit(request)
 
     def _settle_grammars(self, grammars: GrammarQueue) -> list[SequenceOutput]:
         """Put those in line whose grammar is compiled. Returns what ended instead."""

@@ -50,7 +50,7 @@ class GrammarQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def begin(self, request: EngineRequest) -> GrammarRun | None:
+    def submit(self, request: EngineRequest) -> GrammarRun | None:
         """The run if the grammar is known already; otherwise the request waits here.
 
         Raises InvalidRequest or QueueFull.
@@ -67,7 +67,7 @@ class GrammarQueue:
         return None
 
     def settle(self) -> Settled:
-        """Who need not wait any longer."""
+        """The requests that need not wait any longer."""
         settled = Settled([], [], [])
         if not self._waiting:
             return settled
@@ -101,7 +101,7 @@ class GrammarQueue:
         return run_of(request, compiled, self.workers, is_jumping=self._is_jumping)
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until something is compiled, for who has nothing else to do."""
+        """Sleep until something is compiled, for a caller that has nothing else to do."""
         self._woken.wait(timeout_s)
         self._woken.clear()
 
@@ -127,8 +127,8 @@ def run_of(
         ignore_eos=params.ignore_eos,
         stop_token_ids=params.stop_token_ids,
         is_jumping=(
-            # Only where sampling could not but choose the forced token, and nobody wants to know
-            # how likely it was.
+            # Only where sampling could not but choose the forced token, and its
+            # probability is not reported.
             is_jumping
             and params.logprobs is None
             and not params.logits_processors

@@ -37,7 +37,7 @@ class CoreLoop:
         self._emit = emit
         self._closing = False  # no new requests; ends when the last one is done
         self._stopped = False
-        self._written: ProfileWritten | None = None  # not told yet
+        self._written: ProfileWritten | None = None  # not sent yet
 
     def run(self) -> None:
         engine = self._engine
@@ -62,7 +62,7 @@ class CoreLoop:
                     engine.profile.sent()
 
     def _take(self, *, wait: bool, pause_s: float) -> list[wire.ToCore]:
-        """All commands that are there; at least one if asked to wait."""
+        """All commands that are there; at least one with `wait`."""
         messages: list[wire.ToCore] = []
         try:
             if wait and not self._closing:

@@ -21,7 +21,7 @@ MAX_CHOICES = 1 << 23  # prompt log-probabilities of one request; the answer is 
 
 
 class Encoder(Protocol):
-    """The one thing that is asked of a tokenizer here."""
+    """The one method of a tokenizer that is needed here."""
 
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True
@@ -51,7 +51,7 @@ def settle_params(
     if params.stop and not params.detokenize:
         raise InvalidRequest("stop strings need detokenize to be true", param="stop")
     max_tokens = _max_tokens(len(prompt_token_ids), params, info)
-    _check_told(told, params.n, max_tokens, info)
+    _check_resumed(told, params.n, max_tokens, info)
     changes: dict[str, object] = {}
     if max_tokens != params.max_tokens:
         changes["max_tokens"] = max_tokens
@@ -135,9 +135,9 @@ def _max_tokens(prompt_length: int, params: SamplingParams, info: ModelInfo) -> 
     return params.max_tokens
 
 
-def _check_told(told: Sequence[ResumedOutput], n: int, max_tokens: int, info: ModelInfo) -> None:
+def _check_resumed(told: Sequence[ResumedOutput], n: int, max_tokens: int, info: ModelInfo) -> None:
     if told and len(told) != n:
-        raise InvalidRequest(f"tokens tell of {len(told)} answers, but n is {n}", param="tokens")
+        raise InvalidRequest(f"tokens has {len(told)} answers, but n is {n}", param="tokens")
     for index, answer in enumerate(told):
         _check_ids("tokens", answer.token_ids, info)
         if len(answer.token_ids) > max_tokens:

@@ -32,10 +32,10 @@ def _calls_of(events: list[Event]) -> list[Event]:
 
 
 class AnswerParser:
-    """A Parser. Calls inside reasoning are thoughts, not calls; but where the reasoning never ends,
-    the model went from it to its calls without saying so.
+    """A Parser. Calls inside reasoning are reasoning, not calls; but where the reasoning never
+    ends, the model went from it to its calls without saying so.
 
-    So thoughts from the mark of a call on, one of `begins`, wait for what comes: the end of the
+    So reasoning from the mark of a call on, one of `begins`, waits for what comes: the end of the
     reasoning, or of the text.
     """
 

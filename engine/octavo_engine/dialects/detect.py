@@ -1,4 +1,4 @@
-"""Which dialect a model speaks, told from its chat template: the words it puts around calls."""
+"""Which dialect a model speaks, read from its chat template: the words it puts around calls."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _reasoning(text: str) -> str | None:
     if "<|inner_prefix|>" in text:
         return "apertus"
     if "</think>" in text or "<think>" in text:
-        # These drop the thoughts of earlier turns and let the model think in every one.
+        # These drop the reasoning of earlier turns and let the model think in every one.
         return (
             "deepseek_r1"
             if marks.DEEPSEEK_ASSISTANT in text and "thinking" not in text

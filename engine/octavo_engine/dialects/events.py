@@ -51,7 +51,7 @@ class Parser(Protocol):
 
 
 def joined(events: list[Event]) -> list[Event]:
-    """Neighbours of one kind as one event: the form in which two parses are compared."""
+    """Adjacent events of one kind as one: the form in which two parses are compared."""
     result: list[Event] = []
     for event in events:
         last = result[-1] if result else None

@@ -21,7 +21,7 @@ PLAIN = JsonCalls(bare=True)  # [{"name": …, "parameters": …}, …], for mod
 
 @dataclass(frozen=True, slots=True)
 class Enforced:
-    """A grammar in the words of a request, and who reads what it makes."""
+    """A grammar in the words of a request, and the parser of what it makes."""
 
     kind: Literal["json_schema", "structural_tag"]
     value: dict[str, Any]
@@ -42,7 +42,7 @@ def one_named(tool: Tool) -> Enforced:
 
 
 def at_least_one(tools: Sequence[Tool], format: ToolFormat | None, *, parallel: bool) -> Enforced:
-    """The answer is calls and nothing else, in the model's own way where that can be told."""
+    """The answer is calls and nothing else, in the model's own way where that is known."""
     if format is None or format.tags is None:
         return Enforced("json_schema", _plain_list(tools, parallel=parallel), "plain")
     shape = calls_shape(tools, format.tags, parallel=parallel)
@@ -54,7 +54,7 @@ def strict_calls(
 ) -> Enforced | None:
     """Free text; but once a call begins, its arguments follow the schema of its function.
 
-    None: no function is strict, or calls of this dialect have no beginning that can be told.
+    None: no function is strict, or calls of this dialect have no beginning that is recognised.
     """
     if format is None or format.tags is None or not format.tags.trigger:
         return None
@@ -73,7 +73,8 @@ def strict_calls(
 def calls_or(
     tools: Sequence[Tool], format: ToolFormat | None, answer: dict[str, Any], *, parallel: bool
 ) -> Enforced | None:
-    """Calls, or an answer of this shape. None: the dialect's calls cannot be told from it."""
+    """Calls, or an answer of this shape. None: the dialect's calls cannot be distinguished from
+    it."""
     if format is None or format.tags is None:
         return None
     calls = calls_shape(tools, format.tags, parallel=parallel)

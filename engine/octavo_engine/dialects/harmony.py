@@ -1,10 +1,10 @@
-"""Harmony, as gpt-oss writes it: messages on channels, which are thoughts, answer or calls.
+"""Harmony, as gpt-oss writes it: messages on channels, which are reasoning, answer or calls.
 
-    <|channel|>analysis<|message|>…<|end|>                             thoughts
+    <|channel|>analysis<|message|>…<|end|>                             reasoning
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>…<|call|>
     <|start|>assistant<|channel|>final<|message|>…<|return|>           the answer
 
-The prompt ends with `<|start|>assistant`. Thoughts and calls are parts of one notation, so one
+The prompt ends with `<|start|>assistant`. Reasoning and calls are parts of one notation, so one
 parser reads both.
 """
 
@@ -65,7 +65,7 @@ HARMONY = HarmonyFormat(
 
 
 class HarmonyParser:
-    """One answer's. Without `tools` no call is read: what would be one is a thought."""
+    """One answer's. Without `tools` no call is read: what would be one is reasoning."""
 
     def __init__(self, *, is_open: bool, tools: Tools | None) -> None:
         self._tools = tools
@@ -115,7 +115,7 @@ class HarmonyParser:
         if not ended and len(held) <= _MAX_HEADER + len(MESSAGE) and _begins_header(held):
             return False
         if ended and (not held.strip() or held.lstrip().startswith(_HEADS)):
-            self._held = ""  # cut inside a header, or layout: nobody is told of it
+            self._held = ""  # cut inside a header, or layout: it makes no event
             return False
         self._begin("", events)  # no header, so text
         text = held.lstrip()
@@ -191,7 +191,7 @@ class HarmonyParser:
 
 
 def _begins_header(held: str) -> bool:
-    """Whether this is the beginning of a header, as far as can be told."""
+    """Whether this is the beginning of a header, as far as is known."""
     text = held.lstrip()
     return text.startswith(_HEADS) or any(head.startswith(text) for head in _HEADS)
 

@@ -1,4 +1,5 @@
-"""Calls written as JSON objects with a name and arguments: most formats, told apart by data."""
+"""Calls written as JSON objects with a name and arguments: most formats, which differ in data
+only."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ class JsonCallsParser(Machine):
         return False
 
     def call(self, *, bare: bool) -> Steps[bool]:
-        """One object, from its brace on. False: nothing of it was told, it is no call."""
+        """One object, from its brace on. False: no event of it was made, it is no call."""
         if self._format.is_keyed:
             return (yield from self._keyed_call())
         name: str | None = None

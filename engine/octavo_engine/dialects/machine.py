@@ -212,7 +212,7 @@ class Machine:
             self._events.append(Arguments(self._num_calls - 1, text))
 
     def content_before(self, *markers: str) -> Steps[str]:
-        """Tells all up to the first marker, which is consumed but not settled. Empty: the end."""
+        """Emits all up to the first marker, which is consumed but not settled. Empty: the end."""
         while True:
             marker, at = earliest(self._text, self._at, markers)
             if marker or at == len(self._text) or self._ended:

@@ -1,4 +1,4 @@
-"""Where a model's thoughts end and its answer begins: tags at the head of the text."""
+"""Where a model's reasoning ends and its answer begins: tags at the head of the text."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class ReasoningFormat:
 
 
 class Splitter(Parser, Protocol):
-    """A Parser that tells thoughts from the rest."""
+    """A Parser that separates reasoning from the rest."""
 
     @property
     def is_undecided(self) -> bool:
         """Whether the answer's head says too little yet."""
 
-    # The character at which the answer proper begins, once it is known. Who reads calls in thoughts
-    # that never end sets it.
+    # The character at which the answer proper begins, once it is known. A parser of calls in
+    # reasoning that never ends sets it.
     ends_at: int | None
 
 
@@ -92,7 +92,7 @@ class ReasoningParser:
         return self._inside(ended=ended)
 
     def _decide(self, *, ended: bool) -> bool:
-        """Does it begin with reasoning? False: more text will tell."""
+        """Does it begin with reasoning? False: more text will show."""
         stripped = self._held.lstrip(_SPACE)
         for mark in self._format.opens:
             if stripped.startswith(mark):
@@ -102,7 +102,7 @@ class ReasoningParser:
         if not ended and any(mark.startswith(stripped) for mark in self._marks):
             return False
         if self._is_open or stripped.startswith(self._format.closes):
-            self._state = "inside"  # or thoughts that end before they begin
+            self._state = "inside"  # or reasoning that ends before it begins
         else:
             self._state = "after"
             self._fresh = False  # its white space is its own

@@ -114,7 +114,7 @@ class GrammarCompiler:
         return self._cached_bytes
 
     def compile(self, spec: GrammarSpec) -> Compilation:
-        """Done at once if it is known; otherwise `settle` tells. Raises QueueFull."""
+        """Done at once if it is known; otherwise `settle` says so. Raises QueueFull."""
         if (known := self._cache.get(spec)) is not None:
             self._cache.move_to_end(spec)
             self.stats.hits += 1

@@ -1,4 +1,4 @@
-"""What requests ask for, in one normal form: equal wishes become equal specs."""
+"""What requests ask for, in one normal form: equal constraints become equal specs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def grammar_spec(text: str, *, after: str | None = None) -> GrammarSpec:
 
 
 def anything_spec() -> GrammarSpec:
-    """Any answer, control tokens included: for what is asked only of the text before it."""
+    """Any answer, control tokens included: for what constrains only the text before it."""
     return GrammarSpec(kind="lark", text="start: <[*]>*")
 
 

@@ -21,7 +21,7 @@ def is_dead_end(reason: str) -> bool:
 
 
 def explained(reason: str) -> str:
-    """The library's message for those who wrote the grammar: one line, bounded."""
+    """The library's message for the grammar's author: one line, bounded."""
     return _NO_TEXT if is_dead_end(reason) else _line(reason)[:_MAX_REASON]
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PARAM = "response_format"
 
-# Keywords that assert something which no grammar holds an answer to. Others that nobody knows are
+# Keywords that assert something which no grammar holds an answer to. Other unknown ones are
 # annotations, as JSON Schema has it.
 UNSUPPORTED = frozenset(
     {

@@ -59,8 +59,8 @@ def source_of(
 
 
 def lark_regex(pattern: str) -> str:
-    r"""For use between slashes. \d, \w and \s mean ASCII, as in most engines: nobody who writes
-    \d{4} wants other scripts' digits."""
+    r"""For use between slashes. \d, \w and \s mean ASCII, as in most engines: \d{4}
+    is not meant to match other scripts' digits."""
     return regex_to_lark(pattern, "dws")
 
 

@@ -29,7 +29,7 @@ class Undecided(Exception):
 
 
 def verdict(text: str, schema: Any) -> bool | None:
-    """Whether an answer is valid; None: it cannot be told."""
+    """Whether an answer is valid; None: it is not known."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

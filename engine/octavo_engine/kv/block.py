@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Block:
-    """Sixteen token positions of KV memory: who counts on it, and under which name it is cached.
+    """Sixteen token positions of KV memory: how many use it, and under which name it is cached.
 
     `parent` and `tokens` are set while it is published in the prefix cache; `digest` too if it is
     full.

@@ -1,4 +1,4 @@
-"""Who hears of what the prefix cache holds. The cache itself knows nothing of why."""
+"""The interface of parts that follow what the prefix cache holds."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class KVManager:
     def __init__(self, num_blocks: int, *, cache_key: bytes = b"", caching: bool = True) -> None:
         self.pool = BlockPool(num_blocks)
         self.residency = ResidencyLabels(self.pool.cache)
-        self.computing: dict[bytes, Sequence] = {}  # digest of a block to come -> who computes it
+        self.computing: dict[bytes, Sequence] = {}  # digest of a block to come -> its sequence
         self.pinned: list[Block] = []  # sources of this step's copies: they must survive until then
         self._cache_key = cache_key
         self._named: tuple[list[int], str, list[bytes]] | None = None  # a prompt, salt, digests
@@ -168,7 +168,7 @@ class KVManager:
 
     def release_spoiled(self, sequence: Sequence) -> None:
         """Take its blocks back and forget what they hold: its numbers went wrong somewhere, perhaps
-        in an earlier chunk, perhaps in blocks that it found; nobody else shall find them."""
+        in an earlier chunk, perhaps in blocks that it found; no other sequence may find them."""
         for block_id in sequence.block_table:
             block = self.pool.blocks[block_id]
             if block.parent is not None:

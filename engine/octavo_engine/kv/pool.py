@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class BlockPool:
-    """A fixed number of blocks, each either free (counted by nobody) or held by `ref_count` owners.
+    """A fixed number of blocks, each either free (without an owner) or held by `ref_count` owners.
 
     Eviction is lazy: a freed block stays published, and can be hit, until its memory is needed.
     """

@@ -32,14 +32,14 @@ class PrefixCache:
     so.
 
     Blocks with the same parent are *siblings*, kept sorted by their packed tokens. The sibling with
-    the longest common prefix to any run of tokens is then a neighbour of the place where that run
+    the longest common prefix to any run of tokens is then beside the place where that run
     would be inserted: an exact answer by bisection, however many prompts begin alike.
     """
 
     def __init__(self) -> None:
         self._full: dict[bytes, Block] = {}
         self._siblings: dict[bytes, list[tuple[bytes, int, Block]]] = {}
-        self.listeners: list[CacheListener] = []  # the cache's owner tells them what is stored
+        self.listeners: list[CacheListener] = []  # the cache's owner calls `stored`
 
     def __len__(self) -> int:
         return sum(map(len, self._siblings.values()))

@@ -42,7 +42,8 @@ class LabelEnd(NamedTuple):
 
 
 class ResidencyLabels:
-    """A CacheListener. Nothing is collected while nobody watches; labels are kept all the same."""
+    """A CacheListener. Nothing is collected while it is not watched; labels are kept all the
+    same."""
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
@@ -59,7 +60,7 @@ class ResidencyLabels:
         """Blocks with labels."""
         return len(self._labels)
 
-    # ── what the cache tells ──
+    # ── called by the cache ──
 
     def stored(self, sequence: Sequence, index: int) -> None:
         digests = sequence.digests
@@ -107,7 +108,7 @@ class ResidencyLabels:
         if len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
 
-    # ── what the outside asks ──
+    # ── called by the engine ──
 
     def label(self, request_id: str, labels: Labels) -> None:
         """Labels for the answer of a sequence that ended; once, and only if that is not long

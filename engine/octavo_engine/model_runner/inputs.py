@@ -62,7 +62,7 @@ class StepInputs:
         self.table_versions = np.zeros(max_num_seqs, np.int64)
         self.table = new_table(max_num_seqs)
         self.fills = np.zeros(max_num_seqs, np.int64)  # how often each row got a new sequence
-        self.wishes = RowParams(processors)
+        self.row_params = RowParams(processors)
         # Constants to take slices of.
         self._arange = np.arange(max_num_seqs + 1, dtype=np.int32)
         self._no_targets = np.full(max_num_seqs, -1, np.int32)
@@ -91,7 +91,7 @@ class StepInputs:
             awaited[built.step.seq_starts[batch.awaited]] = rows[batch.awaited]
             built.sampling.awaited = is_awaited = np.zeros(len(built.sampling.rows), bool)
             is_awaited[built.last_rows[batch.awaited]] = True
-        self._add_wishes(batch, built)
+        self._add_row_params(batch, built)
         return built
 
     def store(self, rows: Ints, positions: Ints, tokens: Ints) -> None:
@@ -105,7 +105,7 @@ class StepInputs:
         self.block_tables[row, : len(sequence.block_table)] = sequence.block_table
         self.table_versions[row] += 1
         fill_row(self.table, row, sequence.request)
-        self.wishes.fill(row, sequence.request)
+        self.row_params.fill(row, sequence.request)
 
     def _copies(self, copies: list[BlockCopy]) -> Ints:
         return np.array(copies, np.int32) if copies else self._no_copies
@@ -177,32 +177,35 @@ class StepInputs:
         )
         return BuiltStep(step, sampling, logit_starts, logit_starts[1:] - 1, is_decode=False)
 
-    def _add_wishes(self, batch: ScheduledBatch, built: BuiltStep) -> None:
+    def _add_row_params(self, batch: ScheduledBatch, built: BuiltStep) -> None:
         """Adjustments, processors and log-probabilities, of the rows that want them."""
-        wishes, sampling = self.wishes, built.sampling
-        if wishes.adjustments or wishes.processors:
+        row_params, sampling = self.row_params, built.sampling
+        if row_params.adjustments or row_params.processors:
             self._add_edits(batch, built)
         wanted = -1
-        if wishes.logprobs:
-            wanted = max((wishes.logprobs.get(row, -1) for row in batch.rows), default=-1)
-        if wishes.prompt_logprobs and not built.is_decode:
-            wanted = max(wanted, *(wishes.prompt_logprobs.get(row, -1) for row in batch.rows))
+        if row_params.logprobs:
+            wanted = max((row_params.logprobs.get(row, -1) for row in batch.rows), default=-1)
+        if row_params.prompt_logprobs and not built.is_decode:
+            wanted = max(wanted, *(row_params.prompt_logprobs.get(row, -1) for row in batch.rows))
         sampling.num_logprobs = wanted
-        if wishes.asked:
+        if row_params.logprob_ids:
             lists = {
-                index: wishes.asked[row]
+                index: row_params.logprob_ids[row]
                 for row, indices in _sampled_rows(batch, built)
-                if row in wishes.asked
+                if row in row_params.logprob_ids
                 for index in indices
             }
-            sampling.asked = ragged(lists, len(sampling.rows))
+            sampling.logprob_ids = ragged(lists, len(sampling.rows))
 
     def _add_edits(self, batch: ScheduledBatch, built: BuiltStep) -> None:
-        wishes, sampling = self.wishes, built.sampling
+        row_params, sampling = self.row_params, built.sampling
         adjusted: list[AdjustedRow] = []
         processed: list[ProcessedRow] = []
         for row, indices in _sampled_rows(batch, built):
-            adjustments, processors = wishes.adjustments.get(row), wishes.processors.get(row)
+            adjustments, processors = (
+                row_params.adjustments.get(row),
+                row_params.processors.get(row),
+            )
             if adjustments is None and processors is None:
                 continue
             for index in indices:

@@ -1,4 +1,4 @@
-"""What the runner knows of the request in each row, beside its arrays: only the unusual wishes."""
+"""What the runner knows of the request in each row, beside its arrays: only unusual parameters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RowParams:
         self.adjustments: dict[int, Adjustments] = {}
         self.processors: dict[int, tuple[LogitsProcessor, ...]] = {}
         self.logprobs: dict[int, int] = {}
-        self.asked: dict[int, NDArray[np.int32]] = {}  # tokens to tell of, not the likeliest
+        self.logprob_ids: dict[int, NDArray[np.int32]] = {}  # where the request names the tokens
         self.prompt_logprobs: dict[int, int] = {}
 
     def fill(self, row: int, request: EngineRequest) -> None:
@@ -43,8 +43,8 @@ class RowParams:
         _put(self.adjustments, row, Adjustments.of(request))
         _put(self.processors, row, self._resolve(request))
         _put(self.logprobs, row, params.logprobs)
-        asked = params.logprob_token_ids
-        _put(self.asked, row, np.array(asked, np.int32) if asked else None)
+        ids = params.logprob_token_ids
+        _put(self.logprob_ids, row, np.array(ids, np.int32) if ids else None)
         _put(self.prompt_logprobs, row, params.prompt_logprobs)
 
     def _resolve(self, request: EngineRequest) -> tuple[LogitsProcessor, ...] | None:

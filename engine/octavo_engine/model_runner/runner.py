@@ -202,20 +202,20 @@ class ModelRunner:
     def _take_logprobs(
         self, batch: ScheduledBatch, built: BuiltStep, sampled: Sampled, result: StepResult
     ) -> None:
-        wishes = self.inputs.wishes
+        row_params = self.inputs.row_params
         failed = set(result.failed)
         starts = built.logit_starts.tolist()
         for i, row in enumerate(batch.rows):
             if i in failed:
                 continue
-            wanted = wishes.logprobs.get(row)
+            wanted = row_params.logprobs.get(row)
             if wanted is not None and batch.samples[i]:
                 last = int(built.last_rows[i])
                 rows = range(last - len(result.accepted.get(i, ())), last + 1)
                 result.logprobs[i] = [_logprobs(sampled, s, wanted) for s in rows]
             if i in batch.drafts:
                 continue
-            wanted = wishes.prompt_logprobs.get(row)
+            wanted = row_params.prompt_logprobs.get(row)
             scored = range(starts[i], starts[i + 1] - batch.samples[i])
             if wanted is not None and scored:
                 result.prompt_logprobs[i] = [_logprobs(sampled, s, wanted) for s in scored]

@@ -1,4 +1,4 @@
-"""BERT and its kin (RoBERTa, DistilBERT, Nomic), told apart by EncoderConfig alone.
+"""BERT and its kin (RoBERTa, DistilBERT, Nomic), which differ in EncoderConfig only.
 
 x ── qkv ── attention ── o ──(+)── norm ── up ── activation ── down ──(+)── norm ── x
  └───────────────────────────┘         └──────────────────────────────┘

@@ -1,4 +1,5 @@
-"""Llama and its kin (Mistral, Mixtral, SmolLM, Qwen, Phi-3, Granite); ModelConfig tells them apart.
+"""Llama and its kin (Mistral, Mixtral, SmolLM, Qwen, Phi-3, Granite); they differ in ModelConfig
+only.
 
 x ── norm ── qkv ── attention ── o ──(+)── norm ── gate_up ── glu ── down ──(+)── x
  └───────────────────────────────────┘ └──────────────────────────────────────┘

@@ -64,7 +64,7 @@ class PoolingConfig:
 
     @property
     def num_types(self) -> int:
-        """Texts that one request may be made of, as the model tells them apart."""
+        """Texts that one request may be made of, as the model distinguishes them."""
         return 1 if isinstance(self.body, ModelConfig) else max(1, self.body.num_types)
 
 

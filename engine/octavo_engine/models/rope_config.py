@@ -36,7 +36,7 @@ class RopeConfigs(NamedTuple):
 def read_ropes(
     fields: ConfigFields, family: Family, *, head_dim: int, max_positions: int
 ) -> RopeConfigs:
-    """Both ropes; they are the same one unless the family or the file tells them apart."""
+    """Both ropes; they are the same one unless the family or the file distinguishes them."""
 
     def read(section: ConfigFields | None, theta_name: str) -> RopeConfig:
         return _read_rope(

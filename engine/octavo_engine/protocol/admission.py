@@ -2,16 +2,16 @@
 
 A router and an engine have a queue each, and decide by the same three measurements:
 
-    QueueRate      how fast the queue moves while somebody waits in it
+    QueueRate      how fast the queue moves while requests wait in it
     ServiceTime    how long answers take from their turn to their end, at the least
     Patience       after how long clients leave
 
     forecast.shortfall_s(...)  on arrival: by how many seconds it would come too late; <= 0: admit
-    forecast.is_late(...)      at its turn: computing it would be work that nobody gets
+    forecast.is_late(...)      at its turn: its answer would come too late
     forecast.is_overdue(...)   at its turn: others had better go first
 
-What was never measured refuses nobody, and a queue in which nobody waits takes one: so there is
-always somebody by whom to measure. A long queue serves no more clients than a short one does, and
+What was never measured refuses no request, and an empty queue takes one: so there is always one
+to measure. A long queue serves no more clients than a short one does, and
 is wrong about more of them: so half of the time that they have beside their answers is what may be
 waited, and half of their patience. Pure: times are arguments.
 """
@@ -26,7 +26,7 @@ MIN_PATIENCE_S = 1.0  # clients that leave sooner do not shorten the queue furth
 
 _SHARE = 0.5  # of the time there is, that may be spent in the queue
 _SLACK = 1.5  # a wait may turn out longer by this factor before others go first
-_MEMORY_S = 15.0  # of the queue's rate; of time in which somebody waits
+_MEMORY_S = 15.0  # of the queue's rate; of time in which requests wait
 _MEMORY_GAPS = 8.0  # or so many gaps between turns, if that is longer
 _MIN_TURNS = 3  # moments with turns before there is a rate
 _MIN_ANSWERS = 8  # before service times are known
@@ -38,9 +38,9 @@ _EDGES_S = tuple(0.5 * 2 ** (step / 4) for step in range(40))  # 0.5 s to 7 min
 
 
 class QueueRate:
-    """Work that leaves a queue for service, a second, over the time in which somebody waits.
+    """Work that leaves a queue for service, a second, over the time in which requests wait.
 
-    Work is in any unit. Time in which nobody waits says nothing of how fast a queue would move. A
+    Work is in any unit. Time in which none waits says nothing of how fast a queue would move. A
     silence counts as long as it lasts; afterwards it weighs no more than a few usual gaps.
     """
 
@@ -51,16 +51,16 @@ class QueueRate:
         self._gap = 0.0  # between moments with turns, on average
         self._num_turns = 0  # such moments
         self._open_s = 0.0  # waited since the last of them
-        self._at: float | None = None  # counted up to here; None: nobody waits
+        self._at: float | None = None  # counted up to here; None: none waits
 
     def waits(self, now: float, *, is_waiting: bool) -> None:
-        """Whether somebody waits from now on."""
+        """Whether requests wait from now on."""
         if self._at is not None:
             self._open_s += now - self._at
         self._at = now if is_waiting else None
 
     def took(self, work: float, now: float) -> None:
-        """One went from the queue to its service; before `waits` says that nobody is left."""
+        """One went from the queue to its service; before `waits` says that none is left."""
         if self._at is None:
             return
         self.waits(now, is_waiting=True)
@@ -217,5 +217,5 @@ class Forecast:
 
 
 def retry_after_s(shortfall_s: float) -> float:
-    """When a queue that nobody joins meanwhile would be short enough."""
+    """When the queue would be short enough if no request joined it."""
     return min(max(1.0, shortfall_s), MAX_RETRY_AFTER_S)

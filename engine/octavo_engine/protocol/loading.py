@@ -1,7 +1,7 @@
-"""How far an engine is on its way to its first token: what it tells while it has no stream yet.
+"""How far an engine is on its way to its first token: what it reports while it has no stream yet.
 
 It is `loading` in the body of the 503 with which an engine that loads answers STREAM_PATH and
-/ready, beside `progress`, the share alone, for those who know nothing else. Routers pass it on
+/ready, beside `progress`, the share alone, for clients that know nothing else. Routers pass it on
 (protocol.state), the operator and local mode say it in words.
 """
 
@@ -51,12 +51,12 @@ class LoadProgress:
         return text
 
 
-def read_progress(told: object) -> LoadProgress | None:
-    """From a decoded body, which may hold anything; None where it tells nothing."""
-    if not isinstance(told, dict) or told.get("phase") not in (FETCHING, LOADING):
+def read_progress(body: object) -> LoadProgress | None:
+    """From a decoded body, which may hold anything; None where it says nothing."""
+    if not isinstance(body, dict) or body.get("phase") not in (FETCHING, LOADING):
         return None
-    counts = [_count(told.get(name)) for name in ("bytes_done", "bytes_total", "bytes_per_s")]
-    return LoadProgress(told["phase"], *counts)
+    counts = [_count(body.get(name)) for name in ("bytes_done", "bytes_total", "bytes_per_s")]
+    return LoadProgress(body["phase"], *counts)
 
 
 def amount(done: int, total: int) -> str:

@@ -17,8 +17,8 @@ what it predicted learns what came of it, also where the client did not ask for 
 
 Every event of an answer has one line, which may name no ids; the last usage chunk, errors and
 [DONE] have none. A line belongs to the event that it heads: who did not see that event to its end
-did not see the line. Tokens that made no event, because their text is held back, are told with the
-answer's next event, so that the text of all events so far is always exactly what the tokens told so
+did not see the line. Tokens that made no event, because their text is held back, are sent with the
+answer's next event, so that the text of all events so far is always exactly what the tokens sent so
 far yield. A reader that removes all lines beginning with ": octavo " has the stream that a client
 would have got.
 
@@ -65,7 +65,7 @@ class Resume:
 def begin_line(
     *, id: str, created: int, seed: int, answers: int, prompt_tokens: int, cached: int
 ) -> bytes:
-    told = {
+    sent = {
         "id": id,
         "created": created,
         "seed": seed,
@@ -73,7 +73,7 @@ def begin_line(
         "prompt_tokens": prompt_tokens,
         "cached": cached,
     }
-    return BEGIN + json.dumps(told).encode() + b"\n"
+    return BEGIN + json.dumps(sent).encode() + b"\n"
 
 
 def token_line(answer: int, token_ids: list[int]) -> bytes:
@@ -85,8 +85,8 @@ def token_line(answer: int, token_ids: list[int]) -> bytes:
 
 def pack(resume: Resume, body: bytes) -> bytes:
     """The body that resumes: the frame, then the original one."""
-    told = json.dumps(asdict(resume), separators=(",", ":")).encode()
-    return _LENGTH.pack(len(told)) + told + body
+    packed = json.dumps(asdict(resume), separators=(",", ":")).encode()
+    return _LENGTH.pack(len(packed)) + packed + body
 
 
 def unpack(data: bytes) -> tuple[bytes, bytes]:

@@ -173,7 +173,7 @@ def unpack_keys(packed: bytes) -> tuple[int, ...]:
 def continuation(canonical: Canonical, answer: str) -> Canonical | None:
     """How the conversation's next turn begins if the client sends `answer` back as the assistant's.
 
-    None for completions: nothing tells what their next prompt will be.
+    None for completions: their next prompt is not known.
     """
     if canonical.form != "chat":
         return None
@@ -218,7 +218,7 @@ def _conversation_of(body: Mapping[str, Any], kind: Kind) -> tuple[bytes, list[S
 
 
 class _Writer:
-    """Puts messages into data, one after another. Each method tells whether it was one."""
+    """Puts messages into data, one after another. Each method returns whether it was one."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -265,7 +265,7 @@ class _Writer:
         return True
 
     def _apart(self, kind: str, value: Any) -> None:
-        """As a message of its own: the text before it is told by itself."""
+        """As a message of its own: the text before it is given by itself."""
         self._begin({"role": kind})
         self._text("")
         self._field("item", value)

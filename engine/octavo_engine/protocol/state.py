@@ -1,9 +1,10 @@
-"""What a router replica tells the operator at STATE_PATH: its endpoints and the demand it sees.
+"""What a router replica reports to the operator at STATE_PATH: its endpoints and the demand it
+sees.
 
 One JSON object, `State`. The operator asks every router replica about once a second. It derives
-from it which pods are routable (all replicas hold them), which are idle (nobody has a request
-there), who waits at zero, and how a canary fares against the stable revision. Counters only grow
-while a replica lives (`epoch` changes with it), so that rates are differences.
+from it which pods are routable (all replicas hold them), which are idle (no request is
+there), how many requests wait at zero, and how a canary fares against the stable revision. Counters
+only grow while a replica lives (`epoch` changes with it), so that rates are differences.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ class EndpointState:
     url: str
     state: str  # connecting | ready | draining | ejected | down
     in_flight: int = 0  # requests this replica has there
-    running: int = 0  # the rest: as the engine told last
+    running: int = 0  # the rest: as the engine reported last
     waiting: int = 0
     queued_tokens: int = 0
     kv_usage: float = 0.0
     loading: float | None = None  # share of its weights that is loaded; None: not loading
-    max_model_len: int = 0  # tokens; 0: not told yet
-    progress: LoadProgress | None = None  # how far that is, in bytes, where it tells them
-    model: ModelState | None = None  # what it serves, once it told
+    max_model_len: int = 0  # tokens; 0: not known yet
+    progress: LoadProgress | None = None  # how far that is, in bytes, where it reports them
+    model: ModelState | None = None  # what it serves, once known
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What an engine pushes to each router over one long response: who it is, its load, its prefixes.
+"""What an engine pushes to each router over one long response: its identity, load and prefixes.
 
     frame    = u32 little-endian length, then msgpack [kind, fields]
     kind     = "hello" | "snapshot" | "delta" | "draining"
@@ -8,12 +8,12 @@ deltas whose `seq` grows by one. A gap, or an epoch that differs from the one kn
 this engine's keys and connect again; what follows is whole. Deltas come when something changed, at
 most every few milliseconds, and at least once a second, so that silence means trouble.
 
-Residency is told in route keys (protocol.route_keys). A key is *stored* while the prompt prefix
+Residency is reported in route keys (protocol.route_keys). A key is *stored* while the prompt prefix
 that it names lies in the engine's KV cache, with the number of tokens that a request with this
 prefix would find there.
 
     stored   = packed (key u64, tokens u32), little-endian, end to end: STORED_BYTES each
-    evicted  = packed key u64: KEY_BYTES each; told before the frame's `stored` takes effect
+    evicted  = packed key u64: KEY_BYTES each; applied before the frame's `stored`
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HELLO, SNAPSHOT, DELTA, DRAINING = "hello", "snapshot", "delta", "draining"
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who speaks. A new epoch means a new cache: everything known before is void."""
+    """The engine's identity. A new epoch means a new cache: everything known before is void."""
 
     epoch: str
     model: str  # the first served name
@@ -44,9 +44,9 @@ class Hello:
     max_num_seqs: int = 0
     version: str = ""
     pod_uid: str = ""
-    architecture: str = ""  # of the model; empty: not told
-    format: str = ""  # of its weights, such as "safetensors bfloat16"; empty: not told
-    vocab_size: int = 0  # 0: not told
+    architecture: str = ""  # of the model; empty: not known
+    format: str = ""  # of its weights, such as "safetensors bfloat16"; empty: not known
+    vocab_size: int = 0  # 0: not known
     tokens: bool = True  # understands STREAM_HEADER and RESUME_HEADER
 
 

@@ -25,7 +25,7 @@ BANNED = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Adjustments:
-    """One request's wishes, laid out so that a step only has to pick."""
+    """One request's parameters, laid out so that a step only has to pick."""
 
     allowed: NDArray[np.int32]  # empty: all
     bias_ids: list[int]
@@ -99,7 +99,7 @@ def build_lists(rows: Iterable[AdjustedRow], num_rows: int) -> Lists:
 
 
 def ragged(lists: Mapping[int, NDArray[np.int32]], num_rows: int) -> Ragged | None:
-    """Of the lists by row; the other rows have none. None if nobody has any."""
+    """Of the lists by row; the other rows have none. None if no row has any."""
     if not lists:
         return None
     lengths = np.zeros(num_rows, np.int32)

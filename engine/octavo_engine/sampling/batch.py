@@ -1,10 +1,10 @@
 """The sampler's input and output as arrays: what each row of logits should become.
 
 The kernel is `_native.sample`: one call a step, rows in parallel, each row on its own, so that a
-request's tokens never depend on its company. The order of work is vLLM's: log-probabilities of the
-raw logits; allowed ids; a grammar's mask; bias (bad words and too-early stops are a bias of -inf);
-repetition, frequency and presence penalties; greedy, or temperature, min-p, top-k, top-p and one
-draw.
+request's tokens never depend on other requests in the batch. The order of work is vLLM's:
+log-probabilities of the raw logits; allowed ids; a grammar's mask; bias (bad words and too-early
+stops are a bias of -inf); repetition, frequency and presence penalties; greedy, or temperature,
+min-p, top-k, top-p and one draw.
 """
 
 from __future__ import annotations
@@ -73,10 +73,11 @@ class SamplingBatch:
     bias: Ragged | None = None
     allowed: Ragged | None = None  # an empty list allows everything
     num_logprobs: int = -1  # -1: none wanted; otherwise the most alternatives that any row wants
-    asked: Ragged | None = None  # tokens to tell of in place of the likeliest; an empty list: none
+    # Tokens to report in place of the likeliest; an empty list: none.
+    logprob_ids: Ragged | None = None
     processed: Sequence[ProcessedRow] = ()  # rows for custom processors, before all else
     masks: PendingMasks | None = None  # of rows that must keep to a grammar
-    # [S]  whether the last token before it is one that `Step.awaited` tells of; None: no row's is
+    # [S]  whether the last token before it is one that `Step.awaited` names; None: no row's is
     awaited: NDArray[np.bool_] | None = None
     # [R]  how often each row got a new sequence. None: nobody counted.
     fills: NDArray[np.int64] | None = None

@@ -87,5 +87,6 @@ def apply_processors(rows: Iterable[ProcessedRow], logits: NDArray[np.float32]) 
 
 
 def failing_processor(token_ids: NDArray[np.int32], logits: NDArray[np.float32], /) -> None:
-    """Stands where a processor could not be had: the request fails instead of ignoring its wish."""
+    """Stands where a processor could not be had: the request fails instead of ignoring the
+    parameter."""
     logits[:] = np.nan

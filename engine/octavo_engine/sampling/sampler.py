@@ -20,7 +20,7 @@ def sample(team: _native.Team, logits: NDArray[np.float32], batch: SamplingBatch
     """Sample or score every row of `logits` [S, vocabulary], which is changed in place."""
     apply_processors(batch.processed, logits)
     sampled = _empty(len(logits), batch.num_logprobs)
-    bias, allowed, asked = batch.bias, batch.allowed, batch.asked
+    bias, allowed, logprob_ids = batch.bias, batch.allowed, batch.logprob_ids
     masks = None if batch.masks is None else batch.masks.take()
     _native.sample(
         team,
@@ -37,8 +37,8 @@ def sample(team: _native.Team, logits: NDArray[np.float32], batch: SamplingBatch
         None if allowed is None else allowed.ids,
         None if masks is None else masks.rows,
         None if masks is None else masks.bits,
-        None if asked is None else asked.starts,
-        None if asked is None else asked.ids,
+        None if logprob_ids is None else logprob_ids.starts,
+        None if logprob_ids is None else logprob_ids.ids,
         batch.num_logprobs,
         sampled.tokens,
         sampled.status,

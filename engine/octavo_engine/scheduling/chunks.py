@@ -42,8 +42,8 @@ def schedule_chunks(
 
 
 def share_budget(needs: List[int], budget: int) -> list[int]:
-    """Split tokens over needs in policy order: one each, half to the oldest, the rest to who needs
-    the least.
+    """Split tokens over needs in policy order: one each, half to the oldest, the rest to those
+    that need the least.
 
     The oldest always advance, whatever comes after them; and a short prompt finishes while a long
     one is under way. Prompts of equal length are served one after the other, not in slices, which
@@ -82,7 +82,7 @@ def _scoring_chunk(sequence: Sequence, spare_logits: int) -> tuple[int, int]:
     if start < sequence.num_scored_tokens:  # computed again after preemption, not scored again
         return sequence.num_scored_tokens - start, 0
     num_prompt = sequence.num_prompt_tokens
-    # With a resume, tokens follow the prompt that nobody wants scored: stop short of them.
+    # With a resume, tokens follow the prompt that are not to be scored: stop short of them.
     end = num_prompt if sequence.num_tokens == num_prompt else num_prompt - 1
     # Rows of a whole vocabulary are large: a step holds so many of them, and its reply too.
     most = max(1, MAX_CHOICES // (1 + (sequence.request.params.prompt_logprobs or 0)))

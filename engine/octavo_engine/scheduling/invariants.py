@@ -67,7 +67,7 @@ def check_sequences(scheduler: SchedulerState) -> None:
 
 
 def check_blocks(kv: KVManager, running: Iterable[Sequence]) -> None:
-    """Every block is counted by exactly those that hold it, and free if that is nobody."""
+    """Every block is counted by exactly those that hold it, and free if none does."""
     pool = kv.pool
     holders = Counter(block_id for s in running for block_id in s.block_table)
     holders.update(block.id for block in kv.pinned)
@@ -92,7 +92,8 @@ def check_cache(kv: KVManager) -> None:
 
 
 def check_contents(kv: KVManager, sequence: Sequence) -> None:
-    """A running sequence's table holds its tokens, and nobody else could write where it does."""
+    """A running sequence's table holds its tokens, and no other sequence could write where it
+    does."""
     table = sequence.block_table
     assert len(table) * BLOCK_SIZE >= sequence.num_computed_tokens
     assert len(set(table)) == len(table), "a block stands twice in one table"

@@ -1,6 +1,6 @@
 """Where a sequence's runs of tokens were met last: hashes into four arrays of bounded size.
 
-A slot holds no run, only where one ended, and the sequence's own tokens tell which; so a run takes
+A slot holds no run, only where one ended, and the sequence's own tokens say which; so a run takes
 some sixteen bytes, and what is found is never wrong. Of two runs that fall into one slot the later
 has it, and the other goes to its slot in the next array; one that falls out of the last is
 forgotten.

@@ -1,4 +1,4 @@
-"""Who comes first: the order of sequences, and the queue of those that wait."""
+"""The order of sequences, and the queue of those that wait."""
 
 from __future__ import annotations
 

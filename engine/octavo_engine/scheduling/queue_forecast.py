@@ -64,7 +64,8 @@ class QueueForecast:
     def check(
         self, sequence: Sequence, waiting: WaitingQueue, ahead: list[Sequence] | None, now: float
     ) -> None:
-        """Raises QueueFull: it would wait in vain. `ahead`: who is served first; None: all."""
+        """Raises QueueFull: it would wait in vain. `ahead`: the sequences served first; None:
+        all."""
         request = sequence.request
         if not waiting.num_foreground or request.output_token_ids or sequence.is_background:
             return
@@ -94,7 +95,8 @@ class QueueForecast:
         return self._forecast.is_late(now, deadline=deadline_at, max_tokens=allowed)
 
     def in_turn(self, line: list[Sequence], now: float) -> list[Sequence]:
-        """Who is next: those whose clients have waited for longer than clients do come last."""
+        """The order to admit them in: those whose clients have waited for longer than clients do
+        come last."""
         if len(line) < 2 or math.isinf(self._forecast.longest_wait_s(now)):
             return line
         overdue = {s for s in line if self._is_overdue(s, now)}
@@ -107,7 +109,7 @@ class QueueForecast:
         return self._forecast.rate.wait_s(self._work_ahead_s(waiting, ahead), now)
 
     def longest_wait_s(self, now: float) -> float:
-        """Who would wait longer is refused."""
+        """A request that would wait longer is refused."""
         if math.isinf(self._config.queue_timeout_s):
             return math.inf
         return min(self._config.queue_timeout_s, self._forecast.longest_wait_s(now))

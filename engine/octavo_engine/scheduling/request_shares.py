@@ -48,7 +48,7 @@ class RequestShares:
         self._num_rows = self._max_rows = 0  # further sequences that decode in it, and at most
         self._most_rows = 0  # in a step of late
 
-    # -- who is there
+    # -- the sequences of each request
 
     def enter(self, sequence: Sequence) -> None:
         """It waits or runs from now on."""
@@ -79,7 +79,7 @@ class RequestShares:
     def _num_requests(self) -> int:
         return self._num_singles + len(self._counts)
 
-    # -- who is next
+    # -- the order of those that wait
 
     def in_order(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> list[Sequence]:
         """Those that wait, in turns between requests; the first of each in policy order. Under the
@@ -94,7 +94,7 @@ class RequestShares:
     def ahead_of(
         self, sequence: Sequence | None, waiting: Iterable[Sequence], running: Iterable[Sequence]
     ) -> list[Sequence] | None:
-        """Who of those that wait comes before one that arrives now, of a small request if it is
+        """The waiting sequences that come before one that arrives now, of a small request if it is
         None. None: all of them."""
         group = "" if sequence is None else sequence.group
         has_turns = self._num_large > 0 and (self._num_requests > 1 or group not in self._counts)

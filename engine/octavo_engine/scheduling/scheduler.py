@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from octavo_engine.state.sequence_grammar import SequenceGrammar
 
 SPARE_LOGITS = 64  # rows of logits in a step beyond one a sequence, for prompt log-probabilities
-ALONE = 4  # times max_step_ms is a step long in which nobody decodes
+ALONE = 4  # times max_step_ms is a step long in which no sequence decodes
 MAX_LONG = 2  # prompts longer than half a step's room that run at once: more would only hold memory
 LONG_LOOK_STEPS = 8  # after so many, a long prompt may have become short: its prefix is cached
-BLOCKED_LOOK_STEPS = 8  # after so many, who is blocked for memory may find more of it cached
+BLOCKED_LOOK_STEPS = 8  # after so many, a sequence blocked for memory may find more of it cached
 MAX_PASSED = 8  # sequences without memory that are looked past in one step
 
 
@@ -82,7 +82,7 @@ class Scheduler:
         self._kv_tokens = num_blocks * BLOCK_SIZE
         self._now = now
         self._num_added = 0
-        self.suspended: dict[str, Sequence] = {}  # live ones that nobody reads: neither of both
+        self.suspended: dict[str, Sequence] = {}  # live ones without a reader
         self._suspending: dict[str, Sequence] = {}  # running ones that are so from the next step on
         self._behind: list[Sequence] = []  # running ones that had to catch up in the last step
         self._finished: list[SequenceOutput] = []  # outside update()
@@ -325,7 +325,7 @@ class Scheduler:
     def update(
         self, batch: ScheduledBatch, result: StepResult, step_s: float
     ) -> list[SequenceOutput]:
-        """Take in what a step computed. Returns the news of each sequence that has any."""
+        """Take in what a step computed. Returns the output of each sequence that has any."""
         self.kv.end_step()
         outputs: list[SequenceOutput] = []
         failed, deferred, drafts = set(result.failed), set(result.deferred), batch.drafts
@@ -502,7 +502,7 @@ class Scheduler:
         """Let waiting sequences run while the step has room for their tokens and memory for them.
 
         One that memory does not suffice for may be passed by smaller ones, for `aging_s` seconds;
-        from then on nobody overtakes it and what becomes free is kept for it.
+        from then on no other overtakes it and what becomes free is kept for it.
         """
         lengths = [s.num_tokens - s.num_launched_tokens for s in prefills.regular]
         reserved = sum(self._admission.reserve(sequence) for sequence in self.running)
@@ -512,7 +512,7 @@ class Scheduler:
         for sequence in self._forecast.in_turn(line, now):
             num_long = sum(is_long(length, budget) for length in lengths)
             if not self.free_rows or len(lengths) >= budget or demand(lengths, budget) >= budget:
-                break  # who is let in computes at least one token now
+                break  # an admitted sequence computes at least one token now
             is_held = sequence.is_background and self._is_foreground_running()
             if is_held and (prefills or not self._background.has_credit):
                 break
@@ -575,7 +575,7 @@ class Scheduler:
         return sequence.is_background or not owner.is_background
 
     def _holds_all_up(self, sequence: Sequence, now: float) -> bool:
-        """It has been passed for so long that nobody may overtake it any more."""
+        """It has been passed for so long that no other may overtake it any more."""
         return now - (sequence.blocked_at or now) >= self.config.aging_s
 
     def _is_blocked_still(self, sequence: Sequence, reserved: float) -> bool:
@@ -617,10 +617,11 @@ class Scheduler:
     # -- those that have to catch up -------------------------------------------------------------
 
     def _prefill_budget(self, budget: int, num_decodes: int) -> int:
-        """Tokens that leave the step short enough for who decodes in it or may arrive meanwhile."""
+        """Tokens that keep the step short enough for sequences that decode in it or arrive
+        meanwhile."""
         max_step_s = self.config.max_step_ms / 1e3
         if num_decodes == 0 and self._step_time.prefill_s(1) == 0.0:
-            return budget  # nobody waits for a token, and nothing is known yet
+            return budget  # no sequence waits for a token, and nothing is known yet
         if self._is_background_alone():
             max_step_s *= background.ALONE
         elif num_decodes == 0:
@@ -702,10 +703,11 @@ class Scheduler:
         ahead = self.shares.ahead_of(None, self.waiting, self.running)
         stats.queue_wait_s = self._forecast.wait_s(self.waiting, ahead, now)
         stats.longest_wait_s = self._forecast.longest_wait_s(now) if stats.queue_wait_s else 0.0
-        told = copy(stats)
-        told.spec_accepted_per_pos = list(stats.spec_accepted_per_pos)
-        return told
+        snapshot = copy(stats)
+        snapshot.spec_accepted_per_pos = list(stats.spec_accepted_per_pos)
+        return snapshot
 
     def check_invariants(self) -> None:
-        """Raises AssertionError if the books do not balance. For tests: it looks at every block."""
+        """Raises AssertionError if an invariant does not hold. For tests: it looks at every
+        block."""
         check_invariants(self)

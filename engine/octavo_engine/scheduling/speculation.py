@@ -55,8 +55,8 @@ class SpeculationGain:
 class Speculation:
     """Adds guesses to the sequences of a batch that decode. One for each scheduler.
 
-    It takes only what nobody needs: rows of logits that are spare, half the tokens of a step if
-    prompts wait for them, and blocks that are left once every sequence could have one.
+    It takes only what no other sequence needs: rows of logits that are spare, half the tokens of a
+    step if prompts wait for them, and blocks that are left once every sequence could have one.
     """
 
     def __init__(self, make_guesser: Callable[[Sequence], Guesser]) -> None:
@@ -87,7 +87,7 @@ class Speculation:
             if guesser is None:
                 guesser = sequence.guesser = self._make_guesser(sequence)
             # Guesses that would not pay are still compared with what comes, but a few at a time:
-            # that tells as much of a sequence whose guesses begin to be right.
+            # that is enough to notice when guesses begin to be right.
             if guesser.rate <= least_rate and len(sequence.token_ids) % REST:
                 continue
             guess = guesser.guess(sequence.token_ids)
@@ -110,7 +110,7 @@ class Speculation:
 
 def _most(sequence: Sequence) -> int:
     """Guesses that could be of use. None to a sequence that has just caught up, whose first token
-    tells more than tokens; and what follows a sequence's last token is never wanted."""
+    says more than tokens; and what follows a sequence's last token is never wanted."""
     if sequence.num_computed_tokens < sequence.num_admitted_tokens:
         return 0
     grammar = sequence.grammar
@@ -129,7 +129,7 @@ def _without_ends(sequence: Sequence, drafts: list[int]) -> list[int]:
 def _with_room(
     sequence: Sequence, drafts: list[int], batch: ScheduledBatch, kv: KVManager, num_decodes: int
 ) -> list[int]:
-    """Blocks for the drafts, or fewer drafts. Nobody is preempted for a guess."""
+    """Blocks for the drafts, or fewer drafts. No sequence is preempted for a guess."""
     length = len(sequence.token_ids)
     while len(sequence.block_table) * BLOCK_SIZE < length + len(drafts):
         block_id = kv.grow(sequence) if kv.pool.num_free > num_decodes else None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 FORGET = 0.97  # weight of the past at each new step: about the last thirty count
-OUTLIER = 3.0  # a step that took so many times longer than thought is taken for that much only
-WARM_UP = 5  # steps of each kind before outliers can be told
+OUTLIER = 3.0  # a step that took so many times longer than expected is taken for that much only
+WARM_UP = 5  # steps of each kind before outliers are recognised
 FIRST_CHUNK = 128  # prefill tokens beside decoding sequences, before a prefill was measured
 
 

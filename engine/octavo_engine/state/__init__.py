@@ -1,1 +1,1 @@
-"""What was asked and how far it is: requests, sequences, batches, outputs. Values, no behaviour."""
+"""Requests, their progress and their outputs: values without behaviour."""

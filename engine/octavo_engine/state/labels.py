@@ -1,6 +1,6 @@
-"""Names that somebody outside gives to prefixes of a sequence, and how many tokens each stands for.
+"""Names that routers give to prefixes of a sequence, and how many tokens each stands for.
 
-The engine does not know what they mean; it only tells which of them its KV cache holds.
+The engine does not know what they mean; it only reports which of them its KV cache holds.
 """
 
 from __future__ import annotations

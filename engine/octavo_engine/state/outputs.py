@@ -38,7 +38,7 @@ class StepResult:
 
 
 class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """News of one sequence after a step."""
+    """What a step added to one sequence."""
 
     request_id: str
     token_ids: list[int] = []
@@ -85,7 +85,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     last_step_at: float = 0.0  # monotonic seconds
     prefill_tokens_per_s: float = 0.0  # lately; 0 while unknown
     queue_wait_s: float = 0.0  # foreseen for one that comes now; 0 while unknown
-    longest_wait_s: float = 0.0  # who would wait longer is refused; 0 where nobody waits
+    longest_wait_s: float = 0.0  # a request that would wait longer is refused; 0: none waits
 
 
 class ProfileWritten(msgspec.Struct, frozen=True):
@@ -101,6 +101,6 @@ class StepOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     outputs: list[SequenceOutput] = []
     stats: EngineStats | None = None
-    residency: ResidencyChange | None = None  # only while somebody watches
+    residency: ResidencyChange | None = None  # only while it is watched
     pooled: list[PoolingOutput] = []
     profile: ProfileWritten | None = None

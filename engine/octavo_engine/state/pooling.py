@@ -1,4 +1,4 @@
-"""One text in, vectors or scores out: what is asked of models that do not generate."""
+"""One text in, vectors or scores out: requests to models that do not generate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was asked of the engine core: one request is one sequence (n > 1 arrives as n requests)."""
+"""A request to the engine core: one request is one sequence (n > 1 arrives as n requests)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from octavo_engine.state.labels import Labels  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.sampling_params import SamplingParams  # noqa: TC001  (msgspec reads it)
 
-BACKGROUND = 2**31  # a priority that no client may ask for: only what nobody else needs
+BACKGROUND = 2**31  # a priority that no client may ask for: only what no other request needs
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -15,7 +15,7 @@ MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's
 
 
 class RequestOutputKind(Enum):
-    """What each piece of news of a request holds, under vLLM's names and numbers."""
+    """What each output of a request holds, under vLLM's names and numbers."""
 
     CUMULATIVE = 0  # all so far
     DELTA = 1  # what is new
@@ -56,7 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_tokens: int | None = 16  # None: as many as the context has room for
     min_tokens: int = 0  # no end of text and no stop id before this many
     logprobs: int | None = None  # alternatives per token beside the chosen one; -1: all there are
-    logprob_token_ids: tuple[int, ...] = ()  # told of in place of the likeliest; sets logprobs
+    logprob_token_ids: tuple[int, ...] = ()  # reported in place of the likeliest; sets logprobs
     prompt_logprobs: int | None = None  # as logprobs
     flat_logprobs: bool = False  # in Python: in a few long lists, see core.flat_logprobs
     logit_bias: dict[int, float] | None = None
@@ -69,9 +69,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     grammar: GrammarSpec | None = None  # the answer is a text of this language
     repetition_detection: RepetitionDetection | None = None
     skip_reading_prefix_cache: bool = False  # compute the prompt; others may still find it cached
-    # Of AsyncEngine; LLM tells all at the end.
+    # Of AsyncEngine; LLM returns all at the end.
     output_kind: RequestOutputKind = RequestOutputKind.DELTA
-    stream_interval: int | None = None  # tokens worth a piece of news, if above the engine's own
+    stream_interval: int | None = None  # tokens in one output, if above the engine's own
     logits_processors: tuple[str, ...] = ()  # names of entry points in `octavo.logits_processors`
 
     def __post_init__(self) -> None:
@@ -115,7 +115,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidRequest("allowed_token_ids must not be empty", param="allowed_token_ids")
 
     def _settle_asked(self) -> None:
-        """`logprobs` is how many tokens are told of; where they are named it follows from them."""
+        """`logprobs` is how many tokens are reported; where they are named it follows from them."""
         count = len(self.logprob_token_ids)
         if count == 0:
             return

@@ -50,7 +50,7 @@ class ChatTemplate:
         self._templates = {
             name: _compile(text, f"{where} ({name})", now) for name, text in self.sources.items()
         }
-        # Rendering two parts tells more than reading the template would.
+        # Rendering two parts shows more than reading the template would.
         self._takes_parts = self._renders_parts()
         # Most want the arguments of a call as an object, some as text.
         self._wants_text = (
@@ -64,7 +64,7 @@ class ChatTemplate:
         return ChatTemplate(source, special_tokens=self._special_tokens)
 
     def mentions(self, word: str) -> bool:
-        """Whether it looks at a variable of this name, as far as its text tells."""
+        """Whether it looks at a variable of this name, as far as its text shows."""
         return any(word in source for source in self.sources.values())
 
     def render(

@@ -52,7 +52,7 @@ class Tokenizer(Protocol):
         """Whether the space before the first word belongs to the vocabulary, not to the text."""
 
     def least_tokens(self, text: str) -> int:
-        """It surely has so many, special ones aside; quickly told. 0 where nothing is known."""
+        """A quick lower bound of its tokens, special ones aside. 0 where nothing is known."""
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True

@@ -1,7 +1,8 @@
-"""What tells one model's weights from another's of the same shape, read from a small part of them.
+"""What distinguishes one model's weights from another's of the same shape, read from a small part
+of them.
 
-A fine-tuned model has its parent's names, shapes and sizes, so only its bytes tell. Hashing all of
-them would take longer than loading; two sets of weights that differ do so nearly everywhere, so
+A fine-tuned model has its parent's names, shapes and sizes, so only its bytes differ. Hashing all
+of them would take longer than loading; two sets of weights that differ do so nearly everywhere, so
 pieces from all over the files are enough. The same files give the same answer on any machine.
 """
 

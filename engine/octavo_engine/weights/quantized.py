@@ -37,7 +37,7 @@ class Layout(Protocol):
     """How one kind of checkpoint stores its matrices."""
 
     suffix: str  # of the tensor that holds a module's values
-    scale: str  # of the tensor that tells it from one that was left alone
+    scale: str  # of the tensor that only a quantized one has
 
     def read(
         self, checkpoint: SafetensorsCheckpoint, name: str, module: str, shape: tuple[int, ...]

@@ -6,7 +6,7 @@ import numpy as np
 
 from octavo_engine import _native
 from octavo_engine.backends.native import graph as g
-from octavo_engine.backends.native.facts import OpFacts, facts_of, timed, told
+from octavo_engine.backends.native.facts import OpFacts, described, facts_of, timed
 
 X = g.Value(0, 64)
 OUT = g.Value(1, 32, rows="S")
@@ -44,4 +44,4 @@ def test_times_become_slices_and_speeds():
                            "GFLOP/s": 0.2}),
         ("c", 3000, 4000, {"rows": 2}),
     ]  # fmt: skip
-    assert told(facts[0], 1, 0.0)["GB/s"] is None  # a clock may not have moved
+    assert described(facts[0], 1, 0.0)["GB/s"] is None  # a clock may not have moved

@@ -98,7 +98,7 @@ def test_stop_strings_need_text():
 def test_a_resume_tells_of_every_answer_and_of_no_more_tokens_than_were_wanted():
     assert settle(told=[ResumedOutput([1, 2]), ResumedOutput()], n=2, max_tokens=2).max_tokens == 2
     assert refused(InvalidRequest, told=[ResumedOutput([1])], n=2) == (
-        "tokens", "tokens tell of 1 answers, but n is 2",
+        "tokens", "tokens has 1 answers, but n is 2",
     )  # fmt: skip
     assert refused(InvalidRequest, told=[ResumedOutput(), ResumedOutput([1, 2, 3])], n=2,
         max_tokens=2) == (

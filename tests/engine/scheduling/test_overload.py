@@ -1,4 +1,4 @@
-"""More than an engine can do, in virtual time: what it computes is what somebody gets."""
+"""More than an engine can do, in virtual time: what it computes is what a client gets."""
 
 from __future__ import annotations
 
@@ -159,13 +159,13 @@ def test_work_is_done_only_for_those_who_get_it(kind, times):
     assert {c.ending for c in later} == {"length"}
 
 
-def test_what_was_never_measured_refuses_nobody():
+def test_what_was_never_measured_refuses_no_request():
     world = World()
     clients = [world.arrive() for _ in range(100)]
     assert {c.ending for c in clients} == {""}
 
 
-def test_who_waits_alone_is_taken_whatever_was_foreseen():
+def test_a_request_that_waits_alone_is_accepted_whatever_was_forecast():
     """Else nobody waits, nothing is measured, and the last estimate stands for ever."""
     world = World()
     world.load(3 * CAPACITY, start=0.0, end=20.0)

@@ -27,7 +27,7 @@ def facts_of(instructions: Sequence[g.Instruction]) -> list[OpFacts]:
     return [_facts(instruction) for instruction in instructions]
 
 
-def told(facts: OpFacts, num_rows: int, seconds: float) -> dict[str, Any]:
+def described(facts: OpFacts, num_rows: int, seconds: float) -> dict[str, Any]:
     """As a profile shows it, with the speeds that the time makes of it."""
     shown: dict[str, Any] = {"rows": num_rows}
     if facts.weight_bytes:
@@ -49,7 +49,7 @@ def timed(
         if end == 0:  # it had no rows
             continue
         rows = num_tokens if each.rows == "T" else num_logit_rows
-        yield each.name, begin, end, told(each, rows, (end - begin) / 1e9)
+        yield each.name, begin, end, described(each, rows, (end - begin) / 1e9)
         begin = end
 
 

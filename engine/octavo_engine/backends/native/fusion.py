@@ -1,13 +1,14 @@
 """Fewer and cheaper instructions with the same bits: pure functions from graph to graph.
 
-Two neighbours become one where the first only works for the second:
+Two adjacent instructions become one where the first only works for the second:
 
     linear, glu      → linear (glu)         halves of whole panels
     linear, activate → linear (activation)  what is written is not read again
     linear, add      → linear (onto)        the residual is not read again
     add, norm        → norm (add)           the residual is not read again
 
-Neighbours only: so nothing moves past an instruction that takes over the memory of what it reads.
+Adjacent ones only: so nothing moves past an instruction that takes over the memory of what it
+reads.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ def fuse_norm(graph: Graph) -> Graph:
 def settle_dtypes(graph: Graph, *, elide: bool = True) -> Graph:
     """Give each linear its input in its weight's dtype.
 
-    With `elide`, whoever writes a value that only such linears read writes it rounded; otherwise a
-    conversion goes before the first of them.
+    With `elide`, an instruction that writes a value which only such linears read writes it rounded;
+    otherwise a conversion goes before the first of them.
     """
     wanted: dict[Value, set[Dtype]] = defaultdict(set)
     for instruction in graph.instructions:

@@ -110,8 +110,8 @@ class AttentionNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moe:
-    """The products of a mixture of experts, between three values that nobody else reads: a row for
-    each token and each of its experts, `top_k` of them side by side."""
+    """The products of a mixture of experts, between three values that no other node reads: a row
+    for each token and each of its experts, `top_k` of them side by side."""
 
     out: Value
     x: Value

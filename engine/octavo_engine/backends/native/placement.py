@@ -1,7 +1,7 @@
 """Which processors the workers of a team may use where memory is in several nodes (NUMA).
 
-A worker packs the panels that it will multiply, and the system puts a page into the node of whoever
-touches it first. So a worker that stays in its node streams its weights from there.
+A worker packs the panels that it will multiply, and the system puts a page into the node of the
+processor that touches it first. So a worker that stays in its node streams its weights from there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def make_team(num_threads: int | None, isa: str = "") -> _native.Team:
 def cpus_of_workers(
     num_threads: int, allowed: frozenset[int] | None = None, folder: Path = NODES
 ) -> list[list[int]]:
-    """For each worker the processors of its node, neighbours together; empty: the system decides.
+    """For each worker the processors of its node, adjacent ones together; empty: the system
+    decides.
 
     That is so with one node, and where the team does not fill its processors: who else runs on them
     is not known here, and a fixed choice could crowd one node while another is idle.

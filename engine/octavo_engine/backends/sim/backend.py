@@ -83,8 +83,8 @@ class SimBackend:
         """Nothing is held."""
 
     def _sample(self, sampling: SamplingBatch) -> Sampled:
-        wishes = sampling.table[sampling.rows]
-        seeds = np.where(wishes["temperature"] < GREEDY_BELOW, 0, wishes["seed"])
+        params = sampling.table[sampling.rows]
+        seeds = np.where(params["temperature"] < GREEDY_BELOW, 0, params["seed"])
         tokens = sim_tokens(seeds, sampling.positions)
         if sampling.allowed is not None:
             _keep_to_allowed(tokens, sampling.allowed)
@@ -105,12 +105,12 @@ class SimBackend:
         chosen = sampled.tokens[:, None]
         places = np.arange(sampling.num_logprobs, dtype=np.int32)
         ids = np.where(places < vocab, (chosen + places) % vocab, np.int32(-1))
-        if sampling.asked is not None:
-            for row, ends in enumerate(zip(*_bounds(sampling.asked), strict=True)):
-                asked = sampling.asked.ids[slice(*ends)]
-                if len(asked):
+        if sampling.logprob_ids is not None:
+            for row, ends in enumerate(zip(*_bounds(sampling.logprob_ids), strict=True)):
+                wanted = sampling.logprob_ids.ids[slice(*ends)]
+                if len(wanted):
                     ids[row] = -1
-                    ids[row, : len(asked)] = asked
+                    ids[row, : len(wanted)] = wanted
         falling = (CHOSEN_LOGPROB * ((ids - chosen) % vocab + 1)).astype(np.float32)
         sampled.top_ids, sampled.top_logprobs = ids, falling
 

@@ -109,8 +109,8 @@ def _score(raw: Raw, found: Tensor, sampling: SamplingBatch) -> LandedScores:
     count = min(wanted, raw.logits.shape[-1])
     # Keys, not logits: of equal ones the lowest id comes first.
     ids = _widened(sort_keys(raw.logits).topk(count, dim=-1).indices, wanted)
-    if sampling.asked is not None:
-        ids = _asked(ids, sampling.asked)
+    if sampling.logprob_ids is not None:
+        ids = _asked(ids, sampling.logprob_ids)
     values = _logprobs(raw.logits.gather(-1, ids.clamp(min=0)), raw)
     is_there = is_ok[:, None] & (ids >= 0)
     ids = ids.where(is_there, -1)

@@ -1,4 +1,4 @@
-"""KV events on their way out: a ZMQ publisher with replay, in a thread that nobody waits for.
+"""KV events on their way out: a ZMQ publisher with replay, in a thread of its own.
 
 The engine puts a batch on a queue and goes on. When consumers are slow, ZMQ drops what is beyond
 its mark; when the thread itself is, batches are dropped here and counted. Either way the numbers
@@ -66,7 +66,7 @@ class KVEventPublisher:
     def publish(self, batch: KVEventBatch) -> None:
         """Returns at once. Hot path: once per step that changed the cache.
 
-        A batch that finds no room is lost, and its number with it: whoever reads sees the gap.
+        A batch that finds no room is lost, and its number with it: readers see the gap.
         """
         number, self._next = self._next, self._next + 1
         if len(self._queue) >= self._max_queue:
@@ -82,7 +82,7 @@ class KVEventPublisher:
         os.close(self._wake)
 
     def _poke(self) -> None:
-        # A full pipe wakes it anyway; a broken one has nobody to wake, which was logged.
+        # A full pipe wakes it anyway; a broken one has no reader, which was logged.
         with suppress(BlockingIOError, BrokenPipeError):
             os.write(self._wake, b"x")
 

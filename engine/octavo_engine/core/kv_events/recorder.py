@@ -1,4 +1,4 @@
-"""KV events in vLLM's format, from what the prefix cache tells: which block came, which went."""
+"""KV events in vLLM's format, from what the prefix cache reports: which block came, which went."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 class KVEventRecorder:
     """A CacheListener. Blocks get the names that vLLM's sha256_cbor recipe gives them, so that what
-    consumes vLLM's events sees one cache, whoever computed it."""
+    consumes vLLM's events sees one cache, whichever engine computed it."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now

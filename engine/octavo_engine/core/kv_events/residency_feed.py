@@ -1,4 +1,4 @@
-"""The API server's end of residency: passes on what the core tells, and labels to the core."""
+"""The API server's end of residency: passes changes on from the core, and labels to the core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class StepListener(Protocol):
-    """Hears on the event loop's thread. Whoever implements it never blocks and never raises."""
+    """Called on the event loop's thread. Implementations never block and never raise."""
 
     def on_step(self, step: StepOutput) -> None:
         """A step was done, or a command was carried out."""
@@ -38,7 +38,7 @@ class ResidencyFeed:
         self._listener = listener
 
     def watch(self, *, on: bool) -> None:
-        """Have the core tell of residency, with a snapshot first; or not any more."""
+        """Have the core report residency, with a snapshot first; or stop."""
         self.is_watched = on
         self._send(wire.WatchResidency(on))
 

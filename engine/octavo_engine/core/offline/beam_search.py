@@ -49,17 +49,17 @@ def beam_search(
     searches = [BeamSearch(params, ends) for _ in prompts]
     one = one_token(params)
     for number in range(params.max_tokens):
-        asked = [
+        pending = [
             (search, [*ids, *beam.token_ids])
             for search, (_, ids) in zip(searches, prompts, strict=True)
             if number + len(ids) < info.max_model_len
             for beam in search.live
         ]
-        if not asked:
+        if not pending:
             break
-        answers = generate([tokens for _, tokens in asked], one)
+        answers = generate([tokens for _, tokens in pending], one)
         choices: dict[int, list[list[Choice]]] = {}
-        for (search, _), answer in zip(asked, answers, strict=True):
+        for (search, _), answer in zip(pending, answers, strict=True):
             choices.setdefault(id(search), []).append(choices_of(answer))
         for search in searches:
             if id(search) in choices:

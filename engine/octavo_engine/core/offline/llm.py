@@ -358,7 +358,7 @@ class LLM(PoolingMethods):
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     if isinstance(prompts, str | Mapping) or not isinstance(prompts, Sequence):
-        return [prompts]  # one, or something that is none, of which an error tells
+        return [prompts]  # one, or something that is none, which an error names
     if prompts and all(isinstance(item, int) for item in prompts):
         return [prompts]  # type: ignore[list-item]  # all ints: one prompt of token ids
     return prompts  # type: ignore[return-value]  # what is left is a sequence of prompts

@@ -1,4 +1,4 @@
-"""Progress on the terminal, for people who wait."""
+"""Progress on the terminal."""
 
 from __future__ import annotations
 

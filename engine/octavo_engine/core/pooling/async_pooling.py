@@ -1,4 +1,5 @@
-"""Texts in, vectors or scores out, as the API server sees it: what is asked, checked, awaited."""
+"""Texts in, vectors or scores out, as the API server sees it: requests are checked, submitted and
+awaited."""
 
 from __future__ import annotations
 
@@ -144,7 +145,7 @@ class AsyncPooling:
 
     @property
     def num_in_flight(self) -> int:
-        """Texts that somebody waits for."""
+        """Texts in flight."""
         return len(self._jobs)
 
     async def idle(self) -> None:

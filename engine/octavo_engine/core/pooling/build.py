@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A step must hold the longest text. Some models could take far longer ones than anybody sends, and
-# the memory for them would lie idle; who wants them can ask by --max-model-len.
+# A step must hold the longest text. Some models could take far longer ones than clients send, and
+# the memory for them would lie idle; --max-model-len allows them.
 LONGEST_BY_DEFAULT = 8192
 
 

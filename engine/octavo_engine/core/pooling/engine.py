@@ -109,7 +109,7 @@ class PoolingEngine:
         outputs: list[PoolingOutput] = []
         profile = self.profile
         if profile is not None:
-            profile.begin_step()
+            profile.start_step()
         self._expire()
         batch = self._next_batch()
         self.last_step_was_empty = not batch
@@ -137,7 +137,7 @@ class PoolingEngine:
         return refused
 
     def label(self, request_id: str, labels: Labels) -> None:
-        """There is no cache whose content could be told."""
+        """There is no cache whose content could be reported."""
 
     def watch(self, *, on: bool) -> None:
         """As for labels."""
@@ -197,7 +197,7 @@ class PoolingEngine:
             self._refused.append((request_id, error))
 
     def _next_batch(self) -> list[PoolingRequest]:
-        """The first text that waits, and what fits beside it and is asked the same way."""
+        """The first text that waits, and what fits beside it and has the same parameters."""
         batch: list[PoolingRequest] = []
         room = self.limits.max_tokens
         for request in itertools.islice(self._waiting.values(), self.limits.max_texts + LOOK_AHEAD):
@@ -225,7 +225,7 @@ class PoolingEngine:
 
     def _pool(self, batch: list[PoolingRequest]) -> list[PoolingOutput]:
         config = self.backend.config
-        # A model without a table of types does not tell the texts of a pair apart.
+        # A model without a table of types does not distinguish the texts of a pair.
         with_types = config.num_types > 1
         step = make_step(
             [(r.token_ids, r.type_ids if with_types else ()) for r in batch],

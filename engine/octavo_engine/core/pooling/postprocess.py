@@ -1,4 +1,4 @@
-"""From a model's rows to what was asked for: cut, normalised, or as probabilities. Pure."""
+"""From a model's rows to the answer: cut, normalised, or as probabilities. Pure."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def _activated(rows: NDArray[np.float32], activation: ScoreActivation) -> NDArra
         case "sigmoid":
             return np.asarray(_sigmoid(wide), dtype=np.float32)
         case "softmax":
-            masses = np.exp(wide - wide.max(axis=1, keepdims=True))
-            return np.asarray(masses / masses.sum(axis=1, keepdims=True), dtype=np.float32)
+            weights = np.exp(wide - wide.max(axis=1, keepdims=True))
+            return np.asarray(weights / weights.sum(axis=1, keepdims=True), dtype=np.float32)
 
 
 def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:

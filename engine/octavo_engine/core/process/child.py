@@ -147,7 +147,7 @@ class CoreProcess:
             self.send(wire.CoreProgress(done, total))
 
     def _parent_gone(self) -> None:
-        """Nobody is left to compute for, and the main thread may hang: leave without unwinding."""
+        """The API server is gone, and the main thread may hang: exit without unwinding."""
         os._exit(EXIT_PARENT_GONE)
 
 

@@ -1,4 +1,4 @@
-"""The API server's end of the engine core, wherever that runs: what it asks and what it is told."""
+"""The API server's end of the engine core, wherever that runs: commands out, outputs in."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class CoreListener:
 
     def loading(self) -> CoreHealth:
         """While there is no info yet."""
-        told = self.meter.read()
-        share = (told.share if told else None) or 0.0
-        return CoreHealth("loading", "the model is being loaded", share, told)
+        progress = self.meter.read()
+        share = (progress.share if progress else None) or 0.0
+        return CoreHealth("loading", "the model is being loaded", share, progress)
 
     def receive(self, message: wire.FromCore) -> None:
         match message:

@@ -40,7 +40,7 @@ class CoreHandle(asyncio.Protocol):
         self.started_at = time.monotonic()
         self.ended = asyncio.Event()
         self.changed = asyncio.Event()  # it got ready, or ended
-        self.news = CoreListener(listener)
+        self.listener = CoreListener(listener)
         self.watch = HangDetector(timing)
         self._reader = wire.MessageReader(wire.FROM_CORE)
         self._transport: asyncio.Transport | None = None
@@ -91,7 +91,7 @@ class CoreHandle(asyncio.Protocol):
             if isinstance(message, wire.Pong):
                 self.watch.ponged(_pulse(message))
                 continue
-            self.news.receive(message)
+            self.listener.receive(message)
             if isinstance(message, wire.Ready):
                 self.changed.set()
 
@@ -103,7 +103,7 @@ class CoreHandle(asyncio.Protocol):
 
     @property
     def is_loading(self) -> bool:
-        return self.news.info is None
+        return self.listener.info is None
 
     def send(self, message: wire.ToCore) -> None:
         if self._transport is not None and not self.ended.is_set():
@@ -129,8 +129,8 @@ class CoreHandle(asyncio.Protocol):
         """Wait for the end of the process; says how it ended."""
         self._close()
         code = await asyncio.to_thread(self.process.wait)
-        if self.news.fatal is not None:
-            return f"the engine core ended: {self.news.fatal}"
+        if self.listener.fatal is not None:
+            return f"the engine core ended: {self.listener.fatal}"
         if code >= 0:
             return f"the engine core ended with exit code {code}"
         name = signal.Signals(-code).name
@@ -144,7 +144,7 @@ class CoreHandle(asyncio.Protocol):
             async with asyncio.timeout(patience_s):
                 await self.ended.wait()
         except TimeoutError:
-            logger.warning("The engine core did not end when asked to; it is killed")
+            logger.warning("The engine core did not end within its time; it is killed")
             self.kill()
         await self.reap()
 

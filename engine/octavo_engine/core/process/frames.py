@@ -25,7 +25,7 @@ class Frames(NamedTuple):
     """A message as it goes over the socket."""
 
     frames: list[bytes]
-    failed: list[str]  # sequences whose news is an error now: nobody reads what they still compute
+    failed: list[str]  # sequences whose output is an error now: what they still compute is not read
 
 
 def frames_of(message: wire.FromCore) -> Frames:
@@ -75,7 +75,7 @@ def _pieces(step: StepOutput, target: int) -> Iterator[SequenceOutput | PoolingO
 
 
 def _pieces_of(output: SequenceOutput, target: int) -> Iterator[SequenceOutput]:
-    """The same news in several: first the prompt's rows, some at a time, then token by token."""
+    """The same output in several: first the prompt's rows, some at a time, then token by token."""
     for rows in _portions(output.prompt_logprobs, target):
         yield SequenceOutput(request_id=output.request_id, prompt_logprobs=rows)
     output = msgspec.structs.replace(output, prompt_logprobs=[])

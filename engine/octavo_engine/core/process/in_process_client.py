@@ -102,7 +102,7 @@ class InProcessClient:
     def _on_loop(self, callback, *args) -> None:  # type: ignore[no-untyped-def]
         try:
             self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:  # the event loop is closed: nobody listens any more
+        except RuntimeError:  # the event loop is closed: there is no listener any more
             self._inbox.put(wire.Shutdown())
 
     def _receive(self, message: wire.FromCore) -> None:

@@ -75,7 +75,7 @@ class ProcessClient:
         if stall:
             return CoreHealth("stalled", stall)
         if core.is_loading:
-            return core.news.loading()
+            return core.listener.loading()
         return CoreHealth("ready")
 
     async def stop(self) -> None:
@@ -90,7 +90,7 @@ class ProcessClient:
     async def _supervise(self) -> None:
         try:
             await self._keep_alive()
-        except Exception as error:  # such as no memory for a fork: nobody supervises any more
+        except Exception as error:  # such as no memory for a fork: supervision has ended
             logger.exception("Supervision of the engine core failed")
             self._down = f"supervision of the engine core failed: {error}"
             self._start_error = OctavoError(self._down)
@@ -109,7 +109,7 @@ class ProcessClient:
             self._core = None
             reason = f"{killed_for}; it was killed" if killed_for else how
             if self._info is None:  # what fails at the first start would fail again
-                self._start_error = core.news.fatal or OctavoError(f"{reason} while it loaded")
+                self._start_error = core.listener.fatal or OctavoError(f"{reason} while it loaded")
                 self._down = str(self._start_error)
                 self._settled.set()
                 return
@@ -155,6 +155,6 @@ class ProcessClient:
         return killed_for
 
     def _note_start(self, core: CoreHandle) -> None:
-        if self._info is None and core.news.info is not None:
-            self._info = core.news.info
+        if self._info is None and core.listener.info is not None:
+            self._info = core.listener.info
             self._settled.set()

@@ -17,7 +17,7 @@ class Timing:
     patience: float = 3.0  # for a pong, and the least for a step
     loading_patience: float = 60.0  # for a pong while the weights are packed
     kill_after: float = 10.0  # of being stalled; more where steps are known to take long
-    stop: float = 5.0  # for a core to end when asked to
+    stop: float = 5.0  # for a core to end after a stop command
     first_delay: float = 1.0  # before the first restart; doubles
     last_delay: float = 16.0
     fast_failure: float = 60.0  # a core that lived shorter failed fast

@@ -110,7 +110,7 @@ class Label(CoreMessage, frozen=True):
 
 
 class WatchResidency(CoreMessage, frozen=True):
-    """Tell from now on which labels are true, beginning with a snapshot; or leave it."""
+    """Report from now on which labels are true, starting with a snapshot; or stop."""
 
     on: bool
 
@@ -143,7 +143,7 @@ class Ready(CoreMessage, frozen=True):
 
 
 class Pong(CoreMessage, frozen=True):
-    """How the step loop stands, told by a thread that does not share it."""
+    """The state of the step loop, sent by another thread."""
 
     number: int
     steps: int

@@ -185,7 +185,7 @@ def test_what_the_draw_does_alone(field, value, expected):
 
 def test_tokens_that_are_asked_for_come_in_place_of_the_likeliest(device):
     sampling = make_sampling(4, temperature=[0, 1, 1, 0], seed=range(4))
-    sampling.asked = ragged([[59, 0, 59], [], [7], [1, 2]])
+    sampling.logprob_ids = ragged([[59, 0, 59], [], [7], [1, 2]])
     sampling.num_logprobs = 5
     logits = logits_of(4)
     logits[3, 3] = np.nan
@@ -197,7 +197,7 @@ def test_tokens_that_are_asked_for_come_in_place_of_the_likeliest(device):
 
 def test_more_tokens_asked_for_than_there_are(device):
     sampling = make_sampling(2)
-    sampling.asked, sampling.num_logprobs = ragged([[0, 1, 2, 3, 0, 1], []]), 6
+    sampling.logprob_ids, sampling.num_logprobs = ragged([[0, 1, 2, 3, 0, 1], []]), 6
     found = check(logits_of(2, vocab=4), sampling, device)
     assert found.top_ids.tolist()[0] == [0, 1, 2, 3, 0, 1]
     assert found.top_ids.tolist()[1][4:] == [-1, -1]
