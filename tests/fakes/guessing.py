@@ -1,12 +1,12 @@
-"""A guesser that was told the answer, and does not always say the truth."""
+"""A guesser that has the answer, and guesses wrong at a chosen rate."""
 
 from __future__ import annotations
 
 import random
 
 
-class ToldGuesser:
-    """Guesses from `least` to `most` tokens of `answer`; so many are what it was told."""
+class AnswerGuesser:
+    """Guesses from `least` to `most` tokens of `answer`; a share of `honesty` of them is right."""
 
     def __init__(
         self,

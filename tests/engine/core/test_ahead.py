@@ -169,7 +169,7 @@ def test_answers_are_those_of_an_engine_that_waits(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whoever_is_aborted_leaves_the_others_alone(seed: int) -> None:
+def test_an_abort_changes_no_other_answer(seed: int) -> None:
     rng = random.Random(seed)
     backend = LaunchingBackend(30)
     engine, _ = make_engine(backend)
@@ -194,7 +194,7 @@ def test_whoever_is_aborted_leaves_the_others_alone(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whoever_is_suspended_goes_on_where_it_was(seed: int) -> None:
+def test_a_suspended_sequence_continues_where_it_was(seed: int) -> None:
     rng = random.Random(seed)
     backend = LaunchingBackend(30)
     engine, _ = make_engine(backend)
@@ -279,7 +279,7 @@ def test_rows_that_the_host_must_touch_wait_for_their_tokens(wish: dict[str, Any
     assert backend.num_awaited == 0
 
 
-def test_grammars_are_kept_and_hold_nobody_back_for_good() -> None:
+def test_grammars_hold_no_other_request_back_for_good() -> None:
     told = []
     for config in (CONFIG, WAITING):
         backend = LaunchingBackend(64)

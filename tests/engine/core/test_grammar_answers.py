@@ -97,7 +97,7 @@ def test_asking_for_logprobs_changes_nothing_and_they_are_raw(llm: LLM) -> None:
     assert min(ranks) == 1 < max(ranks), "the mask overruled the model somewhere, and it shows"
 
 
-def test_n_answers_are_those_of_their_seeds_and_of_no_company(llm: LLM) -> None:
+def test_n_answers_depend_on_their_seeds_only(llm: LLM) -> None:
     spec = json_schema_spec(PERSON, strict=True)
     together = [a.token_ids for a in ask(llm, spec, n=4, seed=9)]
     assert [a.token_ids for a in ask(llm, spec, n=2, seed=9)] == together[:2]

@@ -7,7 +7,7 @@ from octavo_engine.protocol.loading import LoadProgress
 from tests.fakes.clock import ManualClock
 
 
-def test_nothing_is_told_before_something_came():
+def test_no_rate_is_reported_before_any_bytes_came():
     assert LoadMeter("fetching", ManualClock()).read() is None
 
 

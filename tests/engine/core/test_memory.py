@@ -1,4 +1,4 @@
-"""Free memory as the kernel tells it, on a file tree like the kernel's."""
+"""Free memory as the kernel reports it, on a file tree like the kernel's."""
 
 from octavo_engine.core.memory import free_memory
 

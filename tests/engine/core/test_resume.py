@@ -1,4 +1,4 @@
-"""A generation that broke off is continued elsewhere from its tokens, and nobody can tell.
+"""A generation that broke off is continued elsewhere from its tokens, without a difference.
 
 On the native backend and a real model: the resumed tokens equal those of the unbroken run, wherever
 it broke, sampled or greedy, and their log-probabilities do to the last bit.

@@ -31,7 +31,7 @@ from octavo_engine.tokenization.bytes_tokenizer import EOS, ByteTokenizer
 from tests.engine.models.tiny import TinyModel, tiny_model
 from tests.fakes.backend import FakeBackend
 from tests.fakes.grammar_rig import CHOICE, FIXED
-from tests.fakes.guessing import ToldGuesser
+from tests.fakes.guessing import AnswerGuesser
 from tests.fakes.requests import make_prompt, make_request
 
 if TYPE_CHECKING:
@@ -159,9 +159,9 @@ def answers_to(
 ) -> dict[str, Told]:
     """With guesses that are often what comes."""
 
-    def guesser(sequence: Sequence) -> ToldGuesser:
+    def guesser(sequence: Sequence) -> AnswerGuesser:
         tokens = truth[sequence.request_id].tokens
-        return ToldGuesser(tokens, sequence.num_prompt_tokens, honesty=0.85, rng=rng)
+        return AnswerGuesser(tokens, sequence.num_prompt_tokens, honesty=0.85, rng=rng)
 
     engine.scheduler._speculation = Speculation(guesser)
     return run(engine, wishes, rng)
@@ -249,7 +249,7 @@ def test_an_abort_while_guesses_are_computed_gives_all_back(moment: int) -> None
     backend = FakeBackend(64)
     engine = make_engine(backend, num_blocks=64)
     truth = backend.continuation(make_prompt(9), 40)
-    engine.scheduler._speculation = Speculation(lambda _: ToldGuesser(truth, 9, least=5))
+    engine.scheduler._speculation = Speculation(lambda _: AnswerGuesser(truth, 9, least=5))
     request = make_request(9, max_tokens=40, temperature=0.0)
     engine.add(request)
     for _ in range(moment):
@@ -274,7 +274,7 @@ def test_a_late_mask_loses_its_guesses_and_nothing_else() -> None:
     )
     engine = make_engine(FakeBackend(64, peak=0.5), num_blocks=64)
     engine.scheduler._speculation = Speculation(
-        lambda sequence: ToldGuesser(truth["a"].tokens, sequence.num_prompt_tokens, least=5)
+        lambda sequence: AnswerGuesser(truth["a"].tokens, sequence.num_prompt_tokens, least=5)
     )
     assert engine._make_grammars is not None
     grammars = engine._make_grammars()
@@ -289,8 +289,8 @@ def test_a_late_mask_loses_its_guesses_and_nothing_else() -> None:
     engine.close()
 
 
-def _guesser(answer: list[int], sequence: Sequence) -> ToldGuesser:
-    return ToldGuesser(answer, sequence.num_prompt_tokens, least=4)
+def _guesser(answer: list[int], sequence: Sequence) -> AnswerGuesser:
+    return AnswerGuesser(answer, sequence.num_prompt_tokens, least=4)
 
 
 # -- n-grams --------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def test_an_answer_that_is_gone_on_with_is_a_final_message():
     assert parse(" still rains.", is_open=False) == [Content(" still rains.")]
 
 
-def test_text_is_told_as_it_comes():
+def test_text_is_emitted_as_it_comes():
     parser = HarmonyParser(is_open=True, tools=TOOLS)
     assert parser.push("<|channel|>final<|mess") == []
     assert parser.is_undecided

@@ -72,7 +72,7 @@ def test_verdicts_are_those_of_another_validator(schema: Any, value: Any) -> Non
         ("1", {"$ref": "https://example.org/s.json"}, None),
     ],
 )
-def test_what_is_valid_what_is_not_and_what_cannot_be_told(
+def test_what_is_valid_what_is_not_and_what_is_unknown(
     text: str, schema: Any, expected: bool | None
 ) -> None:
     assert verdict(text, schema) is expected

@@ -150,7 +150,7 @@ def test_clearing_the_cache_clears_all_labels():
     assert len(view.residency) == 0
 
 
-def test_nothing_is_collected_while_nobody_watches():
+def test_nothing_is_collected_while_not_watched():
     view = View()
     view.residency.watch(on=False)
     view.is_watching = False

@@ -33,7 +33,7 @@ def test_a_prompt_is_continued_with_the_truth() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_company_and_any_chunks_give_the_truth(seed: int) -> None:
+def test_any_batch_and_any_chunks_give_the_right_tokens(seed: int) -> None:
     rng = random.Random(seed)
     by_hand = HandScheduler()
     running: list[Sequence] = []

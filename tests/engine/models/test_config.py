@@ -234,7 +234,7 @@ def test_hostile_values_of_families(architecture: str, field: str, value: object
         read(architectures=[architecture], **{field: value})
 
 
-def test_an_unknown_architecture_is_told_the_known_ones() -> None:
+def test_an_unknown_architecture_error_lists_the_known_ones() -> None:
     with pytest.raises(ModelError, match="'GPT2LMHeadModel' is not supported") as caught:
         read(architectures=["GPT2LMHeadModel"])
     assert all(name in str(caught.value) for name in KNOWN)

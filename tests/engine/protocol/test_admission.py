@@ -45,7 +45,7 @@ def test_nothing_is_foreseen_before_anything_was_seen():
     assert queue.wait_s(1000.0, 6.0) == 0.0
 
 
-def test_time_in_which_nobody_waits_says_nothing_of_the_rate():
+def test_idle_time_does_not_change_the_rate():
     queue = moving(10.0, 20.0)
     queue.waits(20.0, is_waiting=False)
     queue.took(1.0, 500.0)  # it went past an empty queue

@@ -92,7 +92,7 @@ def test_model_tokenizer_format_salt_and_adapter_have_their_own_roots():
     assert len(roots) == 9
 
 
-def test_extras_are_told_from_tokens_and_from_each_other():
+def test_extras_differ_from_tokens_and_from_each_other():
     root = root_digest(b"")
     digests = {
         block_digest(root, b"abcdefgh"),

@@ -372,5 +372,5 @@ def test_what_no_engine_would_take_has_no_keys(kind, body):
     assert keys_of(body, kind) == []
 
 
-def test_half_a_surrogate_pair_fails_nobody():
+def test_half_a_surrogate_pair_fails_no_request():
     assert reduced(chat(user("\ud800"))).data == b"\xffuser\xfe\xed\xa0\x80"

@@ -1,4 +1,4 @@
-"""What batches do is done with what others leave; each rule is broken by a scheduler without it."""
+"""Background sequences use what others leave; each rule is broken by a scheduler without it."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_memory_is_given_up_to_who_comes():
     loop.check()
 
 
-def test_nobody_waits_for_a_prefix_that_a_batch_computes_slowly():
+def test_no_request_waits_for_a_prefix_that_a_batch_computes_slowly():
     loop = Timed()
     first = loop.add(make_prompt(20, first=400), 300)
     for _ in range(20):

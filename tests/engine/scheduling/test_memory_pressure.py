@@ -126,7 +126,7 @@ def test_a_small_request_passes_a_large_one_that_memory_cannot_hold_yet():
     assert len(loop.reasons) == 3
 
 
-def test_nobody_passes_a_request_that_has_waited_too_long():
+def test_no_request_passes_one_that_has_waited_too_long():
     """A stream of small requests keeps memory busy; after aging_s the large one is next all the
     same."""
     clock = ManualClock()

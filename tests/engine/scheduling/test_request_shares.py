@@ -1,4 +1,4 @@
-"""One request of many sequences and requests of one: who waits for whom, and who loses what.
+"""One request of many sequences beside requests of one: which of them wait, and for how long.
 
 Red when: further sequences decode or prefill without paying; the limit outlives the small requests;
 nothing is left to the large request; rows are not given up; the limit holds for who is alone.
@@ -189,7 +189,7 @@ def test_small_requests_do_not_keep_a_large_one_from_its_turn():
     loop.check()
 
 
-def test_nobody_waits_for_a_prefix_that_a_large_request_computes_slowly():
+def test_no_request_waits_for_a_prefix_that_a_large_one_computes_slowly():
     loop = Timed()
     loop.ask()
     stem = make_prompt(600, first=77)

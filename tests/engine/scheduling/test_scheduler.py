@@ -1,4 +1,4 @@
-"""What the scheduler promises, told one promise at a time. Tokens are checked against the truth.
+"""What the scheduler promises, one promise at a time. Tokens are checked against the truth.
 
 Red when, among others: a block is shared before it is computed; a copy's source is reused in its
 step; a block is not given back; preemption loses or repeats a token; a limit is off by one.
@@ -145,7 +145,7 @@ def test_a_shared_stem_in_flight_is_computed_once():
 
 
 @pytest.mark.parametrize("when", range(4))
-def test_whoever_waits_for_a_block_goes_on_when_its_author_is_aborted(when):
+def test_a_wait_for_a_block_ends_when_its_author_is_aborted(when):
     loop = make_loop(max_num_batched_tokens=16)
     author, waiter = (make_request(50, max_tokens=2) for _ in range(2))
     loop.scheduler.add(author)
@@ -236,7 +236,7 @@ def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(num_prompt
         loop.scheduler.add(make_request(num_prompt))
 
 
-def test_a_request_larger_than_the_pool_is_refused_with_both_numbers_and_blocks_nobody():
+def test_a_request_larger_than_the_pool_is_refused_with_both_numbers():
     loop = make_loop(num_blocks=4)
     loop.scheduler.add(make_request(60, max_tokens=5))
     for prompt, max_tokens, param in ((60, 6, "max_tokens"), (65, 1, "prompt")):

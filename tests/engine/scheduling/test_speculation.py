@@ -16,7 +16,7 @@ from octavo_engine.scheduling.scheduler import Scheduler
 from octavo_engine.scheduling.speculation import Speculation, SpeculationGain
 from octavo_engine.scheduling.step_time import StepTimeModel
 from tests.fakes.clock import ManualClock
-from tests.fakes.guessing import ToldGuesser
+from tests.fakes.guessing import AnswerGuesser
 from tests.fakes.kv_machine import Loop, true_output
 from tests.fakes.requests import make_prompt, make_request
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from octavo_engine.state.sequence import Sequence
 
 
-def guesser(sequence: Sequence, **habits: Any) -> ToldGuesser:
+def guesser(sequence: Sequence, **habits: Any) -> AnswerGuesser:
     truth = true_output(list(sequence.request.prompt_token_ids), 300)
-    return ToldGuesser(truth, sequence.num_prompt_tokens, **habits)
+    return AnswerGuesser(truth, sequence.num_prompt_tokens, **habits)
 
 
 def make_loop(
@@ -152,7 +152,7 @@ def test_speculation_is_never_much_slower_than_none_and_fast_where_guesses_are_g
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("caching", [True, False])
-def test_guesses_change_no_token_in_any_company(seed: int, caching: bool) -> None:
+def test_guesses_change_no_token_whatever_else_is_in_the_batch(seed: int, caching: bool) -> None:
     """A small pool, small steps, shared beginnings, preemption, aborts; honest guesses and lies."""
     rng = random.Random(seed)
     loop = make_loop(
@@ -238,7 +238,7 @@ def test_wrong_guesses_never_enter_the_prefix_cache() -> None:
         assert loop.outputs[request.request_id] == true_output(prompt, 5)
 
 
-def test_nobody_is_preempted_for_a_guess() -> None:
+def test_no_sequence_is_preempted_for_a_guess() -> None:
     """One block is free, which the second sequence needs in a moment: guesses do without."""
     loop = make_loop(num_blocks=5, honesty=0.01, least=40, most=40)
     loop.scheduler._admission.ratio = 0.0

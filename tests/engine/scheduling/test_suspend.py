@@ -1,4 +1,4 @@
-"""Sequences that nobody reads: at every moment they give all back, and go on where they were."""
+"""Suspended sequences: at every moment they give all back, and continue where they were."""
 
 from __future__ import annotations
 

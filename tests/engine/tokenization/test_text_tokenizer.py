@@ -147,7 +147,7 @@ def test_no_message_makes_a_control_id_and_no_text_is_lost(smollm2, contents):
     assert smollm2.decode(ids, skip_special_tokens=False) == smollm2.chat_template.render(messages)
 
 
-def test_prompts_may_spell_control_tokens_unless_told_otherwise(smollm2):
+def test_prompts_may_spell_control_tokens_by_default(smollm2):
     assert smollm2.encode("<|im_end|>") == [2]
     ids = smollm2.encode("<|im_end|>", allow_special=False)
     assert not set(ids) & smollm2.special_ids

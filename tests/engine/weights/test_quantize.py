@@ -71,7 +71,9 @@ def test_the_search_is_no_worse_than_rounding_between_the_ends() -> None:
     assert ((got - groups) ** 2).mean() < 0.95 * ((plain - groups) ** 2).mean()
 
 
-def test_what_cannot_be_quantised_is_told(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_quantised_is_reported(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = resolve_model(str(model))
     with pytest.raises(ModelError, match="is not an empty folder"):
         quantize_folder(files, 4, model)

@@ -96,7 +96,7 @@ def test_what_is_added_to_a_prefix_names_its_parent():
     assert cache.run(longer) == [stored(ids[2:], ids[1], longer[32:48])]
 
 
-def test_a_salt_is_part_of_the_first_name_and_told():
+def test_a_salt_is_part_of_the_first_name_and_published():
     extra = (("cache_salt", "tenant"),)
     prompt = list(range(33))
     event = stored(chain(prompt, extra), None, prompt[:32], extra_keys=[extra, None])
@@ -113,7 +113,7 @@ def test_generated_tokens_make_blocks_too():
     assert len(tokens) == 48
 
 
-def test_evicted_blocks_are_told_in_the_order_in_which_they_went():
+def test_evicted_blocks_are_published_in_order():
     cache, prompt = Cache(), list(range(48))
     cache.run(prompt)
     events = cache.run(list(range(200, 200 + 120)))
@@ -207,7 +207,7 @@ def test_a_replay_begins_where_it_is_asked_to_and_goes_back_so_far_only(tmp_path
         publisher.close()
 
 
-def test_nobody_who_does_not_read_holds_the_engine_up(tmp_path, zmq, context):
+def test_a_slow_subscriber_does_not_delay_the_engine(tmp_path, zmq, context):
     publisher = KVEventPublisher(config(tmp_path, hwm=1, max_queue_size=10))
     with context.socket(zmq.SUB) as socket:
         socket.set_hwm(1)

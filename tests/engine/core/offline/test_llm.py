@@ -79,7 +79,7 @@ def test_a_closed_one_leaves_nothing_behind():
     assert threading.active_count() == num_threads
 
 
-def test_a_request_that_allows_no_token_is_told_so_and_no_other(caplog):
+def test_only_the_request_that_allows_no_token_fails(caplog):
     wishes = [
         SamplingParams(max_tokens=3, allowed_token_ids=(7,), logit_bias={7: float("-inf")}),
         SamplingParams(max_tokens=3, temperature=0),
@@ -260,7 +260,7 @@ def test_tokens_asked_for_by_id_have_the_log_probabilities_that_all_have():
         {"logprob_token_ids": (-1,)},
     ],
 )
-def test_tokens_that_cannot_be_told_of_are_refused_by_name(wish):
+def test_unknown_logprob_tokens_are_refused_by_name(wish):
     with make_llm() as llm, pytest.raises(InvalidRequest) as caught:
         llm.generate("abc", SamplingParams(**wish))
     assert caught.value.param == "logprob_token_ids"

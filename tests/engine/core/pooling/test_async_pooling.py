@@ -70,7 +70,7 @@ def test_bad_input_is_named(tokens, params, message):
         check_items([PoolingItem(tokens)], params, INFO)
 
 
-def test_good_input_passes_and_the_index_of_a_bad_one_is_told():
+def test_an_error_names_the_index_of_a_bad_input():
     check_items([PoolingItem([1] * 8)], PoolingParams(dimensions=8), INFO)
     check_items([PoolingItem([1], [0])], PoolingParams(dimensions=16), INFO)
     with pytest.raises(ContextLengthExceeded, match="input 1 has 9 tokens"):

@@ -249,7 +249,7 @@ def test_a_core_that_keeps_failing_is_given_up_with_its_reason():
     run(test())
 
 
-def test_a_restart_that_cannot_load_is_told_by_its_own_sentence(tmp_path, monkeypatch):
+def test_a_restart_that_cannot_load_reports_its_own_error(tmp_path, monkeypatch):
     async def test():
         flag = tmp_path / "fail"
         monkeypatch.setenv("OCTAVO_TEST_FAIL_IF_THERE", str(flag))

@@ -94,7 +94,7 @@ def wait_begun(rig: Rig) -> None:
         rig.grammars.wait(0.01)
 
 
-def test_a_compile_that_takes_too_long_ends_with_400_and_delays_nobody() -> None:
+def test_a_compile_that_takes_too_long_ends_with_400_and_delays_no_other() -> None:
     clock = HandClock()
     rig = Rig(now=clock)
     stuck = StuckCompiler(rig)
