@@ -9,12 +9,12 @@ from octavo_engine.protocol.kubernetes import GROUP, KIND, VERSION
 from octavo_engine.protocol.state import EndpointState, PoolState, RevisionState, State
 from octavo_operator.cluster.api import Listing
 from octavo_operator.cluster.guard import GuardedCluster, TokenBucket
+from octavo_operator.decide.observed import DeploymentKey
 from octavo_operator.metrics import OperatorMetrics
 from octavo_operator.objects import kinds
 from octavo_operator.reconcile import Reconciler
 from octavo_operator.report.events import EventRecorder
 from octavo_operator.routers.poller import RouterDemand
-from octavo_operator.decide.observed import DeploymentKey
 from octavo_operator.watch.world import WATCHED, World
 from tests.fakes.clock import ManualClock
 from tests.fakes.cluster import FakeCluster
