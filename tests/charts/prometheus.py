@@ -137,7 +137,7 @@ def _operator_metrics() -> OperatorMetrics:
     metrics.is_leader, metrics.num_deployments, metrics.num_routers = True, 2, 2
     metrics.num_objects, metrics.watch_age_s = 20, 3.0
     for outcome in (KeyOutcome(), KeyOutcome(is_failed=True)):
-        metrics.reconciled(outcome, 0.02)
+        metrics.reconciled(outcome.name, 0.02)
     metrics.calls["apply", "Deployment"] += 3
     metrics.errors["apply", "Conflict"] += 1
     metrics.watch_events["Pod"] += 9
