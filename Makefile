@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom cluster clean
+.PHONY: demo test test-faults test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom cluster clean
 
 # --- what people run ---------------------------------------------------------------------------------
 
@@ -46,6 +46,10 @@ demo: $(VENV)/.installed  ## A streamed answer through two engines and a router 
 test: $(VENV)/.test  ## Unit and integration tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
+# The figures need a machine that does nothing else: apart from `test`.
+test-faults: $(VENV)/.test  ## Load, hostile input and faults, as figures with bounds: ten minutes
+	$(BIN)/python -m benchmarks.faults.run $(FAULTS_ARGS)
+
 # Builds for tests alone, each in its folder; tests.other_build puts it in place of what is installed.
 BUILD_FOR_TESTS = $(BIN)/cmake -S csrc -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 TEST_A_BUILD    = $(BIN)/python -m pytest -p tests.other_build -n $(WORKERS) --dist worksteal
@@ -64,7 +68,7 @@ test-asan: $(VENV)/.test  ## Kernels and the router's native code with every mem
 	$(BIN)/cmake --build build/asan
 	OCTAVO_BUILD=build/asan LD_PRELOAD="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0 \
 	  $(BIN)/python -m pytest -p tests.other_build -p no:xdist $(PYTEST_ARGS) \
-	  tests/kernels tests/router/residency tests/router/http/test_network.py tests/router/proxy/test_express.py
+	  tests/kernels tests/router/residency tests/router/proxy/test_hot_path_twins.py
 
 test-arm64:  ## Kernels for 64-bit Arm, on an emulated processor; needs g++-aarch64-linux-gnu, qemu-user
 	cmake -S csrc -B build/arm64 -DOCTAVO_KERNELS_ONLY=ON -DCMAKE_SYSTEM_NAME=Linux \
@@ -97,7 +101,7 @@ bench: $(VENV)/.test  ## Figures of this machine beside its limits, and a roofli
 bench-peers: $(VENV)/.test  ## The engine beside vLLM and llama.cpp; benchmarks/peers/setup.sh installs them
 	$(BIN)/python -m benchmarks.peers.run $(BENCH_ARGS)
 
-bench-router: $(VENV)/.test  ## The router beside other routers; needs nginx and wrk
+bench-router: $(VENV)/.test  ## The router beside other routers
 	$(BIN)/python -m benchmarks.router.run
 
 # As root where neither kind nor Docker is there. KEEP_CLUSTER=1 leaves the cluster up;

@@ -90,7 +90,14 @@ def cases() -> list[Case]:
         values = "*fp32" if is_exact else "*bf16"
         types = dict.fromkeys(("out", "q", "k_cache", "v_cache"), values)
         types |= dict.fromkeys(("parts", "part_maxima", "part_sums"), "*fp32")
-        types |= {"score_scale": "fp32", "soft_cap": "fp32", "window": "i32", "split_tokens": "i32"}
+        types |= {
+            "score_scale": "fp32",
+            "soft_cap": "fp32",
+            "window": "i32",
+            "split_tokens": "i32",
+            "first_tile": "i32",
+            "part_rows": "i32",
+        }
         found.append(
             Case(f"attend {label}", attention.attend_kernel, types, constants, tile.num_warps,
                  {"num_stages": tile.num_stages})
@@ -98,7 +105,7 @@ def cases() -> list[Case]:
     found.append(
         Case("join", attention.join_kernel,
              {"out": "*bf16", "parts": "*fp32", "part_maxima": "*fp32", "part_sums": "*fp32",
-              "num_splits": "i32"},
+              **dict.fromkeys(("num_splits", "first_tile", "part_rows"), "i32")},
              {**LLAMA, "BLOCK_M": 16}, 2)
     )  # fmt: skip
     found.append(

@@ -158,6 +158,7 @@ class Bench:
             block_tables=self.tables,
             logit_rows=(seq_starts[1:] - 1).astype(np.int32),
             copies=np.zeros((0, 3), np.int32),
+            table_versions=np.zeros(len(self.tables), np.int64),  # nobody writes to them
         )
 
     def sampling(self, step: BackendStep, **fields: Any) -> SamplingBatch:

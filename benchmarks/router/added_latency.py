@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from dataclasses import dataclass
@@ -11,13 +10,13 @@ from typing import TYPE_CHECKING, cast
 
 import uvloop
 
+from benchmarks.router.traffic import NUM_REQUESTS, request_bytes
 from octavo.bench.report import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CONNECTIONS = 32
-RULE = "Answer in one short paragraph and name the page of the manual you used. "
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +33,6 @@ def measure(port: int, *, rate: float, seconds: float, seed: int = 0) -> Latency
     taken = uvloop.run(_drive(port, rate, seconds, random.Random(seed)))
     ms = [t * 1e3 for t in taken]
     return Latency(percentile(ms, 50), percentile(ms, 99), len(ms))
-
-
-def request_bytes(group: int, number: int) -> bytes:
-    body = json.dumps(
-        {
-            "model": "m",
-            "messages": [
-                {"role": "system", "content": f"Desk {group:04d}. " + RULE * 16},
-                {"role": "user", "content": f"Question {number}: how do I reset the counter?"},
-            ],
-            "max_tokens": 16,
-        }
-    ).encode()
-    head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-        "Content-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
 
 
 class _Caller(asyncio.Protocol):
@@ -112,7 +92,7 @@ async def _drive(port: int, rate: float, seconds: float, rng: random.Random) -> 
         if not idle:
             late += 1
             continue
-        idle.pop().ask(request_bytes(rng.randrange(64), number))
+        idle.pop().ask(request_bytes(rng.randrange(NUM_REQUESTS), number))
         number += 1
     await asyncio.sleep(0.5)
     if late > number / 100:

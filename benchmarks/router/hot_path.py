@@ -1,10 +1,11 @@
 """What a request costs the router itself: the real parts, without sockets and without a kernel.
 
-    python -m benchmarks.router.hot_path [--functions]
+    python -m benchmarks.router.hot_path [--mix plain] [--functions]
 
-Thirty-two clients, four engines; all that is faked are the transports. The minimum over many
-batches is shown, for it is what the code costs, and the number of calls, which no neighbour can
-disturb. `--functions` adds where the time goes (under the profiler: shares, not times).
+Thirty-two clients, four engines, the traffic of a mix; all that is faked are the transports. The
+minimum over many batches is shown, for it is what the code costs, and the number of calls, which
+no neighbour can disturb. `--functions` adds where the time goes (under the profiler: shares, not
+times).
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from typing import Any, cast
 
 import uvloop
 
-from benchmarks.router.added_latency import request_bytes
-from benchmarks.router.stand import ANSWER
+from benchmarks.router.traffic import MIXES, Answers, Mix, requests
 from octavo_router.app import App
 from octavo_router.config.load import load_config
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
@@ -31,11 +31,7 @@ from octavo_router.http.upstream_connection import UpstreamConnection
 CLIENTS = 32
 ENGINES = 4
 BATCHES = 2000
-REQUESTS = [request_bytes(number * 7919 % 64, number % 1000) for number in range(6400)]
-WHOLE_ANSWER = (
-    "HTTP/1.1 200 OK\r\nServer: bench\r\nContent-Type: application/json\r\n"
-    f"Content-Length: {len(ANSWER)}\r\nConnection: keep-alive\r\n\r\n{ANSWER}"
-).encode()
+REQUESTS_PER_CLIENT = 200  # a warm-up of as many batches has sent each once
 
 
 class Transport:
@@ -69,8 +65,10 @@ class Transport:
 class Rig:
     """A router between fake clients and fake engines. Lives on a running loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, mix: Mix) -> None:
         config = load_config(text="", flags={}, environment={})
+        self._requests = [requests(mix, REQUESTS_PER_CLIENT, client=i) for i in range(CLIENTS)]
+        self._answers = Answers(mix)
         self.app = app = App(config)
         specs = [
             EndpointSpec(
@@ -94,29 +92,34 @@ class Rig:
                 pool.give_back(upstream)
                 upstream.idle_since = time.monotonic() + 1e6
                 self.upstreams.append(upstream)
-        self._next = 0
+        self._num_batches = 0
 
     def batch(self) -> float:
         """Seconds for one request of every client, and its answer."""
-        requests = [REQUESTS[(self._next + i) % len(REQUESTS)] for i in range(CLIENTS)]
-        self._next += CLIENTS
+        number = self._num_batches
+        self._num_batches += 1
+        sent = [
+            templates[number % REQUESTS_PER_CLIENT].numbered(number) for templates in self._requests
+        ]
         began_at = time.perf_counter()
-        for client, request in zip(self.clients, requests, strict=True):
-            self._receive(client, request)
+        for client, request in zip(self.clients, sent, strict=True):
+            client.data_received(request)
         sent_at = time.perf_counter()
         busy = [upstream for upstream in self.upstreams if upstream.user is not None]
         if len(busy) != CLIENTS:
             raise SystemExit(f"{len(busy)} of {CLIENTS} requests reached an engine")
+        answers = [self._answer(upstream) for upstream in busy]
         found_at = time.perf_counter()
-        for upstream in busy:
-            self._receive(upstream, WHOLE_ANSWER)
+        for upstream, pieces in zip(busy, answers, strict=True):
+            for piece in pieces:
+                upstream.data_received(piece)
         return (sent_at - began_at) + (time.perf_counter() - found_at)
 
-    def _receive(self, connection: ClientConnection | UpstreamConnection, data: bytes) -> None:
-        """As native sockets do it: the express lane sees the bytes first."""
-        lane = self.app.proxy.lane
-        if lane is None or not lane.take(connection, data):
-            connection.data_received(data)
+    def _answer(self, upstream: UpstreamConnection) -> list[bytes]:
+        """To the request that was written there."""
+        request = cast("Transport", upstream._transport).last
+        is_stream = b'"stream": true' in request
+        return list(self._answers.stream()) if is_stream else [self._answers.whole()]
 
 
 def count_calls(rig: Rig, batches: int = 20) -> float:
@@ -137,9 +140,10 @@ async def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+    parser.add_argument("--mix", default="plain", choices=["uniform", "whole", "streams", "plain"])
     parser.add_argument("--functions", action="store_true", help="where the time goes")
     args = parser.parse_args()
-    rig = Rig()
+    rig = Rig(MIXES[args.mix])
     for _ in range(200):  # warm: caches, memos, specialised bytecode
         rig.batch()
     taken = sorted(rig.batch() / CLIENTS * 1e6 for _ in range(BATCHES))

@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from benchmarks.faults.bounds import judge as keep_bounds
 from benchmarks.router.overload import Verdict, free_port
 from benchmarks.servers import Server
 from octavo.bench.report import percentile
@@ -221,15 +222,10 @@ def judge(name: str, later: Crowd, peak: float, scale: Scale) -> Verdict:
         "without an answer after half a second, %": 100.0 * lost_late / max(len(lost), 1),
         "last refusal after the load fell, s": max(bad_after, default=0.0),
     }
-    verdict.expect(goodput >= 0.95 * peak, f"goodput is {goodput / peak:.2f} of the peak")
+    keep_bounds("overload", verdict)
     verdict.expect(bool(refused_ms), "nobody was refused: the load was not felt")
-    p99_ms = verdict.seen["p99 of a refusal, ms"]
-    verdict.expect(p99_ms < 50.0, f"p99 of a refusal is {p99_ms:.0f} ms")
     verdict.expect(
         all(one.says_when for one in refused if one.status == 503), "a refusal without Retry-After"
-    )
-    verdict.expect(
-        max(bad_after, default=0.0) <= 2.0, f"{max(bad_after, default=0.0):.1f} s to recover"
     )
     return verdict
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-from benchmarks.router.added_latency import request_bytes
-from benchmarks.router.stand import ANSWER, MODELS
+from benchmarks.router.traffic import MIXES, MODELS, NUM_REQUESTS, Answers, request_bytes
 from octavo.bench.report import percentile
 
 if TYPE_CHECKING:
@@ -48,6 +47,7 @@ class Engine:
     def __init__(
         self, *, seats: int = 1_000_000, num_waiting: int = 0, work_s: float = 0.0
     ) -> None:
+        self.answers = Answers(MIXES["whole"])
         self.is_refusing = False
         self.num_asked = 0
         self.num_done = 0
@@ -116,10 +116,13 @@ class _EngineConnection(asyncio.Protocol):
         engine = self._engine
         if not head.startswith(b"POST"):
             is_known = head.startswith(b"GET /v1/models ")
-            self._answer(200 if is_known else 404, MODELS.encode() if is_known else b"{}")
+            self._answer(200 if is_known else 404, MODELS if is_known else b"{}")
             return
-        answer = _LARGE if b'"max_tokens":%d' % LARGE_TOKENS in body else ANSWER.encode()
-        if not engine.take(partial(self._answer, 200, answer)):
+        if b'"max_tokens":%d' % LARGE_TOKENS in body:
+            answer = partial(self._answer, 200, _LARGE)
+        else:
+            answer = partial(self._transport.write, engine.answers.whole())
+        if not engine.take(answer):
             self._answer(503, _FULL)
 
     def _answer(self, status: int, body: bytes) -> None:
@@ -273,7 +276,7 @@ class Load:
         began_at, due = loop.time(), 0.0
         while (due := due + rng.expovariate(self.rate)) < seconds:
             await asyncio.sleep(max(0.0, began_at + due - loop.time()))
-            request = request_bytes(rng.randrange(64), self.num_sent)
+            request = request_bytes(rng.randrange(NUM_REQUESTS), self.num_sent)
             self.num_sent += 1
             task = asyncio.create_task(self._ask(idle, request, began_at))
             tasks.add(task)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.router.run [--full] [--no-peers] [--json FILE]
 
-Needs nginx and wrk (apt-get install nginx-light wrk). Peers are installed into environments of
-their own. Rounds alternate the order; medians are shown. Run it on an idle machine.
+The traffic is the mix `plain` of `traffic`. Peers are installed into environments of their own.
+Rounds alternate the order; medians are shown. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def throughput(
                 with stand.running(command, cores.router) as process:
                     ready_s = stand.until_answers(stand.ROUTER_PORT, process, within_s=60)
                     for connections in CONNECTIONS:
-                        stand.wrk(stand.ROUTER_PORT, connections, 1, cores.others)  # warm
+                        stand.load(stand.ROUTER_PORT, connections, 1, cores.others)  # warm
                         before_s = stand.cpu_s(process.pid)
-                        run = stand.wrk(stand.ROUTER_PORT, connections, seconds, cores.others)
+                        run = stand.load(stand.ROUTER_PORT, connections, seconds, cores.others)
                         used_s = stand.cpu_s(process.pid) - before_s
                         run |= {
                             "router": contender.name,
@@ -150,7 +150,7 @@ def idle(cores: stand.Cores) -> dict[str, float]:
 def report(document: dict[str, Any], contenders: list[Contender]) -> None:
     runs = document["throughput"]
     for connections in CONNECTIONS:
-        print(f"\n{connections} connections, one core for the router, 1.3 KB chat prompts")
+        print(f"\n{connections} connections, one core for the router, the mix plain")
         print(f"{'router':28}{'req/s':>9}{'Octavo is':>11}{'p50 ms':>9}{'p99 ms':>9}"
               f"{'CPU µs':>9}{'RSS MiB':>9}{'bad':>6}")  # fmt: skip
         ours = _median(runs, OCTAVO.name, connections, "req_s")

@@ -1,8 +1,7 @@
-"""The stand on which routers are measured: fixed-answer engines, a router on a core of its own.
+"""The stand on which routers are measured: engines, a router on a core of its own, and the load.
 
-Engines are one nginx that answers every completion with the same 300 bytes on several ports; the
-load is wrk. Both share the second core, so that what is measured is one router process on the
-first.
+Engines and load replay the mixes of `traffic`, each in a process of its own. They share the second
+core, so that what is measured is one router process on the first.
 """
 
 from __future__ import annotations
@@ -11,40 +10,27 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
-import tempfile
+import sys
 import time
 import urllib.request
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from benchmarks.router.traffic import MIXES, Mix, key_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 FIRST_ENGINE_PORT = 9101
 ROUTER_PORT = 9300  # beyond the ports of a hundred engines
-ANSWER = json.dumps(
-    {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "m",
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": "Hold the left key for a second."},
-                "finish_reason": "stop",
-            }
-        ],
-        "usage": {"prompt_tokens": 290, "completion_tokens": 8, "total_tokens": 298},
-    },
-    separators=(",", ":"),
-)
-MODELS = '{"object":"list","data":[{"id":"m","object":"model","owned_by":"bench"}]}'
+PLAIN = MIXES["plain"]
+_REPLAY = (sys.executable, "-m", "benchmarks.router.replay")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,38 +81,22 @@ def running(
 
 
 @contextmanager
-def engines(count: int, cores: set[int] | None) -> Iterator[list[str]]:
-    """`count` fixed-answer engines; their URLs."""
+def engines(count: int, cores: set[int] | None, mix: Mix = PLAIN) -> Iterator[list[str]]:
+    """`count` engines in one process; their URLs."""
     ports = range(FIRST_ENGINE_PORT, FIRST_ENGINE_PORT + count)
-    with tempfile.TemporaryDirectory() as folder:
-        listen = "".join(f"listen 127.0.0.1:{port} backlog=4096; " for port in ports)
-        temporary = "".join(
-            f"{kind}_temp_path {folder}/{kind}; "
-            for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-        )
-        conf = Path(folder) / "nginx.conf"
-        conf.write_text(
-            f"""worker_processes 1; daemon off; pid {folder}/pid; error_log {folder}/error;
-            events {{ worker_connections 8192; }}
-            http {{ access_log off; keepalive_requests 1000000000; keepalive_timeout 3600s;
-              default_type application/json; {temporary}
-              server {{ {listen}
-                location = /v1/chat/completions {{ return 200 '{ANSWER}'; }}
-                location = /v1/models {{ return 200 '{MODELS}'; }}
-                location = /health {{ return 200 '{{}}'; }}
-                location / {{ return 404 '{{}}'; }} }} }}"""
-        )
-        command = [need("nginx", "nginx-light"), "-p", folder, "-c", str(conf), "-e", "error"]
-        with running(command, cores) as process:
-            until_answers(ports[0], process, within_s=10)
-            yield [f"http://127.0.0.1:{port}" for port in ports]
+    command = [*_REPLAY, "engines", mix.name, str(ports[0]), str(count)]
+    with running(command, cores) as process:
+        until_answers(ports[0], process, within_s=10)
+        yield [f"http://127.0.0.1:{port}" for port in ports]
 
 
-def until_answers(port: int, process: subprocess.Popen[bytes], *, within_s: float) -> float:
+def until_answers(
+    port: int, process: subprocess.Popen[bytes], *, within_s: float, mix: Mix = PLAIN
+) -> float:
     """Seconds until a completion comes back."""
     began_at = time.monotonic()
     while time.monotonic() - began_at < within_s:
-        if _answers(port):
+        if _answers(port, mix):
             return time.monotonic() - began_at
         if process.poll() is not None:
             raise SystemExit(f"it ended with {process.returncode}: {process.args!r}")
@@ -134,31 +104,29 @@ def until_answers(port: int, process: subprocess.Popen[bytes], *, within_s: floa
     raise SystemExit(f"no answer within {within_s:.0f} s from {process.args!r}")
 
 
-def _answers(port: int) -> bool:
+def _answers(port: int, mix: Mix) -> bool:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/chat/completions",
-        body,
-        {"Content-Type": "application/json"},
-    )
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key_of(0)}"}
+    scheme, tls = "http", None
+    if mix.uses_tls:
+        scheme, tls = "https", ssl._create_unverified_context()
+    url = f"{scheme}://127.0.0.1:{port}/v1/chat/completions"
+    request = urllib.request.Request(url, body, headers)
     try:
-        with urllib.request.urlopen(request, timeout=2) as answer:
+        with urllib.request.urlopen(request, timeout=2, context=tls) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
 
 
-def wrk(port: int, connections: int, seconds: int, cores: set[int] | None) -> dict[str, Any]:
+def load(
+    port: int, connections: int, seconds: float, cores: set[int] | None, mix: Mix = PLAIN
+) -> dict[str, Any]:
     """One run of the load; what it printed."""
-    script = str(Path(__file__).with_name("prompts.lua"))
-    command = [
-        need("wrk", "wrk"), "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "10s",
-        "-s", script, f"http://127.0.0.1:{port}",
-    ]  # fmt: skip
+    command = [*_REPLAY, "load", mix.name, str(port), str(connections), str(seconds)]
     pin = (lambda: os.sched_setaffinity(0, cores)) if cores else None
-    done = subprocess.run(command, check=True, capture_output=True, text=True, preexec_fn=pin)
-    line = next(line for line in done.stdout.splitlines() if line.startswith("JSON "))
-    return dict(json.loads(line.removeprefix("JSON ")))
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=pin)
+    return dict(json.loads(done.stdout))
 
 
 def tree(pid: int) -> list[psutil.Process]:
@@ -182,3 +150,34 @@ def rss_mib(pid: int) -> float:
         with suppress(psutil.NoSuchProcess):
             total += process.memory_info().rss
     return total / 2**20
+
+
+def router_config(mix: Mix, folder: Path, *, collector: str) -> Path:
+    """The file for a router that is measured with a mix: its keys, certificate and tracing."""
+    config: dict[str, Any] = {}
+    if mix.num_tenants:
+        config["flow"] = {
+            "keys": [
+                {
+                    "tenant": f"tenant-{i}", "key": key_of(i), "requests_per_s": 1e6,
+                    "tokens_per_min": 1e12, "max_in_flight": 10_000,
+                }
+                for i in range(mix.num_tenants)
+            ]
+        }  # fmt: skip
+    if mix.trace_ratio:
+        config["tracing"] = {"endpoint": collector, "sample_ratio": mix.trace_ratio}
+    if mix.uses_tls:
+        cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
+        subprocess.run(
+            [
+                need("openssl", "openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt",
+                "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1",
+                "-keyout", key, "-out", cert,
+            ],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        config["server"] = {"tls_cert": cert, "tls_key": key}
+    file = folder / "router.yaml"
+    file.write_text(json.dumps(config))  # JSON is YAML
+    return file

@@ -3,21 +3,21 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <cstring>
+#include <memory>
 #include <new>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "router/bundle.h"
 #include "router/events.h"
-#include "router/express/bindings.h"
 #include "router/json_reader.h"
 #include "router/residency.h"
 #include "router/route_keys.h"
 #include "router/scan.h"
-#ifdef OCTAVO_HAS_EPOLL
-#include "router/sockets/bindings.h"
-#endif
 #include "router/tally.h"
+#include "router/underway.h"
 #include "router/usage.h"
 
 namespace nb = nanobind;
@@ -149,6 +149,45 @@ double tally_all(const nb::tuple& bounds, const nb::list& values, nb::list count
     return sum;
 }
 
+Names read_names(nb::handle names) {
+    Names read;
+    for (const nb::handle name : names) {
+        uint64_t key;
+        if (read.is_full() || !PyBytes_Check(name.ptr()) ||
+            PyBytes_GET_SIZE(name.ptr()) != sizeof key) {
+            throw nb::value_error("names are at most 32 keys of 8 bytes");
+        }
+        std::memcpy(&key, PyBytes_AS_STRING(name.ptr()), sizeof key);
+        read.push(key);
+    }
+    return read;
+}
+
+void credit(const Underway& underway, const nb::sequence& names, const nb::bytes& keys,
+            const nb::sequence& endpoints, nb::list matched, double tokens_per_key) {
+    std::vector<Underway::Endpoint> addresses;
+    std::vector<int64_t> tokens;
+    for (const nb::handle endpoint : endpoints) {
+        addresses.push_back(endpoint.ptr());
+    }
+    for (const nb::handle number : matched) {
+        tokens.push_back(nb::cast<int64_t>(number));
+    }
+    if (tokens.size() != addresses.size()) {
+        throw nb::value_error("matched must have one number for each endpoint");
+    }
+    const std::vector<int64_t> before = tokens;
+    const Names read = read_names(names);
+    if (!read.all().empty()) {
+        underway.credit(read.all(), view_of(keys), addresses, tokens, tokens_per_key);
+    }
+    for (size_t i = 0; i < tokens.size(); ++i) {
+        if (tokens[i] != before[i]) {
+            matched[i] = nb::int_(tokens[i]);
+        }
+    }
+}
+
 void bind_scan(nb::module_& module) {
     nb::class_<Scan>(module, "Scan")
         .def_prop_ro("model", [](const Scan& scan) { return str_of(scan.model); })
@@ -190,6 +229,32 @@ void bind_index(nb::module_& module) {
         .def_prop_ro("num_refused", &ResidencyIndex::num_refused);
 }
 
+void bind_underway(nb::module_& module) {
+    nb::class_<Underway>(module, "Underway")
+        .def(nb::init<>())
+        .def_prop_ro("num_computing", &Underway::num_computing)
+        .def("begin", [](Underway& underway,
+                         const nb::sequence& names) { underway.begin(read_names(names).all()); })
+        .def("end", [](Underway& underway,
+                       const nb::sequence& names) { underway.end(read_names(names).all()); })
+        .def("compute",
+             [](Underway& underway, const nb::sequence& names, const nb::bytes& keys,
+                nb::handle endpoint) {
+                 underway.compute(read_names(names).all(),
+                                  std::make_shared<const std::string>(view_of(keys)),
+                                  endpoint.ptr());
+             })
+        .def("computed",
+             [](Underway& underway, const nb::sequence& names, nb::handle endpoint) {
+                 underway.computed(read_names(names).all(), endpoint.ptr());
+             })
+        .def("sharers",
+             [](const Underway& underway, const nb::bytes& name) {
+                 return underway.sharers(read_names(nb::make_tuple(name)).all().front());
+             })
+        .def("credit", &credit);
+}
+
 }  // namespace
 
 }  // namespace octavo::router
@@ -203,11 +268,7 @@ NB_MODULE(_fast, module) {
     bind_scan(module);
     bind_index(module);
     bind_underway(module);
-    bind_express(module);
     bind_bundle(module);
-#ifdef OCTAVO_HAS_EPOLL
-    bind_sockets(module);
-#endif
     module.def("split_token_lines", &split);
     module.def("tally", &tally_all);
     module.def("find_usage", [](const nb::bytes& answer) {

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "router/express/slots.h"
+#include "router/slots.h"
 
 namespace octavo::router {
 

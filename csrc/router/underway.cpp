@@ -1,7 +1,6 @@
 #include "router/underway.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <random>
 #include <stdexcept>
@@ -11,7 +10,6 @@ namespace octavo::router {
 namespace {
 
 constexpr size_t kKeyBytes = 8;
-constexpr size_t kFirst = 4;  // chunks; a shorter common prefix is not worth remembering
 
 uint64_t key_at(std::string_view keys, size_t number) {
     uint64_t key;
@@ -43,24 +41,6 @@ uint64_t secret_factor() {
 }
 
 }  // namespace
-
-size_t num_inner(size_t num_keys) {
-    return num_keys == 0 ? 0 : static_cast<size_t>(std::bit_width((num_keys - 1) / kFirst));
-}
-
-Names names_of(std::string_view keys) {
-    Names names;
-    const size_t num_keys = keys.size() / kKeyBytes;
-    if (num_keys == 0) {
-        return names;
-    }
-    const size_t num = num_inner(num_keys);
-    for (size_t i = 0; i < num; ++i) {
-        names.push(key_at(keys, (kFirst << i) - 1));
-    }
-    names.push(key_at(keys, num_keys - 1));
-    return names;
-}
 
 Underway::Underway() : entries_(64, Hash{secret_factor()}) {}
 

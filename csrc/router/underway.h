@@ -27,11 +27,6 @@ class Names {
     size_t count_ = 0;
 };
 
-// The keys at 4, 8, 16 ... chunks, and the last one.
-Names names_of(std::string_view keys);
-// How many of 4, 8, 16 ... chunks are fewer than all of them.
-size_t num_inner(size_t num_keys);
-
 class Underway {
   public:
     using Keys = std::shared_ptr<const std::string>;

@@ -1,23 +1,9 @@
 """The router's hot path, compiled (csrc/router). What it means: octavo_router.residency.api."""
 
-import asyncio
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from octavo_router.endpoints.endpoint import Endpoint
-from octavo_router.errors import Rejected
-from octavo_router.flow.tenant import Tenant
-from octavo_router.http.client_connection import ClientConnection
-from octavo_router.http.request_head import RequestHead
-from octavo_router.http.response_head import ResponseHead
-from octavo_router.http.upstream_connection import Loss, UpstreamConnection
-from octavo_router.metrics.record import RequestRecord
-from octavo_router.proxy.exchange import ProxyExchange
-from octavo_router.proxy.heads import EndpointLines
-from octavo_router.proxy.paths import ProxiedPath
-from octavo_router.proxy.service import Proxy
-from octavo_router.routing.models import ModelRoute
 
 ROUTE_KEYS_VERSION: bytes  # of protocol.route_keys when this was built
 
@@ -92,87 +78,6 @@ class Underway:
         tokens_per_key: float,
         /,
     ) -> None: ...
-
-class Opening:
-    def cancel(self) -> None: ...
-
-class Poller:
-    """Plain sockets beside an event loop that watches `fileno`: see octavo_router.http.network."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, /) -> None: ...
-    def fileno(self) -> int: ...
-    def poll(self) -> None: ...
-    def close(self) -> None: ...
-    def listen(self, sock: socket.socket, factory: Callable[[], asyncio.Protocol], /) -> None: ...
-    def ignore(self, sock: socket.socket, /) -> None: ...
-    def open(
-        self,
-        host: str,
-        port: int,
-        protocol: asyncio.Protocol,
-        on_done: Callable[[OSError | None], None],
-        /,
-    ) -> Opening | None: ...
-    def show_first(self, taker: Lane, /) -> None: ...
-    def adopt(self, sock: socket.socket, protocol: asyncio.Protocol, /) -> asyncio.Transport: ...
-
-class Flight:
-    """A request on the express lane: see octavo_router.proxy.express."""
-
-    connection: ClientConnection
-    head: RequestHead
-    body: bytes
-    path: ProxiedPath
-    record: RequestRecord
-    tenant: Tenant
-    route: ModelRoute
-    endpoint: Endpoint
-    lines: EndpointLines
-    upstream: UpstreamConnection | None
-    policy: str
-    reason: str
-    scan: Scan
-    keys: bytes
-    names: tuple[bytes, ...]
-    prompt_tokens: int
-    matched_tokens: int
-    uncached_tokens: int
-    generation: int
-    is_computing: bool
-    asks_tokens: bool
-    is_over: bool
-    began_at: float
-    attempt_at: float
-    total_at: float
-
-    def on_connected(self, connection: UpstreamConnection, /) -> None: ...
-    def on_whole(self, head: ResponseHead, body: bytes, /) -> None: ...
-    def on_head(self, head: ResponseHead, /) -> None: ...
-    def on_body(self, data: bytes, /) -> None: ...
-    def on_end(self) -> None: ...
-    def on_lost(self, loss: Loss, problem: str, /) -> None: ...
-    def client_gone(self) -> None: ...
-    def client_paused(self) -> None: ...
-    def client_resumed(self) -> None: ...
-    def client_too_slow(self) -> None: ...
-    def probe(self) -> bytes: ...
-    def on_deadline(self, now: float, /) -> None: ...
-    def shut_down(self, error: Rejected, /) -> None: ...
-
-class Lane:
-    def __init__(
-        self,
-        proxy: Proxy,
-        take_over: Callable[[Flight], ProxyExchange],
-        broke: Callable[[Flight, Exception], None],
-        /,
-    ) -> None: ...
-    @property
-    def num_flights(self) -> int: ...
-    def begin(
-        self, connection: ClientConnection, head: RequestHead, body: bytes, /
-    ) -> Scan | bool: ...
-    def take(self, protocol: ClientConnection | UpstreamConnection, data: bytes, /) -> bool: ...
 
 class Sorter:
     def __init__(self, type_: type, kind: Sequence[str], columns: Sequence[str], /) -> None: ...

@@ -121,7 +121,7 @@ class App:
         self.deadlines = DeadlineTick(loop)
         self._tls = self._engine_tls()
         engine_key = config.discovery.engine_key
-        self.network = Network(loop, hot_path.make_poller)
+        self.network = Network(loop)
         self.upstreams = Upstreams(
             config.timeouts, self.deadlines, loop, network=self.network,
             tls=self._tls, engine_key=engine_key, passes_keys=not table.is_required,
@@ -191,8 +191,6 @@ class App:
             self._memory_changed,
             num_processes=config.server.workers,
         )
-        if self.proxy.lane is not None:
-            self.network.show_first(self.proxy.lane)
         self._canaries = Canaries(self.dispatcher, self.upstreams, config)
         self._signals = Signals(
             self.registry, index, self.metrics,
@@ -240,7 +238,6 @@ class App:
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
         await asyncio.sleep(0)  # what was closed just now hears of it
-        self.network.close()
 
     async def _open_picker(self) -> None:
         """Last, so that it ends first: its streams may finish while all else still runs."""

@@ -102,6 +102,44 @@ async def hanging_engines(stack: LiveStack) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def a_request_that_kills_engines(stack: LiveStack) -> AsyncIterator[None]:
+    """Whichever engine has it in hand is killed: its core stands still, so that the request does
+    not end before that. The client sends it again, as client libraries do."""
+    engines = {name: stack.engines[name] for name in ("mortal-1", "mortal-2")}
+
+    def cores(name: str) -> list[psutil.Process]:
+        return list(psutil.Process(engines[name].process.pid).children())
+
+    def busy() -> list[str]:
+        endpoints = stack.router.get("/octavo/v1/state")["endpoints"]
+        urls = {one["url"] for one in endpoints if one["in_flight"]}
+        return [name for name, engine in engines.items() if engine.url in urls]
+
+    async def kill_whoever_computes_it() -> None:
+        alive = set(engines)
+        while alive:
+            for name in alive.intersection(await asyncio.to_thread(busy)):
+                for core in cores(name):
+                    core.kill()
+                alive.remove(name)
+            await asyncio.sleep(0.05)
+
+    if await stack.ask("mortal", prompt=[3, 4]) != 200:
+        raise AssertionError("the pool that is to be killed does not serve")
+    await asyncio.sleep(3 * stack.speed.scrape_s)  # its counters were seen, and are zero
+    for name in engines:
+        for core in cores(name):
+            core.suspend()
+    killing = asyncio.create_task(kill_whoever_computes_it())
+    try:
+        async with load(1, lambda _: stack.ask("mortal", prompt=[3, 4, 5])):
+            yield
+    finally:
+        killing.cancel()
+        await asyncio.gather(killing, return_exceptions=True)
+
+
+@asynccontextmanager
 async def more_than_one_engine_serves(stack: LiveStack) -> AsyncIterator[None]:
     """Everybody waits in the router, for longer than anybody likes."""
     async with load(56, lambda n: stack.ask("slow", f"Number {n}", max_tokens=40)):
@@ -307,6 +345,7 @@ BESIDE_EACH_OTHER = (
     Fault({"OctavoEngineStalled": 'pod="core"',
            "OctavoSignalsStale": 'pool="frail"',
            "OctavoEnginesEjected": 'pool="frail"'}, hanging_engines),
+    Fault({"OctavoRequestKillsEngines": 'pool="mortal"'}, a_request_that_kills_engines),
     Fault({"OctavoRequestsLost": 'pool="full"'}, more_than_all_engines_take),
     Fault({"OctavoQueueSlow": 'pool="slow"',
            "OctavoTTFTBudgetBurnsFast": 'pool="slow"',
@@ -329,8 +368,4 @@ OF_THE_OPERATOR = (
           an_api_server_that_is_away),
 )  # fmt: skip
 LAST = (Fault({"OctavoRoutersAbsent": ""}, routers_that_hang),)
-# Not told live: both engines of a pool of its own would have to die of one request, twice as fast
-# as they start. What counts it is told in tests/router/proxy/test_quarantine.py, and when the alert
-# fires in test_alerts.py.
-NOT_LIVE = ("OctavoRequestKillsEngines",)
 EVERY = (*BESIDE_EACH_OTHER, *OF_A_ROUTER, *OF_THE_OPERATOR, *LAST)

@@ -64,6 +64,9 @@ ENGINES = {
     # two that hang, each in another way
     "core": (MODEL, *NATIVE, "--served-model-name", "frail"),
     "process": (MODEL, *NATIVE, "--served-model-name", "frail"),
+    # two that die of the same request
+    "mortal-1": (MODEL, *NATIVE, "--served-model-name", "mortal"),
+    "mortal-2": (MODEL, *NATIVE, "--served-model-name", "mortal"),
     # serves four at once, each for a second
     "slow": ("slow", *SIM, "25", "--max-num-seqs", "4"),
     # have memory for two sequences each, and let one wait
@@ -184,7 +187,8 @@ def _read_on(engine: ServeProcess) -> None:
 def _router_config(engines: dict[str, ServeProcess]) -> dict[str, Any]:
     urls = [
         ("steady", engines["steady"].url), ("frail", engines["core"].url),
-        ("frail", engines["process"].url), ("slow", engines["slow"].url),
+        ("frail", engines["process"].url), ("mortal", engines["mortal-1"].url),
+        ("mortal", engines["mortal-2"].url), ("slow", engines["slow"].url),
         ("full", engines["full-1"].url), ("full", engines["full-2"].url),
         ("broken", engines["broken"].url),
         ("broken", engines["broken"].url.replace("127.0.0.1", "localhost")),

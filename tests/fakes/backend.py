@@ -46,6 +46,7 @@ class FakeBackend:
         self.peak = peak
         self.kv = np.full(num_blocks * BLOCK_SIZE, POISON, np.uint64)
         self.limits: BackendLimits | None = None
+        self._versions: dict[int, tuple[int, list[int]]] = {}  # of block tables, as last seen
         self.num_steps = 0
         self.num_tokens = 0  # computed, recomputed ones included
         self.is_closed = False
@@ -153,8 +154,9 @@ class FakeBackend:
     def _check(self, step: BackendStep, sampling: SamplingBatch) -> None:
         """The promises that `BackendStep` and `SamplingBatch` make."""
         assert step.awaited is None, "this backend waits for each step"
-        for name in set(step.__slots__) - {"awaited"}:
+        for name in set(step.__slots__) - {"awaited", "table_versions"}:
             assert getattr(step, name).dtype == np.int32, name
+        self._check_versions(step)
         num_tokens, num_seqs, num_logits = len(step.token_ids), len(step.rows), len(step.logit_rows)
         counts = np.diff(step.seq_starts)
         assert len(step.positions) == len(step.slots) == num_tokens > 0
@@ -185,6 +187,17 @@ class FakeBackend:
             assert num_seqs <= self.limits.max_seqs
             assert num_logits <= self.limits.max_logit_rows
             assert (step.seq_lens <= self.limits.max_model_len).all()
+
+    def _check_versions(self, step: BackendStep) -> None:
+        """A table that was written to has another version."""
+        assert step.table_versions is not None
+        for row, length in zip(step.rows.tolist(), step.seq_lens.tolist(), strict=True):
+            blocks = step.block_tables[row, : -(-length // BLOCK_SIZE)].tolist()
+            version, seen = self._versions.get(row, (-1, []))
+            if version == step.table_versions[row]:
+                both = min(len(seen), len(blocks))
+                assert seen[:both] == blocks[:both], "a table changed and its version did not"
+            self._versions[row] = int(step.table_versions[row]), blocks
 
 
 def _slot(table: NDArray[np.int32], position: int) -> int:

@@ -238,13 +238,15 @@ class FakeEngine:
         self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str,
         priority: int = 0, deadline_s: float | None = None, cache_salt: str = "",
         told: Sequence[ResumedOutput] = (), labels: Labels | None = None, stream: bool = True,
-        tap: InlineSink[RequestOutput] | None = None,
+        tap: InlineSink[RequestOutput] | None = None, group: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
         assert not isinstance(prompt, str)
         ids = list(prompt)
         assert not told, "for resumes take the simulator"
         params = settle_params(ids, params, self.info, self.tokenizer)
-        self.requests.append((ids, params, {"request_id": request_id, "priority": priority}))
+        self.requests.append(
+            (ids, params, {"request_id": request_id, "priority": priority, "group": group})
+        )
         self.deadlines.append(deadline_s)
         self.stats.prompt_tokens += len(ids)
         whole: RequestOutput | None = None

@@ -25,6 +25,7 @@ def make_request(
     deadline_at: float | None = None,
     cache_salt: str = "",
     seed: int = 0,
+    group: str = "",
     **params: Any,
 ) -> EngineRequest:
     """A request. A number as prompt gives so many tokens; `params` are sampling parameters."""
@@ -39,6 +40,7 @@ def make_request(
         deadline_at=deadline_at,
         cache_salt=cache_salt,
         seed=seed,
+        group=group,
     )
 
 

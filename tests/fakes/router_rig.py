@@ -70,8 +70,7 @@ def on_loop(
     return run
 
 
-ON_EXPRESS_LANE = False  # tests that say how requests travel set it
-ON_SOCKETS_OF_THE_LOOP = False  # ... and on what
+KEEPS_CONNECTIONS = False  # to engines, from before the first request; tests set it
 
 
 class InOrder:
@@ -97,7 +96,7 @@ class InOrder:
 
 
 def in_order(registry: Registry, underway: Underway) -> PrefixLoad:
-    """The same as prefix-load, for the express lane carries nothing else: the first is fastest."""
+    """The same with the default policy: the first is fastest."""
 
     def set_speeds(change: Change) -> None:
         for number, endpoint in enumerate(registry.endpoints.values()):
@@ -154,7 +153,7 @@ class Rig:
         await self.until(lambda: endpoint.in_flight > 0)
         while endpoint.in_flight:
             self.later(after_s)
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)  # what is on its way arrives before the time goes on
 
     async def settled(self) -> None:
         """Nothing is left of any request."""
@@ -210,9 +209,9 @@ async def routing_to(
     dispatcher = Dispatcher(
         registry, index, Policies(InOrder(), {}), underway=underway, clock=time.monotonic
     )
-    if ON_EXPRESS_LANE:
+    if KEEPS_CONNECTIONS:
         dispatcher.policies = Policies(in_order(registry, underway))
-    network = Network(loop, None if ON_SOCKETS_OF_THE_LOOP else hot_path.make_poller)
+    network = Network(loop)
     upstreams = Upstreams(config.timeouts, deadlines, loop, network=network)
     registry.subscribe(upstreams.changed)
     for endpoint in registry.endpoints.values():
@@ -239,14 +238,12 @@ async def routing_to(
             routes=routes or {},
         )
     )
-    if proxy.lane is not None:
-        network.show_first(proxy.lane)
     rules = HeadRules(uploads=UPLOADS)
     shared = Shared(proxy, config.limits, config.timeouts, deadlines, loop, rules=rules)
     listener = open_listener("127.0.0.1", 0)
     server = await network.listen(lambda: ClientConnection(shared), listener)
     port = server.sockets[0].getsockname()[1]
-    if ON_EXPRESS_LANE:  # what a first request would leave behind
+    if KEEPS_CONNECTIONS:  # what a first request would leave behind
         proxy._learn_adapters()
         registry.candidates("default")
         proxy._models.resolve("m")
@@ -266,4 +263,3 @@ async def routing_to(
         upstreams.close()
         deadlines.stop()
         await asyncio.sleep(0)
-        network.close()

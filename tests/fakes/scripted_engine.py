@@ -31,7 +31,7 @@ class ScriptedEngine(FakeEngine):
         self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str,
         priority: int = 0, deadline_s: float | None = None, cache_salt: str = "",
         told: Sequence[ResumedOutput] = (), labels: Labels | None = None, stream: bool = True,
-        tap: InlineSink[RequestOutput] | None = None,
+        tap: InlineSink[RequestOutput] | None = None, group: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
         assert not isinstance(prompt, str)
         ids = list(prompt)

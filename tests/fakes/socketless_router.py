@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from dataclasses import fields
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
@@ -116,7 +115,6 @@ class SocketlessRouter:
         index = hot_path.ResidencyIndex()
         self.registry = registry = Registry(index)
         self.records: list[RequestRecord] = []
-        self.num_taken: Counter[type] = Counter()  # requests and answers, before protocols saw them
         self.metrics = metrics = RouterMetrics(now=clock)
         metrics.on_counted = self.records.extend
         self.observer = MetricsObserver(metrics)
@@ -160,14 +158,6 @@ class SocketlessRouter:
         client = ClientConnection(self.clients[number]._shared)
         self.clients[number] = client
         self.client_wires[number] = Wire(client)
-
-    def receive(self, connection: ClientConnection | UpstreamConnection, data: bytes) -> None:
-        """As a socket does it: the express lane sees the bytes first."""
-        lane = self.proxy.lane
-        if lane is not None and lane.take(connection, data):
-            self.num_taken[type(connection)] += 1
-        else:
-            connection.data_received(data)
 
     @property
     def busy(self) -> list[UpstreamConnection]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo_router.errors import ConfigInvalid
-from tests.fakes.hasty import LONG, hasty
+from tests.fakes.hasty import LONG, Mistaken, listening
 from tests.fakes.http_client import RawClient, chat, post_bytes
 from tests.fakes.router_rig import on_loop
 from tests.fakes.upstream import CHAT, ScriptedUpstream
@@ -108,7 +108,7 @@ async def test_an_engine_that_comes_later_is_not_spoken_to_in_clear(certificates
 async def test_what_waits_behind_the_encryption_spoils_a_connection_too(certificates: Path):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
-    async with hasty("length", context) as engine:
+    async with listening(Mistaken(), context) as engine:
         url = f"https://127.0.0.1:{engine.port}"
         text = (
             f"discovery: {{upstreams: [{{url: '{url}', names: [m]}}], "

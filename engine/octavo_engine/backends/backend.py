@@ -32,6 +32,8 @@ class BackendStep:
     # [T]  the row whose token, sampled by a step still under way, this one is; -1: it is known.
     # None: all are.
     awaited: NDArray[np.int32] | None = None
+    # [R]  how often each row of `block_tables` was written to. None: nobody counted.
+    table_versions: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,7 @@ class Ahead:
         try:
             batch = self._planned = self._scheduler.schedule(now)
             self._mark("schedule")
+            self._expect(batch)  # a launch may wait for the device, and so for those before it
             launched_at = self._now()
             under_way = None if batch.is_empty else self._executor.launch(batch)
         except Exception:
@@ -96,7 +97,7 @@ class Ahead:
     def _report(self, outputs: list[SequenceOutput]) -> None:
         """Wait for the oldest batch under way and take its tokens in."""
         batch, under_way, launched_at = self._flights[0]
-        self._heartbeat.expect(self._scheduler.expected_s(batch))
+        self._expect()
         result = self._executor.land(under_way)
         landed_at = self._now()
         # It began when it was launched, or when the device was done with the batch before.
@@ -108,6 +109,11 @@ class Ahead:
         ahead.land(batch)
         outputs += self._scheduler.update(batch, result, step_s)
         self._mark("update")
+
+    def _expect(self, *batches: ScheduledBatch) -> None:
+        """The turn takes as long as these and all that is under way, at most."""
+        everything = (*(flight.batch for flight in self._flights), *batches)
+        self._heartbeat.expect(sum(self._scheduler.expected_s(batch) for batch in everything))
 
     def _mark(self, phase: str) -> None:
         if self.laps is not None:

@@ -162,11 +162,13 @@ class AsyncEngine:
         labels: Labels | None = None,
         stream: bool = True,
         tap: InlineSink[RequestOutput] | None = None,
+        group: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """News of the request until it is finished, each what `params.output_kind` says; with
         `stream` false only one, with everything. `tap` takes deltas, which do not come here.
 
         With `told` a request is resumed that another engine began: the news are what comes after.
+        Calls of one `group` are parts of one request, which shares the engine fairly with others.
         A slow reader loses nothing: what it has not read is joined into one output. Closing the
         iterator aborts the request in the core. Raises a RequestError, which may come after news.
         """
@@ -198,6 +200,7 @@ class AsyncEngine:
             is_whole=is_whole,
             cache_salt=cache_salt,
             labels=labels,
+            group=group,
         )
         request, reader = self._submit(submission, tap)
         try:

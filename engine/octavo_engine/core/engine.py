@@ -10,7 +10,7 @@ from octavo_engine.core.ahead import Ahead
 from octavo_engine.core.pooling.async_pooling import WrongTask
 from octavo_engine.core.process.heartbeat import Heartbeat
 from octavo_engine.errors import InvalidRequest, ModelError, OctavoError, RequestError
-from octavo_engine.executor.executor import ReleasesKV, ReleasesWeights
+from octavo_engine.executor.executor import ReleasesKV, ReleasesWeights, WarmsUp
 from octavo_engine.profile import Lapped
 from octavo_engine.sampling.processors import ProcessorRegistry
 from octavo_engine.state.batch import ScheduledBatch
@@ -192,7 +192,10 @@ class Engine:
             executor.restore_kv()
 
     def warm_up(self) -> None:
-        """Compute a few tokens, so that the first request finds memory touched and times known."""
+        """Compute a few tokens, so that the first request finds memory touched and times known.
+        Nobody's clock runs yet, so all that can be compiled is compiled here."""
+        if isinstance(self.executor, WarmsUp):
+            self.executor.warm_up(self.heartbeat)
         length = min(16, self.scheduler.config.max_model_len - 2)
         if length < 1:
             return

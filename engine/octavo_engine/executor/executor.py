@@ -36,6 +36,22 @@ class LaunchesBatches(Protocol):
         """Wait for what was launched; once for each, in the order of launches."""
 
 
+class CompileListener(Protocol):
+    """Who must know that what looks like a hang is a compilation; a `Heartbeat`."""
+
+    def compile_begins(self) -> None: ...
+    def compile_ends(self) -> None: ...
+
+
+@runtime_checkable
+class WarmsUp(Protocol):
+    """What compiles kernels when they are first launched."""
+
+    def warm_up(self, listener: CompileListener) -> None:
+        """Compile all that steps will need. What is compiled later all the same, `listener`
+        hears of."""
+
+
 @runtime_checkable
 class ReleasesKV(Protocol):
     """What can do without the memory of its KV cache for a while; its content is lost."""

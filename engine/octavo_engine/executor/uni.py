@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.backends.backend import LaunchesSteps
-from octavo_engine.executor.executor import ReleasesKV, ReleasesWeights
+from octavo_engine.executor.executor import ReleasesKV, ReleasesWeights, WarmsUp
 from octavo_engine.model_runner.runner import ModelRunner
 from octavo_engine.profile import Lapped
 
 if TYPE_CHECKING:
     from octavo_engine.backends.backend import Backend, BackendLimits
     from octavo_engine.config import SchedulerConfig
-    from octavo_engine.executor.executor import UnderWay
+    from octavo_engine.executor.executor import CompileListener, UnderWay
     from octavo_engine.profile import Laps
     from octavo_engine.state.batch import ScheduledBatch
     from octavo_engine.state.outputs import StepResult
@@ -62,6 +62,11 @@ class UniExecutor:
 
     def land(self, under_way: UnderWay) -> StepResult:
         return self._runner.land(under_way)
+
+    def warm_up(self, listener: CompileListener) -> None:
+        """Only where the backend compiles."""
+        if isinstance(self._backend, WarmsUp):
+            self._backend.warm_up(listener)
 
     def poison_blocks(self, block_ids: list[int]) -> None:
         self._backend.poison_blocks(block_ids)

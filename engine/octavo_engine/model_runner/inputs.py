@@ -59,6 +59,7 @@ class StepInputs:
         # Zero pages: memory that no sequence ever reaches is never touched.
         self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.block_tables = np.zeros((max_num_seqs, width), np.int32)
+        self.table_versions = np.zeros(max_num_seqs, np.int64)
         self.table = new_table(max_num_seqs)
         self.fills = np.zeros(max_num_seqs, np.int64)  # how often each row got a new sequence
         self.wishes = RowParams(processors)
@@ -73,6 +74,7 @@ class StepInputs:
             self._admit(sequence)
         for row, place, block_id in batch.grown:
             self.block_tables[row, place] = block_id
+            self.table_versions[row] += 1
         for index, drafts in batch.drafts.items():
             end = batch.starts[index] + batch.counts[index]
             self.token_ids[batch.rows[index], end - len(drafts) : end] = drafts
@@ -101,6 +103,7 @@ class StepInputs:
         self.fills[row] += 1
         self.token_ids[row, : len(sequence.token_ids)] = sequence.token_ids
         self.block_tables[row, : len(sequence.block_table)] = sequence.block_table
+        self.table_versions[row] += 1
         fill_row(self.table, row, sequence.request)
         self.wishes.fill(row, sequence.request)
 
@@ -123,6 +126,7 @@ class StepInputs:
             block_tables=self.block_tables,
             logit_rows=ramp[:num_seqs],
             copies=self._copies(batch.copies),
+            table_versions=self.table_versions,
         )
         sampling = SamplingBatch(
             table=self.table,
@@ -130,6 +134,7 @@ class StepInputs:
             positions=ends,
             targets=self._no_targets[:num_seqs],
             history=self.token_ids,
+            fills=self.fills,
         )
         return BuiltStep(step, sampling, ramp, ramp[:num_seqs], is_decode=True)
 
@@ -160,6 +165,7 @@ class StepInputs:
             block_tables=self.block_tables,
             logit_rows=logit_rows,
             copies=self._copies(batch.copies),
+            table_versions=self.table_versions,
         )
         sampling = SamplingBatch(
             table=self.table,
@@ -167,6 +173,7 @@ class StepInputs:
             positions=after,
             targets=targets,
             history=self.token_ids,
+            fills=self.fills,
         )
         return BuiltStep(step, sampling, logit_starts, logit_starts[1:] - 1, is_decode=False)
 

@@ -78,6 +78,8 @@ class SamplingBatch:
     masks: PendingMasks | None = None  # of rows that must keep to a grammar
     # [S]  whether the last token before it is one that `Step.awaited` tells of; None: no row's is
     awaited: NDArray[np.bool_] | None = None
+    # [R]  how often each row got a new sequence. None: nobody counted.
+    fills: NDArray[np.int64] | None = None
 
 
 @dataclass(slots=True)

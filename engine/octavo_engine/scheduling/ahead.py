@@ -29,6 +29,8 @@ def can_plan_ahead(scheduler: Scheduler) -> bool:
     deadline has been ended: a deadline in between could make room for who takes memory away."""
     if scheduler.is_suspending or must_make_way(scheduler):
         return False
+    if scheduler.shares.to_displace(scheduler) is not None:
+        return False
     num_growing = 0
     # Hot path: once per running sequence.
     for sequence in scheduler.running:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_engine.scheduling.chunks import MIN_CHUNK
+from octavo_engine.scheduling.time_account import TimeAccount
 
 if TYPE_CHECKING:
     from octavo_engine.scheduling.scheduler import Scheduler
@@ -21,40 +21,15 @@ SHARE = 0.1  # of the time, while others run
 ALONE = 0.25  # times max_step_ms is a step long in which nobody else takes part
 
 
-class Background:
+class Background(TimeAccount):
     """The account of the time that they may take of others."""
 
     def __init__(self, step_time: StepTimeModel, *, max_step_s: float) -> None:
-        self._step_time = step_time
+        super().__init__(step_time, share=SHARE)
         self._most_s = SHARE * max_step_s  # more is not saved up: nobody shall wait for all of it
-        self._credit_s = 0.0
 
-    def earn(self, step_s: float) -> None:
-        self._credit_s = min(self._credit_s + SHARE * step_s, self._most_s)
-
-    @property
-    def has_credit(self) -> bool:
-        return self._credit_s > 0.0
-
-    def pay_row(self) -> bool:
-        """For one sequence that decodes; false if it must sit out. What a row costs is taken for a
-        whole step until it is known."""
-        step_time = self._step_time
-        return self._pay(step_time.row_s() if step_time.knows_rows else step_time.decode_s(1))
-
-    def pay_prompt(self, sequence: Sequence) -> int:
-        """So many tokens of its prompt are paid for: a small chunk at the least, or none."""
-        length = sequence.num_tokens - sequence.num_launched_tokens
-        token_s = self._step_time.prefill_s(1)
-        affordable = int(self._credit_s / token_s) if token_s > 0.0 else 0
-        count = min(length, max(affordable, MIN_CHUNK))
-        return count if self._pay(count * token_s) else 0
-
-    def _pay(self, seconds: float) -> bool:
-        if not self.has_credit:
-            return False
-        self._credit_s -= seconds
-        return True
+    def earn_step(self, step_s: float) -> None:
+        self.earn(step_s, most_s=self._most_s)
 
 
 def others_run(scheduler: Scheduler) -> bool:
@@ -80,9 +55,13 @@ def must_make_way(scheduler: Scheduler) -> bool:
 
 def waits_for_prefix(scheduler: Scheduler, sequence: Sequence, digest: bytes | None) -> bool:
     """Whether it had better wait for who computes that block. Nobody waits for one in no hurry who
-    is not in none himself."""
+    is not in none himself, nor for one of another request that lives on its share."""
     owner = None if digest is None else scheduler.kv.computing.get(digest)
-    return owner is not None and (sequence.is_background or not owner.is_background)
+    if owner is None:
+        return False
+    if owner.group != sequence.group and scheduler.shares.pays_for_prompt(owner):
+        return False
+    return sequence.is_background or not owner.is_background
 
 
 def _num_hurried(scheduler: Scheduler) -> int:

@@ -61,15 +61,17 @@ class QueueForecast:
 
     # -- what it says
 
-    def check(self, sequence: Sequence, waiting: WaitingQueue, now: float) -> None:
-        """Raises QueueFull: it would wait in vain."""
+    def check(
+        self, sequence: Sequence, waiting: WaitingQueue, ahead: list[Sequence] | None, now: float
+    ) -> None:
+        """Raises QueueFull: it would wait in vain. `ahead`: who is served first; None: all."""
         request = sequence.request
         if not waiting.num_hurried or request.output_token_ids or sequence.is_background:
             return
         time_left_s = math.inf if request.deadline_at is None else request.deadline_at - now
         shortfall_s = self._forecast.shortfall_s(
             now,
-            work_ahead=self._work_ahead_s(waiting, sequence),
+            work_ahead=self._work_ahead_s(waiting, ahead),
             max_wait_s=self._config.queue_timeout_s,
             time_left_s=time_left_s,
             max_tokens=_num_allowed(sequence),
@@ -91,19 +93,18 @@ class QueueForecast:
         allowed = _num_allowed(sequence)
         return self._forecast.is_late(now, deadline=deadline_at, max_tokens=allowed)
 
-    def in_turn(self, waiting: WaitingQueue, now: float) -> list[Sequence]:
+    def in_turn(self, line: list[Sequence], now: float) -> list[Sequence]:
         """Who is next: those whose clients have waited for longer than clients do come last."""
-        line = list(waiting)
         if len(line) < 2 or math.isinf(self._forecast.longest_wait_s(now)):
             return line
         overdue = {s for s in line if self._is_overdue(s, now)}
         return [s for s in line if s not in overdue] + [s for s in line if s in overdue]
 
-    def wait_s(self, waiting: WaitingQueue, now: float) -> float:
-        """What one would wait that came now and went behind all others."""
+    def wait_s(self, waiting: WaitingQueue, ahead: list[Sequence] | None, now: float) -> float:
+        """What one would wait that came now; `ahead` as for `check`."""
         if not waiting.num_hurried:
             return 0.0
-        return self._forecast.rate.wait_s(self._work_ahead_s(waiting), now)
+        return self._forecast.rate.wait_s(self._work_ahead_s(waiting, ahead), now)
 
     def longest_wait_s(self, now: float) -> float:
         """Who would wait longer is refused."""
@@ -118,16 +119,11 @@ class QueueForecast:
             return False
         return self._forecast.is_overdue(now, since=sequence.added_at)
 
-    def _work_ahead_s(self, waiting: WaitingQueue, sequence: Sequence | None = None) -> float:
-        if sequence is None or self._config.policy == "fcfs":
+    def _work_ahead_s(self, waiting: WaitingQueue, ahead: list[Sequence] | None) -> float:
+        if ahead is None:
             return self._work_s(waiting.num_hurried_tokens, waiting.num_hurried_allowed)
-        num_tokens = num_allowed = 0
-        for other in waiting:
-            if other.order > sequence.order:
-                break
-            num_tokens += other.num_tokens
-            num_allowed += _num_allowed(other)
-        return self._work_s(num_tokens, num_allowed)
+        num_tokens = sum(sequence.num_tokens for sequence in ahead)
+        return self._work_s(num_tokens, sum(map(_num_allowed, ahead)))
 
     def _work_s(self, num_tokens: int, num_allowed: int) -> float:
         """Of prompts of so many tokens, and answers of at most so many."""

@@ -19,6 +19,7 @@ from octavo_engine.scheduling.invariants import check_invariants
 from octavo_engine.scheduling.ngrams import NgramGuesser
 from octavo_engine.scheduling.policy import WaitingQueue, by_order, place_in_line
 from octavo_engine.scheduling.queue_forecast import QueueForecast
+from octavo_engine.scheduling.request_shares import RequestShares
 from octavo_engine.scheduling.speculation import Speculation, count_drafts
 from octavo_engine.scheduling.step_time import StepTimeModel
 from octavo_engine.state.batch import BlockGrowth, ScheduledBatch
@@ -91,6 +92,7 @@ class Scheduler:
         self._background = background.Background(
             self._step_time, max_step_s=config.max_step_ms / 1e3
         )
+        self.shares = RequestShares(config, self._step_time)
         self._speculation: Speculation | None = None
         if speculation is not None:
             self._speculation = Speculation(lambda _: NgramGuesser(speculation))
@@ -122,10 +124,12 @@ class Scheduler:
             sequence.finish_reason = reason  # a resume of what was complete already
             self._finished.append(limits.last_output(sequence))
             return
-        self._forecast.check(sequence, self.waiting, now)
+        ahead = self.shares.ahead_of(sequence, self.waiting, self.running)
+        self._forecast.check(sequence, self.waiting, ahead, now)
         self.kv.name_blocks(sequence)
         self.sequences[request.request_id] = sequence
         self.waiting.push(sequence)
+        self.shares.enter(sequence)
         if request.deadline_at is not None:
             self._deadlines.add(sequence, request.deadline_at, num_live=len(self.sequences))
 
@@ -156,6 +160,7 @@ class Scheduler:
             self._suspending.pop(request_id, None)
             if self.suspended.pop(request_id, None) is not None:
                 self.waiting.push(sequence)
+                self.shares.enter(sequence)
 
     def take_finished(self) -> list[SequenceOutput]:
         """Last outputs of sequences that ended outside update(); each is handed out once."""
@@ -198,12 +203,17 @@ class Scheduler:
             self._preempt(self.running[-1])
             if next(iter(self.waiting)).blocked_at is not None:
                 break  # for memory one is given up a step: it may be enough
+        shares = self.shares
+        if (displaced := shares.to_displace(self)) is not None:
+            self._preempt(displaced)
+        shares.begin_step(now)
         batch = ScheduledBatch()
         budget = self.config.max_num_batched_tokens
         num_preemptions = self._stats.preemptions
         behind: list[Sequence] = []
         held: list[Sequence] = []  # as behind, but in no hurry beside others
-        is_shared = background.others_run(self)
+        further: list[Sequence] = []  # as behind, but out of their request's share
+        is_shared, is_limited = background.others_run(self), shares.is_limited
         # Hot path: once per running sequence. Preemption shortens the list from its end meanwhile.
         for sequence in self.running:
             start = sequence.num_computed_tokens + sequence.num_ahead
@@ -213,6 +223,9 @@ class Scheduler:
             if rest > 1:
                 if sequence.grammar is not None and not self._grow_to_end(sequence, batch):
                     break
+                if is_limited and shares.pays_for_prompt(sequence):
+                    further.append(sequence)
+                    continue
                 (held if is_shared and sequence.is_background else behind).append(sequence)
                 continue
             if budget == 0:
@@ -221,8 +234,12 @@ class Scheduler:
                 continue
             if rest == 0 and len(sequence.token_ids) + 1 >= sequence.max_num_tokens:
                 continue  # the token under way is its last
+            if is_limited and shares.pays_for_row(sequence) and not shares.pay_row():
+                continue
             if start == len(sequence.block_table) * BLOCK_SIZE and not self._grow(sequence, batch):
                 break
+            if is_limited:
+                shares.serve(sequence)
             if rest == 0:
                 batch.awaited.append(len(batch.sequences))
             batch.sequences.append(sequence)
@@ -238,23 +255,38 @@ class Scheduler:
         spare_logits = self.max_num_logits - self.config.max_num_seqs
         num_drafts = 0
         if self._speculation is not None and num_decodes:
-            room = budget // 2 if behind or has_room else budget
+            room = budget // 2 if behind or further or has_room else budget
             self._speculation.add_drafts(
                 batch, self.kv, self._step_time, max_tokens=min(room, spare_logits)
             )
             num_drafts = batch.num_tokens - num_decodes
-        if behind or held or has_room:
+        if behind or held or further or has_room:
             budget = self._prefill_budget(budget - num_drafts, num_decodes + num_drafts)
             if has_room:
-                self._admit(batch, behind, held, budget, now)
+                self._admit(batch, behind, held, further, budget, now)
             spare_logits = self.max_num_logits - len(self.running) - num_drafts
-            schedule_chunks(batch, behind, budget, spare_logits=spare_logits)
-            if held and not behind:
-                budget = min(budget, self._background.pay_prompt(held[0]))
-                schedule_chunks(batch, held[:1], budget, spare_logits=spare_logits)
-        self._behind = behind + held
+            self._schedule_behind(batch, behind, held, further, budget, spare_logits)
+        self._behind = behind + further + held
         self._forecast.after_schedule(self.waiting, len(self.running), now)
         return batch
+
+    def _schedule_behind(
+        self, batch: ScheduledBatch, behind: list[Sequence], held: list[Sequence],
+        further: list[Sequence], budget: int, spare_logits: int,
+    ) -> None:  # fmt: skip
+        """Chunks of those that have to catch up. Of those that live on a share, one at a time."""
+        num_before = len(batch.sequences)
+        schedule_chunks(batch, behind, budget, spare_logits=spare_logits)
+        if further:
+            budget -= sum(batch.counts[num_before:])
+            spare_logits -= sum(max(0, num - 1) for num in batch.num_logits[num_before:])
+            if budget > 0:
+                is_idle = not batch.sequences
+                count = min(budget, self.shares.pay_prompt(further[0], is_idle=is_idle))
+                schedule_chunks(batch, further[:1], count, spare_logits=spare_logits)
+        elif held and not behind:
+            count = min(budget, self._background.pay_prompt(held[0]))
+            schedule_chunks(batch, held[:1], count, spare_logits=spare_logits)
 
     def update(
         self, batch: ScheduledBatch, result: StepResult, step_s: float
@@ -312,8 +344,9 @@ class Scheduler:
             outputs.append(output)
         self._admission.after_step()
         num_decodes, num_tokens = batch.num_decodes, batch.num_tokens
+        self.shares.earn(step_s)
         if step_s > 0.0:
-            self._background.earn(step_s)
+            self._background.earn_step(step_s)
             self._step_time.observe(num_decodes, num_tokens - num_decodes, step_s)
         stats = self._stats
         if drafts:
@@ -396,13 +429,14 @@ class Scheduler:
 
     def _note_suspended(self, sequence: Sequence) -> None:
         sequence.num_suspensions += 1
+        self.shares.leave(sequence)
         self.suspended[sequence.request_id] = sequence
 
     # -- those that wait -------------------------------------------------------------------------
 
     def _admit(
-        self, batch: ScheduledBatch, behind: list[Sequence], held: list[Sequence], budget: int,
-        now: float,
+        self, batch: ScheduledBatch, behind: list[Sequence], held: list[Sequence],
+        further: list[Sequence], budget: int, now: float,
     ) -> None:  # fmt: skip
         """Let waiting sequences run while the step has room for their tokens and memory for them.
 
@@ -412,13 +446,19 @@ class Scheduler:
         lengths = [s.num_tokens - s.num_launched_tokens for s in behind]
         reserved = sum(self._admission.reserve(sequence) for sequence in self.running)
         num_passed = 0
-        for sequence in self._forecast.in_turn(self.waiting, now):
+        shares = self.shares
+        line = shares.in_order(self.waiting, self.running)
+        for sequence in self._forecast.in_turn(line, now):
             num_long = sum(is_long(length, budget) for length in lengths)
             if not self.free_rows or len(lengths) >= budget or demand(lengths, budget) >= budget:
                 break  # who is let in computes at least one token now
             is_held = sequence.is_background and background.others_run(self)
-            if is_held and (behind or held or not self._background.has_credit):
+            if is_held and (behind or held or further or not self._background.has_credit):
                 break
+            is_further = shares.pays_for_prompt(sequence)
+            is_idle = not (batch.sequences or behind)
+            if is_further and (further or not (shares.has_credit or is_idle)):
+                continue
             if background.waits_for_prefix(self, sequence, sequence.awaits):
                 continue
             has_no_place = num_long >= MAX_LONG
@@ -452,7 +492,7 @@ class Scheduler:
                     break
                 continue
             self._start(sequence, match, batch, now)
-            (held if is_held else behind).append(sequence)
+            (further if is_further else held if is_held else behind).append(sequence)
             lengths.append(length)
             reserved += reserve
         behind.sort(key=by_order)
@@ -551,6 +591,9 @@ class Scheduler:
             self._stop_running(sequence)
         elif self.suspended.pop(sequence.request_id, None) is None:
             self.waiting.remove(sequence)
+        else:
+            return
+        self.shares.leave(sequence)
 
     def _stop_running(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -579,7 +622,8 @@ class Scheduler:
         stats.prefill_tokens_per_s = 1.0 / token_s if token_s else 0.0
         stats.kv_blocks_used = stats.kv_blocks_total - self.kv.pool.num_free
         now = self._now()
-        stats.queue_wait_s = self._forecast.wait_s(self.waiting, now)
+        ahead = self.shares.ahead_of(None, self.waiting, self.running)
+        stats.queue_wait_s = self._forecast.wait_s(self.waiting, ahead, now)
         stats.longest_wait_s = self._forecast.longest_wait_s(now) if stats.queue_wait_s else 0.0
         told = copy(stats)
         told.spec_accepted_per_pos = list(stats.spec_accepted_per_pos)

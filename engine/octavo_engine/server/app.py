@@ -21,6 +21,7 @@ from octavo_engine.server.docs.openapi import document
 from octavo_engine.server.http.disconnect import ClientGone
 from octavo_engine.server.http.errors import from_routing, internal_error
 from octavo_engine.server.http.exchange import Exchange
+from octavo_engine.server.memory import LARGE_BODY_BYTES
 from octavo_engine.server.openai.batches.runner import BatchRunner
 from octavo_engine.server.openai.batches.shelf import FileStore
 from octavo_engine.server.routes import served_routes
@@ -156,6 +157,8 @@ class EndpointHandler:
             await exchange.refuse(internal_error())
         finally:
             service.metrics.http_in_flight -= 1
+            if exchange.num_body_bytes > LARGE_BODY_BYTES:
+                service.memory.release_soon()
             service.metrics.count_http(row.path, exchange.status)
             if trace is not None:
                 _finish_trace(trace, exchange, service, failure)

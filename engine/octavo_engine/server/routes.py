@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from octavo_engine.protocol.endpoints import DRAIN_PATH, STREAM_PATH
 from octavo_engine.server.admin import dev, drain, probes
 from octavo_engine.server.admin.aborts import Aborted, AbortRequest, abort_requests
+from octavo_engine.server.anthropic import batch_shapes as message_batch_shapes
+from octavo_engine.server.anthropic import batches as message_batches
 from octavo_engine.server.anthropic import bodies as message_bodies
 from octavo_engine.server.anthropic import shapes as message_shapes
 from octavo_engine.server.anthropic.create import count_tokens, create_message
@@ -123,6 +125,30 @@ ROUTES = (
         says="The tokens that a message's prompt would have",
         body=message_bodies.CountTokensRequest, answer=message_shapes.TokenCount,
         error=message_shapes.AnthropicError),
+    Row("POST", "/v1/messages/batches", message_batches.create_message_batch, "key",
+        says="Answer message requests when there is time; 501 without --files-dir",
+        body=message_batch_shapes.MessageBatchRequest, answer=message_batch_shapes.MessageBatch,
+        error=message_shapes.AnthropicError, also=(501, 503)),
+    Row("GET", "/v1/messages/batches", message_batches.list_message_batches, "key",
+        says="The message batches that are here", query=message_batch_shapes.MessageBatchesQuery,
+        answer=message_batch_shapes.MessageBatchList, error=message_shapes.AnthropicError,
+        also=(400, 501)),
+    Row("GET", "/v1/messages/batches/{message_batch_id}", message_batches.get_message_batch, "key",
+        says="How far a message batch is", answer=message_batch_shapes.MessageBatch,
+        error=message_shapes.AnthropicError, also=(404, 501)),
+    Row("DELETE", "/v1/messages/batches/{message_batch_id}", message_batches.delete_message_batch,
+        "key", says="Forget a message batch that has ended, and its results",
+        answer=message_batch_shapes.DeletedMessageBatch, error=message_shapes.AnthropicError,
+        also=(400, 404, 501)),
+    Row("POST", "/v1/messages/batches/{message_batch_id}/cancel",
+        message_batches.cancel_message_batch, "key",
+        says="End a message batch; what is answered is kept",
+        answer=message_batch_shapes.MessageBatch, error=message_shapes.AnthropicError,
+        also=(404, 501)),
+    Row("GET", "/v1/messages/batches/{message_batch_id}/results",
+        message_batches.get_message_batch_results, "key",
+        says="The results of a message batch that has ended, one line a request",
+        media="application/x-jsonl", error=message_shapes.AnthropicError, also=(400, 404, 501)),
     Row("POST", "/v1/embeddings", embeddings, "key", works=True,
         says="One vector a text", body=bodies.EmbeddingRequest, answer=shapes.EmbeddingList),
     Row("POST", "/v2/embed", cohere_embed, "key", works=True,

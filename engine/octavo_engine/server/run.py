@@ -18,6 +18,7 @@ from octavo_engine.server.app import build_app
 from octavo_engine.server.http.connection import http_protocol
 from octavo_engine.server.http.tls import TlsFiles
 from octavo_engine.server.openai.batches.shelf import FileStore
+from octavo_engine.tokenization.threads import return_freed_memory
 from octavo_engine.tracing import make_tracing
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ async def serve(
     """Returns when drained after SIGTERM, SIGINT or a call of the drain route; a second signal ends
     the process at once. SIGHUP reads keys and certificates again. Raises the ConfigError or
     ModelError that ended the start."""
+    return_freed_memory()
     key_files = KeyFiles(settings)
     tracing = make_tracing(
         settings.otlp_endpoint,

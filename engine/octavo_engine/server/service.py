@@ -15,6 +15,7 @@ from octavo_engine.server.admin.reload import KeyFiles
 from octavo_engine.server.admin.sleep import SleepState
 from octavo_engine.server.generation.inflight import InFlightRequests
 from octavo_engine.server.http.errors import HttpError, unavailable
+from octavo_engine.server.memory import MemoryRelease
 from octavo_engine.server.openai.chat.dialect import Dialect, choose, known_formats
 from octavo_engine.server.openai.responses.store import ResponseStore
 from octavo_engine.server.routers.push_stream import SubscriberHub
@@ -77,9 +78,10 @@ class ServedEngine(Protocol):
         labels: Labels | None = None,
         stream: bool = True,
         tap: InlineSink[RequestOutput] | None = None,
+        group: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """News until finished; closing it aborts. `told`: only what comes after that. What `tap`
-        takes does not come here."""
+        takes does not come here. `group`: the request that several calls are parts of."""
 
     async def pool(
         self,
@@ -138,6 +140,7 @@ class Service:
         self.responses = ResponseStore(settings.limits)
         self.sleep = SleepState(self)
         self.pause = PauseState(self)
+        self.memory = MemoryRelease()
         self.batches: BatchRunner | None = None  # set by the application, where files are kept
         self._labeller: Labeller | None = None
         self._formats = known_formats(settings)

@@ -49,7 +49,7 @@ class ServerSettings:
     exclude_tools_when_tool_choice_none: bool = False  # they are shown to the model otherwise
     force_include_usage: bool = False  # streams end with usage whether or not it was asked for
     response_store: bool = True  # of /v1/responses, in memory; see also limits
-    files_dir: str = ""  # of /v1/files and /v1/batches; empty: the routes are not there
+    files_dir: str = ""  # of files and batches; empty: there are none
     batch_concurrency: int = 32  # requests of batches at once, of all batches together
     vllm_metrics: bool = True  # every metric also under vLLM's name, which other tools read
     access_log: Literal["errors", "all", "none"] = "errors"

@@ -27,3 +27,4 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     is_whole: bool = False  # nothing of the answer is shown before its end
     cache_salt: str = ""  # separates prefix caches of tenants
     labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
+    group: str = ""  # the client's request, where it has several sequences; else empty

@@ -34,6 +34,7 @@ class Sequence:
         "digests",
         "finish_reason",
         "grammar",
+        "group",
         "guesser",
         "is_background",
         "long_until_step",
@@ -81,6 +82,7 @@ class Sequence:
         self.num_scored_tokens = 0  # prompt positions whose log-probabilities were handed out
         self.row = -1  # in the runner's arrays; -1 when not running
         self.is_background = request.priority >= BACKGROUND
+        self.group = "" if self.is_background else request.group
         self.order = order  # place under the policy; lower runs first
         self.finish_reason: FinishReason | None = None
 

@@ -20,7 +20,9 @@ T = TypeVar("T")
 
 INLINE_CHARS = 4096  # the event loop itself reads as many: in less than a millisecond
 LONG_CHARS = 1 << 16  # some twenty milliseconds; texts above it leave the others their cores
+LARGE_BLOCK_BYTES = 1 << 18  # such blocks of memory are no part of the heap
 _NICENESS = 10
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of glibc's <malloc.h>
 
 
 async def off_loop(work: Callable[[], T], num_chars: int) -> T:
@@ -37,6 +39,15 @@ def give_memory_back() -> None:
     """Make the C library return what it keeps for later; only glibc can be asked to."""
     if (trim := _trim()) is not None:
         trim(0)
+
+
+def return_freed_memory() -> None:
+    """Make the C library return large blocks as soon as they are freed, in all of this process: it
+    would keep more with each one, apart for each thread. Only glibc can be asked to."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and _trim() is not None:
+        mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def _tidily(work: Callable[[], T]) -> T:

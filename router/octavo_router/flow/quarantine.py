@@ -7,7 +7,7 @@
 
 A request is known by its pool, path and body, whoever sends it. All that an engine had in hand when
 it died is suspect; what is answered elsewhere is cleared by that. Pure but for the clock, bounded,
-and belongs to the event loop. The express lane reads and writes `watched` too.
+and belongs to the event loop.
 """
 
 from __future__ import annotations

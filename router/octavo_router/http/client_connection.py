@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from octavo_router.errors import Rejected
@@ -21,13 +23,13 @@ from octavo_router.http.request_head import RequestHead, too_large
 
 if TYPE_CHECKING:
     from octavo_router.http.connection_settings import Shared
-    from octavo_router.residency.api import Scan
 
 HEAD, BODY, BUSY, LINGER, CLOSED = range(5)
 
 _LINGER_S: Final = 2.0  # for the answer to arrive before the reset that unread bytes cause
 _PROBE_DELAYS_S: Final = (0.02, 0.1, 0.5)
 _TCP_CLOSE: Final = 7  # of Linux' tcpi_state
+_DISCARD_UNSENT: Final = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 
 
 class ConnectionOwner(Protocol):
@@ -64,11 +66,6 @@ class RequestHandler(Protocol):
 
     def handle(self, connection: ClientConnection, head: RequestHead, body: bytes) -> None:
         """Becomes the owner, or answers at once; in the end calls `finish`. Raises Rejected."""
-
-    def handle_closely(
-        self, connection: ClientConnection, head: RequestHead, body: bytes, scan: Scan | None
-    ) -> None:
-        """`handle` of one that was looked at already; `scan`: of its body, where it was read."""
 
     def refused(
         self,
@@ -194,11 +191,13 @@ class ClientConnection(asyncio.Protocol):
                 self.owner.on_deadline(now)
                 return
             self.owner.client_too_slow()
-            self.abort()
+            self._reset()
         elif state == BODY:
             self._refuse(Rejected(408, "body_timeout", "The body came too slowly.", close=True))
-        elif state != HEAD or self.is_paused:  # the rest of the answer does not get away
+        elif state == LINGER:
             self.abort()
+        elif state != HEAD or self.is_paused:  # the rest of the answer does not get away
+            self._reset()
         elif self._buffer:
             self._refuse(
                 Rejected(408, "header_timeout", "The headers came too slowly.", close=True)
@@ -261,6 +260,15 @@ class ClientConnection(asyncio.Protocol):
         """Ends the connection now; what is unsent is lost, and the client can tell."""
         self._state = CLOSED
         self._transport.abort()
+
+    def _reset(self) -> None:
+        """As `abort`, and the kernel forgets what is unsent: else it keeps that until the client
+        takes it."""
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None:
+            with suppress(OSError):  # it is closed already
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD_UNSENT)
+        self.abort()
 
     @property
     def awaited_bytes(self) -> int:
@@ -419,13 +427,6 @@ class ClientConnection(asyncio.Protocol):
         self._state = BUSY
         self.deadline = NEVER
         self._shared.service.handle(self, head, body)
-
-    def hand_over(self, head: RequestHead, body: bytes, scan: Scan | None) -> None:
-        """A request that native code has read, and that is not for the express lane."""
-        try:
-            self._shared.service.handle_closely(self, head, body, scan)
-        except Rejected as error:
-            self._refuse(error)
 
     # -- ending
 

@@ -9,6 +9,9 @@ from typing import Final
 from octavo_router.errors import ConfigInvalid
 
 BACKLOG: Final = 4096
+# The kernel takes megabytes for a client that does not read. With this bound on what it has not
+# sent, such a client is noticed at once, and so is it by the engine.
+UNSENT_BYTES: Final = 64 * 2**10
 _OTHERS: Final = {
     "server": "others with --host, --port",
     "server.admin_port": "others with --admin-host, --admin-port",
@@ -22,13 +25,16 @@ def open_listener(
     """`is_shared`: several processes listen there, and the kernel deals connections out."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server(
+        listener = socket.create_server(
             (host, port),
             family=family,
             backlog=BACKLOG,
             reuse_port=is_shared,
             dualstack_ipv6=family == socket.AF_INET6 and host == "::",
         )
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # its connections inherit it
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        return listener
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigInvalid(

@@ -15,7 +15,6 @@ from octavo_router.http.upstream_connection import Loss, UpstreamConnection
 if TYPE_CHECKING:
     import ssl
 
-    from octavo_router._fast import Opening
     from octavo_router.http.deadlines import DeadlineTick
     from octavo_router.http.upstream_connection import User
 
@@ -106,10 +105,6 @@ class UpstreamPool:
 
     def connect(self, user: User) -> OnItsWay:
         """Tells `user.on_connected`, or `user.on_lost` when it failed. Cancelling tells nobody."""
-        if self._ssl is None:
-            plain = _Plain(self, user)
-            if plain.begin():
-                return plain
         task = self._loop.create_task(self._connect(user))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -160,18 +155,16 @@ class UpstreamPool:
         for connection in idle:
             connection.abort()
 
-    def _tell_of_silence(self, user: User) -> None:
-        limit_s = self.connect_timeout_s
-        user.on_lost(Loss.UNREACHABLE, f"did not accept a connection in {limit_s:g} s")
-
     async def _connect(self, user: User) -> None:
         connection = UpstreamConnection(self, self._parser)
         try:
             await self._connect_in_time(connection)
         except TimeoutError:
-            self._tell_of_silence(user)
+            limit_s = self.connect_timeout_s
+            user.on_lost(Loss.UNREACHABLE, f"did not accept a connection in {limit_s:g} s")
         except OSError as error:  # ssl.SSLError is one
-            _tell_of_error(user, error)
+            loss = Loss.NO_SOCKET if error.errno in _OURS else Loss.REFUSED
+            user.on_lost(loss, error.strerror or "refused the connection")
         else:
             user.on_connected(connection)
 
@@ -189,52 +182,3 @@ class UpstreamPool:
             # It was made, and nobody waits for it any more: uvloop ends it without a word.
             self._open.discard(connection)
             raise
-
-
-def _tell_of_error(user: User, error: OSError) -> None:
-    loss = Loss.NO_SOCKET if error.errno in _OURS else Loss.REFUSED
-    user.on_lost(loss, error.strerror or "refused the connection")
-
-
-class _Plain:
-    """A plain connection to a numeric address: the network tells how that went, no task waits."""
-
-    __slots__ = ("_connection", "_opening", "_pool", "_timer", "_user")
-
-    _opening: Opening
-    _timer: asyncio.TimerHandle
-
-    def __init__(self, pool: UpstreamPool, user: User) -> None:
-        self._pool = pool
-        self._user = user
-        self._connection = UpstreamConnection(pool, pool._parser)
-
-    def begin(self) -> bool:
-        """False: it takes a task."""
-        pool = self._pool
-        try:
-            opening = pool._network.open(self._connection, pool._host, pool._port, self._on_done)
-        except OSError:  # no socket is left: the task meets the same, and tells
-            return False
-        if opening is None:
-            return False
-        self._opening = opening
-        self._timer = pool._loop.call_later(pool.connect_timeout_s, self._on_silence)
-        pool._connecting.add(self)
-        return True
-
-    def cancel(self) -> None:
-        self._timer.cancel()
-        self._opening.cancel()
-        self._pool._connecting.discard(self)
-
-    def _on_done(self, error: OSError | None) -> None:
-        self.cancel()
-        if error is None:
-            self._user.on_connected(self._connection)
-        else:
-            _tell_of_error(self._user, error)
-
-    def _on_silence(self) -> None:
-        self.cancel()
-        self._pool._tell_of_silence(self._user)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from octavo_router.http.client_connection import ClientConnection
     from octavo_router.http.messages import Handler
     from octavo_router.http.request_head import RequestHead
-    from octavo_router.residency.api import Scan
 
 
 class AdminService:
@@ -37,11 +36,6 @@ class AdminService:
         request_id = head.request_id or self.new_request_id()
         handler: Handler = connection.context
         LocalResponse(connection, head, request_id, is_admin=True).start(handler, body)
-
-    def handle_closely(
-        self, connection: ClientConnection, head: RequestHead, body: bytes, scan: Scan | None
-    ) -> None:
-        self.handle(connection, head, body)
 
     def refused(
         self,

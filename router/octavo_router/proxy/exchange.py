@@ -150,14 +150,6 @@ class ProxyExchange:
         except Exception:
             self.broke()
 
-    def go_on(self, upstream: UpstreamConnection | None, memory: StreamMemory | None) -> None:
-        """It was sent as a flight of the express lane, and becomes an exchange on its way."""
-        self._state = AWAITING
-        self._upstream, self._memory = upstream, memory
-        lease = self._account.lease
-        assert lease is not None
-        self._unproven_at = lease.endpoint.spec.id
-
     # -- placing and sending
 
     def _place(self, exclude: Collection[Endpoint] = ()) -> None:
@@ -373,7 +365,7 @@ class ProxyExchange:
     def _end_whole(self) -> None:
         head, answer = self._upstream_head, self._answer
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        code = failures.code_of(body) if head.status == 503 else ""
+        code = failures.code_of(body) if head.status in (503, 504) else ""
         failure = failures.failure_on(head.status, code)
         if head.status == failures.WRONG_POD:
             self._proxy.note_stranger(self._account.lease)
@@ -392,7 +384,7 @@ class ProxyExchange:
         else:
             answer.send_whole(head, self._account.lines, body)
         self._pieces = [body]
-        self._finish(*failures.verdict_on(head.status))
+        self._finish(*failures.verdict_on(head.status, body))
 
     def _pass_on(self) -> None:
         """Too large to be kept: from here on it passes through as it comes."""

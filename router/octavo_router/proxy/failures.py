@@ -40,7 +40,9 @@ RESULT_OF: Final[Mapping[Failure, AttemptResult]] = {
     Failure.CLIENT_GONE: AttemptResult.CLIENT_GONE,
 }
 
+_TIMEOUT_ERROR: Final = "timeout_error"
 _ENGINE_FAULTS: Final = frozenset(("internal_error", "model_error", "unreadable"))  # codes
+DEADLINE_EXCEEDED: Final = "deadline_exceeded"
 WRONG_POD: Final = 421  # the address belongs to another pod by now
 NOT_ACCEPTED: Final = (WRONG_POD, 429, 503)  # statuses of a request that no engine has begun with
 _GIVES_BACK: Final = frozenset((ENGINE_DEAD, "server_shutdown", "draining"))  # codes of a 503
@@ -51,22 +53,29 @@ def failure_on(status: int, code: str = "") -> Failure | None:
     """What an engine's status means, where something may be done about it."""
     if status == 503 and code in _GIVES_BACK:
         return Failure.GIVEN_BACK
+    if status == 504 and code == DEADLINE_EXCEEDED:
+        return None  # whoever is asked again is late too
     if status in NOT_ACCEPTED:
         return Failure.NOT_ACCEPTED
     return Failure.ERROR_5XX if status >= 500 else None
 
 
 def code_of(body: bytes) -> str:
-    """Of an error object; nothing where there is none."""
+    """Of an error object; nothing where there is none. Anthropic's has types only, and one of them
+    says as much as a code."""
     try:
-        code = json.loads(body)["error"]["code"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        error = json.loads(body)["error"]
+        code = error.get("code", DEADLINE_EXCEEDED if error["type"] == _TIMEOUT_ERROR else "")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ""
     return code if isinstance(code, str) else ""
 
 
-def verdict_on(status: int) -> tuple[AttemptResult, str]:
-    """How an answer that was passed on counts, and its name in the log."""
+def verdict_on(status: int, body: bytes = b"") -> tuple[AttemptResult, str]:
+    """How an answer that was passed on counts, and its name in the log. That the client's own
+    deadline passed is no fault of the engine's, which says so with a code."""
+    if status == 504 and code_of(body) == DEADLINE_EXCEEDED:
+        return AttemptResult.REJECTED, "deadline"
     if status < 400:
         return AttemptResult.OK, "ok"
     if status in NOT_ACCEPTED:
@@ -82,7 +91,7 @@ def verdict_on_event(code: str) -> tuple[AttemptResult, str]:
     """The same for an error that an engine put at the end of a stream."""
     if code in _ENGINE_FAULTS:
         return AttemptResult.ERROR_5XX, "upstream_error"
-    return AttemptResult.REJECTED, "deadline" if code == "deadline_exceeded" else "rejected"
+    return AttemptResult.REJECTED, "deadline" if code == DEADLINE_EXCEEDED else "rejected"
 
 
 def refused_for(failure: Failure) -> Rejected:

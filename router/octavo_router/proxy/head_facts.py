@@ -54,7 +54,6 @@ class HeadFacts:
     timeout_s: float = 0.0  # that the client gives the whole request; 0: any
     idempotency_key: str = ""
     trusted_lines: bytes = b""  # for an engine, each with its CRLF, if the key is trusted
-    is_plain: bool = False  # the express lane knows all that the head asks for
 
 
 class FactReader:
@@ -109,9 +108,6 @@ class FactReader:
             if session := sessions.get(name):
                 facts.session = session[:256].decode("latin-1")
                 break
-        facts.is_plain = not (
-            facts.explain or facts.idempotency_key or facts.timeout_s or head.answer_lines
-        )
         return facts
 
     def _own(self, head: RequestHead) -> HeadFacts:

@@ -73,7 +73,7 @@ _KEPT: Final = (
 )
 
 # What lies in one engine's folder. Which one, nobody could tell once that engine was replaced.
-_ONE_ENGINES: Final = re.compile(r"/v1/(files|batches)(/|$)")
+_ONE_ENGINES: Final = re.compile(r"/v1/(files|batches|messages/batches)(/|$)")
 
 PROXIED: Final[Mapping[str, ProxiedPath]] = MappingProxyType({row.path: row for row in _ROWS})
 UPLOADS: Final = frozenset(row.path for row in _ROWS if not row.is_json)
@@ -82,7 +82,7 @@ _RESPONSES: Final = "/v1/responses/"
 
 
 def is_one_engines(path: str) -> bool:
-    """Files and batches, which no router can lead to."""
+    """Files and batches, OpenAI's and Anthropic's, which no router can lead to."""
     return _ONE_ENGINES.match(path) is not None
 
 

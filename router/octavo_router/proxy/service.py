@@ -22,7 +22,6 @@ from octavo_router.metrics.record import RequestRecord
 from octavo_router.proxy.account import RequestAccount
 from octavo_router.proxy.events import EventRelay
 from octavo_router.proxy.exchange import ProxyExchange
-from octavo_router.proxy.express import make_lane
 from octavo_router.proxy.head_facts import FactReader, HeadFacts
 from octavo_router.proxy.local_response import LocalResponse
 from octavo_router.proxy.mirror import Mirrors
@@ -38,7 +37,6 @@ from octavo_router.routing.request import RouteRequest
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from octavo_router._fast import Flight
     from octavo_router.config.settings import RouterConfig
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.flow.admission import QueuedRequest
@@ -64,7 +62,7 @@ class Proxy:
         "_access_log", "_adapters", "_admin", "_facts", "_gate", "_hot_path", "_id_prefix",
         "_idempotency", "_kept", "_losses", "_max_event_bytes", "_metrics", "_models", "_num_ids",
         "_registry", "_routes", "_scan", "_tracing", "_version", "budget", "dispatcher",
-        "exchanges", "find_usage", "lane", "loop", "mirrors", "quarantine", "retry", "timeouts",
+        "exchanges", "find_usage", "loop", "mirrors", "quarantine", "retry", "timeouts",
         "upstreams",
     )  # fmt: skip
 
@@ -74,7 +72,7 @@ class Proxy:
         self.dispatcher = parts.dispatcher
         self.budget = parts.budget
         self.upstreams = parts.upstreams
-        self.exchanges: set[ProxyExchange | Flight] = set()  # under way
+        self.exchanges: set[ProxyExchange] = set()  # under way
         self._losses = Losses(time.monotonic)
         self.quarantine = Quarantine(parts.config.retry, time.monotonic)
         parts.registry.subscribe(self.quarantine.changed)
@@ -96,7 +94,6 @@ class Proxy:
         self._num_ids = 0
         self._adapters: dict[str, str] = {}
         self._version = -1  # of the registry, when they were learnt
-        self.lane = make_lane(self, parts)
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Requests from now on go by these settings."""
@@ -120,17 +117,6 @@ class Proxy:
             connection.context = self._gate.authenticate(head.credentials, facts.tenant_hint)
 
     def handle(self, connection: ClientConnection, head: RequestHead, body: bytes) -> None:
-        scan: Scan | None = None
-        if self.lane is not None:
-            begun = self.lane.begin(connection, head, body)
-            if begun is True:  # what most come to; the rest of this is for the others
-                return
-            scan = begun or None
-        self.handle_closely(connection, head, body, scan)
-
-    def handle_closely(
-        self, connection: ClientConnection, head: RequestHead, body: bytes, scan: Scan | None
-    ) -> None:
         facts: HeadFacts = head.facts
         request_id = head.request_id or self.new_request_id()
         path = facts.path
@@ -159,12 +145,12 @@ class Proxy:
             self._give_again(connection, kept, record)
             return
         asked = body
+        scan: Scan | None = None
         if path.is_json:
             try:
                 if self._version != self._registry.version:
                     self._learn_adapters()
-                if scan is None:
-                    scan = self._scan(body, path.kind, self._adapters)
+                scan = self._scan(body, path.kind, self._adapters)
                 body = for_engines(asked, scan, tenant.limits, path)
                 if body is not asked:
                     scan = self._scan(body, path.kind, self._adapters)

@@ -10,10 +10,6 @@ from octavo_engine.protocol.route_keys import VERSION
 from octavo_router.residency import index, scan, token_lines, underway, usage
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-
-    from octavo_router._fast import Poller
     from octavo_router.residency.api import (
         FindEventEnd,
         FindUsage,
@@ -34,8 +30,6 @@ class HotPath:
     split_token_lines: SplitTokenLines
     find_event_end: FindEventEnd
     find_usage: FindUsage
-    # Of the sockets of an event loop; None: they are the loop's own.
-    make_poller: Callable[[asyncio.AbstractEventLoop], Poller] | None = None
     problem: str = ""  # why it is the slow one, for the log; "" for the compiled one
 
     @property
@@ -59,7 +53,6 @@ def load() -> HotPath:
             fast.split_token_lines,
             fast.find_event_end,
             fast.find_usage,
-            getattr(fast, "Poller", None),  # where the system has what it needs
         )
     except AttributeError as error:
         return in_python(f"octavo_router._fast is older than this ({error}); build it again")

@@ -20,6 +20,7 @@ from tests.fakes.requests import make_prompt, make_request
 
 if TYPE_CHECKING:
     from octavo_engine.core.engine import Engine
+    from octavo_engine.core.process.heartbeat import HeartbeatState
     from octavo_engine.state.request import EngineRequest
 
 CONFIG = EngineConfig(
@@ -462,3 +463,43 @@ def test_where_it_is_on() -> None:
         build_engine(asked, backend=FakeBackend(64))
     with pytest.raises(ConfigError, match="--speculative-config guesses"):
         dataclasses.replace(speculating, async_scheduling=True)
+
+
+def test_a_launch_that_waits_is_expected_to_take_its_steps_time() -> None:
+    """A device whose kernels look at sizes on the host computes while it is launched."""
+    backend, clock = LaunchingBackend(64), ManualClock()
+    engine, _ = make_engine(backend, now=clock)
+    pulses: list[HeartbeatState] = []
+
+    def on_launch(_: int) -> None:
+        clock.advance(0.8)
+        pulses.append(engine.heartbeat.pulse())
+
+    backend.on_launch = on_launch
+    for i in range(2):
+        engine.add(make_request(make_prompt(40, first=i), max_tokens=30))
+    while engine.has_work:
+        engine.heartbeat.begin()
+        engine.step()
+        engine.heartbeat.end()
+    assert all(pulse.expected_s > 0.0 for pulse in pulses[5:])
+    # Two steps at most are under way, each of them like those before.
+    assert 0.7 < pulses[-1].expected_s < 3 * 0.8
+
+
+def test_what_a_launch_compiles_is_no_missing_progress() -> None:
+    backend, clock = LaunchingBackend(64), ManualClock()
+    engine, _ = make_engine(backend, now=clock)
+    pulses: list[HeartbeatState] = []
+
+    def on_launch(number: int) -> None:
+        engine.heartbeat.compile_begins()
+        clock.advance(60.0)
+        pulses.append(engine.heartbeat.pulse())
+        engine.heartbeat.compile_ends()
+
+    backend.on_launch = on_launch
+    engine.add(make_request(make_prompt(40), max_tokens=3))
+    engine.heartbeat.begin()
+    engine.step()
+    assert [pulse.is_stalled(3.0) for pulse in (*pulses, engine.heartbeat.pulse())] == [False] * 2

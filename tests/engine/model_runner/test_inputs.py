@@ -46,7 +46,9 @@ def test_a_prompt_and_a_chunk_lie_one_behind_the_other() -> None:
     assert sampling.history[2, :3].tolist() == [100, 101, 102]
     assert not built.is_decode
     assert step.awaited is None
-    arrays = set(step.__slots__) - {"awaited"}
+    assert step.table_versions is not None
+    assert step.table_versions.tolist() == [1, 0, 1, 0]
+    arrays = set(step.__slots__) - {"awaited", "table_versions"}
     assert all(getattr(step, name).dtype == np.int32 for name in arrays)
 
 

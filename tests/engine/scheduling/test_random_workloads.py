@@ -65,6 +65,7 @@ class Workload:
             stop_token_ids=tuple(range(rng.choice([0, 0, 30]))),
             priority=rng.randint(0, 2),
             cache_salt=rng.choice(["", "", "tenant"]),
+            group=rng.choice(["", "", "a", "b"]),
             deadline_at=rng.choice([None, None, None, self.clock() + rng.random()]),
             prompt_logprobs=rng.choice([None, None, None, None, None, 0]),
         )

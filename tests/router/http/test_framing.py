@@ -19,7 +19,6 @@ from octavo_router.http.response_head import ResponseError, ResponseHeadParser
 if TYPE_CHECKING:
     from octavo_router.errors import Rejected
     from octavo_router.http.request_head import RequestHead
-    from octavo_router.residency.api import Scan
 
 
 class Transport:
@@ -68,11 +67,6 @@ class Collect:
         keep_alive = not connection.wants_close
         connection.write(b"HTTP/1.1 200 OK\r\n\r\n")
         connection.finish(keep_alive=keep_alive)
-
-    def handle_closely(
-        self, connection: ClientConnection, head: RequestHead, body: bytes, scan: Scan | None
-    ) -> None:
-        raise NotImplementedError  # who calls it saw a Proxy's request first
 
     def refused(
         self,

@@ -1,6 +1,7 @@
-"""Every story about the data path is told twice.
+"""Every test of the data path runs twice.
 
-Once on the long way over the loop's sockets, and once on the express lane over native ones.
+Once with connections that are made for the request, once with the default policy and connections
+that were there before.
 """
 
 from __future__ import annotations
@@ -11,12 +12,9 @@ from octavo_router.proxy import exchange
 from tests.fakes import router_rig
 
 
-@pytest.fixture(autouse=True, params=[False, True], ids=["long way", "express lane"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether native code carries requests that nothing happens to, and what sockets carry."""
-    is_express: bool = request.param
-    monkeypatch.setattr(router_rig, "ON_EXPRESS_LANE", is_express)
-    monkeypatch.setattr(router_rig, "ON_SOCKETS_OF_THE_LOOP", not is_express)
-    monkeypatch.setattr(exchange, "_SUSPECT_S", 0.0)  # told of in test_quarantine.py
+@pytest.fixture(autouse=True, params=[False, True], ids=["new", "kept"])
+def connections(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether an engine's connection is there when the first request comes."""
+    monkeypatch.setattr(router_rig, "KEEPS_CONNECTIONS", request.param)
+    monkeypatch.setattr(exchange, "_SUSPECT_S", 0.0)  # test_quarantine.py has them as they are
     monkeypatch.setattr(exchange, "_GONE_ON_S", 0.0)
-    return is_express

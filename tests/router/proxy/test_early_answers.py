@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fakes.hasty import LONG, hasty
+from tests.fakes.hasty import ANSWERS, LONG, Mistaken, listening
 from tests.fakes.http_client import RawClient, chat, post_bytes
 from tests.fakes.router_rig import on_loop, routing_to
 from tests.fakes.upstream import CHAT
 
 
-@pytest.mark.parametrize("framing", ["length", "chunks"])
+@pytest.mark.parametrize("how", ANSWERS)
 @on_loop
-async def test_a_connection_with_unsent_bytes_is_not_used_again(framing: str):
+async def test_a_connection_with_unsent_bytes_is_not_used_again(how: str):
     async with (
-        hasty(framing) as upstream,
+        listening(Mistaken(ANSWERS[how])) as upstream,
         routing_to(upstream.port) as rig,
         await RawClient.open(rig.port) as one,
         await RawClient.open(rig.port) as other,

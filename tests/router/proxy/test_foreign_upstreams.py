@@ -38,7 +38,7 @@ discovery:
             await RawClient.open(server.port) as client,
         ):
             await until_ready(app)
-            for _ in range(3):  # the first one, and those by the express lane
+            for _ in range(3):  # a new connection, and kept ones
                 for model, upstream, prefix, key in (
                     ("a", ours, "", "Bearer ours"),
                     ("b", theirs, "/openai", "Bearer theirs"),

@@ -19,7 +19,11 @@ NOT_FOR_CLIENTS = {
     "/invocations", "/is_sleeping", "/is_paused", "/get_world_size", "/tokenizer_info",
     "/v1/realtime",
 }  # fmt: skip
-ONE_ENGINES = ("/v1/files", "/v1/batches")  # kept in its folder, and known to no other
+ONE_ENGINES = (
+    "/v1/files",
+    "/v1/batches",
+    "/v1/messages/batches",
+)  # kept in its folder, and known to no other
 
 
 def name_of(row: Row) -> str:
@@ -189,5 +193,14 @@ async def test_of_files_and_batches_it_says_whom_to_ask_and_asks_nobody():
             error = answer.json["error"]
             assert error["type"] == "not_implemented_error"
             assert "--files-dir" in error["message"] and "run-batch" in error["message"]
+        for path, method in (
+            ("/v1/messages/batches", "POST"), ("/v1/messages/batches", "GET"),
+            ("/v1/messages/batches/msgbatch_1", "DELETE"),
+            ("/v1/messages/batches/msgbatch_1/results", "GET"),
+        ):  # fmt: skip
+            answer = await client.get(path, method=method)
+            assert answer.status == 501, path
+            assert answer.json["type"] == "error"  # in Anthropic's shape
+            assert "--files-dir" in answer.json["error"]["message"]
         assert (await client.get("/v1/filesystem")).status == 404
         assert not upstream.requests

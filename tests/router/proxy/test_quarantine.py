@@ -117,7 +117,7 @@ class Pool:
 
 
 @pytest.fixture(autouse=True)
-def pauses(monkeypatch: pytest.MonkeyPatch, way: bool) -> None:
+def pauses(monkeypatch: pytest.MonkeyPatch, connections: None) -> None:
     """As they are."""
     monkeypatch.setattr(exchange, "_SUSPECT_S", SUSPECT_S)
     monkeypatch.setattr(exchange, "_GONE_ON_S", GONE_ON_S)

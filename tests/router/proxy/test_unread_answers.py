@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
 from octavo_router.http.messages import Handler, Inbound, Reply
+from octavo_router.http.sockets import UNSENT_BYTES
 from tests.fakes.http_client import RawClient, chat, post_bytes
 from tests.fakes.router_rig import Rig, fast_config, on_loop, routing_to
 from tests.fakes.upstream import Peer, Received, ScriptedUpstream
@@ -84,4 +86,21 @@ async def test_who_never_reads_is_ended_in_time(what: str):
         rig.later(61.0)
         await rig.until(lambda: not rig.shared.connections)
         await rig.settled()
+        client.reader._limit = 2**24  # type: ignore[attr-defined]  # reads on
+        with pytest.raises(ConnectionResetError):  # what was unsent is not kept for it
+            await client.reader.read()
         client.writer.close()
+
+
+@on_loop
+async def test_the_kernel_takes_little_for_a_client_that_does_not_read():
+    async with (
+        ScriptedUpstream(answer_large) as upstream,
+        routing_to(upstream.port) as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        assert (await client.ask(chat())).status == 200
+        [connection] = rig.shared.connections
+        sock = connection._transport.get_extra_info("socket")
+        bound = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+        assert bound == UNSENT_BYTES

@@ -16,6 +16,7 @@ import torch
 
 from octavo_engine.backends.torch import memory
 from octavo_engine.backends.torch.capture import CudaRecorder
+from octavo_engine.backends.torch.compiling import CompileHooks, step_of, warm_up_steps
 from octavo_engine.backends.torch.cuda_loader import CudaLoader
 from octavo_engine.backends.torch.cuda_ops import Context, CudaOps
 from octavo_engine.backends.torch.device_kv import DeviceKV
@@ -28,16 +29,18 @@ from octavo_engine.backends.torch.device_step import (
 )
 from octavo_engine.backends.torch.graphs import (
     MIXED_TOKENS,
+    Buckets,
     GraphCache,
-    bucket_sizes,
     choose_bucket,
     mixed_sizes,
+    plan_buckets,
 )
 from octavo_engine.backends.torch.kernels import choose_kernels
 from octavo_engine.backends.torch.landing import Landing, marks_of
 from octavo_engine.backends.torch.packed import Format
 from octavo_engine.backends.torch.parking import Parking
 from octavo_engine.backends.torch.ropes import DeviceRopeTables
+from octavo_engine.backends.torch.token_counts import TokenCounts
 from octavo_engine.backends.torch.upload import Uploader
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ConfigError
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.landing import Landed
     from octavo_engine.backends.torch.memory import DeviceMemory
     from octavo_engine.config import AttentionBackend, KernelChoice
+    from octavo_engine.executor.executor import CompileListener
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
     from octavo_engine.sampling.batch import Sampled
@@ -171,11 +175,13 @@ class CudaBackend:
         self._parking, self._load = parking, load
         self._context: Context | None = None
         self._buffer: StepBuffer | None = None
+        self._counts: TokenCounts | None = None
         self._graphs: GraphCache[tuple[Tensor, Tensor]] | None = None
-        self._buckets: list[int] = []
+        self._buckets = Buckets([], {})
         self._limits: BackendLimits | None = None
         self._num_blocks = 0
         self._is_awake = True
+        self._hooks: CompileHooks | None = None
         self._kept: tuple[Tensor, Tensor] | None = None  # logits, and what was drawn of them
 
     @property
@@ -214,18 +220,22 @@ class CudaBackend:
             if told is None:  # then only --kv-cache-memory-bytes can say
                 return 0
             free = told.free_bytes
-        needed = memory.step_bytes(self.config, limits, self._dtype.itemsize)
+        workspace = self._kernels.workspace_bytes(limits)
+        needed = memory.step_bytes(self.config, limits, self._dtype.itemsize) + workspace
+        needed += memory.count_bytes(self.config, limits)
         if self._use_graphs:
-            needed += memory.graph_bytes(
+            # Graphs have memory of their own.
+            needed += workspace + memory.graph_bytes(
                 self.config, limits, self._dtype.itemsize,
-                num_graphs=MAX_GRAPHS, max_tokens=MIXED_TOKENS[-1],
+                num_graphs=self._plan_buckets(limits).total, max_tokens=MIXED_TOKENS[-1],
             )  # fmt: skip
         return memory.kv_budget(free, needed, fraction=fraction or memory.DEVICE_FRACTION)
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         self._limits, self._num_blocks = limits, num_blocks
         self._buffer = StepBuffer(limits, self.device, lambda: self._make_mark())
-        self._buckets = bucket_sizes(limits.max_seqs)
+        self._counts = TokenCounts(limits.max_seqs, self.config.vocab_size, self.device)
+        self._buckets = self._plan_buckets(limits)
         self._graphs = GraphCache(self._recorder, max_graphs=MAX_GRAPHS)
         if self.device.type == "cuda":
             memory.require(self.device, num_blocks * self.kv_bytes_per_block)
@@ -236,6 +246,23 @@ class CudaBackend:
                 torch.empty(rows, device=self.device),
                 torch.empty((2, limits.max_seqs), dtype=torch.int32, device=self.device),
             )
+
+    def warm_up(self, listener: CompileListener) -> None:
+        """As `executor.WarmsUp`. Plain kernels are compiled already."""
+        if not self._kernels.can_capture:
+            return
+        assert self._limits is not None, "prepare() comes first"
+        experts = self.config.experts
+        wide = 0 if experts is None else self._kernels.wide_tokens(experts)
+        for shape in warm_up_steps(self._limits, expert_tokens=wide):
+            step = step_of(shape)
+            longest = self._limits.max_model_len if shape.is_long else shape.num_tokens
+            with torch.inference_mode():
+                self._launch_all(step, _greedy(shape.num_seqs), max_seq_len=longest, draws=True)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        if self._hooks is None:
+            self._hooks = CompileHooks(listener)
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         return self.launch(step, sampling).wait()
@@ -249,7 +276,8 @@ class CudaBackend:
             scores = None
             if not is_simple:
                 params = self._buffer.draw_params(sizes).first(len(logits))
-                found, scores = sample(logits, sampling, params, self._kernels.draw)
+                assert self._counts is not None
+                found, scores = sample(logits, sampling, params, self._kernels.draw, self._counts)
             return self._landing.begin(found, scores)
 
     def logits(self, step: BackendStep) -> NDArray[np.float32]:
@@ -268,6 +296,8 @@ class CudaBackend:
     def release_kv(self) -> None:
         """As `executor.ReleasesKV`. Graphs know addresses of what goes, so they go too."""
         self._context = None
+        if self._counts is not None:
+            self._counts.forget()
         self._forget_graphs()
 
     def restore_kv(self) -> None:
@@ -307,11 +337,18 @@ class CudaBackend:
         self._is_awake = True
 
     def close(self) -> None:
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks = None
         self._forget_graphs()
         self._graphs = self._context = self._buffer = self._model = self._kept = None
+        self._counts = None
         self._parking = self._load = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _plan_buckets(self, limits: BackendLimits) -> Buckets:
+        return plan_buckets(limits, MAX_GRAPHS, has_mixed=self._kernels.can_capture_prompts)
 
     def _forget_graphs(self) -> None:
         if self._graphs is not None:
@@ -333,16 +370,8 @@ class CudaBackend:
         per_tile = kernels.tokens_per_tile(is_decode=is_decode_step)
         sizes = self._bucket(step, per_tile, is_decode=is_decode_step)
         if sizes is None:
-            tiles = cut_tiles(step.seq_starts, per_tile)
-            sizes = StepSizes(len(step.token_ids), len(step.seq_lens), num_rows, len(tiles.seqs))
-            buffer.send(buffer.fill(step, sampling, tiles, sizes, draws_later=not draws))
-            view = buffer.step(
-                sizes,
-                is_decode=is_decode_step,
-                max_seq_len=int(step.seq_lens.max(initial=0)),
-                host=step,
-            )
-            return *self._forward(view, sizes, draws=draws), sizes
+            longest = int(step.seq_lens.max(initial=0))
+            return self._launch_all(step, sampling, max_seq_len=longest, draws=draws)
         # A graph must serve every length that is still to come.
         longest = self._limits.max_model_len
 
@@ -357,17 +386,33 @@ class CudaBackend:
         logits, found = self._graphs.run(sizes.seqs if is_decode_step else sizes, work)
         return logits[:num_rows], found[:, :num_rows], sizes
 
+    def _launch_all(
+        self, step: BackendStep, sampling: SamplingBatch, *, max_seq_len: int, draws: bool
+    ) -> tuple[Tensor, Tensor, StepSizes]:
+        """The step as it is, operation by operation."""
+        assert self._buffer is not None
+        is_decode_step = is_decode(step)
+        tiles = cut_tiles(step.seq_starts, self._kernels.tokens_per_tile(is_decode=is_decode_step))
+        sizes = StepSizes(
+            len(step.token_ids), len(step.seq_lens), len(step.logit_rows), len(tiles.seqs)
+        )
+        fill = self._buffer.fill(step, sampling, tiles, sizes, draws_later=not draws)
+        self._buffer.send(fill)
+        view = self._buffer.step(
+            sizes, is_decode=is_decode_step, max_seq_len=max_seq_len, host=step
+        )
+        return *self._forward(view, sizes, draws=draws), sizes
+
     def _bucket(self, step: BackendStep, per_tile: int, *, is_decode: bool) -> StepSizes | None:
         """What the step is padded to, so that a graph may hold it; None: it is launched as is."""
-        assert self._limits is not None
         if not self._use_graphs:
             return None
         if is_decode:
-            bucket = choose_bucket(self._buckets, len(step.logit_rows))
+            bucket = choose_bucket(self._buckets.decode, len(step.logit_rows))
             return None if bucket is None else StepSizes.of_decode(bucket)
         if not self._kernels.can_capture_prompts or not len(step.logit_rows):
             return None
-        return mixed_sizes(step, self._limits, tokens_per_tile=per_tile)
+        return mixed_sizes(step, self._buckets, tokens_per_tile=per_tile)
 
     def _keep(self, step: DeviceStep, sizes: StepSizes) -> tuple[Tensor, Tensor]:
         """Results in memory that all graphs share; their own is for what is gone after a step."""

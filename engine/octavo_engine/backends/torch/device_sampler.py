@@ -8,7 +8,7 @@ waits for nobody.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from torch.nn import functional
 
 from octavo_engine.backends.torch.landing import LandedScores
 from octavo_engine.backends.torch.plain_draw import masses, sort_keys
+from octavo_engine.backends.torch.token_counts import OUTPUT
+from octavo_engine.backends.torch.transfers import send
 from octavo_engine.sampling.batch import SAMPLED_NOT_FINITE, SAMPLED_OK
 from octavo_engine.sampling.processors import apply_processors
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.torch.device_step import DrawParams
+    from octavo_engine.backends.torch.token_counts import TokenCounts
     from octavo_engine.sampling.batch import PendingMasks, Ragged, SamplingBatch
 
     Draw = Callable[[Tensor, DrawParams], Tensor]
@@ -54,10 +57,11 @@ def is_plain(sampling: SamplingBatch) -> bool:
 
 
 def sample(
-    logits: Tensor, sampling: SamplingBatch, params: DrawParams, draw: Draw
+    logits: Tensor, sampling: SamplingBatch, params: DrawParams, draw: Draw, counts: TokenCounts
 ) -> tuple[Tensor, LandedScores | None]:
     """Everything that a batch may wish for: tokens and statuses [2, S], and log-probabilities if
-    any are wanted. `logits` [S, vocabulary] float32 may be changed."""
+    any are wanted. `logits` [S, vocabulary] float32 may be changed. `counts` are of the runner's
+    rows."""
     _process(logits, sampling)
     is_flawed = ~(logits <= LARGEST).all(-1)
     wants_logprobs = sampling.num_logprobs >= 0
@@ -67,7 +71,7 @@ def sample(
     _allow(adjusted, sampling.allowed)
     _mask(adjusted, sampling.masks)
     _add_bias(adjusted, sampling.bias)
-    _penalise(adjusted, sampling, params)
+    _penalise(adjusted, sampling, params, counts)
     found = draw(adjusted, params)
     found[1] = found[1].masked_fill(is_flawed, SAMPLED_NOT_FINITE)
     found[0] = found[0].masked_fill(is_flawed, -1)
@@ -127,8 +131,8 @@ def _asked(ids: Tensor, asked: Ragged) -> Tensor:
     lengths = np.diff(asked.starts)
     wanted = np.full(ids.shape, -1, np.int64)
     wanted[np.arange(ids.shape[1]) < lengths[:, None]] = asked.ids
-    has_list = _sent(lengths > 0, ids.device)
-    return torch.where(has_list[:, None], _sent(wanted, ids.device), ids)
+    has_list = send(lengths > 0, ids.device)
+    return torch.where(has_list[:, None], send(wanted, ids.device), ids)
 
 
 def _entries(lists: Ragged, vocab: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -143,10 +147,10 @@ def _allow(x: Tensor, allowed: Ragged | None) -> None:
     if allowed is None:
         return
     places, is_known = _entries(allowed, x.shape[1])
-    has_list = _sent(np.diff(allowed.starts) > 0, x.device)
+    has_list = send(np.diff(allowed.starts) > 0, x.device)
     mask = ~has_list[:, None].expand_as(x)
     mask = mask.contiguous()
-    mask.view(-1)[_sent(places[is_known], x.device)] = True
+    mask.view(-1)[send(places[is_known], x.device)] = True
     x.masked_fill_(~mask, -torch.inf)
 
 
@@ -158,13 +162,13 @@ def _mask(x: Tensor, masks: PendingMasks | None) -> None:
     owners = np.flatnonzero(rows >= 0)
     if not len(owners):
         return
-    packed = _sent(bits[rows[owners]].view(np.uint8), x.device)
+    packed = send(bits[rows[owners]].view(np.uint8), x.device)
     places = torch.arange(8, dtype=torch.uint8, device=x.device)
     allowed = ((packed[:, :, None] >> places) & 1).flatten(1).bool()
     width = min(allowed.shape[1], x.shape[1])
     banned = torch.ones((len(owners), x.shape[1]), dtype=torch.bool, device=x.device)
     banned[:, :width] = ~allowed[:, :width]
-    at = _sent(owners, x.device)
+    at = send(owners, x.device)
     x[at] = x[at].masked_fill(banned, -torch.inf)
 
 
@@ -178,9 +182,9 @@ def _add_bias(x: Tensor, bias: Ragged | None) -> None:
     # none, and one round does it.
     while len(places):
         _, firsts = np.unique(places, return_index=True)
-        at = _sent(places[firsts], x.device)
+        at = send(places[firsts], x.device)
         before = flat[at]
-        flat[at] = _bounded(before, before + _sent(values[firsts], x.device))
+        flat[at] = _bounded(before, before + send(values[firsts], x.device))
         rest = np.ones(len(places), bool)
         rest[firsts] = False
         places, values = places[rest], values[rest]
@@ -196,58 +200,27 @@ def _penalised(sampling: SamplingBatch) -> NDArray[np.bool_]:
     return has_penalty & (sampling.targets < 0)
 
 
-def _penalise(x: Tensor, sampling: SamplingBatch, params: DrawParams) -> None:
-    """Only the rows that have penalties, and only their tokens, go to the device; a last token that
-    is under way is there."""
+def _penalise(x: Tensor, sampling: SamplingBatch, params: DrawParams, counts: TokenCounts) -> None:
+    """Only the rows that have penalties."""
     rows = np.flatnonzero(_penalised(sampling))
     if not len(rows):
         return
-    vocab, device = x.shape[1], x.device
+    device = x.device
     entries = sampling.table[sampling.rows[rows]]
-    lengths = sampling.positions[rows].astype(np.int64)
-    awaiting = np.empty(0, np.int64)
-    if sampling.awaited is not None:
-        awaiting = np.flatnonzero(sampling.awaited[rows])
-        lengths[awaiting] -= 1
-    history = np.concatenate(
-        [sampling.history[sampling.rows[s], :n] for s, n in zip(rows, lengths, strict=True)]
-    )
-    owners = np.repeat(np.arange(len(rows)), lengths)
-    indices = np.arange(len(history)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    is_output = indices >= np.repeat(entries["num_prompt_tokens"], lengths)
-    is_known = (history >= 0) & (history < vocab)
-    places = owners[is_known] * vocab + history[is_known]
-    at = _sent(places, device)
-    output_at = _sent(places[is_output[is_known]], device)
-    if len(awaiting):
-        words = params.kept_at.index_select(0, _sent(rows[awaiting], device))
-        tokens = params.kept.index_select(0, words).long()
-        latest = _sent(awaiting * vocab, device) + tokens
-        at, output_at = torch.cat([at, latest]), torch.cat([output_at, latest])
-    shape = (len(rows), vocab)
-    seen = torch.zeros(shape, dtype=torch.bool, device=device)
-    seen.view(-1)[at] = True
-    counts = torch.zeros(shape, dtype=torch.int32, device=device)
-    ones = torch.ones(len(output_at), dtype=torch.int32, device=device)
-    counts.view(-1).scatter_add_(0, output_at, ones)
+    words = counts.row_counts(rows, sampling, params)
+    num_outputs = words // OUTPUT
 
     def column(name: str) -> Tensor:
-        return _sent(entries[name], device)[:, None]
+        return send(entries[name], device)[:, None]
 
-    where = _sent(rows, device)
+    where = send(rows, device)
     before = x[where]
     repetition = column("repetition_penalty")
     y = torch.where(before > 0, before / repetition, before * repetition)
     y = torch.where(repetition == 1, before, y)
-    counted = y - column("frequency_penalty") * counts.float()
-    y = torch.where(counts > 0, counted - column("presence_penalty"), y)
-    x[where] = torch.where(seen, _bounded(before, y), before)
-
-
-def _sent(values: NDArray[Any], device: torch.device) -> Tensor:
-    """On the device once it comes to it. From memory that is not pinned the host would wait."""
-    tensor = torch.from_numpy(np.ascontiguousarray(values))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    counted = y - column("frequency_penalty") * num_outputs.float()
+    y = torch.where(num_outputs > 0, counted - column("presence_penalty"), y)
+    x[where] = torch.where(words > 0, _bounded(before, y), before)
 
 
 def _bounded(before: Tensor, after: Tensor) -> Tensor:

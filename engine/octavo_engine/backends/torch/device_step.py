@@ -2,7 +2,8 @@
 
 Every number is four bytes wide, so one int32 buffer holds them all; floats are the same words seen
 as float32. A captured graph reads fixed places, so a layout depends on sizes alone: the sizes of a
-bucket give the same places each time, and block tables, whose length varies, come last.
+bucket give the same places each time, and what is new in block tables, whose length varies, comes
+last. The tables themselves stay on the device.
 
 Behind them all lies a word for each row: its last sampled token, left there by the draw. A step
 that is launched before the last one's tokens are known finds them; so token ids are gathered, each
@@ -17,7 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
+from octavo_engine.backends.torch.device_tables import DeviceTables
 from octavo_engine.backends.torch.landing import marks_of
+from octavo_engine.backends.torch.transfers import send
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.backend import BackendLimits, BackendStep
+    from octavo_engine.backends.torch.device_tables import Changes
     from octavo_engine.backends.torch.landing import StreamMark
     from octavo_engine.sampling.batch import SamplingBatch
 
@@ -36,6 +40,7 @@ LEAST = np.float32(-32.0)  # below it exp is less than half a unit of mass
 # and unaligned arguments that it meets.
 ALIGNMENT = 16
 MAX_KNOWN = 256  # layouts that are remembered
+CHANGES_PER_SEQ = 4  # entries of block tables that a step's buffer has room for, on average
 
 
 class StepSizes(NamedTuple):
@@ -49,6 +54,13 @@ class StepSizes(NamedTuple):
     @classmethod
     def of_decode(cls, num_seqs: int) -> StepSizes:
         return cls(num_seqs, num_seqs, num_seqs, num_seqs)
+
+
+class Filled(NamedTuple):
+    """What is to be sent: the words of the step, and entries of block tables behind them."""
+
+    num_words: int
+    changes: Changes
 
 
 class StepTiles(NamedTuple):
@@ -97,7 +109,7 @@ class DeviceStep:
     seq_starts: Tensor
     seq_lens: Tensor
     table_starts: Tensor  # where in `tables` a sequence's blocks begin
-    tables: Tensor
+    tables: Tensor  # of all rows
     logit_rows: Tensor
     tile_seqs: Tensor
     tile_starts: Tensor
@@ -137,7 +149,10 @@ class StepBuffer:
             max(limits.max_logit_rows, limits.max_seqs),
             limits.max_tokens + limits.max_seqs,
         )
-        num_words = _Layout(most).num_words + limits.max_seqs * blocks
+        self._room = CHANGES_PER_SEQ * limits.max_seqs
+        num_words = _Layout(most).num_words + 2 * self._room
+        num_words = -(-num_words // ALIGNMENT) * ALIGNMENT
+        self._tables = DeviceTables(limits.max_seqs, blocks, device)
         # Two, in turn: one is filled while the other's copy may still be queued.
         self._sides = [_Side(num_words, device) for _ in range(2)]
         self._make_mark = make_mark or marks_of(device)
@@ -156,9 +171,9 @@ class StepBuffer:
         sizes: StepSizes,
         *,
         draws_later: bool = False,
-    ) -> int:
-        """Lay the step out in the pinned buffer; the number of words it takes. `draws_later`: what
-        is drawn with the step is not what counts, so it is not kept."""
+    ) -> Filled:
+        """Lay the step out in the pinned buffer. `draws_later`: what is drawn with the step is not
+        what counts, so it is not kept."""
         # Hot path: once per step. The GPU waits for it.
         self._sides.reverse()
         side = self._sides[0]
@@ -167,7 +182,6 @@ class StepBuffer:
         layout = self._layout(sizes)
         views = side.views(sizes, layout)
         num_seqs = len(step.seq_lens)
-        width = -(-int(step.seq_lens.max(initial=0)) // BLOCK_SIZE)
         _put(views["token_ids"], step.token_ids, 0)
         self._place_tokens(views["token_at"], step, layout)
         kept = np.where(sampling.targets < 0, sampling.rows, self._spare_row)
@@ -181,19 +195,33 @@ class StepBuffer:
         _put(views["seq_lens"], step.seq_lens, 0)
         views["seq_starts"][: num_seqs + 1] = step.seq_starts
         self._pad(views, sizes, step, tiles)
-        _put(views["table_starts"], np.arange(num_seqs, dtype=np.int32) * width, 0)
+        _put(views["table_starts"], step.rows * np.int32(self._tables.width), 0)
         _put(views["logit_rows"], step.logit_rows, 0)
         _fill_draw(views, sampling)
-        num_words = layout.num_words + num_seqs * width
-        tables = side.words[layout.num_words : num_words].reshape(num_seqs, width)
-        np.take(step.block_tables[:, :width], step.rows, axis=0, out=tables, mode="clip")
-        return num_words
+        changes = self._tables.find_changes(step)
+        count = len(changes.places)
+        if count <= self._room:
+            ends = layout.num_words + count, layout.num_words + 2 * count
+            side.words[layout.num_words : ends[0]] = changes.places
+            side.words[ends[0] : ends[1]] = changes.blocks
+        return Filled(layout.num_words, changes)
 
-    def send(self, num_words: int) -> None:
-        """The one copy."""
+    def send(self, filled: Filled) -> None:
+        """One copy, unless a great many entries of block tables are new."""
         side = self._sides[0]
+        first, changes = filled
+        count = len(changes.places)
+        is_within = count <= self._room
+        num_words = first + 2 * count if is_within else first
         self._device[:num_words].copy_(side.host[:num_words], non_blocking=True)
         side.sent = self._make_mark()
+        if count and is_within:
+            middle = first + count
+            self._tables.put(self._device[first:middle], self._device[middle:num_words])
+        elif count:
+            device = self._device.device
+            self._tables.put(send(changes.places, device), send(changes.blocks, device))
+        self._tables.sent(changes)
 
     def step(
         self, sizes: StepSizes, *, is_decode: bool, max_seq_len: int, host: BackendStep | None
@@ -201,10 +229,11 @@ class StepBuffer:
         """Views of the device's words."""
         t = self._split(sizes)
         names = ("positions", "slots", "seq_starts", "seq_lens", "table_starts",
-                 "tables", "logit_rows", "tile_seqs", "tile_starts")  # fmt: skip
+                 "logit_rows", "tile_seqs", "tile_starts")  # fmt: skip
         return DeviceStep(
             token_ids=self._device.index_select(0, t["token_at"]),
             **{name: t[name] for name in names},
+            tables=self._tables.flat,
             is_decode=is_decode,
             max_seq_len=max_seq_len,
             host=host,
@@ -257,8 +286,7 @@ class StepBuffer:
 
     def _split(self, sizes: StepSizes) -> dict[str, Tensor]:
         layout = self._layout(sizes)
-        parts = {name: self._device[start:end] for name, (start, end) in layout.places.items()}
-        return {**parts, "tables": self._device[layout.num_words :]}
+        return {name: self._device[start:end] for name, (start, end) in layout.places.items()}
 
 
 class _Side:

@@ -7,22 +7,26 @@ never occur, and the server opens at once.
 
 Decode steps have a bucket for a number of sequences. Small steps that hold parts of prompts have
 one for tokens and one for sequences, coarser both: up to a few hundred rows a product costs what
-its weights take to be read, however many rows are padding.
+its weights take to be read, however many rows are padding. There are never more buckets than there
+may be graphs, so what is captured stays captured.
 """
 
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from octavo_engine.backends.torch.device_step import StepSizes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
     from octavo_engine.backends.backend import BackendLimits, BackendStep
 
 MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 384, 512)
+MIXED_SEQS = (4, 16, 64, 256)
+# Coarser and coarser ladders: decode sizes in each doubling, and one of so many sizes of tokens.
+LADDERS = ((4, 1), (4, 2), (2, 2), (1, 4), (1, 8))
 
 Result = TypeVar("Result")
 
@@ -42,43 +46,81 @@ class GraphRecorder(Protocol[Result]):
         """Whether there is memory for one more."""
 
 
-def bucket_sizes(max_num_seqs: int) -> list[int]:
-    """1, 2, 4, then steps of 8, from 256 on of 16: at most an eighth is padding where it counts."""
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, max_num_seqs + 1, 16)]
-    sizes = [size for size in sizes if size < max_num_seqs]
-    return [*sizes, max_num_seqs]
+class Buckets(NamedTuple):
+    """The sizes that steps are padded to."""
+
+    decode: list[int]  # sequences, ascending
+    mixed: dict[int, list[int]]  # sequences by tokens, ascending both
+
+    @property
+    def total(self) -> int:
+        return len(self.decode) + sum(map(len, self.mixed.values()))
 
 
-def choose_bucket(sizes: list[int], num_seqs: int) -> int | None:
+def plan_buckets(limits: BackendLimits, max_graphs: int, *, has_mixed: bool = True) -> Buckets:
+    """The finest buckets that `max_graphs` suffice for."""
+    for per_doubling, every in LADDERS:
+        mixed = mixed_buckets(limits, MIXED_TOKENS[every - 1 :: every]) if has_mixed else {}
+        buckets = Buckets(decode_buckets(limits.max_seqs, per_doubling), mixed)
+        if buckets.total <= max_graphs:
+            return buckets
+    # Larger steps than these are launched.
+    return Buckets(buckets.decode[:max_graphs], {})
+
+
+def decode_buckets(max_num_seqs: int, per_doubling: int = 4) -> list[int]:
+    """1, 2, 4, steps of 8 up to 64, and so many in each doubling behind: of the default four, a
+    fifth of a step at most is padding where it counts."""
+    sizes = [1, 2, 4, *range(8, 64, 8 * 4 // per_doubling)]
+    first = 64
+    while first < max_num_seqs:
+        sizes += range(first, 2 * first, first // per_doubling)
+        first *= 2
+    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
+
+
+def mixed_buckets(limits: BackendLimits, tokens: Sequence[int]) -> dict[int, list[int]]:
+    """Steps of more tokens than the limits allow have none; a sequence has a token at least, and
+    one of them is padding."""
+    if limits.max_seqs < 2:
+        return {}
+    return {
+        size: sorted({min(seqs, size, limits.max_seqs) for seqs in (*MIXED_SEQS, limits.max_seqs)})
+        for size in tokens
+        if size <= limits.max_tokens
+    }
+
+
+def choose_bucket(sizes: Sequence[int], count: int) -> int | None:
     """The smallest bucket that holds so many; None if none does."""
-    index = bisect.bisect_left(sizes, num_seqs)
+    index = bisect.bisect_left(sizes, count)
     return sizes[index] if index < len(sizes) else None
 
 
-def mixed_sizes(
-    step: BackendStep, limits: BackendLimits, *, tokens_per_tile: int
-) -> StepSizes | None:
+def mixed_sizes(step: BackendStep, buckets: Buckets, *, tokens_per_tile: int) -> StepSizes | None:
     """The bucket of a small step that is not only decoding; None if it has none. One of its
     sequences is padding, which owns the tokens that are."""
-    num_tokens, num_seqs = len(step.token_ids), len(step.seq_lens)
-    tokens = next((size for size in MIXED_TOKENS if size >= num_tokens), None)
-    seqs = min(1 << num_seqs.bit_length(), limits.max_seqs)
-    is_within = tokens is not None and tokens <= limits.max_tokens and num_seqs < seqs
-    if tokens is None or not is_within or len(step.logit_rows) > seqs:
+    num_seqs = len(step.seq_lens)
+    tokens = choose_bucket(list(buckets.mixed), len(step.token_ids))
+    if tokens is None:
+        return None
+    seqs = choose_bucket(buckets.mixed[tokens], num_seqs + 1)
+    if seqs is None or len(step.logit_rows) > seqs:
         return None
     # Each sequence's last tile may be partly filled.
     return StepSizes(tokens, seqs, seqs, tokens // tokens_per_tile + seqs)
 
 
 class GraphCache(Generic[Result]):
-    """Graphs by bucket, made on second use; the one unused for longest makes room for a new one."""
+    """Graphs by bucket, made on second use and kept. Where there are `max_graphs` already, further
+    buckets are launched: a capture costs many times what it saves a single step."""
 
     def __init__(self, recorder: GraphRecorder[Result], *, max_graphs: int) -> None:
         self._recorder = recorder
         self._max_graphs = max_graphs
         self._warm: set[Hashable] = set()
         self._eager: set[Hashable] = set()  # could not be captured, and is not tried again
-        self._graphs: dict[Hashable, tuple[Result, Replay]] = {}  # in the order of their last use
+        self._graphs: dict[Hashable, tuple[Result, Replay]] = {}
 
     def run(self, bucket: Hashable, work: Callable[[], Result]) -> Result:
         """Do the bucket's work, by its graph if there is one or may be one now."""
@@ -87,17 +129,15 @@ class GraphCache(Generic[Result]):
             return work()
         if bucket in self._eager:
             return work()
-        entry = self._graphs.pop(bucket, None)
+        entry = self._graphs.get(bucket)
         if entry is None:
-            if len(self._graphs) >= self._max_graphs:
-                del self._graphs[next(iter(self._graphs))]
-            if not self._recorder.has_room():
+            if len(self._graphs) >= self._max_graphs or not self._recorder.has_room():
                 return work()
             entry = self._recorder.capture(work)
             if entry is None:
                 self._eager.add(bucket)
                 return work()
-        self._graphs[bucket] = entry
+            self._graphs[bucket] = entry
         result, replay = entry
         replay()
         return result

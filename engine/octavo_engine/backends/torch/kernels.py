@@ -14,10 +14,12 @@ from octavo_engine.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from octavo_engine.backends.backend import BackendLimits
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.packed import DeviceExperts, Format
     from octavo_engine.config import AttentionBackend, KernelChoice
+    from octavo_engine.models.config import ExpertsConfig
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
 
 # Triton's matrix instructions for 16-bit floats begin here.
@@ -43,6 +45,12 @@ class Kernels(Protocol):
     @property
     def formats(self) -> frozenset[Format]:
         """The quantised weights that products take as they are stored."""
+
+    def workspace_bytes(self, limits: BackendLimits) -> int:
+        """The most that attention takes beside its operands and results, in the largest step."""
+
+    def wide_tokens(self, experts: ExpertsConfig) -> int:
+        """From how many tokens on experts have wide tiles; 0: there are no tiles."""
 
     def tokens_per_tile(self, *, is_decode: bool) -> int:
         """How many of a sequence's tokens one attention program takes."""

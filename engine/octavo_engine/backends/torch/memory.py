@@ -70,6 +70,11 @@ def step_bytes(shape: StepShape, limits: BackendLimits, itemsize: int) -> int:
     return layer + logits
 
 
+def count_bytes(shape: StepShape, limits: BackendLimits) -> int:
+    """What penalties know of the tokens of all rows."""
+    return limits.max_seqs * shape.vocab_size * 4
+
+
 def graph_bytes(
     shape: StepShape, limits: BackendLimits, itemsize: int, *, num_graphs: int, max_tokens: int
 ) -> int:

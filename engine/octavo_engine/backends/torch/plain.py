@@ -14,9 +14,11 @@ from octavo_engine.config import BLOCK_SIZE
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from octavo_engine.backends.backend import BackendLimits
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.packed import DeviceExperts
+    from octavo_engine.models.config import ExpertsConfig
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
 
 
@@ -26,6 +28,12 @@ class PlainKernels:
     name = "plain"
     can_capture = can_capture_prompts = False
     formats = ALL_FORMATS
+
+    def workspace_bytes(self, limits: BackendLimits) -> int:
+        return 0
+
+    def wide_tokens(self, experts: ExpertsConfig) -> int:
+        return 0
 
     def tokens_per_tile(self, *, is_decode: bool) -> int:
         return 1 if is_decode else BLOCK_SIZE  # there are no tiles here

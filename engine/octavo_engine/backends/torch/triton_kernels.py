@@ -23,11 +23,13 @@ from octavo_engine.backends.torch.triton import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from octavo_engine.backends.backend import BackendLimits
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.flashinfer import FlashInferAttention
     from octavo_engine.backends.torch.kernels import HeadShape
     from octavo_engine.backends.torch.packed import DeviceExperts, Format
+    from octavo_engine.models.config import ExpertsConfig
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
 
 FP8_CAPABILITY = (
@@ -65,6 +67,7 @@ class TritonKernels:
             self._prompt_tile if batch_invariant else attention.choose_tile(**size, is_decode=True)
         )
         self._group = group
+        self._shape = shape
         self._batch_invariant = batch_invariant
         self.formats = _formats(device)
         self._num_processors = (
@@ -80,6 +83,23 @@ class TritonKernels:
     @property
     def can_capture_prompts(self) -> bool:
         return self._prompts is None  # who plans on the host
+
+    def workspace_bytes(self, limits: BackendLimits) -> int:
+        size = {"part_rows": self._prompt_tile.block_m, "head_dim": self._shape.head_dim}
+        if not self._batch_invariant:  # at most two programs for each processor leave parts
+            programs = 2 * self._num_processors
+            return attention.plan_parts(
+                num_tiles=1, num_kv_heads=1, num_splits=programs, **size
+            ).num_bytes
+        return attention.plan_parts(
+            num_tiles=limits.max_tokens + limits.max_seqs,  # if each one's last is partly filled
+            num_kv_heads=self._shape.num_kv_heads,
+            num_splits=-(-limits.max_model_len // INVARIANT_SPLIT_TOKENS),
+            **size,
+        ).num_bytes
+
+    def wide_tokens(self, experts: ExpertsConfig) -> int:
+        return -(-routing.FEW_PER_EXPERT * experts.num_experts // experts.top_k)
 
     def tokens_per_tile(self, *, is_decode: bool) -> int:
         return self._tile(is_decode=is_decode).block_m // self._group

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, repeat
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -78,6 +78,7 @@ class Submission:
     is_whole: bool = False  # nothing is read before its end
     cache_salt: str = ""
     labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
+    group: str = ""  # the client's request, where it has several prompts; else empty
 
 
 class SequenceText:
@@ -213,8 +214,10 @@ class OutputProcessor:
 
     def add(self, submission: Submission) -> tuple[TrackedRequest, list[EngineRequest]]:
         """The request and its sequences for the core; none if it resumes what was complete."""
-        request = TrackedRequest(submission)
         number = next(self._numbers)
+        if submission.params.n > 1 and not submission.group:
+            submission = replace(submission, group=f"n{number}")
+        request = TrackedRequest(submission)
         for index in range(submission.params.n):
             answer = SequenceText(request, index, f"{number}.{index}", self._tokenizer)
             request.answers.append(answer)
@@ -428,6 +431,7 @@ class OutputProcessor:
             is_whole=asked.is_whole,
             cache_salt=asked.cache_salt,
             labels=asked.labels,
+            group=asked.group,
         )
 
     def _drop(self, request: TrackedRequest) -> list[str]:

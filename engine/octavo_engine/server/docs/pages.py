@@ -74,7 +74,8 @@ has them, and vLLM's where vLLM has more. Fields that Octavo does not know are a
   news, `data: [DONE]` at the end. `/v1/responses` and `/v1/messages` name their events (`event: …`)
   and end with their last one. What a client does not read is kept for it; after two seconds its
   answer is not computed further, and holds no place and no memory, until it reads on. One that
-  reads nothing for `--write-timeout` (60 s) is disconnected.
+  takes next to nothing of it for `--write-timeout` (60 s) is disconnected, also where its answer is
+  over.
 - **Load.** `endpoint-load-metrics-format: TEXT` or `JSON` brings the engine's load with an answer
   of chat or completions that is not streamed, as ORCA has it, in `endpoint-load-metrics`.
 - **Errors** are in [errors.md](errors.md).

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.core.beam_search import MAX_BEAM_WIDTH, Beam, BeamSearch, BeamSearchParams
 from octavo_engine.core.offline.beam_search import choices_of, one_token
 from octavo_engine.core.text.outputs import CompletionOutput, RequestOutput
-from octavo_engine.errors import DeadlineExceeded, InvalidRequest
+from octavo_engine.errors import DeadlineExceeded, InvalidRequest, QueueFull
 from octavo_engine.server.generation.gather import all_of
 from octavo_engine.server.http.errors import not_supported
 from octavo_engine.tokenization.tokenizer import ends_of_text
@@ -82,12 +82,13 @@ async def beam_search(
     ends = ends_of_text(engine.tokenizer, engine.info.eos_token_ids)
     search = BeamSearch(params, frozenset(ends))
     ends_at = None if job.deadline_s is None else time.monotonic() + job.deadline_s
+    late = DeadlineExceeded(f"The request was not done within {job.deadline_s or 0:g} s.")
     result = RequestOutput(request_id, None, prompt, finished=True)
 
     async def step(beam: Beam) -> RequestOutput:
         left_s = None if ends_at is None else ends_at - time.monotonic()
         if left_s is not None and left_s <= 0:
-            raise DeadlineExceeded(f"The request was not done within {job.deadline_s:g} s.")
+            raise late
         news = engine.generate(
             [*prompt, *beam.token_ids],
             one_token(params),
@@ -96,9 +97,15 @@ async def beam_search(
             deadline_s=left_s,
             cache_salt=job.cache_salt,
             stream=False,
+            group=job.group,
         )
-        async with aclosing(news) as outputs:
-            return await anext(outputs)
+        try:
+            async with aclosing(news) as outputs:
+                return await anext(outputs)
+        except QueueFull:
+            if beam.token_ids and left_s is not None:
+                raise late from None  # it was admitted; its next token would miss the deadline
+            raise
 
     for number in range(params.max_tokens):
         if not search.live or is_stopped():

@@ -61,6 +61,7 @@ class Job:
     told: tuple[ResumedOutput, ...] = ()  # prompt-major; empty unless resumed
     route: RoutedPrompt | None = None  # how routers know the first prompt
     beams: BeamSearchParams | None = None  # the likeliest answers are searched, not sampled
+    group: str = ""  # the request that this one and others are parts of; empty: a whole one
 
     @property
     def prompt_tokens(self) -> int:
@@ -116,6 +117,8 @@ async def routed(
         )
     if exchange.is_background:
         job = dataclasses.replace(job, priority=BACKGROUND)
+    if exchange.group:
+        job = dataclasses.replace(job, group=exchange.group)
     left_s = exchange.time_left_s(service.settings.request_timeout_s)
     if route is None and left_s is None:  # as it was made
         return job
@@ -163,6 +166,8 @@ async def run(
     if service.settings.log_outputs:
         note = _both(watch.note, OutputLog(service, job).note)
     ids = _engine_ids(job)
+    if not job.group and (len(ids) > 1 or job.beams is not None):
+        job = dataclasses.replace(job, group=ids[0])
 
     is_stopped = False
 
@@ -269,6 +274,7 @@ def _one(
         labels=job.route.labels if job.route is not None and prompt_index == 0 else None,
         stream=stream,
         tap=tap,
+        group=job.group,
     )
 
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import re
 import socket
+import struct
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -29,6 +31,10 @@ LINGER_S = 2.0  # for an answer to arrive before the reset that unread bytes cau
 _PROBE_DELAYS_S = (0.02, 0.1, 0.5)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _TCP_CLOSE = 7  # of Linux' tcpi_state
+_PROGRESS_BYTES = 32 * 2**10  # of unsent ones that a client has to take within the write timeout
+_LOOKS_A_TIMEOUT = 8
+_MOST_BETWEEN_LOOKS_S = 5.0
+_DISCARD_UNSENT = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 
 
 def http_protocol(limits: RequestLimits) -> type[asyncio.Protocol]:
@@ -39,6 +45,7 @@ def http_protocol(limits: RequestLimits) -> type[asyncio.Protocol]:
         max_headers = limits.max_headers
         max_url_bytes = limits.max_url_bytes
         header_timeout_s = limits.header_timeout_s
+        write_timeout_s = limits.write_timeout_s
 
     return Protocol
 
@@ -101,6 +108,7 @@ class BoundedProtocol(HttpToolsProtocol):
     max_headers: int
     max_url_bytes: int
     header_timeout_s: float
+    write_timeout_s: float
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -111,15 +119,28 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unanswered: deque[CycleLine] = deque()
         self._is_half_closed = False  # by the client
         self._is_lingering = False
+        self._unsent: tuple[int, float] | None = None  # bytes that nobody adds to, and since when
+        self._unsent_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
         self._arm(self.header_timeout_s)
+        self._watch_unsent()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        if self._unsent_timer is not None:
+            self._unsent_timer.cancel()
         self._give_up()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unsent = (self.transport.get_write_buffer_size(), self.loop.time())
+
+    def resume_writing(self) -> None:
+        self._unsent = None
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if self._is_lingering:
@@ -151,6 +172,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         self._check_head()
         self._in_headers = False
+        if not self.flow.write_paused:
+            self._unsent = None  # another answer may be added to it
         super().on_headers_complete()
         cycle = self.cycle
         cycle.transport = _WhileBodyComes(self)  # type: ignore[assignment]  # all that a cycle calls
@@ -288,6 +311,35 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if number < len(_PROBE_DELAYS_S):
             self.loop.call_later(_PROBE_DELAYS_S[number], self._probe, number + 1)
+
+    def _watch_unsent(self) -> None:
+        interval_s = min(self.write_timeout_s / _LOOKS_A_TIMEOUT, _MOST_BETWEEN_LOOKS_S)
+        self._unsent_timer = self.loop.call_later(interval_s, self._check_unsent)
+
+    def _check_unsent(self) -> None:
+        """Ends a connection whose client does not take what was written: of an answer that waits
+        for room, or that is over. Such a client would keep the connection, and the memory of what
+        is unsent in this process and in the kernel, for as long as it likes."""
+        now, size = self.loop.time(), self.transport.get_write_buffer_size()
+        is_added_to = bool(self._unanswered) and not (
+            self.flow.write_paused or self.transport.is_closing()
+        )
+        if not size or is_added_to:
+            self._unsent = None
+        elif self._unsent is None or size <= self._unsent[0] - _PROGRESS_BYTES:
+            self._unsent = (size, now)
+        elif now - self._unsent[1] >= self.write_timeout_s:
+            self._reset()
+            return
+        self._watch_unsent()
+
+    def _reset(self) -> None:
+        """The kernel forgets what is unsent, too: else it keeps that until the client takes it."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            with suppress(OSError):  # it is closed already
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD_UNSENT)
+        self.transport.abort()
 
     def _arm(self, timeout_s: float) -> None:
         self._header_timer = self.loop.call_later(timeout_s, self._too_slow)

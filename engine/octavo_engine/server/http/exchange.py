@@ -83,6 +83,8 @@ class Exchange:
         self.request_id = self._request_id()
         self.resume: Resume | None = None  # what came before the body; known once that was read
         self.fields: Any = None  # the body as JSON; known once that was read
+        self.num_body_bytes = 0  # that were read into memory
+        self.group = ""  # the request that this one is a part of, where one makes several
         self.notes: dict[bytes, bytes] = {}  # headers of the answer that say how it was made
         # The last bytes of a stream that fails; None: as its path's errors are shaped.
         self.last_words: Callable[[RequestError], bytes] | None = None
@@ -222,6 +224,7 @@ class Exchange:
             size += len(chunk)
             if size > limit:
                 raise self._too_large()
+            self.num_body_bytes = size
             chunks.append(chunk)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

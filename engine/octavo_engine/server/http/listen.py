@@ -9,6 +9,9 @@ import stat
 from octavo_engine.errors import ConfigError
 
 BACKLOG = 2048
+# The kernel takes megabytes for a client that does not read, all of which an engine would compute
+# before it notices. With this bound on what the client has not been sent, it notices at once.
+UNSENT_BYTES = 64 * 2**10
 
 
 def open_unix_socket(path: str) -> socket.socket:
@@ -46,7 +49,10 @@ def open_port(host: str, port: int) -> socket.socket:
     """Connections wait in it until the server runs. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # its connections inherit it
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        return listener
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(

@@ -8,14 +8,12 @@ from typing import Any
 import msgspec
 
 from octavo_engine import __version__
-from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.admin.dev import read_query
+from octavo_engine.server.anthropic.paging import page_of
 from octavo_engine.server.anthropic.shapes import AnthropicModel, AnthropicModelList
 from octavo_engine.server.http.error_shapes import speaks_anthropic
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.service import Service, optional
-
-MAX_LISTED, LISTED = 1000, 20
 
 
 class ModelsQuery(msgspec.Struct, kw_only=True):
@@ -54,29 +52,14 @@ async def load(exchange: Exchange, service: Service) -> None:
 
 
 def _page(service: Service, query: ModelsQuery) -> AnthropicModelList:
-    limit = LISTED if query.limit is None else query.limit
-    if not 1 <= limit <= MAX_LISTED:
-        raise InvalidRequest(
-            f"limit must be between 1 and {MAX_LISTED}; got {limit}", param="limit"
-        )
-    names = list(service.names)
-    if query.before_id is not None:
-        names = names[: _place(names, "before_id", query.before_id)]
-        page, has_more = names[-limit:], len(names) > limit
-    else:
-        if query.after_id is not None:
-            names = names[_place(names, "after_id", query.after_id) + 1 :]
-        page, has_more = names[:limit], len(names) > limit
+    page, has_more = page_of(
+        service.names, str, "model",
+        limit=query.limit, after_id=query.after_id, before_id=query.before_id,
+    )  # fmt: skip
     return AnthropicModelList(
         data=[_anthropic(service, name) for name in page], has_more=has_more,
         first_id=page[0] if page else None, last_id=page[-1] if page else None,
     )  # fmt: skip
-
-
-def _place(names: list[str], field: str, name: str) -> int:
-    if name not in names:
-        raise InvalidRequest(f"{field}: no model has the id {name[:128]}", param=field)
-    return names.index(name)
 
 
 def _anthropic(service: Service, name: str) -> AnthropicModel:

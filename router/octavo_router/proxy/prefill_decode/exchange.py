@@ -108,7 +108,7 @@ class PrefillDecodeExchange(ProxyExchange):
                     self._go_on_to_nobody(result)
                     return
             else:
-                result, _ = verdict_on(told.status)
+                result, _ = verdict_on(told.status, told.body)
             if result is AttemptResult.OK:
                 try:
                     self._body = with_cache(self._asked, told.body)

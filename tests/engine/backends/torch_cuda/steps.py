@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 NUM_BLOCKS = 64
 LIMITS = BackendLimits(max_tokens=128, max_seqs=16, max_logit_rows=24, max_model_len=256)
+ROOMY = dataclasses.replace(LIMITS, max_seqs=64)  # for the rows that `make_step` leaves out
 
 
 def make_step(
@@ -89,7 +91,7 @@ def on_device(
     sizes = StepSizes(
         len(step.token_ids), len(step.seq_lens), len(step.logit_rows), len(tiles.seqs)
     )
-    buffer = StepBuffer(LIMITS, device)
+    buffer = StepBuffer(ROOMY, device)
     buffer.send(buffer.fill(step, sampling, tiles, sizes))
     longest = int(step.seq_lens.max())
     return buffer.step(sizes, is_decode=is_decode, max_seq_len=longest, host=step)
@@ -99,6 +101,6 @@ def draw_params(sampling: SamplingBatch, device: torch.device) -> DrawParams:
     num_rows = len(sampling.rows)
     step = make_step([(7, 1)] * num_rows)
     sizes = StepSizes.of_decode(num_rows)
-    buffer = StepBuffer(LIMITS, device)
+    buffer = StepBuffer(ROOMY, device)
     buffer.send(buffer.fill(step, sampling, cut_tiles(step.seq_starts, 1), sizes))
     return buffer.draw_params(sizes)

@@ -11,7 +11,15 @@ import torch
 from octavo_engine.backends.torch.plain import PlainKernels
 from octavo_engine.backends.torch.precision import Precision
 from octavo_engine.backends.torch.reference import PagedKV, ReferenceOps
-from octavo_engine.backends.torch.triton.attention import Tile, attend, choose_tile, count_splits
+from octavo_engine.backends.torch.triton import attention
+from octavo_engine.backends.torch.triton.attention import (
+    PARTS_BYTES,
+    Tile,
+    attend,
+    choose_tile,
+    count_splits,
+    plan_parts,
+)
 from octavo_engine.backends.torch.triton.heads import turn_and_store
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.ops import AttentionSpec, Rope
@@ -161,6 +169,43 @@ def test_fixed_cuts_make_a_token_independent_of_its_company(device):
     alone.step.slots[:] = whole.step.slots[-1:]
     alone.kv, alone.qkv = whole.kv, whole.qkv[-1:].clone()
     assert torch.equal(run(alone, tile, num_splits=5, split_tokens=32)[0], together[-1])
+
+
+@pytest.mark.usefixtures("row_by_row")
+@pytest.mark.parametrize("sequences", [MIXED, DECODE])
+def test_tiles_one_after_the_other_give_the_bits_of_all_at_once(sequences, device, monkeypatch):
+    """Their parts take no more memory than they may, and a tile's at least."""
+    paged = Paged(sequences, make_spec(), device)
+    tile = Tile(block_m=16, block_n=16, num_warps=4, num_stages=1)
+    together = run(paged, tile, num_splits=4, split_tokens=32)
+    sizes: list[int] = []
+    new_empty = torch.Tensor.new_empty
+
+    def noted(self, *args, **kwargs):
+        made = new_empty(self, *args, **kwargs)
+        sizes.append(made.numel() * 4)
+        return made
+
+    for most in (3 * 2 * 4 * 16 * 18 * 4, 1):  # three tiles' parts; less than one's
+        monkeypatch.setattr(attention, "PARTS_BYTES", most)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "new_empty", noted)
+            result = run(paged, tile, num_splits=4, split_tokens=32)
+        assert torch.equal(result, together)
+        assert max(sizes) <= max(most, 2 * 4 * 16 * 18 * 4)
+        sizes.clear()
+
+
+def test_parts_of_a_long_context_take_a_bounded_part_of_memory():
+    """Prompts of an 8B model at 131,072 tokens: of all tiles at once they would take 21 GB."""
+    size = {"num_kv_heads": 8, "num_splits": 128, "head_dim": 128}
+    prompts = plan_parts(num_tiles=320, part_rows=128, **size)
+    assert prompts.num_tiles * 8 * 128 * 128 == prompts.num_rows
+    assert PARTS_BYTES // 2 < prompts.num_bytes <= PARTS_BYTES
+    decode = plan_parts(num_tiles=256, part_rows=4, **size)
+    assert decode.num_tiles > 100 and decode.num_bytes <= PARTS_BYTES
+    assert plan_parts(num_tiles=9, part_rows=4, **size | {"num_splits": 1}).num_bytes == 0
+    assert plan_parts(num_tiles=9, part_rows=128, **size | {"num_splits": 2048}).num_tiles == 1
 
 
 @pytest.mark.parametrize("name", SPECS)

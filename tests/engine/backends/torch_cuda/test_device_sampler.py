@@ -11,6 +11,7 @@ import torch
 from octavo_engine.backends.torch.device_sampler import _penalise, is_plain, sample
 from octavo_engine.backends.torch.landing import Landing, marks_of
 from octavo_engine.backends.torch.plain_draw import draw
+from octavo_engine.backends.torch.token_counts import TokenCounts
 from octavo_engine.sampling.batch import Ragged
 from octavo_engine.sampling.processors import ProcessedRow, apply_processors
 from tests.engine.backends.torch_cuda.recorders import NothingWaits
@@ -20,7 +21,16 @@ from tests.kernels import sampling_reference as reference
 
 def check(logits, sampling, device):
     on_device = torch.from_numpy(logits.copy()).to(device)
-    found = landed(sample(on_device, sampling, draw_params(sampling, device), draw), device)
+    found = landed(
+        sample(
+            on_device,
+            sampling,
+            draw_params(sampling, device),
+            draw,
+            counts_of(logits, sampling, device),
+        ),
+        device,
+    )
     expected = reference.sample(logits, sampling)
     assert found.tokens.tolist() == expected.tokens.tolist()
     assert found.status.tolist() == expected.status.tolist()
@@ -32,6 +42,11 @@ def check(logits, sampling, device):
         np.testing.assert_allclose(found.logprobs, expected.logprobs, rtol=1e-6)
         np.testing.assert_allclose(found.top_logprobs, expected.top_logprobs, rtol=1e-6)
     return found
+
+
+def counts_of(logits, sampling, device):
+    """Nothing is counted yet."""
+    return TokenCounts(len(sampling.table), logits.shape[1], device)
 
 
 def landed(found, device):
@@ -103,8 +118,10 @@ def test_penalties_see_a_last_token_that_only_the_device_knows(vocab, device):
     sampling.history[[1, 2], sampling.positions[[1, 2]] - 1] = 2**30  # the host's is anything
     params = draw_params(sampling, device)
     params.kept[:4] = torch.from_numpy(np.where(sampling.awaited, latest, 99).astype(np.int32))
+    counts = counts_of(logits, sampling, device)
     with NothingWaits():
-        _penalise(on_device := torch.from_numpy(logits.copy()).to(device), sampling, params)
+        on_device = torch.from_numpy(logits.copy()).to(device)
+        _penalise(on_device, sampling, params, counts)
     found = landed((draw(on_device, params), None), device)
     assert found.tokens.tolist() == expected.tokens.tolist()
     assert params.kept[:4].tolist() == expected.tokens.tolist()
@@ -136,7 +153,16 @@ def test_only_the_rows_of_processors_travel(device):
     sampling.processed = [ProcessedRow(0, (shift,), tokens), ProcessedRow(2, (fail,), tokens)]
     logits = logits_of(3)
     on_device = torch.from_numpy(logits.copy()).to(device)
-    found = landed(sample(on_device, sampling, draw_params(sampling, device), draw), device)
+    found = landed(
+        sample(
+            on_device,
+            sampling,
+            draw_params(sampling, device),
+            draw,
+            counts_of(logits, sampling, device),
+        ),
+        device,
+    )
     apply_processors(sampling.processed, logits)
     assert found.tokens.tolist() == [*logits[:2].argmax(-1), -1]
     assert found.status.tolist() == [0, 0, 1]

@@ -14,6 +14,7 @@ from octavo_engine.sampling.batch import (
     SAMPLED_OK,
 )
 from tests.engine.backends.torch_cuda.steps import draw_params, make_sampling
+from tests.engine.backends.torch_cuda.variants import Variants
 from tests.kernels import sampling_reference as reference
 
 
@@ -161,3 +162,14 @@ def test_the_upper_half_of_a_product():
         torch.from_numpy(a.view(np.int64)), torch.from_numpy(b.view(np.int64))
     )
     assert found.tolist() == [int(x) * int(y) >> 64 for x, y in zip(a, b, strict=True)]
+
+
+def test_one_variant_of_each_kernel_draws_any_number_of_rows(device, monkeypatch):
+    """A number of rows that is new would otherwise be compiled while requests wait."""
+    variants = Variants(monkeypatch)
+    rng = np.random.default_rng(3)
+    for num_rows in (1, 2, 3, 4, 5, 8, 16, 17):
+        logits = random_logits(rng, num_rows, 70, ties=True)
+        check(draw.draw, logits, random_wishes(rng, num_rows, filtered=True), device)
+    names = [name for name, *_ in variants.seen]
+    assert len(names) == len(set(names)) == 7

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import random
 
+import pytest
+
+from octavo_engine.backends.torch.cuda import MAX_GRAPHS
 from octavo_engine.backends.torch.device_step import StepSizes
 from octavo_engine.backends.torch.graphs import (
     GraphCache,
-    bucket_sizes,
     choose_bucket,
+    decode_buckets,
     mixed_sizes,
+    plan_buckets,
 )
 from tests.engine.backends.torch_cuda.steps import LIMITS, make_step
 
@@ -60,16 +66,13 @@ def test_what_cannot_be_captured_is_launched_and_not_tried_again():
     assert len(attempts) == 2
 
 
-def test_the_graph_unused_for_longest_makes_room():
+def test_a_full_cache_launches_further_buckets_and_keeps_its_graphs():
     device = FakeRecorder()
     cache = GraphCache(device, max_graphs=2)
-    for bucket in (1, 1, 2, 2, 1, 3, 3):
+    for bucket in (1, 1, 2, 2, 3, 3, 3, 1):
         cache.run(bucket, functools.partial(device.launch, str(bucket)))
-    assert cache.captured == {1, 3}
-    device.log.clear()
-    cache.run(2, lambda: device.launch("2"))
-    assert device.log == ["record 2", "replay 2"]  # it is warm: nothing needs to be compiled
-    assert cache.captured == {2, 3}
+    assert cache.captured == {1, 2}
+    assert device.log[-4:] == ["launch 3", "launch 3", "launch 3", "replay 1"]
 
 
 def test_a_cleared_cache_starts_anew():
@@ -93,10 +96,12 @@ def test_without_room_steps_are_launched_until_there_is_some():
 
 
 def test_mixed_steps_have_buckets_of_tokens_and_sequences():
-    def bucket(*sequences, **options):
-        return mixed_sizes(make_step(list(sequences), **options), LIMITS, tokens_per_tile=8)
+    buckets = plan_buckets(LIMITS, MAX_GRAPHS)
 
-    assert bucket((0, 9)) == StepSizes(tokens=16, seqs=2, logits=2, tiles=4)
+    def bucket(*sequences, **options):
+        return mixed_sizes(make_step(list(sequences), **options), buckets, tokens_per_tile=8)
+
+    assert bucket((0, 9)) == StepSizes(tokens=16, seqs=4, logits=4, tiles=6)
     assert bucket((0, 16), (30, 1)) == StepSizes(tokens=32, seqs=4, logits=4, tiles=8)
     assert bucket((0, 60), (0, 60)) == StepSizes(tokens=128, seqs=4, logits=4, tiles=20)
     assert bucket((0, 129)) is None  # more than a step may have
@@ -106,13 +111,55 @@ def test_mixed_steps_have_buckets_of_tokens_and_sequences():
 
 
 def test_buckets_are_dense_where_steps_are_small():
-    assert bucket_sizes(1) == [1]
-    assert bucket_sizes(3) == [1, 2, 3]
-    assert bucket_sizes(20) == [1, 2, 4, 8, 16, 20]
-    assert bucket_sizes(300)[-5:] == [248, 256, 272, 288, 300]
+    assert decode_buckets(1) == [1]
+    assert decode_buckets(3) == [1, 2, 3]
+    assert decode_buckets(20) == [1, 2, 4, 8, 16, 20]
+    assert decode_buckets(300)[-6:] == [128, 160, 192, 224, 256, 300]
 
 
 def test_a_step_takes_the_smallest_bucket_that_holds_it():
-    sizes = bucket_sizes(20)
+    sizes = decode_buckets(20)
     assert [choose_bucket(sizes, n) for n in (1, 3, 4, 5, 17, 20)] == [1, 4, 4, 8, 20, 20]
     assert choose_bucket(sizes, 21) is None
+
+
+@pytest.mark.parametrize("max_seqs", [1, 2, 7, 64, 256, 300, 1024, 4096, 1 << 20])
+@pytest.mark.parametrize("max_tokens", [8, 100, 512, 8192])
+def test_there_are_no_more_buckets_than_graphs(max_seqs, max_tokens):
+    limits = dataclasses.replace(LIMITS, max_seqs=max_seqs, max_tokens=max_tokens)
+    buckets = plan_buckets(limits, MAX_GRAPHS)
+    assert buckets.total <= MAX_GRAPHS
+    assert buckets.decode[-1] == max_seqs  # every decode step has one
+    for sizes in (buckets.decode, *buckets.mixed.values()):
+        assert sizes == sorted(set(sizes))
+    assert all(tokens <= max_tokens and seqs[-1] <= max_seqs
+               for tokens, seqs in buckets.mixed.items())  # fmt: skip
+    for size, following in zip(buckets.decode[3:], buckets.decode[4:], strict=False):
+        if max_seqs <= 1024:
+            assert following <= max(2 * size, 8) and following - size <= max(8, size // 4)
+
+
+@pytest.mark.parametrize("max_seqs", [64, 256, 1024])
+def test_traffic_of_all_sizes_captures_each_bucket_once(max_seqs):
+    """A day's load in little: the batch grows and shrinks, and prompts come in between."""
+    limits = dataclasses.replace(LIMITS, max_seqs=max_seqs, max_tokens=2048)
+    buckets = plan_buckets(limits, MAX_GRAPHS)
+    device = FakeRecorder()
+    cache = GraphCache(device, max_graphs=MAX_GRAPHS)
+    rng = random.Random(5)
+    num_running, launched_late = 1.0, 0
+    for number in range(20_000):
+        num_running = min(max_seqs - 1.0, max(1.0, num_running * rng.uniform(0.9, 1.113)))
+        seqs = int(num_running)
+        bucket: object = choose_bucket(buckets.decode, seqs)
+        if rng.random() < 0.3:
+            tokens = choose_bucket(list(buckets.mixed), seqs + rng.randint(2, 300))
+            if tokens is None:
+                continue
+            bucket = tokens, choose_bucket(buckets.mixed[tokens], seqs + 1)
+        before = len(device.log)
+        cache.run(bucket, functools.partial(device.launch, str(bucket)))
+        launched_late += number > 10_000 and device.log[before].startswith("launch")
+    captures = [entry for entry in device.log if entry.startswith("record")]
+    assert 20 < len(captures) == len(set(captures)) <= MAX_GRAPHS
+    assert launched_late < 20  # buckets that were met for the first time

@@ -11,6 +11,7 @@ from octavo_engine.backends.backend import BackendLimits
 from octavo_engine.backends.torch.memory import (
     GRAPH_BYTES,
     SPARE_BYTES,
+    count_bytes,
     graph_bytes,
     kv_budget,
     step_bytes,
@@ -28,6 +29,10 @@ LIMITS = BackendLimits(max_tokens=2048, max_seqs=256, max_logit_rows=320, max_mo
 def test_a_step_of_an_8b_model_is_counted():
     layer = 2048 * (4096 * 16 + 14336 * 3 * 2)
     assert step_bytes(SHAPE, LIMITS, 2) == layer + 320 * 128256 * 24
+
+
+def test_counts_of_all_rows_tokens_are_counted():
+    assert count_bytes(SHAPE, LIMITS) == 256 * 128256 * 4
 
 
 def test_graphs_are_counted_with_their_step_results_and_launches():

@@ -12,8 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from octavo_engine.backends.backend import BackendLimits
+from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.config import EngineConfig, SchedulerConfig
 from octavo_engine.core.build import build_engine
+from octavo_engine.models.config import ModelConfig
 from octavo_engine.state.request import EngineRequest
 from octavo_engine.state.sampling_params import SamplingParams
 from tests.engine.models.tiny import tiny_model
@@ -91,6 +94,26 @@ def test_an_engine_says_what_it_says_on_the_cpu(tmp_path, pretended, family, opt
     graphs = engine.executor._backend._graphs.captured
     assert bool(graphs) == (options["kernels"] == "triton")
     engine.close()
+
+
+def test_memory_for_splits_is_counted_before_kv_gets_its_share(pretended):
+    """Contexts of 131,072 tokens have 128 parts where bits depend on nothing but the tokens."""
+    model = tiny_model("llama")
+    limits = BackendLimits(max_tokens=64, max_seqs=4, max_logit_rows=8, max_model_len=131_072)
+    left = {}
+    for batch_invariant in (False, True):
+        backend = CudaBackend(
+            ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=512,
+            kernels="triton", use_graphs=False, batch_invariant=batch_invariant,
+        )  # fmt: skip
+        workspace = backend._kernels.workspace_bytes(limits)
+        assert workspace > 0
+        for_kv = backend.kv_memory(limits, 1.0)
+        assert for_kv is not None
+        left[batch_invariant] = for_kv + workspace
+        assert batch_invariant == (workspace > 10 << 20)
+        backend.close()
+    assert left[False] == left[True]
 
 
 # ── what a GPU refuses ──

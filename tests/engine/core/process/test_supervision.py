@@ -3,7 +3,7 @@
 import pytest
 
 from octavo_engine.config import SchedulerConfig
-from octavo_engine.core.process.heartbeat import Heartbeat, HeartbeatState
+from octavo_engine.core.process.heartbeat import COMPILE_S, Heartbeat, HeartbeatState
 from octavo_engine.core.process.supervision import HangDetector, Restarts, Timing
 from octavo_engine.scheduling.scheduler import Scheduler
 from octavo_engine.state.outputs import StepResult
@@ -74,6 +74,39 @@ def test_the_loop_tells_its_step_and_what_it_should_take():
     assert heartbeat.pulse() == HeartbeatState(0, 2.0, 0.5)
     heartbeat.end()
     assert heartbeat.pulse() == HeartbeatState(1, 0.0, 0.0, slowest_s=2.0)
+
+
+def test_what_is_compiled_during_a_step_is_no_missing_progress():
+    clock = ManualClock()
+    heartbeat = Heartbeat(clock)
+    heartbeat.begin()
+    heartbeat.expect(0.1)
+    clock.advance(0.5)
+    for _ in range(2):  # two kernels, one after the other
+        heartbeat.compile_begins()
+        clock.advance(40.0)
+        assert heartbeat.pulse().step_age_s == pytest.approx(0.5)
+        heartbeat.expect(0.1)
+        heartbeat.compile_ends()
+    clock.advance(3.0)
+    assert heartbeat.pulse().is_stalled(TIMING.patience)  # now it hangs
+    heartbeat.end()
+    assert heartbeat.pulse().slowest_s == pytest.approx(3.5)  # and is no excuse later
+
+
+def test_a_compilation_that_never_ends_is_a_hang():
+    clock = ManualClock()
+    heartbeat = Heartbeat(clock)
+    heartbeat.compile_begins()  # nothing is under way: a warm-up
+    heartbeat.begin()
+    heartbeat.compile_begins()
+    clock.advance(COMPILE_S)
+    assert not heartbeat.pulse().is_stalled(TIMING.patience)
+    clock.advance(3.5)
+    assert heartbeat.pulse().is_stalled(TIMING.patience)
+    heartbeat.begin()  # a compilation that failed says nothing when it ends
+    clock.advance(3.5)
+    assert heartbeat.pulse().is_stalled(TIMING.patience)
 
 
 def test_a_core_whose_steps_take_long_is_given_up_later():

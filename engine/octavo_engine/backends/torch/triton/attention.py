@@ -4,6 +4,7 @@ A program holds BLOCK_Q tokens of one sequence times the GROUP query heads that 
 rows of one matrix, so that K and V are read once for all of them. It walks over the sequence's
 tokens BLOCK_N at a time with a running maximum and sum. When there are few programs (a long
 context, few sequences) the walk is split among several; each leaves its part, and `join` adds them.
+Where the parts of all programs would take too much memory, some tiles come after the others.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 LOG2_E = 1.4426950408889634
 MAX_SPLITS = 16
 MIN_SPLIT_TOKENS = 256  # fewer are not worth a join
+PARTS_BYTES = 256 << 20  # that parts may take at once, unless a single tile's take more
 
 
 class Tile(NamedTuple):
@@ -50,17 +52,37 @@ def choose_tile(*, group: int, head_dim: int, itemsize: int, is_decode: bool) ->
     return Tile(max(128, least), 64, 8, 2)
 
 
+class Parts(NamedTuple):
+    """What splits leave for the join, of so many tiles at once."""
+
+    num_tiles: int
+    num_rows: int  # of all of them
+    num_bytes: int
+
+
+def plan_parts(
+    *, num_tiles: int, num_kv_heads: int, num_splits: int, part_rows: int, head_dim: int
+) -> Parts:
+    """`part_rows`: rows of a tile's matrix that are in use."""
+    if num_splits <= 1 or num_tiles == 0:
+        return Parts(num_tiles, 0, 0)
+    tile_rows = num_kv_heads * num_splits * part_rows
+    row_bytes = (head_dim + 2) * 4  # with its maximum and its sum
+    at_once = max(1, min(num_tiles, PARTS_BYTES // (tile_rows * row_bytes)))
+    return Parts(at_once, at_once * tile_rows, at_once * tile_rows * row_bytes)
+
+
 def count_splits(*, num_programs: int, max_seq_len: int, num_processors: int) -> int:
     """Enough programs for two on each multiprocessor, if the sequences are long enough."""
     wanted = 2 * num_processors // max(1, num_programs)
     return max(1, min(wanted, max_seq_len // MIN_SPLIT_TOKENS, MAX_SPLITS))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_tile", "part_rows", "split_tokens"])
 def attend_kernel(
     out,  # [T, num_heads * HEAD_DIM]
-    parts,  # [tiles, kv heads, splits, BLOCK_M, HEAD_DIM] f32, if SPLIT
-    part_maxima,  # [tiles, kv heads, splits, BLOCK_M] f32
+    parts,  # [tiles, kv heads, splits, part_rows, HEAD_DIM] f32, if SPLIT
+    part_maxima,  # [tiles, kv heads, splits, part_rows] f32
     part_sums,
     q,  # [T, num_heads * HEAD_DIM]
     k_cache,  # [blocks, PAGE, kv heads, HEAD_DIM]
@@ -71,6 +93,8 @@ def attend_kernel(
     seq_lens,
     table_starts,
     tables,
+    first_tile,  # of this launch
+    part_rows,
     score_scale,  # scale, times log2(e) unless there is a soft cap
     soft_cap,
     window,
@@ -86,7 +110,8 @@ def attend_kernel(
     SPLIT: tl.constexpr,
     EXACT: tl.constexpr,  # float32 products as they are, not in tf32
 ):
-    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    place, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    tile = first_tile + place
     num_kv_heads, num_splits = tl.num_programs(1), tl.num_programs(2)
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     sequence = tl.load(tile_seqs + tile)
@@ -166,18 +191,19 @@ def attend_kernel(
             acc = tl.dot(weights.to(v.dtype), v, acc)
 
     if SPLIT:
-        place = ((tile * num_kv_heads + kv_head) * num_splits + split) * BLOCK_M + rows
-        tl.store(part_maxima + place, maxima)
-        tl.store(part_sums + place, sums)
-        part_rows = parts + place.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
-        tl.store(part_rows, acc, mask=dim_ok[None, :])
+        is_used = rows < part_rows
+        at = ((place * num_kv_heads + kv_head) * num_splits + split) * part_rows + rows
+        tl.store(part_maxima + at, maxima, mask=is_used)
+        tl.store(part_sums + at, sums, mask=is_used)
+        target = parts + at.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
+        tl.store(target, acc, mask=is_used[:, None] & dim_ok[None, :])
     else:
         result = acc / tl.where(sums > 0, sums, 1.0)[:, None]
         out_rows = out + row_offsets[:, None] + dims[None, :]
         tl.store(out_rows, result.to(out.dtype.element_ty), mask=q_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_tile", "part_rows", "num_splits"])
 def join_kernel(
     out,
     parts,
@@ -186,6 +212,8 @@ def join_kernel(
     tile_seqs,
     tile_starts,
     seq_starts,
+    first_tile,
+    part_rows,
     num_splits,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -193,7 +221,7 @@ def join_kernel(
     BLOCK_M: tl.constexpr,
 ):
     """One row of one tile: its parts, weighed by how much of the softmax each has seen."""
-    tile, row = tl.program_id(0), tl.program_id(1)
+    tile, row = first_tile + tl.program_id(0), tl.program_id(1)
     num_heads = tl.num_programs(1)
     kv_head, member = row // GROUP, row % GROUP
     num_kv_heads = num_heads // GROUP
@@ -209,8 +237,8 @@ def join_kernel(
         total = tl.zeros([1], tl.float32)
         acc = tl.zeros([DIM], tl.float32)
         for split in range(num_splits):
-            place = ((tile * num_kv_heads + kv_head) * num_splits + split) * BLOCK_M
-            place = place + index * GROUP + member
+            place = (tl.program_id(0) * num_kv_heads + kv_head) * num_splits + split
+            place = place * part_rows + index * GROUP + member
             part_max = tl.load(part_maxima + place)
             new_max = tl.maximum(maximum, part_max)
             pivot = tl.where(new_max == -float("inf"), 0.0, new_max)
@@ -243,31 +271,38 @@ def attend(
         return out
     group = spec.num_heads // spec.num_kv_heads
     is_split = num_splits > 1
+    part_rows = group if step.is_decode else tile.block_m
+    planned = plan_parts(
+        num_tiles=num_tiles, num_kv_heads=spec.num_kv_heads, num_splits=num_splits,
+        part_rows=part_rows, head_dim=spec.head_dim,
+    )  # fmt: skip
     parts = maxima = sums = out  # not looked at
     if is_split:
-        rows = num_tiles * spec.num_kv_heads * num_splits * tile.block_m
-        parts = q.new_empty((rows, spec.head_dim), dtype=torch.float32)
-        maxima, sums = q.new_empty((2, rows), dtype=torch.float32).unbind()
+        parts = q.new_empty((planned.num_rows, spec.head_dim), dtype=torch.float32)
+        maxima = q.new_empty(planned.num_rows, dtype=torch.float32)
+        sums = torch.empty_like(maxima)
     common = {
         "GROUP": group,
         "HEAD_DIM": spec.head_dim,
         "DIM": triton.next_power_of_2(spec.head_dim),
         "BLOCK_M": tile.block_m,
     }
-    attend_kernel[(num_tiles, spec.num_kv_heads, num_splits)](
-        out, parts, maxima, sums, q, k_cache, v_cache,
-        step.tile_seqs, step.tile_starts, step.seq_starts, step.seq_lens,
-        step.table_starts, step.tables,
-        spec.scale if spec.soft_cap is not None else spec.scale * LOG2_E,
-        spec.soft_cap or 0.0, spec.window or 0, split_tokens,
-        PAGE=k_cache.shape[1], BLOCK_N=tile.block_n,
-        HAS_WINDOW=spec.window is not None, HAS_CAP=spec.soft_cap is not None,
-        SPLIT=is_split, EXACT=q.dtype == torch.float32,
-        num_warps=tile.num_warps, num_stages=tile.num_stages, **common,
-    )  # fmt: skip
-    if is_split:
-        join_kernel[(num_tiles, spec.num_heads)](
-            out, parts, maxima, sums, step.tile_seqs, step.tile_starts, step.seq_starts,
-            num_splits, num_warps=2, **common,
+    for first in range(0, num_tiles, planned.num_tiles):
+        count = min(planned.num_tiles, num_tiles - first)
+        attend_kernel[(count, spec.num_kv_heads, num_splits)](
+            out, parts, maxima, sums, q, k_cache, v_cache,
+            step.tile_seqs, step.tile_starts, step.seq_starts, step.seq_lens,
+            step.table_starts, step.tables, first, part_rows,
+            spec.scale if spec.soft_cap is not None else spec.scale * LOG2_E,
+            spec.soft_cap or 0.0, spec.window or 0, split_tokens,
+            PAGE=k_cache.shape[1], BLOCK_N=tile.block_n,
+            HAS_WINDOW=spec.window is not None, HAS_CAP=spec.soft_cap is not None,
+            SPLIT=is_split, EXACT=q.dtype == torch.float32,
+            num_warps=tile.num_warps, num_stages=tile.num_stages, **common,
         )  # fmt: skip
+        if is_split:
+            join_kernel[(count, spec.num_heads)](
+                out, parts, maxima, sums, step.tile_seqs, step.tile_starts, step.seq_starts,
+                first, part_rows, num_splits, num_warps=2, **common,
+            )  # fmt: skip
     return out

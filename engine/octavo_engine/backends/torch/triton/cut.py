@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 BINS = 4096  # over 32 of scaled logits, beyond which nothing is a candidate
 ROOM = 2048  # candidates of a row's edge
 PIECE = 2048  # that are looked at together
+ALIGNMENT = 16  # words
 
 
 class Cuts(NamedTuple):
@@ -42,8 +43,16 @@ class Cuts(NamedTuple):
 
     @classmethod
     def empty(cls, logits: Tensor) -> Cuts:
-        keys, lasts, counts = logits.new_empty((3, len(logits)), dtype=torch.int32).unbind()
+        keys, lasts, counts = _columns(logits, 3, torch.int32)
         return cls(keys, lasts, logits.new_empty((len(logits), BINS), dtype=torch.int64), counts)
+
+
+def _columns(like: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Of `like`'s length each. All of them begin at multiples of 64 bytes, however many rows there
+    are: Triton compiles a kernel anew for each pattern of aligned and unaligned arguments."""
+    num_rows = len(like)
+    room = -(-num_rows // ALIGNMENT) * ALIGNMENT
+    return like.new_empty((count, room), dtype=dtype)[:, :num_rows].unbind()
 
 
 @triton.jit
@@ -407,7 +416,7 @@ def find_cuts(
     num_rows, num_chunks = maxima.shape
     vocab = logits.shape[1]
     edges = torch.empty_like(cuts.keys)
-    befores, totals = cuts.bins.new_empty((2, num_rows)).unbind()
+    befores, totals = _columns(logits, 2, torch.int64)
     found = logits.new_empty((num_rows, ROOM))
     found_ids = torch.empty_like(found, dtype=torch.int32)
     wishes = {

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.triton.splits import AxisCut
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "tiles_per_split"])
 def grouped_kernel(
     out,  # [splits, M, N]
     x,  # [M, K]

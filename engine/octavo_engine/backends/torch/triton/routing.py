@@ -82,7 +82,7 @@ def route_kernel(
     tl.store(chosen + token * TOP_K + places, own_chosen, mask=places < TOP_K)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
 def place_kernel(
     tile_pairs,
     tile_experts,
@@ -167,8 +167,7 @@ def cut_tiles(chosen: Tensor, num_experts: int, *, batch_invariant: bool) -> Til
     if num_pairs:
         place_kernel[(num_experts,)](
             pairs, experts, chosen, num_pairs, num_tiles, BLOCK_M=block_m,
-            BINS=triton.next_power_of_2(num_experts + 1),
-            PIECE=min(PIECE, triton.next_power_of_2(num_pairs)), num_warps=4,
+            BINS=triton.next_power_of_2(num_experts + 1), PIECE=PIECE, num_warps=4,
         )  # fmt: skip
     return Tiles(pairs, experts, block_m)
 

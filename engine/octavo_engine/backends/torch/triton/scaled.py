@@ -54,7 +54,7 @@ def round_rows_kernel(
     tl.store(out + row * num_columns + columns, values.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "steps_per_split"])
 def scaled_kernel(
     out,  # [splits, M, N]
     x,  # [M, K]

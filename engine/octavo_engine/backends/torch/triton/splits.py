@@ -53,7 +53,9 @@ def cut(
     return AxisCut(FEW_ROWS, 64, -(-num_steps // steps), steps, 4, 4)
 
 
-@triton.jit
+# Numbers that change from step to step are not specialised: Triton would compile a kernel for one,
+# one for multiples of 16 and one for all others, each when it first meets them.
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def join_kernel(
     out,  # [M, N]
     parts,  # float32 [splits, M, N]

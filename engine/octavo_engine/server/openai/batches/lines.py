@@ -17,6 +17,8 @@ URLS = (
     "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/classify", "/pooling",
     "/v1/audio/transcriptions", "/v1/audio/translations",
 )  # fmt: skip
+MESSAGES_URL = "/v1/messages"  # of Anthropic's batches
+EXPIRED, CANCELLED = "batch_expired", "batch_cancelled"  # codes of requests that were not answered
 _SHOWN_CHARS = 100
 
 
@@ -69,7 +71,7 @@ class LineReader:
         if custom_id in self._ids:
             return BadLine(number, custom_id, "custom_id was given before")
         self._ids.add(custom_id)
-        problem = _problem(fields)
+        problem = _problem(fields, self._endpoint)
         if not problem and self._endpoint and fields["url"] != self._endpoint:
             problem = f"url must be the batch's endpoint, {self._endpoint}; got {fields['url']}"
         if problem:
@@ -134,7 +136,20 @@ def refused(broken: BadLine) -> bytes:
 def expired(task: BatchTask) -> bytes:
     """For what was not asked in time."""
     message = "This request was not answered before the batch expired."
-    return _line(task.custom_id, None, {"code": "batch_expired", "message": message})
+    return _line(task.custom_id, None, {"code": EXPIRED, "message": message})
+
+
+def cancelled(task: BatchTask) -> bytes:
+    """For what was not answered when its batch was cancelled."""
+    message = "This request was not answered before the batch was cancelled."
+    return _line(task.custom_id, None, {"code": CANCELLED, "message": message})
+
+
+def unanswered(path: str) -> int:
+    """How many requests of a file of errors were expired or cancelled."""
+    with open(path, "rb") as lines:
+        found = [msgspec.json.decode(line, type=_Known).error for line in lines]
+    return sum(error is not None and error.code in (EXPIRED, CANCELLED) for error in found)
 
 
 def _line(custom_id: str | None, response: Any, error: Any) -> bytes:
@@ -147,12 +162,12 @@ def _line(custom_id: str | None, response: Any, error: Any) -> bytes:
     return msgspec.json.encode(answer) + b"\n"
 
 
-def _problem(fields: dict[str, Any]) -> str:
+def _problem(fields: dict[str, Any], endpoint: str) -> str:
     """Empty when it is a request."""
     method, url, body = fields.get("method"), fields.get("url"), fields.get("body")
     if method not in (None, "POST"):
         return f"method must be POST; got {_shown(method)}"
-    if url not in URLS:
+    if url not in URLS and not (endpoint and url == endpoint):
         return f"url must be one of {', '.join(URLS)}; got {_shown(url)}"
     if not isinstance(body, dict):
         return "body must be a JSON object"
@@ -184,6 +199,7 @@ def _drop_half_line(path: str) -> None:
 
 class _KnownError(msgspec.Struct):
     line: int | None = None
+    code: str = ""
 
 
 class _Known(msgspec.Struct):

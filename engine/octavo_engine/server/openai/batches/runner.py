@@ -10,19 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.openai.batches.lines import (
+    CANCELLED,
+    EXPIRED,
     URLS,
     BadLine,
     BatchTask,
     FinishedLine,
     LineReader,
+    cancelled,
     done_so_far,
     expired,
+    unanswered,
 )
 from octavo_engine.server.openai.batches.run import run
 from octavo_engine.server.openai.batches.shapes import BatchError, BatchErrors, BatchObject
 from octavo_engine.server.openai.batches.shelf import BatchRecord, new_file_id
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
     from pathlib import Path
     from typing import Literal
 
@@ -52,17 +57,19 @@ class BatchRunner:
         self._concurrency = concurrency
         self._places = asyncio.Semaphore(concurrency)
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._is_stopping = False
 
     def start(self) -> None:
         """Goes on with what an earlier server left."""
         for record in list(self.shelf.batches.values()):
             if record.batch.status == "cancelling":
-                self._finish(record, "cancelled")
+                self._end_cancelled(record)
             elif not record.batch.is_over:
                 self._begin(record)
 
     async def stop(self) -> None:
         """What is not answered stays for the next server."""
+        self._is_stopping = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -97,6 +104,11 @@ class BatchRunner:
         self._begin(record)
         return batch
 
+    def start_batch(self, record: BatchRecord, source: Path) -> None:
+        """With an input that was checked, and is no file of a client's; it is moved."""
+        self.shelf.begin_with(record, source)
+        self._begin(record)
+
     def cancel(self, record: BatchRecord) -> None:
         """What runs of it is aborted; what is answered is kept. One that is over stays so."""
         if not record.batch.is_over and record.batch.status != "cancelling":
@@ -106,15 +118,42 @@ class BatchRunner:
     # ── one batch ──
 
     def _begin(self, record: BatchRecord) -> None:
-        task = asyncio.create_task(self._work(record), name=f"octavo-{record.batch.id}")
+        self._spawn(record, self._work(record), lambda _: self._ended(record))
+
+    def _spawn(
+        self, record: BatchRecord, work: Coroutine[Any, Any, None],
+        ended: Callable[[asyncio.Task[None]], None],
+    ) -> None:  # fmt: skip
+        task = asyncio.create_task(work, name=f"octavo-{record.batch.id}")
         self._tasks[record.batch.id] = task
-        task.add_done_callback(lambda _: self._ended(record))
+        task.add_done_callback(ended)
 
     def _ended(self, record: BatchRecord) -> None:
         """Also where it was cancelled before its first step."""
         del self._tasks[record.batch.id]
         if record.batch.status == "cancelling":
+            self._end_cancelled(record)
+
+    def _end_cancelled(self, record: BatchRecord) -> None:
+        if record.api == "openai":  # its clients see in the counts what was not answered
             self._finish(record, "cancelled")
+            return
+        if self._is_stopping:
+            return  # the next server does it
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del self._tasks[record.batch.id]
+
+        self._spawn(record, self._write_cancelled(record), ended)
+
+    async def _write_cancelled(self, record: BatchRecord) -> None:
+        try:
+            if not (record.batch.output_file_id or record.batch.error_file_id):
+                await asyncio.to_thread(self._write_unanswered, record, CANCELLED)
+            self._finish(record, "cancelled")
+        except (OSError, ValueError):
+            logger.exception("Broke on a batch", extra={"batch": record.batch.id})
+            self._fail(record, [_error("internal_error", "The server could not read or write.")])
 
     async def _work(self, record: BatchRecord) -> None:
         batch = record.batch
@@ -128,7 +167,7 @@ class BatchRunner:
                 async with asyncio.timeout(max(left_s, 0.0)):
                     await self._answer(record)
             except TimeoutError:
-                await asyncio.to_thread(self._write_expired, record)
+                await asyncio.to_thread(self._write_unanswered, record, EXPIRED)
                 self._finish(record, "expired")
             else:
                 if not batch.is_over and batch.status != "cancelling":
@@ -180,7 +219,9 @@ class BatchRunner:
         batch.request_counts.completed, batch.request_counts.failed = len(good.ids), len(bad.ids)
         return FinishedLine(good.ids | bad.ids)
 
-    def _write_expired(self, record: BatchRecord) -> None:
+    def _write_unanswered(self, record: BatchRecord, code: str) -> None:
+        """A line for each request without an answer."""
+        line_of = expired if code == EXPIRED else cancelled
         batch = record.batch
         if batch.status == "validating":
             return
@@ -191,8 +232,9 @@ class BatchRunner:
         ):
             for entry in LineReader(done, endpoint=batch.endpoint).read(lines):
                 if isinstance(entry, BatchTask):
-                    errors.write(expired(entry))
+                    errors.write(line_of(entry))
                     batch.request_counts.failed += 1
+        record.num_unanswered = unanswered(str(self.shelf.work_path(batch, "errors")))
 
     def _finish(
         self, record: BatchRecord, status: Literal["completed", "expired", "cancelled"]
@@ -218,6 +260,7 @@ class BatchRunner:
                 self.shelf.keep(
                     path, file_id=file_id, name=f"{batch.id}_{kind}.jsonl", purpose="batch_output",
                     owner=record.owner, keeps_s=record.keeps_s,
+                    is_internal=record.api == "anthropic",
                 )  # fmt: skip
         self._turn(record, status)
         self.shelf.drop_work(batch)

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
@@ -18,7 +18,7 @@ from octavo_engine.server.openai.batches.shapes import BatchObject, FileObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import IO, Literal
+    from typing import IO
 
     from octavo_engine.server.limits import RequestLimits
 
@@ -30,6 +30,10 @@ class FileRecord(msgspec.Struct, kw_only=True):
 
     file: FileObject
     owner: str
+    is_internal: bool = False  # the results of a message batch: no file that clients see
+
+
+Api = Literal["openai", "anthropic"]
 
 
 class BatchRecord(msgspec.Struct, kw_only=True):
@@ -38,6 +42,8 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     batch: BatchObject
     owner: str
     keeps_s: int | None
+    api: Api = "openai"  # whose clients made it and can see it
+    num_unanswered: int = 0  # requests that were expired or cancelled, once it is over
 
 
 class FileStore:
@@ -98,7 +104,7 @@ class FileStore:
 
     def keep(
         self, path: Path, *, file_id: str, name: str, purpose: Literal["batch", "batch_output"],
-        owner: str, keeps_s: int | None,
+        owner: str, keeps_s: int | None, is_internal: bool = False,
     ) -> FileObject:  # fmt: skip
         """Makes a file of what was written there."""
         now = int(self.now())
@@ -110,7 +116,7 @@ class FileStore:
             filename=name,
             purpose=purpose,
         )
-        record = FileRecord(file=file, owner=owner)
+        record = FileRecord(file=file, owner=owner, is_internal=is_internal)
         _write(self._files_folder / f"{file.id}.json", record)  # first: one alone is found out
         path.rename(self.content_path(file.id))
         self.files[file.id] = record
@@ -123,7 +129,7 @@ class FileStore:
         """Raises HttpError (404) also for what is another's."""
         self.drop_expired()
         record = self.files.get(file_id)
-        if record is None or record.owner != owner:
+        if record is None or record.owner != owner or record.is_internal:
             raise HttpError(
                 404,
                 f"No such File object: {file_id[:128]}",
@@ -135,7 +141,11 @@ class FileStore:
     def files_of(self, owner: str) -> list[FileObject]:
         """Oldest first."""
         self.drop_expired()
-        return [record.file for record in self.files.values() if record.owner == owner]
+        return [
+            record.file
+            for record in self.files.values()
+            if record.owner == owner and not record.is_internal
+        ]
 
     def drop_file(self, file_id: str) -> None:
         self.files.pop(file_id, None)
@@ -164,6 +174,12 @@ class FileStore:
         self.batches[record.batch.id] = record
         self.save(record)
 
+    def begin_with(self, record: BatchRecord, source: Path) -> None:
+        """The same with an input that is no file of a client's; it is moved."""
+        source.rename(self.work_path(record.batch, "input"))
+        self.batches[record.batch.id] = record
+        self.save(record)
+
     def save(self, record: BatchRecord) -> None:
         _write(self._batches_folder / f"{record.batch.id}.json", record)
 
@@ -172,10 +188,10 @@ class FileStore:
         for kind in ("input", "output", "errors"):
             self.work_path(batch, kind).unlink(missing_ok=True)
 
-    def batch(self, batch_id: str, owner: str) -> BatchRecord:
+    def batch(self, batch_id: str, owner: str, api: Api = "openai") -> BatchRecord:
         """Raises HttpError (404) also for what is another's."""
         record = self.batches.get(batch_id)
-        if record is None or record.owner != owner:
+        if record is None or record.owner != owner or record.api != api:
             raise HttpError(
                 404,
                 f"No batch found with id '{batch_id[:128]}'.",
@@ -186,19 +202,42 @@ class FileStore:
 
     def batches_of(self, owner: str) -> list[BatchObject]:
         """Oldest first."""
-        return [record.batch for record in self.batches.values() if record.owner == owner]
+        return [record.batch for record in self.records_of(owner, "openai")]
+
+    def records_of(self, owner: str, api: Api) -> list[BatchRecord]:
+        """Oldest first."""
+        return [
+            record
+            for record in self.batches.values()
+            if record.owner == owner and record.api == api
+        ]
+
+    def results_of(self, record: BatchRecord) -> list[Path]:
+        """The files of answers and of errors of a batch that is over, as far as they are there."""
+        self.drop_expired()
+        ids = (record.batch.output_file_id, record.batch.error_file_id)
+        return [self.content_path(id_) for id_ in ids if id_ is not None and id_ in self.files]
+
+    def drop_batch(self, record: BatchRecord) -> None:
+        """Forget one that is over; its results too, where only the batch leads to them."""
+        batch = record.batch
+        del self.batches[batch.id]
+        (self._batches_folder / f"{batch.id}.json").unlink(missing_ok=True)
+        if record.api == "anthropic":
+            for file_id in (batch.output_file_id, batch.error_file_id):
+                if file_id is not None:
+                    self.drop_file(file_id)
 
     def make_room_for_batch(self) -> None:
         """The oldest that are over are forgotten. Raises InvalidRequest where all still run."""
         while len(self.batches) >= self._limits.max_stored_batches:
-            over = next((id_ for id_, r in self.batches.items() if r.batch.is_over), None)
+            over = next((record for record in self.batches.values() if record.batch.is_over), None)
             if over is None:
                 raise InvalidRequest(
                     f"{self._limits.max_stored_batches} batches run already; wait for one, or "
                     "cancel one"
                 )
-            del self.batches[over]
-            (self._batches_folder / f"{over}.json").unlink(missing_ok=True)
+            self.drop_batch(over)
 
     # ── after a restart ──
 

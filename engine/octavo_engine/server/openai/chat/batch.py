@@ -75,6 +75,7 @@ async def _one(exchange: Exchange, service: Service, number: int, body: bytes) -
     captured = BufferedResponse()
     inner = exchange.again(body, send=captured.send, shares_client=False)
     inner.request_id = f"{exchange.request_id}-{number}"
+    inner.group = f"{exchange.request_id}-{id(exchange)}"  # a client may give two the same id
     try:
         await chat_completions(inner, service)
     except RequestError as error:

@@ -1,0 +1,98 @@
+"""What Triton compiles: who hears of it, and the steps that make it compile all it can at once."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from octavo_engine.backends.backend import BackendStep
+from octavo_engine.config import BLOCK_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from octavo_engine.backends.backend import BackendLimits
+    from octavo_engine.executor.executor import CompileListener
+
+# Beyond each of these numbers of rows `triton/splits.py` cuts products in another way.
+ROW_CLASSES = (16, 64)
+
+
+class WarmUpStep(NamedTuple):
+    """So many sequences of as many tokens each. `is_long`: as if others had whole contexts."""
+
+    num_seqs: int
+    num_tokens: int
+    is_long: bool
+
+
+def warm_up_steps(limits: BackendLimits, *, expert_tokens: int = 0) -> Iterator[WarmUpStep]:
+    """A step for each way in which kernels are cut. From `expert_tokens` on a mixture's experts
+    have wide tiles; 0: there are none."""
+    few_rows = [1, *(rows + 1 for rows in ROW_CLASSES)]
+    for num_seqs in few_rows:
+        if num_seqs <= limits.max_seqs and num_seqs <= limits.max_tokens:
+            yield WarmUpStep(num_seqs, 1, is_long=False)
+    yield WarmUpStep(1, 1, is_long=True)  # few programs: a long walk is split
+    most = min(limits.max_tokens, limits.max_model_len)
+    for num_tokens in sorted({2, *few_rows[1:], expert_tokens} - {0}):
+        if num_tokens <= most:
+            yield WarmUpStep(1, num_tokens, is_long=False)
+    if most > 1:
+        yield WarmUpStep(1, 2, is_long=True)
+
+
+def step_of(shape: WarmUpStep) -> BackendStep:
+    """Its tokens are written nowhere, and what they read is of no matter."""
+    seqs, count = shape.num_seqs, shape.num_tokens
+    starts = np.arange(seqs + 1, dtype=np.int32) * count
+    positions = np.tile(np.arange(count, dtype=np.int32), seqs)
+    width = -(-count // BLOCK_SIZE)
+    return BackendStep(
+        token_ids=np.zeros(seqs * count, np.int32),
+        positions=positions,
+        slots=np.full(seqs * count, -1, np.int32),
+        seq_starts=starts,
+        seq_lens=np.full(seqs, count, np.int32),
+        rows=np.zeros(seqs, np.int32),
+        block_tables=np.zeros((1, width), np.int32),
+        logit_rows=starts[1:] - 1,
+        copies=np.zeros((0, 3), np.int32),
+    )
+
+
+class CompileHooks:
+    """Triton's own, which are the process's; what was there before is called too."""
+
+    def __init__(self, listener: CompileListener) -> None:
+        self._listener = listener
+        self._owner, self._names = _find_hooks()
+        self._before = [getattr(self._owner, name) for name in self._names]
+        for name, hook in zip(self._names, (self._begins, self._ends), strict=True):
+            setattr(self._owner, name, hook)
+
+    def remove(self) -> None:
+        for name, before in zip(self._names, self._before, strict=True):
+            setattr(self._owner, name, before)
+
+    def _begins(self, *args: Any, **kwargs: Any) -> Any:
+        self._listener.compile_begins()
+        before = self._before[0]
+        return None if before is None else before(*args, **kwargs)
+
+    def _ends(self, *args: Any, **kwargs: Any) -> Any:
+        self._listener.compile_ends()
+        before = self._before[1]
+        return None if before is None else before(*args, **kwargs)
+
+
+def _find_hooks() -> tuple[Any, tuple[str, str]]:
+    """They have moved in Triton 3.4."""
+    try:
+        runtime = importlib.import_module("triton.knobs").runtime
+    except ImportError:
+        owner = importlib.import_module("triton.runtime.jit").JITFunction
+        return owner, ("cache_hook", "compiled_hook")
+    return runtime, ("jit_cache_hook", "jit_post_compile_hook")
