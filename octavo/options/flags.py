@@ -150,7 +150,7 @@ SERVER_FLAGS = (
          "end every stream with its usage, even if the request does not set it",
          "enable-force-include-usage"),
     Flag("response_store", "store responses of /v1/responses in memory, to fetch and to continue"),
-    Flag("files_dir", "folder for /v1/files and /v1/batches; without it both are disabled"),
+    Flag("files_dir", "folder for files and batches; without it both are disabled"),
     Flag("batch_concurrency", "maximum requests of batches in flight"),
     Flag("vllm_metrics", "expose every metric under vLLM's name too, which other tools read"),
     Flag("access_log", "which requests get a log line"),
