@@ -1,4 +1,4 @@
-# Everything a newcomer needs: `make demo` and `make test` set up all they use, on a bare machine with
+# Targets for users: `make demo` and `make test` install all they need, on a bare machine with
 # Python >= 3.11, a C++20 compiler and make.
 
 SHELL       := /bin/bash
@@ -9,10 +9,10 @@ PIP         := $(BIN)/python -m pip --disable-pip-version-check
 EDITABLE    := --no-build-isolation $(if $(CI),-C cmake.define.OCTAVO_WERROR=ON) --editable
 DEMO_PROMPT ?= What is the capital of France?
 PORT        ?= 8080
-# Test processes at once: one more than cores where these are few, since many tests wait.
+# Number of test processes: one more than cores on small machines, because many tests wait.
 WORKERS     ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n + 1 : 4)))
 FUZZ_SECONDS ?= 120
-# Which stories on a real cluster: files or folders.
+# Tests to run on a real cluster: files or folders.
 E2E         ?= e2e
 
 export PATH := $(abspath $(BIN)):$(PATH)
@@ -24,7 +24,7 @@ SOURCES := pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
 .PHONY: demo test test-faults test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom cluster clean
 
-# --- what people run ---------------------------------------------------------------------------------
+# --- targets for users -------------------------------------------------------------------------------
 
 # The whole platform on this machine: two engines with SmolLM2 behind a router, one question, and it
 # stays up. DEMO_ONCE=1 ends after the answer.
@@ -46,7 +46,7 @@ demo: $(VENV)/.installed  ## A streamed answer through two engines and a router 
 test: $(VENV)/.test  ## Unit and integration tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
-# The figures need a machine that does nothing else: apart from `test`.
+# Measurements need an idle machine, so this is not part of `test`.
 test-faults: $(VENV)/.test  ## Load, hostile input and faults, as figures with bounds: ten minutes
 	$(BIN)/python -m benchmarks.faults.run $(FAULTS_ARGS)
 
@@ -76,37 +76,37 @@ test-arm64:  ## Kernels for 64-bit Arm, on an emulated processor; needs g++-aarc
 	cmake --build build/arm64 --target compare_sets --parallel $(WORKERS)
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/arm64/compare_sets
 
-check: $(VENV)/.dev  ## What a change must pass besides the tests
+check: $(VENV)/.dev  ## Checks that a change must pass in addition to the tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h' 'csrc/*.cu')
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(VENV)/.dev  ## Bring all sources into shape
+format: $(VENV)/.dev  ## Format all sources
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.cpp' 'csrc/*.h' 'csrc/*.cu')
 
-fuzz: $(VENV)/.test  ## Made-up requests to every endpoint, then answers that must be equal, each for FUZZ_SECONDS
+fuzz: $(VENV)/.test  ## Generated requests to every endpoint, then comparisons of equivalent answers, each for FUZZ_SECONDS
 	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
 	$(BIN)/python -m tests.differential --seconds $(FUZZ_SECONDS)
 
-docs: $(VENV)/.docs  ## The site, in build/site; a link that leads nowhere is an error
+docs: $(VENV)/.docs  ## The site, in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: $(VENV)/.test  ## Figures of this machine beside its limits, and a roofline: minutes; BENCH_ARGS=--full
+bench: $(VENV)/.test  ## Measures this machine against its limits, with a roofline: minutes; BENCH_ARGS=--full
 	$(BIN)/python -m benchmarks.run $(BENCH_ARGS)
 
-bench-peers: $(VENV)/.test  ## The engine beside vLLM and llama.cpp; benchmarks/peers/setup.sh installs them
+bench-peers: $(VENV)/.test  ## The engine compared with vLLM and llama.cpp; benchmarks/peers/setup.sh installs them
 	$(BIN)/python -m benchmarks.peers.run $(BENCH_ARGS)
 
-bench-router: $(VENV)/.test  ## The router beside other routers
+bench-router: $(VENV)/.test  ## The router compared with other routers
 	$(BIN)/python -m benchmarks.router.run
 
-# As root where neither kind nor Docker is there. KEEP_CLUSTER=1 leaves the cluster up;
-# what it knew when a story failed is in build/e2e (or $E2E_ARTIFACTS).
-e2e: $(VENV)/.test  ## Stories on a real Kubernetes with the chart: minutes
+# Run as root if neither kind nor Docker is installed. KEEP_CLUSTER=1 leaves the cluster up;
+# artifacts of a failed test are in build/e2e (or $E2E_ARTIFACTS).
+e2e: $(VENV)/.test  ## Tests on a real Kubernetes with the chart: minutes
 	$(BIN)/python -m pytest $(E2E) $(E2E_ARGS)
 
 # As root where neither kind nor Docker is there; what it builds stays in ~/.cache/octavo/e2e.
@@ -142,7 +142,7 @@ $(VENV)/.test: $(VENV)/.installed
 	$(PIP) install --quiet $(EDITABLE) ".[test]"
 	@touch $@
 
-# The site needs nothing of ours.
+# The site needs none of our packages.
 $(VENV)/.docs: $(VENV)/bin/python pyproject.toml
 	$(PIP) install --quiet "mkdocs>=1.6" "mkdocs-material>=9.6"
 	@touch $@
