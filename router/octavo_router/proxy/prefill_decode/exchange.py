@@ -11,11 +11,12 @@ That holds until it has begun to answer: it may find only then that the other on
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from octavo_router.flow.retry import Failure
 from octavo_router.proxy import heads
-from octavo_router.proxy.exchange import AWAITING, CONNECTING, RELAYING, ProxyExchange
+from octavo_router.proxy.exchange import ProxyExchange
+from octavo_router.proxy.exchange_state import ExchangeState
 from octavo_router.proxy.failures import (
     FAILURE_OF,
     RESULT_OF,
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from octavo_router.proxy.upstreams import Upstream
     from octavo_router.routing.dispatcher import Lease
     from octavo_router.routing.request import RouteRequest
+
+# States of a stream whose engine may still be fetching the prompt's cache.
+_BEFORE_FIRST_EVENT: Final = (ExchangeState.AWAITING_HEAD, ExchangeState.RELAYING_EVENTS)
 
 
 class PrefillDecodeExchange(ProxyExchange):
@@ -85,7 +89,7 @@ class PrefillDecodeExchange(ProxyExchange):
             return
         there = self._proxy.upstreams.of(prompt.endpoint)
         lease.decision.prompt_at = there.lines.authority
-        self._state = CONNECTING
+        self._state = ExchangeState.CONNECTING
         deadline = now + self._proxy.first_token_s(self._request)
         self._connection.deadline = min(deadline, self._total_at)
         self._prompt, self._asking_at = prompt, now
@@ -180,7 +184,7 @@ class PrefillDecodeExchange(ProxyExchange):
     def _end_events(self) -> None:
         if self._fetches:
             self._let_go()
-        if self._state == RELAYING:
+        if self._state is ExchangeState.RELAYING_EVENTS:
             super()._end_events()
 
     def _let_go(self) -> None:
@@ -214,7 +218,7 @@ class PrefillDecodeExchange(ProxyExchange):
         if asking is None:
             # A stream that has not begun: an answer that comes whole may just be a long one.
             is_stuck = self._fetches and self._request.stream
-            if is_stuck and self._state in (AWAITING, RELAYING):
+            if is_stuck and self._state in _BEFORE_FIRST_EVENT:
                 try:
                     self._compute_here("a prompt's cache was not fetched in time")
                 except Exception:
