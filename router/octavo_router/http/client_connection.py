@@ -22,7 +22,11 @@ from octavo_router.http.deadlines import NEVER
 from octavo_router.http.request_head import RequestHead, too_large
 
 if TYPE_CHECKING:
-    from octavo_router.http.connection_settings import Shared
+    from collections.abc import Callable
+
+    from octavo_router.config.settings import LimitsConfig, TimeoutsConfig
+    from octavo_router.http.deadlines import DeadlineTick
+    from octavo_router.http.request_head import HeadParser
 
 HEAD, BODY, BUSY, LINGER, CLOSED = range(5)
 
@@ -77,6 +81,21 @@ class RequestHandler(Protocol):
         """A request was answered with an error here, under this id."""
 
 
+class ConnectionSettings(Protocol):
+    """What the connections of one process have in common; see connection_settings.Shared."""
+
+    service: RequestHandler
+    limits: LimitsConfig
+    timeouts: TimeoutsConfig
+    deadlines: DeadlineTick
+    loop: asyncio.AbstractEventLoop
+    parser: HeadParser
+    connections: set[ClientConnection]
+    max_connections: int
+    on_body: Callable[[int], None]
+    is_closing: bool
+
+
 class ClientConnection(asyncio.Protocol):
     """See the module. Hot: one for each connection, several calls for each request."""
 
@@ -86,7 +105,7 @@ class ClientConnection(asyncio.Protocol):
         "deadline", "has_begun", "head", "is_half_closed", "is_paused", "owner", "write",
     )  # fmt: skip
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: ConnectionSettings) -> None:
         self._shared = shared
         self._state = HEAD
         self._buffer = b""  # read and not used

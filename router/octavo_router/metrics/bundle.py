@@ -12,8 +12,12 @@ except ImportError:  # not built
     from octavo_router.metrics.columns import Sorter  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from octavo_router.metrics.counts import LabelledCounter, PoolCounts, RevisionCounts
-    from octavo_router.metrics.router_metrics import TenantCounts
+    from octavo_router.metrics.counts import (
+        LabelledCounter,
+        PoolCounts,
+        RevisionCounts,
+        TenantCounts,
+    )
 
 
 class RecordGroup(NamedTuple):

@@ -120,3 +120,14 @@ class ProcessCounts:
 
     loop_stalls: int = 0
     config_reloads: LabelledCounter = field(default_factory=LabelledCounter)  # (outcome)
+
+
+@dataclass(slots=True)
+class TenantCounts:
+    """What one tenant used."""
+
+    requests: int = 0
+    rejections: int = 0
+    queue_s: float = 0.0
+    prompt_tokens: int = 0
+    output_tokens: int = 0

@@ -5,20 +5,56 @@ The client library is imported where it is needed: a router that starts needs it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from octavo_engine.protocol import metric_names as names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from prometheus_client.core import Metric
 
-    from octavo_router.metrics.counts import PoolCounts
+    from octavo_router.metrics.counts import (
+        DiscoveryCounts,
+        EndpointCounts,
+        LabelledCounter,
+        PoolCounts,
+        ProcessCounts,
+        SignalCounts,
+        TenantCounts,
+    )
     from octavo_router.metrics.histogram import Histogram
-    from octavo_router.metrics.router_metrics import RouterMetrics
 
 Rows: TypeAlias = dict[tuple[str, ...], float]
+
+
+class RouterCounts(Protocol):
+    """The counts that are exposed; `RouterMetrics` holds them."""
+
+    now: Callable[[], float]
+    signals: SignalCounts
+    process: ProcessCounts
+    loop_lag: Histogram
+    discoveries: dict[str, DiscoveryCounts]
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def requests(self) -> LabelledCounter: ...
+
+    @property
+    def tokens(self) -> LabelledCounter: ...
+
+    @property
+    def pools(self) -> dict[str, PoolCounts]: ...
+
+    @property
+    def endpoints(self) -> dict[str, EndpointCounts]: ...
+
+    @property
+    def tenants(self) -> dict[str, TenantCounts]: ...
+
 
 # (metric, what it says, field of PoolCounts)
 _POOL_HISTOGRAMS = (
@@ -86,7 +122,7 @@ _POOL_TALLIES = (
 )
 
 
-def families(metrics: RouterMetrics) -> Iterator[Metric]:
+def families(metrics: RouterCounts) -> Iterator[Metric]:
     """All that is counted. Gauges read elsewhere are not among them."""
     from prometheus_client.core import InfoMetricFamily
 
@@ -140,7 +176,7 @@ def histogram(
     return family
 
 
-def _pools(metrics: RouterMetrics) -> Iterator[Metric]:
+def _pools(metrics: RouterCounts) -> Iterator[Metric]:
     pools = metrics.pools
     yield gauge(
         names.ROUTER_REQUESTS_RUNNING,
@@ -165,7 +201,7 @@ def _by_pool(pools: Mapping[str, PoolCounts], field: str) -> dict[tuple[str, ...
     return {(name,): getattr(pool, field) for name, pool in pools.items()}
 
 
-def _endpoints(metrics: RouterMetrics) -> Iterator[Metric]:
+def _endpoints(metrics: RouterCounts) -> Iterator[Metric]:
     picks: Rows = {
         (counts.pool, id_, policy): count
         for id_, counts in metrics.endpoints.items()
@@ -185,7 +221,7 @@ def _endpoints(metrics: RouterMetrics) -> Iterator[Metric]:
     )
 
 
-def _tenants(metrics: RouterMetrics) -> Iterator[Metric]:
+def _tenants(metrics: RouterCounts) -> Iterator[Metric]:
     tenants = metrics.tenants.items()
     tokens: Rows = {
         (name, kind): getattr(counts, f"{kind}_tokens")
@@ -213,7 +249,7 @@ def _tenants(metrics: RouterMetrics) -> Iterator[Metric]:
     yield counter(names.ROUTER_TENANT_TOKENS, "Tokens of a tenant.", ("tenant", "kind"), tokens)
 
 
-def _signals(metrics: RouterMetrics) -> Iterator[Metric]:
+def _signals(metrics: RouterCounts) -> Iterator[Metric]:
     signals = metrics.signals
     frames: Rows = {
         (kind,): getattr(signals, f"{kind}s") for kind in ("hello", "snapshot", "delta")
@@ -255,7 +291,7 @@ def _signals(metrics: RouterMetrics) -> Iterator[Metric]:
     )
 
 
-def _process(metrics: RouterMetrics) -> Iterator[Metric]:
+def _process(metrics: RouterCounts) -> Iterator[Metric]:
     process = metrics.process
     yield counter(
         names.ROUTER_CONFIG_RELOADS,

@@ -8,7 +8,6 @@ somebody asks (loads, queues, the index) is read then: sources give those gauges
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo_router.metrics import bundle
@@ -19,6 +18,7 @@ from octavo_router.metrics.counts import (
     PoolCounts,
     ProcessCounts,
     SignalCounts,
+    TenantCounts,
 )
 from octavo_router.metrics.exposition import families
 from octavo_router.metrics.histogram import LAG_BUCKETS, Histogram
@@ -34,17 +34,6 @@ if TYPE_CHECKING:
 
 UNKNOWN_MODEL = "unknown"
 BUNDLE = 64  # requests that are counted together
-
-
-@dataclass(slots=True)
-class TenantCounts:
-    """What one tenant used."""
-
-    requests: int = 0
-    rejections: int = 0
-    queue_s: float = 0.0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
 
 
 class RouterMetrics:

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from octavo_router.http.upstream_pool import OnItsWay
     from octavo_router.proxy.account import RequestAccount
     from octavo_router.proxy.events import EventRelay
+    from octavo_router.proxy.interfaces import ExchangeHost
     from octavo_router.proxy.paths import ProxiedPath
     from octavo_router.proxy.resume import StreamMemory
-    from octavo_router.proxy.service import Proxy
     from octavo_router.proxy.upstreams import Upstream
     from octavo_router.routing.dispatcher import Lease
     from octavo_router.routing.request import RouteRequest
@@ -76,7 +76,7 @@ class ProxyExchange:
 
     def __init__(
         self,
-        proxy: Proxy,
+        proxy: ExchangeHost,
         connection: ClientConnection,
         head: RequestHead,
         body: bytes,

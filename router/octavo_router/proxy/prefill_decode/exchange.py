@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from octavo_router.http.client_connection import ClientConnection
     from octavo_router.http.request_head import RequestHead
     from octavo_router.proxy.account import RequestAccount
+    from octavo_router.proxy.interfaces import ExchangeHost
     from octavo_router.proxy.paths import ProxiedPath
     from octavo_router.proxy.prefill_decode.engine_call import EngineReply
-    from octavo_router.proxy.service import Proxy
     from octavo_router.proxy.upstreams import Upstream
     from octavo_router.routing.dispatcher import Lease
     from octavo_router.routing.request import RouteRequest
@@ -56,7 +56,7 @@ class PrefillDecodeExchange(ProxyExchange):
 
     def __init__(
         self,
-        proxy: Proxy,
+        proxy: ExchangeHost,
         connection: ClientConnection,
         head: RequestHead,
         body: bytes,
