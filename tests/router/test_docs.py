@@ -55,7 +55,7 @@ def refusals() -> dict[tuple[int, str], set[bool]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
                 continue
-            if node.func.id not in ("Refused", "_refused") or len(node.args) < 2:
+            if node.func.id not in ("Rejected", "_refused") or len(node.args) < 2:
                 continue
             status, code = node.args[:2]
             if not isinstance(status, ast.Constant) or not isinstance(status.value, int):

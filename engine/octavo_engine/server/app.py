@@ -153,7 +153,7 @@ class EndpointHandler:
             raise
         except Exception:  # whatever nobody meant: the client learns that it is our fault, no more
             failure = "internal_error"
-            logger.exception("Broke on a request")
+            logger.exception("Unhandled error in request")
             await exchange.refuse(internal_error())
         finally:
             service.metrics.http_in_flight -= 1

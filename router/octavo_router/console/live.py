@@ -63,7 +63,7 @@ class Live:
 
     def __call__(self, request: Inbound) -> Reply:
         if self._num_viewers >= MAX_VIEWERS:
-            message = f"{MAX_VIEWERS} pages look at this router already."
+            message = f"{MAX_VIEWERS} console pages are already open on this router."
             raise Rejected(503, "too_many_viewers", message, retry_after_s=5.0)
         sources = self._sources
         tenant: str | None = None

@@ -78,7 +78,7 @@ class PickerRequestReader:
         request.session = head.session or scan.session
         needs_model = head.known_path is None or head.known_path.generates
         if not request.model and needs_model:
-            raise Rejected(400, "missing_model", "The request must name its model.", param="model")
+            raise Rejected(400, "missing_model", "model is required.", param="model")
         route = self._settle(request, subset)
         if route.upstream_model and scan.model_end:
             name = json.dumps(route.upstream_model).encode()

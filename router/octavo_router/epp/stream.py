@@ -379,7 +379,7 @@ class PickerStream:
 
     def _too_large(self) -> Rejected:
         limit = self._picker.max_body_bytes
-        return Rejected(413, "body_too_large", f"The body may have {limit} bytes at most.")
+        return Rejected(413, "body_too_large", f"The body must not be larger than {limit} bytes.")
 
 
 _PASS_ON: Final = messages.body_answer(messages.RESPONSE_BODY)

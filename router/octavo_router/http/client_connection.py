@@ -135,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=shared.limits.write_buffer_bytes, low=0)
         if len(shared.connections) >= shared.max_connections:
             error = Rejected(
-                503, "too_many_connections", "There are too many connections.",
+                503, "too_many_connections", "The router has too many open connections.",
                 retry_after_s=1.0, close=True,
             )  # fmt: skip
             self._refuse(error)
@@ -212,14 +212,14 @@ class ClientConnection(asyncio.Protocol):
             self.owner.client_too_slow()
             self._reset()
         elif state == BODY:
-            self._refuse(Rejected(408, "body_timeout", "The body came too slowly.", close=True))
+            self._refuse(Rejected(408, "body_timeout", "The body arrived too slowly.", close=True))
         elif state == LINGER:
             self.abort()
         elif state != HEAD or self.is_paused:  # the rest of the answer does not get away
             self._reset()
         elif self._buffer:
             self._refuse(
-                Rejected(408, "header_timeout", "The headers came too slowly.", close=True)
+                Rejected(408, "header_timeout", "The headers arrived too slowly.", close=True)
             )
         else:
             self._close()
@@ -435,9 +435,7 @@ class ClientConnection(asyncio.Protocol):
             if self._body_left > head.max_body_bytes:
                 raise too_large(head.max_body_bytes)
             if decoder.num_chunks > limits.max_body_chunks:
-                raise Rejected(
-                    400, "too_many_chunks", "The body comes in too many chunks.", close=True
-                )
+                raise Rejected(400, "too_many_chunks", "The body has too many chunks.", close=True)
             if not decoder.is_done:
                 return
             rest = decoder.rest

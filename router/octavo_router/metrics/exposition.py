@@ -88,7 +88,11 @@ _POOL_COUNTERS = (
         "predicted_tokens",
     ),
     (names.ROUTER_PREFIX_CACHED_TOKENS, "Of these, cached as reported.", "cached_tokens"),
-    (names.ROUTER_CLIENT_DISCONNECTS, "Clients gone before their answer.", "client_disconnects"),
+    (
+        names.ROUTER_CLIENT_DISCONNECTS,
+        "Clients that disconnected before their response.",
+        "client_disconnects",
+    ),
     (names.ROUTER_RETRIES, "Requests sent again to another engine.", "retries"),
     (names.ROUTER_EJECTIONS, "Endpoints set aside for their failures.", "ejections"),
     (
@@ -98,7 +102,7 @@ _POOL_COUNTERS = (
     ),
     (
         names.ROUTER_QUARANTINED_REQUESTS,
-        "Requests that are refused since two engines died of them.",
+        "Requests refused because two engines died while processing them.",
         "quarantined",
     ),
 )
@@ -258,7 +262,7 @@ def _signals(metrics: RouterCounts) -> Iterator[Metric]:
     yield counter(names.ROUTER_SIGNAL_FRAMES, "Frames of engines' streams.", ("kind",), frames)
     yield counter(
         names.ROUTER_SIGNAL_BYTES,
-        "Residency told by engines' deltas.",
+        "Residency changes that engines reported.",
         ("kind",),
         {("stored",): signals.stored_bytes, ("evicted",): signals.evicted_bytes},
     )

@@ -485,7 +485,9 @@ class ProxyExchange:
 
     def broke(self) -> None:
         """A mistake of ours must not leave a client waiting, nor anything reserved."""
-        logger.exception("Broke on a request", extra={"request_id": self._request.request_id})
+        logger.exception(
+            "Unhandled error in request", extra={"request_id": self._request.request_id}
+        )
         if self._state.is_closed:
             if self._connection.owner is self:
                 self._connection.owner = None

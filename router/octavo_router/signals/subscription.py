@@ -230,7 +230,7 @@ class Subscription:
         keeps_state = isinstance(error, StreamBroken) and kind != "silence"
         if keeps_state and endpoint.told_state in ("ready", "draining"):
             # What was told is void, but it talks: it stays in rotation without its prefixes.
-            logger.warning("Lost track of an engine", extra=self._fields(error))
+            logger.warning("Lost the state stream of an engine", extra=self._fields(error))
             return
         was = endpoint.told_state
         self._set_state(endpoint, "connecting" if was == "connecting" else "down", str(error))

@@ -203,7 +203,7 @@ class _Work:
             self._turn.rename(error)
             self._fail(error)
         except Exception:
-            logger.exception("Broke on a request", extra={"response_id": response.id})
+            logger.exception("Unhandled error in request", extra={"response_id": response.id})
             self._fail(internal_error())
         finally:
             if self._stored.log is not None:
