@@ -70,7 +70,8 @@ class ProxyExchange:
 
     __slots__ = (
         "_account", "_answer", "_body", "_connecting", "_connection", "_head", "_key", "_memory",
-        "_num_told", "_path", "_pieces", "_proxy", "_relay", "_request", "_size", "_state",
+        "_num_relayed_before", "_path", "_pieces", "_proxy", "_relay", "_request", "_size",
+        "_state",
         "_total_at", "_tries", "_turn", "_unproven_at", "_upstream", "_upstream_head", "_waiting",
     )  # fmt: skip
 
@@ -95,7 +96,7 @@ class ProxyExchange:
         self._total_at = account.total_at
         self._key = key_of(request.pool, path.path, body)  # for the quarantine
         self._unproven_at = ""  # the endpoint where an attempt has come to nothing yet
-        self._num_told = 0  # tokens of the answer when it went there
+        self._num_relayed_before = 0  # tokens of the answer when it went there
         self._state = ExchangeState.WAITING
         self._waiting: QueuedRequest | None = None
         self._turn: asyncio.Task[None] | None = None
@@ -177,7 +178,7 @@ class ProxyExchange:
             return
         self._account.lease = lease  # whatever comes now, it is given back
         self._unproven_at = lease.endpoint.spec.id
-        self._num_told = self._memory.num_tokens if self._memory is not None else 0
+        self._num_relayed_before = self._memory.num_tokens if self._memory is not None else 0
         proxy.quarantine.begin(self._key, self._unproven_at)
         upstream = proxy.upstreams.of(lease.endpoint)
         self._account.begin_attempt(lease, upstream.lines, now)
@@ -262,7 +263,7 @@ class ProxyExchange:
             self.on_head(head)
             if body and self._state.is_receiving:  # else it was no answer
                 self.on_body(body)
-        except Exception:  # the engine's connection has gone back: nobody else would notice
+        except Exception:  # the engine's connection has gone back: nothing else would notice
             self.broke()
             return
         if self._upstream_head is head and self._state.is_receiving:
@@ -345,7 +346,7 @@ class ProxyExchange:
         memory = self._memory
         if not streams.was_seen(memory, self._relay):
             return
-        if memory is not None and memory.num_tokens <= self._num_told:
+        if memory is not None and memory.num_tokens <= self._num_relayed_before:
             return
         self._unproven_at = ""
         self._proxy.quarantine.answered(
@@ -395,7 +396,7 @@ class ProxyExchange:
     # -- failing
 
     def _fail(self, failure: Failure) -> None:
-        """The attempt is lost: repeat, resume or tell the client."""
+        """The attempt is lost: repeat, resume or report it to the client."""
         if self._repeat(failure):
             return
         memory = self._memory
@@ -409,7 +410,7 @@ class ProxyExchange:
     def _repeat(self, failure: Failure, *, retry_after: bytes = b"", is_dead: bool = False) -> bool:
         """Tries again where that is safe and affordable. The old attempt is cancelled first.
 
-        `is_dead`: the engine says that it has died. False: the client must be told.
+        `is_dead`: the engine says that it has died. False: the client gets an error.
         """
         self._abort_upstream()
         if self._tries is None:
@@ -507,8 +508,8 @@ class ProxyExchange:
     ) -> None:
         self._release_attempt()
         self._account.record.code = error.code
-        is_told = self._answer.fail(error)
-        self._finish(result, outcome, is_cut=not is_told)
+        is_delivered = self._answer.fail(error)
+        self._finish(result, outcome, is_cut=not is_delivered)
 
     # -- the client
 
@@ -554,7 +555,7 @@ class ProxyExchange:
             self._give_up(error, "refused")
 
     def _give_sign(self, now: float) -> None:
-        """Tells a client that its stream has to wait, and how it stands."""
+        """Sends a progress comment to a client whose stream has to wait."""
         if not self._answer.has_begun:
             self._answer.begin_events()
         self._answer.comment(self._proxy.progress(self._request.pool, now - self._account.began_at))
