@@ -42,7 +42,10 @@ _OVERLOADS: Final[tuple[tuple[impatient_clients.Story, bool], ...]] = (
 )  # fmt: skip
 _HOSTILE_S: Final = 3.0  # of each kind
 _TESTS_S: Final = 240.0
-_POISON: Final = ("tests/router/proxy/test_quarantine.py", "tests/router/proxy/test_last_engine.py")
+_POISON: Final = (
+    "tests/router/proxy/test_quarantine.py",
+    "tests/router/proxy/test_single_engine_pool.py",
+)
 _DRAINS: Final = (
     "tests/router/test_with_engines.py::test_an_engine_that_must_go_loses_nothing",
     "tests/router/test_with_engines.py::test_sigterm_of_the_router_ends_no_stream",

@@ -352,7 +352,7 @@ class App:
         try:
             reconfigure(self.dispatcher, merged, self._rng)
         except ConfigInvalid as error:
-            logger.warning("Passed over how a pool wants to be routed: %s", error)
+            logger.warning("Ignored a pool's routing settings: %s", error)
         self.models.replace(merged.models, self._claims())
 
     def _merged(self, config: RouterConfig) -> RouterConfig:
@@ -362,12 +362,12 @@ class App:
         for name, route in routes.items():
             if route.policy and route.policy not in policies:
                 logger.warning(
-                    "Passed over a policy that this router does not have",
+                    "Ignored an unknown routing policy",
                     extra={"pool": name, "policy": route.policy},
                 )
         for name, model, owner in foreign_claims(routes):
             logger.warning(
-                "Passed over a model name that another namespace has claimed before",
+                "Ignored a model name that belongs to another namespace",
                 extra={"pool": name, "model": model, "owner": owner},
             )
         pools = discovered_pools(routes, config, policies)

@@ -32,22 +32,22 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[Endpoint], float | None]], ...
     ),
     (
         names.ROUTER_ENDPOINT_RUNNING,
-        "Sequences it computes, as told.",
+        "Sequences that the engine reports as running.",
         lambda endpoint: _told(endpoint, endpoint.load.running),
     ),
     (
         names.ROUTER_ENDPOINT_WAITING,
-        "Sequences that wait there, as told.",
+        "Sequences that the engine reports as waiting.",
         lambda endpoint: _told(endpoint, endpoint.load.waiting),
     ),
     (
         names.ROUTER_ENDPOINT_QUEUED_TOKENS,
-        "Prompt tokens not yet computed there, as told.",
+        "Prompt tokens that the engine reports as not yet computed.",
         lambda endpoint: _told(endpoint, endpoint.load.queued_tokens),
     ),
     (
         names.ROUTER_ENDPOINT_KV_USAGE_PERC,
-        "Share of its KV blocks in use, as told; 1 is full.",
+        "Share of KV blocks that the engine reports as used; 1 is full.",
         lambda endpoint: _told(endpoint, endpoint.load.kv_usage),
     ),
 )
@@ -92,7 +92,7 @@ def make_gauges(
             yield _by_endpoint(name, text, endpoints, value)
         yield _by_endpoint(
             names.ROUTER_ENDPOINT_SIGNAL_AGE_SECONDS,
-            "Time since it last told its load.",
+            "Time since the engine last reported its load.",
             endpoints,
             lambda endpoint: None if endpoint.load_at is None else now() - endpoint.load_at,
         )

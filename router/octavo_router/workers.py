@@ -107,7 +107,7 @@ class WorkerSupervisor:
             threading.Thread(target=_end_with_parent, args=(reading,), daemon=True).start()
             code = self.run_worker(number, lambda: _announce(told))
         except BaseException:  # whatever it is, the parent's stack must not run twice
-            logger.exception("A worker broke")
+            logger.exception("Unhandled error in a worker")
         finally:
             logging.shutdown()
             os._exit(code)

@@ -205,7 +205,7 @@ class AutoscaledPool:
         for pod in self._pods:
             if not pod.is_leaving or pod.ended_at is not None:
                 continue
-            if pod.endpoint.told_state != "draining":
+            if pod.endpoint.reported_state != "draining":
                 self.num_left_busy += pod.endpoint.in_flight > 0
                 self._router.registry.report(pod.endpoint, "draining", "it is being deleted")
             if not pod.endpoint.in_flight:

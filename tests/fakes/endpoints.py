@@ -76,7 +76,7 @@ def make_spec(number: int, *, pool: str = "pool", **fields: Any) -> EndpointSpec
 
 def make_endpoint(number: int = 0, **fields: Any) -> Endpoint:
     """One by itself, ready and idle."""
-    endpoint = Endpoint(make_spec(number), state="ready", told_state="ready", names=("model",))
+    endpoint = Endpoint(make_spec(number), state="ready", reported_state="ready", names=("model",))
     for name, value in fields.items():
         setattr(endpoint, name, value)
     return endpoint

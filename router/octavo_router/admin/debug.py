@@ -160,31 +160,39 @@ class Debug:
     def _route(self, request: Inbound) -> dict[str, Any]:
         """What would become of this body, sent to `?path=`; nothing is sent or reserved."""
         path = request.parameter("path") or "/v1/chat/completions"
-        asked = self._understand(path, request.body)
+        route_request = self._understand(path, request.body)
         registry, dispatcher = self._dispatcher.registry, self._dispatcher
-        if not asked.prompt_tokens:
-            asked.prompt_tokens = dispatcher.token_rates.estimate(asked.pool, asked.prompt_bytes)
-        found = registry.candidates(asked.pool, asked.revision)
-        policy = dispatcher.policies.of(asked.pool)
+        if not route_request.prompt_tokens:
+            route_request.prompt_tokens = dispatcher.token_rates.estimate(
+                route_request.pool, route_request.prompt_bytes
+            )
+        found = registry.candidates(route_request.pool, route_request.revision)
+        policy = dispatcher.policies.of(route_request.pool)
         shown: dict[str, Any] = {
-            "model": asked.model,
-            "pool": asked.pool,
-            "revision": asked.revision,
-            "adapter": asked.adapter,
+            "model": route_request.model,
+            "pool": route_request.pool,
+            "revision": route_request.revision,
+            "adapter": route_request.adapter,
             "policy": policy.name,
-            "prompt_tokens": asked.prompt_tokens,
-            "num_keys": len(asked.keys) // 8,
+            "prompt_tokens": route_request.prompt_tokens,
+            "num_keys": len(route_request.keys) // 8,
             "keys": [
-                asked.keys[at : at + 8][::-1].hex()
-                for at in range(0, min(len(asked.keys), 8 * MAX_SHOWN_KEYS), 8)
+                route_request.keys[at : at + 8][::-1].hex()
+                for at in range(0, min(len(route_request.keys), 8 * MAX_SHOWN_KEYS), 8)
             ],
             "is_panic": found.is_panic,
         }
-        adapter = "" if policy.places_adapters else asked.adapter
-        endpoints, slots = narrow(asked, found.endpoints, found.slots, (), adapter)
+        adapter = "" if policy.places_adapters else route_request.adapter
+        endpoints, slots = narrow(route_request, found.endpoints, found.slots, (), adapter)
         if not endpoints:
             return shown | {"endpoint": None, "reason": "no engine of the pool may be used"}
-        matched = self._index.match(asked.keys, slots) if asked.keys else [0] * len(endpoints)
-        at = policy.pick(asked, endpoints, matched)
-        scores = policy.explain(asked, endpoints, matched)
-        return shown | describe(asked, policy.name, policy.reason, endpoints, matched, scores, at)
+        matched = (
+            self._index.match(route_request.keys, slots)
+            if route_request.keys
+            else [0] * len(endpoints)
+        )
+        at = policy.pick(route_request, endpoints, matched)
+        scores = policy.explain(route_request, endpoints, matched)
+        return shown | describe(
+            route_request, policy.name, policy.reason, endpoints, matched, scores, at
+        )

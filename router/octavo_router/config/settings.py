@@ -58,7 +58,7 @@ class ServerConfig:
         flag="drain-timeout",
     )  # fmt: skip
     accept_while_draining_s: float = setting(
-        5.0, "How long new requests are still taken after SIGTERM, until nobody sends any.",
+        5.0, "How long new requests are still taken after SIGTERM, until none arrive.",
         unit="s", low=0.0,
     )  # fmt: skip
     log_level: str = setting(
@@ -108,8 +108,8 @@ class ServerConfig:
         flag="state-token", is_secret=True,
     )  # fmt: skip
     open_state: bool = setting(
-        False, "Tell /octavo/v1/state to everybody, where no state_token is set: for networks that "
-        "only the operator and clients reach.",
+        False, "Serve /octavo/v1/state to everybody, where no state_token is set: for networks "
+        "that only the operator and clients reach.",
     )  # fmt: skip
     replica: str = setting(
         "", "Name of this replica towards the operator; default: the host name.", flag="replica"
@@ -228,12 +228,12 @@ class UpstreamConfig:
         "", "http(s)://host:port, and a path if its API is below one: https://host/openai/v1"
     )
     key: str = setting(
-        "", "API key that it asks for, and that is shown to nobody else; default: engine_key.",
+        "", "API key that the upstream requires, sent nowhere else; default: engine_key.",
         is_secret=True,
     )  # fmt: skip
     key_env: str = setting("", "Environment variable that holds it.")
     is_foreign: bool = setting(
-        False, "Somebody else's: neither engine_key nor a client's key is sent there."
+        False, "A third party's server: neither engine_key nor a client's key is sent there."
     )
     pool: str = setting("default", "Pool it belongs to.")
     names: tuple[str, ...] = setting((), "Models it serves; default: ask it.")
@@ -243,7 +243,9 @@ class UpstreamConfig:
         choices=("", "octavo", "openai"),
     )  # fmt: skip
     role: str = setting("both", "What it does.", choices=("both", "prefill", "decode"))
-    is_dns: bool = setting(False, "Every address of the host name is an engine; asked again often.")
+    is_dns: bool = setting(
+        False, "Every address of the host name is an engine; resolved again often."
+    )
     kv_events: str = setting(
         "", "Of a plain server: where it publishes KV events (tcp://host:5557)."
     )
@@ -318,7 +320,7 @@ class RoutingConfig:
     pools: tuple[PoolConfig, ...] = setting((), "Pools with their own policy.")
     profiles: tuple[ProfileConfig, ...] = setting((), "Policies of your own.")
     shadows: tuple[str, ...] = setting(
-        (), "Policies that are asked on a sample of requests and compared, never followed.",
+        (), "Policies that are evaluated on a sample of requests and compared, never followed.",
         flag="shadow-policies",
     )  # fmt: skip
     sample_every: int = setting(
@@ -364,7 +366,7 @@ class BackendConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorConfig:
-    """Copies of requests whose answers nobody sees."""
+    """Copies of requests whose responses are discarded."""
 
     pool: str = setting("", "Pool that gets the copies.")
     revision: str = setting("", "Only endpoints of this revision.")
@@ -381,7 +383,7 @@ class ServedModelConfig:
         (), "Who serves it, by weight; default: discovered."
     )
     mirrors: tuple[MirrorConfig, ...] = setting((), "Who gets copies.")
-    adapters: tuple[str, ...] = setting((), "LoRA adapters that its engines can load when asked.")
+    adapters: tuple[str, ...] = setting((), "LoRA adapters that its engines can load on request.")
     hidden: bool = setting(False, "Leave it out of /v1/models.")
 
 
@@ -414,7 +416,7 @@ class FlowConfig:
     """Who may send how much, and who waits."""
 
     keys: tuple[KeyConfig, ...] = setting(
-        (), "API keys. None, here and in keys_file: no keys asked."
+        (), "API keys. None, here and in keys_file: no key is required."
     )
     keys_file: str = setting(
         "", "YAML file with a list `keys`, read again when it changes.", flag="keys-file"
@@ -426,7 +428,7 @@ class FlowConfig:
     )  # fmt: skip
     fairness_header: str = setting(
         "x-llm-d-inference-fairness-id",
-        "Names the tenant where no keys are asked; only its share depends on it.",
+        "Names the tenant where no keys are required; only its share depends on it.",
     )
     max_queue: int = setting(1000, "Requests waiting, per pool.", low=0, flag="max-queue")
     max_queue_bytes: int = setting(
@@ -447,7 +449,7 @@ class FlowConfig:
         1.25, "An endpoint is full at this many times its max_num_seqs.", low=0.1
     )
     max_in_flight: int = setting(
-        256, "Requests at an endpoint that does not tell its max_num_seqs.", low=1
+        256, "Requests at an endpoint that does not report its max_num_seqs.", low=1
     )
     output_weight: float = setting(
         2.0, "What an output token counts in fairness, in prompt tokens.", low=0.0
@@ -551,7 +553,7 @@ class TracingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """Everything `octavo router` can be told."""
+    """Every setting of `octavo router`."""
 
     server: ServerConfig = field(default_factory=ServerConfig)  # Listening, logging, ending.
     limits: LimitsConfig = field(default_factory=LimitsConfig)  # Bounds of the client side.

@@ -58,12 +58,12 @@ class Live:
         sources.metrics.on_counted = self._recent.take
 
     def close(self) -> None:
-        """The router goes: pages are told to look for another one."""
+        """The router goes: pages receive a message to reconnect elsewhere."""
         self._ended.set()
 
     def __call__(self, request: Inbound) -> Reply:
         if self._num_viewers >= MAX_VIEWERS:
-            message = f"{MAX_VIEWERS} pages look at this router already."
+            message = f"{MAX_VIEWERS} console pages are already open on this router."
             raise Rejected(503, "too_many_viewers", message, retry_after_s=5.0)
         sources = self._sources
         tenant: str | None = None
@@ -134,7 +134,7 @@ class Live:
         }
 
     def _endpoint(self, endpoint: Endpoint) -> dict[str, Any]:
-        load, told = endpoint.load, endpoint.load_at is not None
+        load, has_load = endpoint.load, endpoint.load_at is not None
         return {
             "id": endpoint.id,
             "url": endpoint.spec.address.url,
@@ -146,8 +146,8 @@ class Live:
             "reason": str(endpoint.progress or endpoint.reason),
             "loading": endpoint.loading,
             "in_flight": endpoint.in_flight,
-            "running": load.running if told else None,
-            "waiting": load.waiting if told else None,
-            "kv_usage": round(load.kv_usage, 4) if told else None,
+            "running": load.running if has_load else None,
+            "waiting": load.waiting if has_load else None,
+            "kv_usage": round(load.kv_usage, 4) if has_load else None,
             "prefixes": self._sources.index.num_keys(endpoint.slot) if endpoint.slot >= 0 else 0,
         }

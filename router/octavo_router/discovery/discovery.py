@@ -85,7 +85,9 @@ class Discovery:
                 await source.run(lambda found: self._publish(source.name, found))
             except Exception:
                 self._metrics.discovery(source.name).errors += 1
-                logger.exception("Stumbled in a source of endpoints", extra={"source": source.name})
+                logger.exception(
+                    "Unhandled error in an endpoint source", extra={"source": source.name}
+                )
             await asyncio.sleep(STUMBLE_PAUSE_S * (0.5 + random.random()))
 
     def _publish(self, name: str, found: Found) -> None:
@@ -99,7 +101,7 @@ class Discovery:
         if before is None or found.pools != before.pools:
             self._on_pools(self.pools)
         logger.info(
-            "Took in endpoints",
+            "Updated endpoints",
             extra={
                 "source": name,
                 "endpoints": len(found.specs),

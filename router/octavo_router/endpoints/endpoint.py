@@ -82,7 +82,7 @@ class Endpoint:
     pending_tokens: int = 0  # uncached prompt tokens of those without a first token
 
     # the state's two sources; the registry derives `state` from them
-    told_state: State = "connecting"  # by signals and discovery
+    reported_state: State = "connecting"  # by signals and discovery
     is_ejected: bool = False  # by health: its answers were bad
     ejected_for: str = ""  # why, in words
     share: float = 1.0  # of a fair load while it starts slowly, else 1

@@ -48,7 +48,7 @@ class Change(NamedTuple):
 
 Subscriber = Callable[[Change], None]
 
-NOBODY = Candidates([], [])
+NO_CANDIDATES = Candidates([], [])
 
 
 class Registry:
@@ -110,7 +110,7 @@ class Registry:
         """What signals know of an endpoint's state. Terminating ones stay draining."""
         if endpoint.spec.is_terminating and state in ("ready", "connecting"):
             state, reason = "draining", "it is being deleted"
-        endpoint.told_state = state
+        endpoint.reported_state = state
         self._settle(endpoint, reason)
 
     def eject(self, endpoint: Endpoint, reason: str) -> None:
@@ -202,7 +202,7 @@ class Registry:
     def _remove(self, endpoint: Endpoint) -> None:
         del self.endpoints[endpoint.id]
         self._leave_pool(endpoint, endpoint.pool)
-        endpoint.state = endpoint.told_state = "down"
+        endpoint.state = endpoint.reported_state = "down"
         endpoint.reason = "it is gone"
         if self._index is not None:
             self._index.drop_slot(endpoint.slot)
@@ -218,9 +218,9 @@ class Registry:
         return next((specs[id_] for specs in self._sources.values() if id_ in specs), None)
 
     def _settle(self, endpoint: Endpoint, reason: str) -> None:
-        told = endpoint.told_state
-        state: State = told
-        if endpoint.is_ejected and told == "ready":
+        reported = endpoint.reported_state
+        state: State = reported
+        if endpoint.is_ejected and reported == "ready":
             state, reason = "ejected", endpoint.ejected_for  # whatever brought it back
         if endpoint.state == state:
             endpoint.reason = reason or endpoint.reason
@@ -242,7 +242,7 @@ class Registry:
         is_panic = not ready
         chosen = ready or [endpoint for endpoint in members if endpoint.state == "ejected"]
         if not chosen:
-            return NOBODY
+            return NO_CANDIDATES
         return Candidates(chosen, [endpoint.slot for endpoint in chosen], is_panic)
 
     def _members(self, pool: str, revision: str) -> list[Endpoint]:

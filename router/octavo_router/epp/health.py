@@ -52,11 +52,11 @@ class PickerHealth:
         self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]
     ) -> AsyncIterator[bytes]:
         service = await _service(data, context)
-        told = 0
+        sent = 0
         while not self.is_over:
             status = self.status(service)
-            if status != told:
-                told = status
+            if status != sent:
+                sent = status
                 yield number_field(1, status)
             await asyncio.sleep(_LOOK_S)
 

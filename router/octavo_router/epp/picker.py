@@ -104,18 +104,18 @@ class Picker:
     def place_prompt(
         self,
         head: PickerHead,
-        asked: PlaceableRequest,
+        placeable: PlaceableRequest,
         lease: Lease,
         subset: tuple[str, ...] | None,
     ) -> Lease | None:
         """An engine to compute the prompt, where a sidecar shall fetch it; None: the answering one
         does."""
-        path, request = head.known_path, asked.request
+        path, request = head.known_path, placeable.request
         if (
             path is None
             or not path.hands_over
             or not self.dispatcher.wants_prompt(lease)
-            or prompt_question(asked.body, request) is None
+            or prompt_question(placeable.body, request) is None
         ):
             return None
         found = self._registry.prefillers(request.pool, request.revision).endpoints

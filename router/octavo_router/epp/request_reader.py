@@ -78,7 +78,7 @@ class PickerRequestReader:
         request.session = head.session or scan.session
         needs_model = head.known_path is None or head.known_path.generates
         if not request.model and needs_model:
-            raise Rejected(400, "missing_model", "The request must name its model.", param="model")
+            raise Rejected(400, "missing_model", "model is required.", param="model")
         route = self._settle(request, subset)
         if route.upstream_model and scan.model_end:
             name = json.dumps(route.upstream_model).encode()
@@ -123,7 +123,7 @@ class PickerRequestReader:
             return
         request.subset = self._may_choose(request, subset)
         if not request.subset:
-            raise nobody("None of the endpoints that the gateway offers is ready.")
+            raise no_endpoints("None of the endpoints that the gateway offers is ready.")
 
     def _may_choose(self, request: RouteRequest, subset: tuple[str, ...]) -> tuple[str, ...]:
         return within(subset, self._registry.routable(request.pool, request.revision))
@@ -133,7 +133,7 @@ class PickerRequestReader:
             endpoints = self._registry.routable(pool)
             if within(subset, endpoints) if subset is not None else endpoints:
                 return pool
-        raise nobody("No engine is ready.")
+        raise no_endpoints("No engine is ready.")
 
     def _learn_adapters(self) -> None:
         """Names that mean an adapter: it is part of what a prefix is."""
@@ -142,6 +142,6 @@ class PickerRequestReader:
         self._adapters = {name: name for endpoint in endpoints for name in endpoint.adapters}
 
 
-def nobody(message: str) -> Rejected:
-    """Nobody may serve it now."""
+def no_endpoints(message: str) -> Rejected:
+    """No endpoint may serve it now."""
     return Rejected(503, "no_endpoints", message, retry_after_s=_NO_ENDPOINTS_RETRY_S)

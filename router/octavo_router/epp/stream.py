@@ -1,4 +1,4 @@
-"""One ext_proc stream: what the gateway tells of one request, and what it is answered.
+"""One ext_proc stream: the gateway's messages about one request, and the replies.
 
     request headers ─► request body ─► placed ─► response headers ─► response body ─► over
                   no body: placed at once          how the answer goes settles the lease
@@ -25,7 +25,7 @@ from octavo_router.epp.head import DESTINATION, PREFILLER
 from octavo_router.epp.hints import NAMESPACE, read_failure, read_served, read_subset
 from octavo_router.epp.placed_request import Placed
 from octavo_router.epp.refusals import refusal, status_of
-from octavo_router.epp.request_reader import nobody
+from octavo_router.epp.request_reader import no_endpoints
 from octavo_router.epp.wire import ProtobufError
 from octavo_router.errors import Rejected
 from octavo_router.flow.admission import Ticket
@@ -155,7 +155,7 @@ class PickerStream:
     async def _take_body(self, content: bytes) -> None:
         mode = self._protocol.request_body
         if self._placed is not None:
-            # Behind what was placed: a body that nobody asked for goes on as it is.
+            # Behind what was placed: a body that was not requested goes on as it is.
             await self._write(
                 messages.streamed_answer(messages.REQUEST_BODY, content)
                 if mode in _DUPLEX
@@ -173,13 +173,13 @@ class PickerStream:
             return
         if mode == messages.BUFFERED_PARTIAL and not is_end:
             raise self._too_large()  # the gateway has cut it
-        asked = await self._place(b"".join(self._chunks))
+        placeable = await self._place(b"".join(self._chunks))
         self._chunks.clear()
         await self._write(
             messages.body_answer(
                 messages.REQUEST_BODY,
-                asked.body if asked.is_rewritten else None,
-                set_headers=self._request_headers(asked if asked.is_rewritten else None),
+                placeable.body if placeable.is_rewritten else None,
+                set_headers=self._request_headers(placeable if placeable.is_rewritten else None),
                 metadata=self._destination(),
                 clear_route_cache=True,
             )
@@ -193,10 +193,10 @@ class PickerStream:
         await self._write(messages.trailers_answer(messages.REQUEST_TRAILERS))
 
     async def _place_streamed(self, *, has_trailers: bool) -> None:
-        asked = await self._place(b"".join(self._chunks))
+        placeable = await self._place(b"".join(self._chunks))
         self._chunks.clear()
-        await self._write(self._headers_answer(asked))
-        body = asked.body
+        await self._write(self._headers_answer(placeable))
+        body = placeable.body
         for at in range(0, len(body) or 1, PIECE_BYTES):
             stop = at + PIECE_BYTES
             piece = messages.streamed_piece(
@@ -209,15 +209,15 @@ class PickerStream:
         picker, record, head, tenant = self._picker, self._record, self._head, self._tenant
         if head is None or tenant is None:
             raise Rejected(400, "bad_request", "The gateway sent a body without headers.")
-        asked = picker.asker.ask(head, body, self._subset, tenant.limits)
-        request = asked.request
+        placeable = picker.asker.ask(head, body, self._subset, tenant.limits)
+        request = placeable.request
         request.tenant = tenant.name
-        record.model, record.is_known_model = request.model, asked.is_known
+        record.model, record.is_known_model = request.model, placeable.is_known
         record.pool, record.revision = request.pool, request.revision
         record.is_stream = request.stream
         record.request_bytes = len(body)
         ticket = None
-        if asked.must_queue:
+        if placeable.must_queue:
             deadline = self._began_at + picker.config.timeouts.total_s
             entry = picker.gate.admit(request, tenant, num_bytes=len(body), deadline=deadline)
             ticket = entry if isinstance(entry, Ticket) else await self._wait(entry)
@@ -229,7 +229,7 @@ class PickerStream:
             if lease is None and ticket is not None:
                 ticket.release()
         if lease is None:
-            raise nobody("No engine is ready to serve this model.")
+            raise no_endpoints("No engine is ready to serve this model.")
         record.pick_s = time.monotonic() - began_at
         record.queue_s = began_at - self._began_at if ticket is not None and ticket.cost else 0.0
         record.attempts = 1
@@ -237,12 +237,12 @@ class PickerStream:
         record.predicted_tokens = lease.decision.matched_tokens
         record.endpoint = lease.endpoint.spec.address.authority
         record.endpoint_id = lease.endpoint.id
-        prompt = picker.place_prompt(head, asked, lease, self._subset)
+        prompt = picker.place_prompt(head, placeable, lease, self._subset)
         self._placed = Placed(picker.dispatcher, lease, ticket, record, self._began_at, prompt)
         if head.explain:
             line = explanation(lease.decision)
             self._explanation = line.partition(b": ")[2].rstrip(b"\r\n")
-        return asked
+        return placeable
 
     async def _wait(self, entry: QueuedRequest) -> Ticket:
         """For its turn, or for the gateway's losing interest, whichever comes first."""
@@ -268,7 +268,7 @@ class PickerStream:
             raise
         return await entry
 
-    # -- what the gateway is told of the destination
+    # -- what the gateway learns of the destination
 
     @property
     def _decision(self) -> Decision:
@@ -283,22 +283,22 @@ class PickerStream:
         value = ",".join(endpoint.spec.address.authority for endpoint in endpoints)
         return {NAMESPACE: {DESTINATION: value}}
 
-    def _request_headers(self, asked: PlaceableRequest | None) -> list[Pair]:
+    def _request_headers(self, placeable: PlaceableRequest | None) -> list[Pair]:
         value = self._destination()[NAMESPACE][DESTINATION]
         pairs: list[Pair] = [(DESTINATION.encode(), value.encode())]
         if prompt_at := self._decision.prompt_at:
             pairs.append((PREFILLER, prompt_at.encode()))
         if self._head is not None and self._head.is_named_here:
             pairs.append((REQUEST_ID_HEADER.encode(), self._head.request_id.encode()))
-        if asked is not None:
+        if placeable is not None:
             # Envoy sends what it streams without a length; other gateways keep this one.
-            pairs.append((b"content-length", b"%d" % len(asked.body)))
+            pairs.append((b"content-length", b"%d" % len(placeable.body)))
         return pairs
 
-    def _headers_answer(self, asked: PlaceableRequest | None) -> bytes:
+    def _headers_answer(self, placeable: PlaceableRequest | None) -> bytes:
         head = self._head
         assert head is not None
-        wanted = self._request_headers(asked)
+        wanted = self._request_headers(placeable)
         written = {name for name, _ in wanted}  # over whatever is there
         return messages.headers_answer(
             messages.REQUEST_HEADERS,
@@ -379,7 +379,7 @@ class PickerStream:
 
     def _too_large(self) -> Rejected:
         limit = self._picker.max_body_bytes
-        return Rejected(413, "body_too_large", f"The body may have {limit} bytes at most.")
+        return Rejected(413, "body_too_large", f"The body must not be larger than {limit} bytes.")
 
 
 _PASS_ON: Final = messages.body_answer(messages.RESPONSE_BODY)

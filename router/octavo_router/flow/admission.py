@@ -375,8 +375,8 @@ class AdmissionGate:
             raise Rejected(
                 503,
                 "queue_full",
-                f"All engines are busy, and {queue.num_waiting} requests wait: this one would come "
-                f"{shortfall_s:.1f} s too late.",
+                f"All engines are busy, and {queue.num_waiting} requests are waiting: this "
+                f"one would miss its deadline by {shortfall_s:.1f} s.",
                 retry_after_s=retry_after_s(shortfall_s),
             )
 
@@ -426,9 +426,9 @@ class AdmissionGate:
         return Rejected(
             503,
             "queue_timeout",
-            "All engines stayed busy for as long as a request may wait."
+            "All engines stayed busy for the longest time that a request may wait."
             if not is_late
-            else "All engines stayed busy for so long that the answer would come too late.",
+            else "All engines stayed busy for so long that the response would miss its deadline.",
             retry_after_s=self._drain_s(key),
         )
 

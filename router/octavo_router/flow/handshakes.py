@@ -102,4 +102,4 @@ class TlsListener:
                 self._make_protocol, sock, ssl=self.context, ssl_handshake_timeout=limit_s
             )
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
-            logger.debug("No handshake: %s", error)
+            logger.debug("TLS handshake failed: %s", error)

@@ -95,7 +95,7 @@ class IdempotencyKeys:
     def begin(self, tenant: str, path: str, key: str, body: bytes) -> Run:
         """It is under way from now on. `keep` or `forget` must follow."""
         run = Run((tenant, path, key), _digest(body))
-        assert run.name not in self._running and run.name not in self._ended, "find was not asked"
+        assert run.name not in self._running and run.name not in self._ended, "find was not called"
         self._running[run.name] = run
         return run
 

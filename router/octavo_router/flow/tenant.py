@@ -56,20 +56,23 @@ class Tenant:
         limits = self.limits
         if limits.models and request.model not in limits.models:
             raise Rejected(
-                403, "model_not_allowed", "This key may not use this model.", param="model"
+                403,
+                "model_not_allowed",
+                "The API key is not allowed to use this model.",
+                param="model",
             )
         if 0 < limits.max_in_flight <= self.in_flight:
             raise Rejected(
                 429,
                 "too_many_in_flight",
-                f"This key may have {limits.max_in_flight} requests in flight at once.",
+                f"The API key is limited to {limits.max_in_flight} requests in flight.",
                 retry_after_s=1.0,
             )
         if self.requests is not None and (wait_s := self.requests.wait_s(1.0, now)) > 0.0:
             raise Rejected(
                 429,
                 "request_rate_exceeded",
-                f"This key may send {limits.requests_per_s:g} requests per second.",
+                f"The API key is limited to {limits.requests_per_s:g} requests per second.",
                 retry_after_s=wait_s,
             )
         if self.tokens is not None:
@@ -77,7 +80,7 @@ class Tenant:
                 raise Rejected(
                     429,
                     "token_rate_exceeded",
-                    f"This key may use {limits.tokens_per_min:g} tokens per minute.",
+                    f"The API key is limited to {limits.tokens_per_min:g} tokens per minute.",
                     retry_after_s=wait_s,
                 )
             self.tokens.take(tokens, now)
@@ -129,7 +132,7 @@ class Tenants:
         key = rest.strip() if scheme.lower() == "bearer" else authorization.strip()
         if not key:
             raise Rejected(
-                401, "missing_api_key", "An API key is needed: send `Authorization: Bearer KEY`."
+                401, "missing_api_key", "An API key is required: send `Authorization: Bearer KEY`."
             )
         digest = sha256(key.encode("utf-8", "surrogatepass")).digest()
         # Looked up by digest: nobody can choose digests, so the time that takes tells nothing of

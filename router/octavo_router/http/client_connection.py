@@ -22,7 +22,11 @@ from octavo_router.http.deadlines import NEVER
 from octavo_router.http.request_head import RequestHead, too_large
 
 if TYPE_CHECKING:
-    from octavo_router.http.connection_settings import Shared
+    from collections.abc import Callable
+
+    from octavo_router.config.settings import LimitsConfig, TimeoutsConfig
+    from octavo_router.http.deadlines import DeadlineTick
+    from octavo_router.http.request_head import HeadParser
 
 HEAD, BODY, BUSY, LINGER, CLOSED = range(5)
 
@@ -77,6 +81,21 @@ class RequestHandler(Protocol):
         """A request was answered with an error here, under this id."""
 
 
+class ConnectionSettings(Protocol):
+    """What the connections of one process have in common; see connection_settings.Shared."""
+
+    service: RequestHandler
+    limits: LimitsConfig
+    timeouts: TimeoutsConfig
+    deadlines: DeadlineTick
+    loop: asyncio.AbstractEventLoop
+    parser: HeadParser
+    connections: set[ClientConnection]
+    max_connections: int
+    on_body: Callable[[int], None]
+    is_closing: bool
+
+
 class ClientConnection(asyncio.Protocol):
     """See the module. Hot: one for each connection, several calls for each request."""
 
@@ -86,7 +105,7 @@ class ClientConnection(asyncio.Protocol):
         "deadline", "has_begun", "head", "is_half_closed", "is_paused", "owner", "write",
     )  # fmt: skip
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: ConnectionSettings) -> None:
         self._shared = shared
         self._state = HEAD
         self._buffer = b""  # read and not used
@@ -116,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=shared.limits.write_buffer_bytes, low=0)
         if len(shared.connections) >= shared.max_connections:
             error = Rejected(
-                503, "too_many_connections", "There are too many connections.",
+                503, "too_many_connections", "The router has too many open connections.",
                 retry_after_s=1.0, close=True,
             )  # fmt: skip
             self._refuse(error)
@@ -193,14 +212,14 @@ class ClientConnection(asyncio.Protocol):
             self.owner.client_too_slow()
             self._reset()
         elif state == BODY:
-            self._refuse(Rejected(408, "body_timeout", "The body came too slowly.", close=True))
+            self._refuse(Rejected(408, "body_timeout", "The body arrived too slowly.", close=True))
         elif state == LINGER:
             self.abort()
         elif state != HEAD or self.is_paused:  # the rest of the answer does not get away
             self._reset()
         elif self._buffer:
             self._refuse(
-                Rejected(408, "header_timeout", "The headers came too slowly.", close=True)
+                Rejected(408, "header_timeout", "The headers arrived too slowly.", close=True)
             )
         else:
             self._close()
@@ -416,9 +435,7 @@ class ClientConnection(asyncio.Protocol):
             if self._body_left > head.max_body_bytes:
                 raise too_large(head.max_body_bytes)
             if decoder.num_chunks > limits.max_body_chunks:
-                raise Rejected(
-                    400, "too_many_chunks", "The body comes in too many chunks.", close=True
-                )
+                raise Rejected(400, "too_many_chunks", "The body has too many chunks.", close=True)
             if not decoder.is_done:
                 return
             rest = decoder.rest

@@ -73,5 +73,5 @@ def is_preflight(method: str, fields: Sequence[tuple[bytes, bytes]]) -> bool:
 
 
 def _refusal(setting: str, param: str) -> Rejected:
-    message = f"Pages of this origin may not make this request: see {setting}."
+    message = f"This origin is not allowed to make this request; see {setting}."
     return Rejected(400, "invalid_header", message, param=param)

@@ -233,7 +233,7 @@ class _Exchange:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError:
-            self.fail(Unreachable("the router stumbled over the answer"))
+            self.fail(Unreachable("the router failed to process the response"))
             raise  # our own mistake: the loop's handler reports it
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self.fail(Unreachable(f"the answer is not HTTP: {error}"))

@@ -164,7 +164,7 @@ class HeadParser:
             head.is_http10, head.keep_alive = True, False
         elif version != b"HTTP/1.1":
             if version.startswith(b"HTTP/") and len(version) == 8:
-                raise _refused(505, "http_version", "only HTTP/1.1 and HTTP/1.0 are spoken here")
+                raise _refused(505, "http_version", "only HTTP/1.1 and HTTP/1.0 are supported")
             raise _bad("the request line is malformed")
         if not method or method.translate(None, TOKEN):
             raise _bad("the method is malformed")

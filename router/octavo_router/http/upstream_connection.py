@@ -11,13 +11,10 @@ import socket
 import sys
 import termios
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
 from octavo_router.http.chunked import ChunkDecoder, ChunkError
 from octavo_router.http.response_head import ResponseError, ResponseHead, ResponseHeadParser
-
-if TYPE_CHECKING:
-    from octavo_router.http.upstream_pool import UpstreamPool
 
 IDLE, AWAITING, LENGTH, CHUNKED, UNTIL_CLOSE, LOST = range(6)
 
@@ -58,6 +55,17 @@ class User(Protocol):
     def on_lost(self, loss: Loss, problem: str) -> None: ...
 
 
+class ConnectionPool(Protocol):
+    """The pool that a connection belongs to."""
+
+    def on_opened(self, connection: UpstreamConnection) -> None: ...
+
+    def on_closed(self, connection: UpstreamConnection) -> None: ...
+
+    def give_back(self, connection: UpstreamConnection) -> None:
+        """The response is complete: the connection may serve another request."""
+
+
 class UpstreamConnection(asyncio.Protocol):
     """See the module. Hot: several calls for each request."""
 
@@ -66,7 +74,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_parser", "_pool", "_state", "_tls_fd", "_transport", "idle_since", "user",
     )  # fmt: skip
 
-    def __init__(self, pool: UpstreamPool, parser: ResponseHeadParser) -> None:
+    def __init__(self, pool: ConnectionPool, parser: ResponseHeadParser) -> None:
         self._pool = pool
         self._parser = parser
         self._state = IDLE

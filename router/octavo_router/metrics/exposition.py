@@ -27,6 +27,35 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = dict[tuple[str, ...], float]
 
+
+class RouterCounts(Protocol):
+    """The counts that are exposed; `RouterMetrics` holds them."""
+
+    now: Callable[[], float]
+    signals: SignalCounts
+    process: ProcessCounts
+    loop_lag: Histogram
+    discoveries: dict[str, DiscoveryCounts]
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def requests(self) -> LabelledCounter: ...
+
+    @property
+    def tokens(self) -> LabelledCounter: ...
+
+    @property
+    def pools(self) -> dict[str, PoolCounts]: ...
+
+    @property
+    def endpoints(self) -> dict[str, EndpointCounts]: ...
+
+    @property
+    def tenants(self) -> dict[str, TenantCounts]: ...
+
+
 # (metric, what it says, field of PoolCounts)
 _POOL_HISTOGRAMS = (
     (names.ROUTER_REQUEST_DURATION_SECONDS, "Arrival to the end of the answer.", "duration"),
@@ -59,7 +88,11 @@ _POOL_COUNTERS = (
         "predicted_tokens",
     ),
     (names.ROUTER_PREFIX_CACHED_TOKENS, "Of these, cached as reported.", "cached_tokens"),
-    (names.ROUTER_CLIENT_DISCONNECTS, "Clients gone before their answer.", "client_disconnects"),
+    (
+        names.ROUTER_CLIENT_DISCONNECTS,
+        "Clients that disconnected before their response.",
+        "client_disconnects",
+    ),
     (names.ROUTER_RETRIES, "Requests sent again to another engine.", "retries"),
     (names.ROUTER_EJECTIONS, "Endpoints set aside for their failures.", "ejections"),
     (
@@ -69,7 +102,7 @@ _POOL_COUNTERS = (
     ),
     (
         names.ROUTER_QUARANTINED_REQUESTS,
-        "Requests that are refused since two engines died of them.",
+        "Requests refused because two engines died while processing them.",
         "quarantined",
     ),
 )
@@ -91,29 +124,6 @@ _POOL_TALLIES = (
     ),
     (names.ROUTER_STATE_CHANGES, "Endpoints that entered a state.", "state_changes", ("state",)),
 )
-
-
-class RouterCounts(Protocol):
-    """What is exposed of one router process; RouterMetrics counts it."""
-
-    signals: SignalCounts
-    process: ProcessCounts
-    loop_lag: Histogram
-    discoveries: dict[str, DiscoveryCounts]
-    now: Callable[[], float]
-
-    @property
-    def version(self) -> str: ...
-    @property
-    def requests(self) -> LabelledCounter: ...
-    @property
-    def tokens(self) -> LabelledCounter: ...
-    @property
-    def pools(self) -> dict[str, PoolCounts]: ...
-    @property
-    def endpoints(self) -> dict[str, EndpointCounts]: ...
-    @property
-    def tenants(self) -> dict[str, TenantCounts]: ...
 
 
 def families(metrics: RouterCounts) -> Iterator[Metric]:
@@ -252,7 +262,7 @@ def _signals(metrics: RouterCounts) -> Iterator[Metric]:
     yield counter(names.ROUTER_SIGNAL_FRAMES, "Frames of engines' streams.", ("kind",), frames)
     yield counter(
         names.ROUTER_SIGNAL_BYTES,
-        "Residency told by engines' deltas.",
+        "Residency changes that engines reported.",
         ("kind",),
         {("stored",): signals.stored_bytes, ("evicted",): signals.evicted_bytes},
     )

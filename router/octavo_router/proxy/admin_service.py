@@ -29,7 +29,9 @@ class AdminService:
 
     def check(self, connection: ClientConnection, head: RequestHead) -> None:
         if any(name == b"origin" for name, _ in head.fields):
-            raise Rejected(403, "forbidden", "Pages in browsers may not ask this listener.")
+            raise Rejected(
+                403, "forbidden", "This listener does not accept requests from browser pages."
+            )
         connection.context, _ = own_route(self._routes, head)
 
     def handle(self, connection: ClientConnection, head: RequestHead, body: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Test generations: a few greedy tokens for a fixed prompt, asked of an engine under suspicion."""
+"""Test generations: a few greedy tokens for a fixed prompt, sent to an engine under suspicion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIMEOUT_S: Final = 10.0
 
 
 class Canaries:
-    """Runs them, and tells the dispatcher what came back."""
+    """Runs them, and reports the result to the dispatcher."""
 
     def __init__(self, dispatcher: Dispatcher, upstreams: Upstreams, config: RouterConfig) -> None:
         self.config = config  # may be replaced at any time
@@ -38,11 +38,11 @@ class Canaries:
             task.cancel()
 
     async def _run(self, endpoint: Endpoint) -> None:
-        told = await self._ask(endpoint)
+        reply = await self._ask(endpoint)
         self._dispatcher.canary_finished(
             endpoint,
-            _text_of(told.body) if told.status == 200 else None,
-            is_refused=told.status in NOT_ACCEPTED,
+            _text_of(reply.body) if reply.status == 200 else None,
+            is_refused=reply.status in NOT_ACCEPTED,
         )
 
     async def _ask(self, endpoint: Endpoint) -> EngineReply:
@@ -56,8 +56,8 @@ class Canaries:
         if endpoint.names:
             body["model"] = endpoint.names[0]
         question = json.dumps(body).encode()
-        told: asyncio.Future[EngineReply] = asyncio.get_running_loop().create_future()
-        asking = EngineCall(
+        reply: asyncio.Future[EngineReply] = asyncio.get_running_loop().create_future()
+        call = EngineCall(
             b"".join(
                 (
                     b"POST ",
@@ -70,16 +70,16 @@ class Canaries:
                     question,
                 )
             ),
-            told.set_result,
+            reply.set_result,
         )
-        asking.start(upstream)
+        call.start(upstream)
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                return await told
+                return await reply
         except TimeoutError:
             return EngineReply(0)
         finally:
-            asking.cancel()
+            call.cancel()
 
 
 def _text_of(data: bytes) -> str | None:

@@ -23,6 +23,7 @@ from octavo_router.http.deadlines import NEVER
 from octavo_router.proxy import failures, heads, streams
 from octavo_router.proxy.client_response import ClientResponse
 from octavo_router.proxy.events import error_events_of
+from octavo_router.proxy.exchange_state import ExchangeState
 from octavo_router.proxy.resume import DONE, ENGINE_DEAD
 from octavo_router.proxy.retry_state import NextAttempt, RetryState
 from octavo_router.proxy.token_stream import MalformedStream
@@ -41,16 +42,14 @@ if TYPE_CHECKING:
     from octavo_router.http.upstream_pool import OnItsWay
     from octavo_router.proxy.account import RequestAccount
     from octavo_router.proxy.events import EventRelay
+    from octavo_router.proxy.interfaces import ExchangeHost
     from octavo_router.proxy.paths import ProxiedPath
     from octavo_router.proxy.resume import StreamMemory
-    from octavo_router.proxy.service import Proxy
     from octavo_router.proxy.upstreams import Upstream
     from octavo_router.routing.dispatcher import Lease
     from octavo_router.routing.request import RouteRequest
 
 logger = logging.getLogger("octavo.router")
-
-WAITING, CONNECTING, AWAITING, COLLECTING, RELAYING, PASSING, OVER = range(7)  # in this order
 
 _HELD_S: Final = 0.1  # between two looks whether a suspect request may go on
 # Before a request goes on from an engine that died. Others may be dying of the same, and what was
@@ -71,13 +70,14 @@ class ProxyExchange:
 
     __slots__ = (
         "_account", "_answer", "_body", "_connecting", "_connection", "_head", "_key", "_memory",
-        "_num_told", "_path", "_pieces", "_proxy", "_relay", "_request", "_size", "_state",
+        "_num_relayed_before", "_path", "_pieces", "_proxy", "_relay", "_request", "_size",
+        "_state",
         "_total_at", "_tries", "_turn", "_unproven_at", "_upstream", "_upstream_head", "_waiting",
     )  # fmt: skip
 
     def __init__(
         self,
-        proxy: Proxy,
+        proxy: ExchangeHost,
         connection: ClientConnection,
         head: RequestHead,
         body: bytes,
@@ -96,8 +96,8 @@ class ProxyExchange:
         self._total_at = account.total_at
         self._key = key_of(request.pool, path.path, body)  # for the quarantine
         self._unproven_at = ""  # the endpoint where an attempt has come to nothing yet
-        self._num_told = 0  # tokens of the answer when it went there
-        self._state = WAITING
+        self._num_relayed_before = 0  # tokens of the answer when it went there
+        self._state = ExchangeState.WAITING
         self._waiting: QueuedRequest | None = None
         self._turn: asyncio.Task[None] | None = None
         # of the attempt; memory and tries: over all of them
@@ -125,14 +125,14 @@ class ProxyExchange:
         self._wait_for(entry)
 
     def _wait_for(self, entry: QueuedRequest) -> None:
-        self._state = WAITING
+        self._state = ExchangeState.WAITING
         self._waiting = entry
         self._expect_a_turn()
         self._turn = self._proxy.loop.create_task(self._wait(entry))
 
     def _expect_a_turn(self) -> None:
         """Until then a client that wants a stream gets signs of life."""
-        gives_signs = self._state == WAITING and self._request.stream
+        gives_signs = self._state is ExchangeState.WAITING and self._request.stream
         sign_at = time.monotonic() + _PROGRESS_S if gives_signs else NEVER
         self._connection.deadline = min(sign_at, self._total_at)
 
@@ -178,7 +178,7 @@ class ProxyExchange:
             return
         self._account.lease = lease  # whatever comes now, it is given back
         self._unproven_at = lease.endpoint.spec.id
-        self._num_told = self._memory.num_tokens if self._memory is not None else 0
+        self._num_relayed_before = self._memory.num_tokens if self._memory is not None else 0
         proxy.quarantine.begin(self._key, self._unproven_at)
         upstream = proxy.upstreams.of(lease.endpoint)
         self._account.begin_attempt(lease, upstream.lines, now)
@@ -189,7 +189,7 @@ class ProxyExchange:
         if connection is not None:
             self._send(connection)
             return
-        self._state = CONNECTING
+        self._state = ExchangeState.CONNECTING
         self._connection.deadline = self._total_at  # the pool has one of its own
         self._connecting = upstream.pool.connect(self)
 
@@ -205,7 +205,7 @@ class ProxyExchange:
         lease, lines = account.lease, account.lines
         assert lease is not None
         self._upstream = connection
-        self._state = AWAITING
+        self._state = ExchangeState.AWAITING_HEAD
         head, body, internal, is_resume = self._head, self._body, b"", False
         if lease.endpoint.kind == "octavo" and request.stream and self._path.resumes:
             memory = self._memory = self._memory or self._proxy.new_memory(
@@ -251,7 +251,7 @@ class ProxyExchange:
                 answer, account, connection = self._answer, self._account, self._connection
                 answer.send_whole(head, account.lines, body)
                 now = time.monotonic()
-                self._state = OVER
+                self._state = ExchangeState.CLOSED
                 record = account.record
                 record.status, record.response_bytes = 200, len(body)
                 usage = self._proxy.find_usage(body) if self._path.is_json else NO_USAGE
@@ -261,22 +261,22 @@ class ProxyExchange:
                 connection.finish(keep_alive=answer.keeps_alive)
                 return
             self.on_head(head)
-            if body and COLLECTING <= self._state < OVER:  # else it was no answer
+            if body and self._state.is_receiving:  # else it was no answer
                 self.on_body(body)
-        except Exception:  # the engine's connection has gone back: nobody else would notice
+        except Exception:  # the engine's connection has gone back: nothing else would notice
             self.broke()
             return
-        if self._upstream_head is head and COLLECTING <= self._state < OVER:
+        if self._upstream_head is head and self._state.is_receiving:
             self.on_end()
 
     def on_head(self, head: ResponseHead) -> None:
         self._upstream_head = head
         self._pieces, self._size = [], 0
-        self._state = COLLECTING
+        self._state = ExchangeState.COLLECTING
         if head.status != 200:
             return
         if head.is_event_stream:
-            self._state = RELAYING
+            self._state = ExchangeState.RELAYING_EVENTS
             self._account.itl = self._proxy.inter_token_latency(self._request.pool)
             if self._memory is None:
                 self._relay = self._proxy.new_relay()
@@ -287,27 +287,27 @@ class ProxyExchange:
         now = time.monotonic()
         self._account.see_bytes(now)
         state = self._state
-        if state == RELAYING:
+        if state is ExchangeState.RELAYING_EVENTS:
             self._relay_events(data)
             if self._unproven_at:
                 self._look_for_tokens()
-        elif state == COLLECTING:
+        elif state is ExchangeState.COLLECTING:
             self._pieces.append(data)
             self._size += len(data)
             if self._size > _MAX_WHOLE_BYTES:
                 self._pass_on()
         else:
             self._answer.write(data)
-        if COLLECTING <= self._state < OVER and not self._connection.is_paused:
+        if self._state.is_receiving and not self._connection.is_paused:
             deadline = now + self._proxy.timeouts.progress_s
             self._connection.deadline = deadline if deadline < self._total_at else self._total_at
 
     def on_end(self) -> None:
         self._upstream = None
         try:
-            if self._state == RELAYING:
+            if self._state is ExchangeState.RELAYING_EVENTS:
                 self._end_events()
-            elif self._state == COLLECTING:
+            elif self._state is ExchangeState.COLLECTING:
                 self._end_whole()
             else:
                 self._answer.end()
@@ -346,7 +346,7 @@ class ProxyExchange:
         memory = self._memory
         if not streams.was_seen(memory, self._relay):
             return
-        if memory is not None and memory.num_tokens <= self._num_told:
+        if memory is not None and memory.num_tokens <= self._num_relayed_before:
             return
         self._unproven_at = ""
         self._proxy.quarantine.answered(
@@ -389,14 +389,14 @@ class ProxyExchange:
     def _pass_on(self) -> None:
         """Too large to be kept: from here on it passes through as it comes."""
         self._answer.begin(self._upstream_head, self._account.lines)
-        self._state = PASSING
+        self._state = ExchangeState.PASSING_THROUGH
         self._answer.write(b"".join(self._pieces))
         self._pieces = []
 
     # -- failing
 
     def _fail(self, failure: Failure) -> None:
-        """The attempt is lost: repeat, resume or tell the client."""
+        """The attempt is lost: repeat, resume or report it to the client."""
         if self._repeat(failure):
             return
         memory = self._memory
@@ -410,7 +410,7 @@ class ProxyExchange:
     def _repeat(self, failure: Failure, *, retry_after: bytes = b"", is_dead: bool = False) -> bool:
         """Tries again where that is safe and affordable. The old attempt is cancelled first.
 
-        `is_dead`: the engine says that it has died. False: the client must be told.
+        `is_dead`: the engine says that it has died. False: the client gets an error.
         """
         self._abort_upstream()
         if self._tries is None:
@@ -441,7 +441,7 @@ class ProxyExchange:
         if following.pause_s:
             self._place_later(following)
         else:
-            self._state = WAITING
+            self._state = ExchangeState.WAITING
             self._place(following.exclude)
         return True
 
@@ -465,7 +465,7 @@ class ProxyExchange:
             self._proxy.quarantine.end(self._key, id_)
 
     def _place_later(self, following: NextAttempt) -> None:
-        self._state = WAITING
+        self._state = ExchangeState.WAITING
         self._connection.deadline = self._total_at
         self._turn = self._proxy.loop.create_task(self._pause(following))
 
@@ -480,12 +480,16 @@ class ProxyExchange:
     @property
     def _was_answered(self) -> bool:
         """The client has seen a part of the answer; signs of life are none."""
-        return self._state == PASSING or streams.was_seen(self._memory, self._relay)
+        return self._state is ExchangeState.PASSING_THROUGH or streams.was_seen(
+            self._memory, self._relay
+        )
 
     def broke(self) -> None:
         """A mistake of ours must not leave a client waiting, nor anything reserved."""
-        logger.exception("Broke on a request", extra={"request_id": self._request.request_id})
-        if self._state == OVER:
+        logger.exception(
+            "Unhandled error in request", extra={"request_id": self._request.request_id}
+        )
+        if self._state.is_closed:
             if self._connection.owner is self:
                 self._connection.owner = None
                 self._connection.abort()
@@ -504,13 +508,13 @@ class ProxyExchange:
     ) -> None:
         self._release_attempt()
         self._account.record.code = error.code
-        is_told = self._answer.fail(error)
-        self._finish(result, outcome, is_cut=not is_told)
+        is_delivered = self._answer.fail(error)
+        self._finish(result, outcome, is_cut=not is_delivered)
 
     # -- the client
 
     def client_gone(self) -> None:
-        if self._state != OVER:
+        if not self._state.is_closed:
             self._release_attempt()
             self._close(AttemptResult.CLIENT_GONE, "client_gone", time.monotonic())
 
@@ -536,22 +540,22 @@ class ProxyExchange:
         try:
             if now >= self._total_at:
                 self._fail(Failure.DEADLINE)
-            elif self._state == WAITING:
+            elif self._state is ExchangeState.WAITING:
                 self._give_sign(now)
-            elif self._state == AWAITING:
+            elif self._state is ExchangeState.AWAITING_HEAD:
                 self._fail(Failure.NO_HEADERS)
-            elif COLLECTING <= self._state < OVER:
+            elif self._state.is_receiving:
                 self._fail(Failure.STALLED)
         except Exception:
             self.broke()
 
     def shut_down(self, error: Rejected) -> None:
         """The router ends before the request does."""
-        if self._state != OVER:
+        if not self._state.is_closed:
             self._give_up(error, "refused")
 
     def _give_sign(self, now: float) -> None:
-        """Tells a client that its stream has to wait, and how it stands."""
+        """Sends a progress comment to a client whose stream has to wait."""
         if not self._answer.has_begun:
             self._answer.begin_events()
         self._answer.comment(self._proxy.progress(self._request.pool, now - self._account.began_at))
@@ -571,7 +575,7 @@ class ProxyExchange:
 
     def _close(self, result: AttemptResult, outcome: str, now: float) -> None:
         """Everything is given back, once."""
-        self._state = OVER
+        self._state = ExchangeState.CLOSED
         if result in _ANSWERS:
             self._proxy.quarantine.answered(self._key)
         else:

@@ -103,22 +103,29 @@ def refused_for(failure: Failure) -> Rejected:
                 retry_after_s=NO_ENDPOINT_RETRY_S,
             )  # fmt: skip
         case Failure.NOT_ACCEPTED | Failure.GIVEN_BACK:
-            return Rejected(503, "overloaded", "All engines are full.", retry_after_s=1.0)
+            return Rejected(503, "overloaded", "All engines are at capacity.", retry_after_s=1.0)
         case Failure.NO_HEADERS:
-            return Rejected(504, "upstream_timeout", "The engine did not begin to answer in time.")
+            return Rejected(
+                504, "upstream_timeout", "The engine did not start its response in time."
+            )
         case Failure.STALLED:
             return Rejected(
-                504, "upstream_stalled", "The engine stopped in the middle of its answer."
+                504, "upstream_stalled", "The engine stopped sending in the middle of its response."
             )
         case Failure.DEADLINE:
-            return Rejected(504, "deadline_exceeded", "The request took longer than it may.")
+            return Rejected(504, "deadline_exceeded", "The request exceeded its deadline.")
         case Failure.LOST | Failure.LEFT:
-            return Rejected(502, "upstream_lost", "The engine was lost while it answered.")
+            return Rejected(
+                502, "upstream_lost", "The connection to the engine was lost during its response."
+            )
         case _:
-            return Rejected(502, "upstream_bad_answer", "The engine's answer makes no sense.")
+            return Rejected(502, "upstream_bad_answer", "The engine sent an invalid response.")
 
 
 def no_endpoint(pool: str) -> Rejected:
     return Rejected(
-        503, "no_endpoints", f"No engine is there for {pool}.", retry_after_s=NO_ENDPOINT_RETRY_S
+        503,
+        "no_endpoints",
+        f"No engine is available for {pool}.",
+        retry_after_s=NO_ENDPOINT_RETRY_S,
     )

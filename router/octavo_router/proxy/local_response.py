@@ -84,11 +84,13 @@ class LocalResponse:
             else:
                 connection.refuse(error, self._request_id)
         except Exception:  # whatever nobody meant: the client learns that it is our fault, no more
-            logger.exception("Broke on a request", extra={"request_id": self._request_id})
+            logger.exception("Unhandled error in request", extra={"request_id": self._request_id})
             if self._is_begun:
                 connection.abort()
             else:
-                ours = Rejected(500, "internal_error", "The router made a mistake.", close=True)
+                ours = Rejected(
+                    500, "internal_error", "The router failed with an internal error.", close=True
+                )
                 connection.refuse(ours, self._request_id)
 
     def _write_whole(self, reply: Reply, body: bytes) -> None:

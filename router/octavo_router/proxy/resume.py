@@ -283,7 +283,7 @@ class StreamMemory:
         if not self._begun and not (event.startswith(_ERROR) or event == DONE):
             return "an event comes before the stream has begun"
         if not self._fits(lines):
-            return f"answer {lines[0][0]} is told of, but has ended or was not asked for"
+            return f"answer {lines[0][0]} is mentioned, but has ended or was not requested"
         if len(lines) > 1:
             return "an event is of several answers"
         if not lines and not (event == DONE or event.startswith(_ERROR) or _USAGE in event):

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.flow.retry import Failure
     from octavo_router.proxy.account import RequestAccount
+    from octavo_router.proxy.interfaces import ExchangeHost
     from octavo_router.proxy.paths import ProxiedPath
     from octavo_router.proxy.resume import StreamMemory
-    from octavo_router.proxy.service import Proxy
     from octavo_router.routing.request import RouteRequest
 
 _MAX_PAUSE_S: Final = 5.0  # an engine that wants more is passed on: its client knows when to come
@@ -38,7 +38,7 @@ class RetryState:
     __slots__ = ("_account", "_path", "_proxy", "_request", "_tried")
 
     def __init__(
-        self, proxy: Proxy, path: ProxiedPath, request: RouteRequest, account: RequestAccount
+        self, proxy: ExchangeHost, path: ProxiedPath, request: RouteRequest, account: RequestAccount
     ) -> None:
         self._proxy = proxy
         self._path = path

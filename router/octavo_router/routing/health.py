@@ -204,7 +204,7 @@ class EndpointHealth:
             # What one process did speaks against the next one only when it happens again.
             is_another = endpoint.epoch != record.epoch and record.num_ejections == 1
             is_time = now >= record.ejected_until or is_another
-            return is_time and endpoint.told_state == "ready"
+            return is_time and endpoint.reported_state == "ready"
         if record.doubt and endpoint.state == "ready":
             return True
         interval_s = self.config.canary_interval_s

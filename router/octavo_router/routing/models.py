@@ -220,7 +220,7 @@ class Models:
         raise Rejected(
             400,
             "missing_model",
-            f"The request must name its model. {_there_are(names)}",
+            f"model is required. {_there_are(names)}",
             param="model",
         )
 
@@ -261,7 +261,7 @@ class Models:
             raise Rejected(
                 503,
                 "no_endpoints",
-                "The engines that may serve this model were not heard from yet.",
+                "The engines that may serve this model have not reported yet.",
                 retry_after_s=UNHEARD_RETRY_S,
             )
         return unheard.pop() if unheard else ""

@@ -133,7 +133,7 @@ def release(endpoint: Endpoint, uncached_tokens: int, generation: int) -> None:
 def settle(endpoints: Sequence[Endpoint], now: float) -> None:
     """Once a second and when a pool changes: speeds side by side, and who fell silent."""
     speeds = {}
-    told = []
+    reported = []
     silent = []
     for endpoint in endpoints:
         if endpoint.load is not endpoint.priced:
@@ -142,7 +142,7 @@ def settle(endpoints: Sequence[Endpoint], now: float) -> None:
         if at is None or now - at > SILENCE_S or not is_sane(endpoint.load):
             silent.append(endpoint)
             continue
-        told.append(endpoint)
+        reported.append(endpoint)
         if endpoint.load.prefill_tokens_per_s > 0.0:
             speeds[endpoint.id] = endpoint.load.prefill_tokens_per_s
     usual = median(speeds.values()) if speeds else 1.0 / DEFAULT_TOKEN_S
@@ -151,7 +151,7 @@ def settle(endpoints: Sequence[Endpoint], now: float) -> None:
         is_usual = usual / SAME_SPEED <= speed <= usual * SAME_SPEED
         endpoint.token_s = 1.0 / (usual if is_usual else speed)
     if silent:
-        totals = [e.base_tokens + e.own_tokens for e in told if not e.load.is_saturated]
+        totals = [e.base_tokens + e.own_tokens for e in reported if not e.load.is_saturated]
         likely = int(median(totals)) if totals else 0
         for endpoint in silent:
             count_alone(endpoint, base_tokens=likely)

@@ -72,7 +72,7 @@ class KvUsageScorer:
     def score(
         self, request: RouteRequest, candidates: Sequence[Endpoint], matched: Sequence[int]
     ) -> list[float]:
-        return [1.0 - e.load.kv_usage if _is_told(e) else UNKNOWN for e in candidates]
+        return [1.0 - e.load.kv_usage if _is_reported(e) else UNKNOWN for e in candidates]
 
 
 class PrefixScorer:
@@ -150,14 +150,14 @@ SCORERS: dict[str, Callable[[], Scorer]] = {
 }
 
 
-def _is_told(endpoint: Endpoint) -> bool:
+def _is_reported(endpoint: Endpoint) -> bool:
     return endpoint.load_at is not None and is_sane(endpoint.load)
 
 
 def _relative(candidates: Sequence[Endpoint], value: Callable[[Endpoint], float]) -> list[float]:
-    told = [value(endpoint) for endpoint in candidates if _is_told(endpoint)]
-    scores = iter(_falling(told))
-    return [next(scores) if _is_told(endpoint) else UNKNOWN for endpoint in candidates]
+    reported = [value(endpoint) for endpoint in candidates if _is_reported(endpoint)]
+    scores = iter(_falling(reported))
+    return [next(scores) if _is_reported(endpoint) else UNKNOWN for endpoint in candidates]
 
 
 def _falling(values: Sequence[float]) -> list[float]:

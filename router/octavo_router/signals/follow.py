@@ -96,7 +96,7 @@ class Follower:
     def _greet(self, hello: Hello) -> None:
         self._counts.hellos += 1
         if self._hello is not None:
-            raise StreamBroken("second_hello", "the engine said hello twice")
+            raise StreamBroken("second_hello", "the engine sent a second hello")
         endpoint, spec = self._endpoint, self._endpoint.spec
         if spec.pod_uid and hello.pod_uid and spec.pod_uid != hello.pod_uid:
             self.forget()
@@ -142,7 +142,9 @@ class Follower:
             self._index.apply(endpoint.slot, delta.stored, delta.evicted)
         if delta.load is not None:
             if not 0.0 <= delta.load.kv_usage <= 1.0:  # false for NaN as well
-                raise StreamBroken("load", f"the engine told a KV use of {delta.load.kv_usage}")
+                raise StreamBroken(
+                    "load", f"the engine reported a KV usage of {delta.load.kv_usage}"
+                )
             endpoint.load = delta.load
         endpoint.load_at = self.last_frame_at
 

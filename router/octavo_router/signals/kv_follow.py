@@ -98,7 +98,9 @@ class KvFollower:
                         self._tally.add("batch", "replayed")
                         return
             except TimeoutError:
-                logger.warning("Had no replay of KV events", extra={"endpoint": self._replay})
+                logger.warning(
+                    "No replay of KV events was available", extra={"endpoint": self._replay}
+                )
         if not is_first:
             self._forget("gap")
             self._next = None

@@ -139,5 +139,5 @@ async def _keep_running(subscription: Subscription) -> None:
         try:
             await subscription.run()
         except Exception:
-            logger.exception("Stumbled over what an engine told")
+            logger.exception("Unhandled error in an engine's load report")
             await asyncio.sleep(STUMBLE_PAUSE_S)

@@ -228,11 +228,11 @@ class Subscription:
         if isinstance(error, Stranger):
             self._num_failures = 16  # it will not turn into ours; look now and then
         keeps_state = isinstance(error, StreamBroken) and kind != "silence"
-        if keeps_state and endpoint.told_state in ("ready", "draining"):
+        if keeps_state and endpoint.reported_state in ("ready", "draining"):
             # What was told is void, but it talks: it stays in rotation without its prefixes.
-            logger.warning("Lost track of an engine", extra=self._fields(error))
+            logger.warning("Lost the state stream of an engine", extra=self._fields(error))
             return
-        was = endpoint.told_state
+        was = endpoint.reported_state
         self._set_state(endpoint, "connecting" if was == "connecting" else "down", str(error))
         if was in ("ready", "draining"):
             logger.warning("Lost an engine", extra=self._fields(error))
@@ -249,7 +249,7 @@ class Subscription:
             return
 
     def _set_state(self, endpoint: Endpoint, state: State, reason: str) -> None:
-        if state == "ready" and endpoint.told_state != "ready":
+        if state == "ready" and endpoint.reported_state != "ready":
             logger.info("Engine is ready", extra=self._fields())
         self._told = (state, reason)
         self.has_tried.set()

@@ -295,4 +295,4 @@ def test_a_mistake_of_ours_costs_one_request_and_holds_nothing(
         assert twins.fast.client_wires[0].is_cut
 
     run()
-    assert [r.message for r in caplog.records] == ["Broke on a request"] * 2
+    assert [r.message for r in caplog.records] == ["Unhandled error in request"] * 2

@@ -12,7 +12,7 @@ from octavo_router.flow.keys import make_table
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import fast_config, on_loop, routing_to
 from tests.fakes.upstream import CHAT, Peer, Received, ScriptedUpstream, fixed
-from tests.router.proxy.test_continuing import WHOLE, Engine
+from tests.router.proxy.test_resume_faults import WHOLE, Engine
 
 KEY = "idempotency-key: 0b1c-7\r\n"
 

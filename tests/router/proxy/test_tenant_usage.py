@@ -11,7 +11,7 @@ from octavo_router.flow.keys import make_table
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import fast_config, on_loop, routing_to
 from tests.fakes.upstream import Peer, Received, ScriptedUpstream, fixed
-from tests.router.proxy.test_continuing import WHOLE, WORDS, Engine, word
+from tests.router.proxy.test_resume_faults import WHOLE, WORDS, Engine, word
 
 TENANTS = ("streams", "whole", "leaves", "refused")
 TABLE = make_table(

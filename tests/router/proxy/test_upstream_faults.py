@@ -459,5 +459,5 @@ async def test_a_way_that_cannot_be_made_costs_one_request_and_holds_no_place(
             await client.post(chat())
             assert await client.ended() == b""
         await rig.settled()
-        assert [one.message for one in caplog.records] == ["Broke on a request"]
+        assert [one.message for one in caplog.records] == ["Unhandled error in request"]
         await assert_next_is_fine(rig)

@@ -297,7 +297,7 @@ def test_an_ejected_engine_stays_out_whatever_it_says():
             router.registry.eject(endpoint, "5 failures in a row")
             peer.reset()
             await engine.peer()
-            await until(lambda: endpoint.told_state == "ready" and endpoint.state == "ejected")
+            await until(lambda: endpoint.reported_state == "ready" and endpoint.state == "ejected")
             router.registry.readmit(endpoint)
             assert router.registry.routable("default") == [endpoint]
             assert router.metrics.pool("default").ejections >= 1

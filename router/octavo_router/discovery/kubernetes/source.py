@@ -112,7 +112,7 @@ class KubernetesSource:
                 await mirror.run()
             except Exception:
                 self._counts.errors += 1
-                logger.exception("Stumbled over an answer of the Kubernetes API")
+                logger.exception("Unhandled error in a Kubernetes API response")
                 await asyncio.sleep(self._settings.backoff_max_s)
 
     async def _wait(self) -> None:

@@ -86,8 +86,8 @@ class EngineCall:
         self._connecting = None
         self._end(EngineReply(0, loss=loss, problem=problem))
 
-    def _end(self, told: EngineReply) -> None:
+    def _end(self, reply: EngineReply) -> None:
         self._connection = None
         done, self._done = self._done, None
         if done is not None:
-            done(told)
+            done(reply)

@@ -1,7 +1,7 @@
-"""What vLLM's engines are told so that one computes a prompt and another goes on with its KV cache.
+"""What vLLM's engines receive so that one computes a prompt and another goes on with its KV cache.
 
-The first is asked for one token and to keep the cache (`do_remote_decode`); its answer says where
-it lies (`kv_transfer_params`), and with that in its request the second fetches it. The router reads
+The first is sent a request for one token and to keep the cache (`do_remote_decode`); its answer says
+where it lies (`kv_transfer_params`), and with that in its request the second fetches it. The router reads
 none of it. These are the words of vLLM's NIXL connector. Its Mooncake connector speaks others:
 there a router names the transfer and the engine that computes, whose answer says nothing.
 """
@@ -55,24 +55,24 @@ def prompt_question(body: bytes, request: RouteRequest) -> bytes | None:
     if request.num_answers > 1 or request.max_tokens == 1:
         return None
     try:
-        asked: dict[str, Any] = msgspec.json.decode(body, type=dict)
+        fields: dict[str, Any] = msgspec.json.decode(body, type=dict)
     except msgspec.MsgspecError:
         return None  # the engine will say what is wrong with it
     if (
-        asked.get(_FIELD) is not None
-        or asked.get("echo")
-        or asked.get("use_beam_search")  # the connector knows nothing of its many short runs
-        or asked.get("prompt_logprobs") is not None  # those are the answering engine's to tell
-        or any(asked.get(name) not in (None, 1) for name in _ONE_ANSWER)
-        or _num_prompts(asked.get("prompt")) > 1
+        fields.get(_FIELD) is not None
+        or fields.get("echo")
+        or fields.get("use_beam_search")  # the connector knows nothing of its many short runs
+        or fields.get("prompt_logprobs") is not None  # those are the answering engine's to tell
+        or any(fields.get(name) not in (None, 1) for name in _ONE_ANSWER)
+        or _num_prompts(fields.get("prompt")) > 1
     ):
         return None
-    asked |= {_FIELD: _KEEP, "stream": False, "max_tokens": 1}
-    if "max_completion_tokens" in asked:
-        asked["max_completion_tokens"] = 1
+    fields |= {_FIELD: _KEEP, "stream": False, "max_tokens": 1}
+    if "max_completion_tokens" in fields:
+        fields["max_completion_tokens"] = 1
     for name in ("stream_options", "min_tokens"):
-        asked.pop(name, None)
-    return msgspec.json.encode(asked)
+        fields.pop(name, None)
+    return msgspec.json.encode(fields)
 
 
 def with_cache(body: bytes, answer: bytes) -> bytes:

@@ -17,7 +17,7 @@ from octavo_engine.protocol.resume import begin_line, token_line
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import fast_config, on_loop, routing_to
 from tests.fakes.upstream import CHAT, Peer, Received, ScriptedUpstream, event, fixed
-from tests.router.proxy.test_continuing import WHOLE, Engine
+from tests.router.proxy.test_resume_faults import WHOLE, Engine
 
 if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import Kind
