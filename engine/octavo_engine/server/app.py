@@ -151,7 +151,7 @@ class EndpointHandler:
         except asyncio.CancelledError:
             exchange.status = exchange.status or 499
             raise
-        except Exception:  # whatever nobody meant: the client learns that it is our fault, no more
+        except Exception:  # unexpected: the client only learns that the fault is ours
             failure = "internal_error"
             logger.exception("Unhandled error in request")
             await exchange.refuse(internal_error())
@@ -217,7 +217,7 @@ def _finish_trace(trace: EngineTrace, exchange: Exchange, service: Service, fail
 
 
 def _log_access(exchange: Exchange, row: Row, which: str, began_at: float) -> None:
-    """A probe that says 503 is no error: it is what it was asked."""
+    """A probe that says 503 is not an error."""
     is_error = exchange.status >= 500 and row.access != "public"
     if which == "none" or (which == "errors" and not is_error):
         return

@@ -40,7 +40,7 @@ PROGRESS_INTERVAL_S = 0.1
 
 
 class LifecycleObserver(Protocol):
-    """Who tells the operator how the start goes; the command line has one."""
+    """Reports how the start goes; the command line has one."""
 
     def loading(self, health: CoreHealth) -> None: ...
     def ready(self, info: ModelInfo) -> None: ...
@@ -122,7 +122,7 @@ def make_server(
 async def _load(
     engine: ServedEngine, observer: LifecycleObserver, stop: asyncio.Event, service: Service
 ) -> bool:
-    """True once the model is loaded, false if the process was told to end before."""
+    """True once the model is loaded, false if the process was asked to stop before."""
     ready = asyncio.create_task(engine.ready())
     stopped = asyncio.create_task(_first(stop.wait(), service.admission.drain_requested.wait()))
     try:
@@ -172,7 +172,7 @@ def _signals(stop: asyncio.Event, reloader: Reloader) -> Generator[None, None, N
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:
-        if stop.is_set():  # asked twice: somebody is in a hurry
+        if stop.is_set():  # a second signal: stop at once
             logger.warning("Exiting immediately after a second signal")
             os._exit(1)
         stop.set()

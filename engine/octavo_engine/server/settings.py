@@ -34,14 +34,14 @@ class ServerSettings:
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
     docs: bool = True  # /docs and /openapi.json
-    tokenizer_info: bool = False  # GET /tokenizer_info, which tells the chat template
+    tokenizer_info: bool = False  # GET /tokenizer_info, which shows the chat template
     dev_mode: bool = False  # routes for development: caches, sleep, server info
     shutdown_timeout_s: float = 120.0  # how long requests in flight may take after SIGTERM
     request_timeout_s: float | None = None  # deadline of every request
     generation_config: Literal["auto", "vllm"] = "auto"  # auto: sampling defaults of the model
     response_role: str = "assistant"
     trust_request_chat_template: bool = False
-    tool_call_parser: str = "auto"  # name of a format; auto: told from the chat template
+    tool_call_parser: str = "auto"  # name of a format; auto: detected from the chat template
     reasoning_parser: str = "auto"
     tool_parser_plugin: str = ""  # Python file with formats of its own
     reasoning_parser_plugin: str = ""  # another one; either may have both kinds

@@ -18,7 +18,7 @@ class AbortRequest(msgspec.Struct, kw_only=True):
 
 
 class Aborted(msgspec.Struct, kw_only=True):
-    aborted: int  # requests that were told to end
+    aborted: int  # requests that were stopped
     not_found: list[str]  # ids of nothing that runs here, any more or at all
 
 

@@ -177,7 +177,7 @@ def public_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _plain(value: Any, name: str = "") -> Any:
-    """As JSON has it, without what must not be told."""
+    """As JSON has it, without secrets."""
     if _is_secret(name) and value:
         return "(set, not shown)"
     if dataclasses.is_dataclass(value):

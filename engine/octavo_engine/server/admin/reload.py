@@ -35,7 +35,7 @@ class KeyFiles:
     """The guard's rings, from settings and files together.
 
     A file that cannot be parsed changes nothing. One that is gone takes its keys with it: what
-    cannot be read lets nobody in.
+    cannot be read admits no key.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -82,7 +82,7 @@ def _ring(keys: Iterable[str], path: str, flag: str, *, is_start: bool) -> KeyRi
 
 
 class Reloader:
-    """Looks at the files every other second, and at once when told to by SIGHUP."""
+    """Looks at the files every other second, and at once on SIGHUP."""
 
     def __init__(self, parts: Iterable[Reloadable]) -> None:
         self._parts = [
@@ -98,19 +98,19 @@ class Reloader:
 
     async def run(self) -> None:
         while True:
-            is_told = True
+            is_forced = True
             try:
                 # Without files there is nothing to look at, and an idle process stays asleep.
                 async with asyncio.timeout(LOOK_INTERVAL_S if self._parts else None):
                     await self._now.wait()
             except TimeoutError:
-                is_told = False
+                is_forced = False
             self._now.clear()
-            self.look(is_told=is_told)
+            self.look(is_forced=is_forced)
 
-    def look(self, *, is_told: bool = False) -> None:
+    def look(self, *, is_forced: bool = False) -> None:
         for part, watch in self._parts:
-            watch.take(part.reload, force=is_told)
+            watch.take(part.reload, force=is_forced)
 
 
 def _log_refusal(error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""One message as it comes about: its blocks, and the events that tell a client of each change.
+"""One message as it comes about: its blocks, and the events that describe each change.
 
 message_start → for each block: start, deltas, stop → message_delta → message_stop, and a ping once
 the first block has begun. A message that is not streamed is made the same way.
@@ -36,18 +36,18 @@ class MessageBuilder:
         self._stop_sequence: str | None = None
 
     def begin(self) -> list[MessageEvent]:
-        """After the first piece of news: only then is it known what came from the cache."""
+        """After the first delta: only then is it known what came from the cache."""
         message = self._message([], None)
         message.usage.output_tokens = message.usage.output_tokens_details.thinking_tokens = 0
         return [shapes.MessageStart(message=message)]
 
-    def read(self, news: ChoiceDelta) -> list[MessageEvent]:
-        """Hot path: once per piece of news."""
-        if news.finish_reason is not None:
-            self._finish_reason = news.finish_reason
-            if isinstance(news.stop_reason, str):
-                self._stop_sequence = news.stop_reason
-        return self._events(self._parts.read(news))
+    def read(self, delta: ChoiceDelta) -> list[MessageEvent]:
+        """Hot path: once per delta."""
+        if delta.finish_reason is not None:
+            self._finish_reason = delta.finish_reason
+            if isinstance(delta.stop_reason, str):
+                self._stop_sequence = delta.stop_reason
+        return self._events(self._parts.read(delta))
 
     def end(self) -> list[MessageEvent]:
         events = self._events(self._parts.end())
@@ -156,6 +156,6 @@ def _input(arguments: str) -> dict[str, Any]:
 
 
 def _signature(text: str) -> str:
-    """Clients send it back with the thought; ours proves nothing and is not looked at."""
+    """Clients send it back with the reasoning; ours proves nothing and is not looked at."""
     digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=24).digest()
     return base64.b64encode(digest).decode()

@@ -19,7 +19,7 @@ class ContentBlock(msgspec.Struct, kw_only=True):
     content: Any = None  # of a tool_result: text or blocks
     is_error: bool | None = None
     thinking: str | None = None
-    signature: str | None = None  # not looked at: thoughts are no secret here
+    signature: str | None = None  # not looked at: reasoning is not secret
     data: str | None = None
 
 
@@ -44,7 +44,7 @@ class AnthropicToolChoice(msgspec.Struct, kw_only=True):
 
 class Thinking(msgspec.Struct, kw_only=True):
     type: str
-    budget_tokens: int | None = None  # max_tokens bounds thoughts and answer together
+    budget_tokens: int | None = None  # max_tokens bounds reasoning and answer together
     display: str | None = None
 
 

@@ -34,11 +34,11 @@ async def create_message(exchange: Exchange, service: Service) -> None:
     if service.model.dialect.reasoning is None:
         turn.chat.thinking_token_budget = None
     try:
-        asked = await prepare_chat(exchange, service, turn.chat, prefix="msg", kind="messages")
-        asked, is_cut_short = _with_room(asked, service.engine.info.max_model_len)
-        session = ChatSession(service, asked)
+        prepared = await prepare_chat(exchange, service, turn.chat, prefix="msg", kind="messages")
+        prepared, is_cut_short = _with_room(prepared, service.engine.info.max_model_len)
+        session = ChatSession(service, prepared)
         answer = MessageBuilder(
-            id=f"msg_{secrets.token_hex(12)}", model=asked.model, usage=session.usage,
+            id=f"msg_{secrets.token_hex(12)}", model=prepared.model, usage=session.usage,
             is_cut_short=is_cut_short,
         )  # fmt: skip
         async with exchange.while_present():
@@ -71,14 +71,14 @@ async def count_tokens(exchange: Exchange, service: Service) -> None:
     await exchange.reply(msgspec.json.encode(shapes.TokenCount(input_tokens=len(prompt.ids))))
 
 
-def _with_room(asked: PreparedChat, max_model_len: int) -> tuple[PreparedChat, bool]:
+def _with_room(prepared: PreparedChat, max_model_len: int) -> tuple[PreparedChat, bool]:
     """Clients must say max_tokens and say the most that any model can: it is cut to the room."""
-    params = asked.job.params
-    room = max_model_len - len(asked.job.prompts[0])
+    params = prepared.job.params
+    room = max_model_len - len(prepared.job.prompts[0])
     if params.max_tokens is None or not 0 < room < params.max_tokens:
-        return asked, False
+        return prepared, False
     params = msgspec.structs.replace(params, max_tokens=room)
-    return dataclasses.replace(asked, job=dataclasses.replace(asked.job, params=params)), True
+    return dataclasses.replace(prepared, job=dataclasses.replace(prepared.job, params=params)), True
 
 
 async def _whole(exchange: Exchange, session: ChatSession, answer: MessageBuilder) -> None:

@@ -250,13 +250,13 @@ class _Reader:
 
     def _assistant(self, at: str, blocks: list[ContentBlock]) -> ChatMessageBody:
         texts: list[str] = []
-        thoughts: list[str] = []
+        reasoning_parts: list[str] = []
         calls: list[dict[str, Any]] = []
         for number, block in enumerate(blocks):
             place = f"{at}[{number}]"
             match block.type:
                 case "thinking":
-                    thoughts.append(block.thinking or "")
+                    reasoning_parts.append(block.thinking or "")
                 case "redacted_thinking":
                     pass  # of another service, and only it could read them
                 case "tool_use":
@@ -266,7 +266,7 @@ class _Reader:
         return ChatMessageBody(
             role="assistant",
             content="\n".join(texts),
-            reasoning="\n".join(thoughts) or None,
+            reasoning="\n".join(reasoning_parts) or None,
             tool_calls=calls or None,
         )
 

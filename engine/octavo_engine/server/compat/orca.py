@@ -28,9 +28,11 @@ def load_headers(exchange: Exchange, service: Service) -> list[Header]:
     }
     match format:
         case "TEXT":
-            told = ", ".join(f"named_metrics.{name}={value}" for name, value in metrics.items())
+            value_text = ", ".join(
+                f"named_metrics.{name}={value}" for name, value in metrics.items()
+            )
         case "JSON":
-            told = msgspec.json.encode({"named_metrics": metrics}).decode()
+            value_text = msgspec.json.encode({"named_metrics": metrics}).decode()
         case _:  # a hint that we do not know is no reason to refuse an answer
             return []
-    return [(ANSWERS, f"{format} {told}".encode())]
+    return [(ANSWERS, f"{format} {value_text}".encode())]

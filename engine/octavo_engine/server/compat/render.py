@@ -44,15 +44,15 @@ async def render_completion(exchange: Exchange, service: Service) -> None:
     """One entry a prompt."""
     request = await exchange.json(CompletionRequest)
     _check(request)
-    asked = await prepare_completion(exchange, service, request)
-    await exchange.reply(msgspec.json.encode(_rendered(request, asked.model, asked.job)))
+    prepared = await prepare_completion(exchange, service, request)
+    await exchange.reply(msgspec.json.encode(_rendered(request, prepared.model, prepared.job)))
 
 
 async def render_chat(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(ChatCompletionRequest)
     _check(request)
-    asked = await prepare_chat(exchange, service, request)
-    await exchange.reply(msgspec.json.encode(_rendered(request, asked.model, asked.job)[0]))
+    prepared = await prepare_chat(exchange, service, request)
+    await exchange.reply(msgspec.json.encode(_rendered(request, prepared.model, prepared.job)[0]))
 
 
 def _check(request: SamplingFields) -> None:

@@ -70,8 +70,8 @@ has them, and vLLM's where vLLM has more. Fields that Octavo does not know are a
 - **Deadlines.** `x-octavo-timeout-ms` says how long the whole answer may take; the server's own
   `--request-timeout` may be shorter. After it: 504. Where so many wait that it could not be kept:
   503 at once, with `Retry-After`.
-- **Streams.** With `"stream": true` the answer is `text/event-stream`: `data: {…}` per piece of
-  news, `data: [DONE]` at the end. `/v1/responses` and `/v1/messages` name their events (`event: …`)
+- **Streams.** With `"stream": true` the answer is `text/event-stream`: `data: {…}` per output,
+  `data: [DONE]` at the end. `/v1/responses` and `/v1/messages` name their events (`event: …`)
   and end with their last one. What a client does not read is kept for it; after two seconds its
   answer is not computed further, and holds no place and no memory, until it reads on. One that
   takes next to nothing of it for `--write-timeout` (60 s) is disconnected, also where its answer is

@@ -1,4 +1,4 @@
-"""use_beam_search over HTTP: the n likeliest answers to a prompt, as one piece of news."""
+"""use_beam_search over HTTP: the n likeliest answers to a prompt, as one output."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 MAX_LENGTH_PENALTY = 10  # a length to its power is a number still
 
-# What would change which texts are likely, or would have to be told of each. Temperature and the
-# like change nothing there.
+# What would change which texts are likely, or would have to be reported for each. Temperature and
+# the like change nothing there.
 _EXCLUDED = (
     "stream", "stop", "stop_token_ids", "min_tokens", "logprobs", "logprob_token_ids",
     "prompt_logprobs", "logit_bias", "bad_words", "allowed_token_ids", "presence_penalty",

@@ -1,4 +1,4 @@
-"""What is in flight, under every name that somebody may know it by, so that it can be stopped."""
+"""What is in flight, under every name that a client may use, so that it can be stopped."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class InFlightRequests:
             await self.stop(name)
 
     async def stop(self, name: str) -> int:
-        """How many requests of that name were told to end."""
+        """How many requests of that name were stopped."""
         stops = list(self._stops.get(name, ()))
         for stop in stops:
             await stop()

@@ -1,5 +1,5 @@
 """How many of a request's prompts run at once: some of the engine's rows are left to others, so
-that nobody stands behind a thousand prompts of one request."""
+that no request waits for a thousand prompts of one other."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PromptShare:
             try:
                 await turn
             except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():  # its turn had come: somebody else's now
+                if turn.done() and not turn.cancelled():  # its turn had come: the next one takes it
                     self._leave()
                 raise
         else:

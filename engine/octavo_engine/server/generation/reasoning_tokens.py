@@ -1,4 +1,4 @@
-"""How many of an answer's tokens were thoughts."""
+"""How many of an answer's tokens are reasoning."""
 
 from __future__ import annotations
 

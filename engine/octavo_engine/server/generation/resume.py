@@ -1,11 +1,11 @@
 """Going on with a generation that another engine began: reads and checks what a router knows of it.
 
-The headers are honoured whoever sends them: a resumed request costs its sender what any request
+The headers are honoured for every sender: a resumed request costs its sender what any request
 with so many prompt tokens costs, says nothing that `return_token_ids` would not say, and needs the
 API key like every other. There is nothing to be trusted, so there is no switch.
 
 Only streams are resumed. Of a request that is not streamed its client has seen nothing until all is
-there, so a lost one is simply asked again.
+there, so a lost one is sent again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def opened(resume: Resume | None) -> set[int]:
 
 
 def continued(exchange: Exchange, service: Service, job: Job, *, stream: bool) -> Job:
-    """The job with what a router needs: known seeds, and what was told. Raises RequestError."""
+    """The job with known seeds and the resumed output, for routers. Raises RequestError."""
     resume = exchange.resume
     if resume is None and not (stream and exchange.wants_tokens):
         return job

@@ -1,4 +1,4 @@
-"""What one request says to metrics and to its trace while its news go by.
+"""What one request says to metrics and to its trace as its outputs pass.
 
 Times of tokens are those at which they came from the core, so that an answer that is sent whole is
 measured as one that is streamed. Gaps between outputs are a matter of streams only: they are
@@ -25,7 +25,7 @@ Place = tuple[int, int]  # prompt and answer
 
 
 class RequestTiming:
-    """Of one request. Hot path: once per piece of news."""
+    """Of one request. Hot path: once per output."""
 
     def __init__(
         self, metrics: EngineMetrics, job: Job, now: Callable[[], float] = time.monotonic
@@ -38,7 +38,7 @@ class RequestTiming:
         self._first_at: dict[Place, float] = {}
         self._last_at: dict[Place, float] = {}
         self._most_tokens = 0
-        ended = sum(told.ended for told in job.resumed)
+        ended = sum(resumed.ended for resumed in job.resumed)
         self._unfinished = len(job.prompts) * job.params.n - ended
         for ids in job.prompts:
             metrics.prompt_tokens.observe(len(ids))
@@ -48,11 +48,11 @@ class RequestTiming:
         trace = tracing.current()
         self._timeline = None if trace is None else self._begin(trace.timeline)
 
-    def note(self, prompt_index: int, news: RequestOutput) -> None:
+    def note(self, prompt_index: int, result: RequestOutput) -> None:
         now = self._now()
-        if news.queued_s is not None and prompt_index not in self._started_at:
-            self._start(prompt_index, news, news.queued_s)
-        for output in news.outputs:
+        if result.queued_s is not None and prompt_index not in self._started_at:
+            self._start(prompt_index, result, result.queued_s)
+        for output in result.outputs:
             place = (prompt_index, output.index)
             if output.token_ids:
                 last_at = self._last_at.get(place)
@@ -78,18 +78,18 @@ class RequestTiming:
     def _begin(self, timeline: RequestTimeline) -> RequestTimeline:
         timeline.arrived_at = timeline.arrived_at or self._arrived_at
         timeline.input_tokens += self._job.prompt_tokens
-        timeline.asked.update(_asked(self._job.params))
+        timeline.asked.update(_requested(self._job.params))
         return timeline
 
-    def _start(self, prompt_index: int, news: RequestOutput, queued_s: float) -> None:
+    def _start(self, prompt_index: int, result: RequestOutput, queued_s: float) -> None:
         metrics, timeline = self._metrics, self._timeline
         started_at = self._started_at[prompt_index] = self._arrived_at + queued_s
         metrics.queue_time.observe(queued_s)
         num_tokens = len(self._job.prompts[prompt_index])
-        metrics.prefill_computed_tokens.observe(num_tokens - news.num_cached_tokens)
+        metrics.prefill_computed_tokens.observe(num_tokens - result.num_cached_tokens)
         if timeline is not None:
             timeline.started_at = min(timeline.started_at or started_at, started_at)
-            timeline.cached_tokens += news.num_cached_tokens
+            timeline.cached_tokens += result.num_cached_tokens
 
     def _first(self, place: Place, at: float) -> None:
         """An answer's first token came."""
@@ -112,7 +112,7 @@ class RequestTiming:
         metrics.e2e_latency.observe(self._now() - self._arrived_at)
         first_at = self._first_at.get(place)
         if first_at is not None:
-            new_tokens = num_tokens - self._told(place)
+            new_tokens = num_tokens - self._resumed_tokens(place)
             metrics.decode_time.observe(at - first_at)
             if new_tokens > 1:
                 metrics.time_per_output_token.observe((at - first_at) / (new_tokens - 1))
@@ -127,13 +127,13 @@ class RequestTiming:
             timeline.finish_reasons.append(reason)
             timeline.last_at = max(timeline.last_at, at)
 
-    def _told(self, place: Place) -> int:
+    def _resumed_tokens(self, place: Place) -> int:
         """Tokens of an answer that another engine has made."""
-        told = self._job.resumed
-        return len(told[place[0] * self._job.params.n + place[1]].token_ids) if told else 0
+        resumed = self._job.resumed
+        return len(resumed[place[0] * self._job.params.n + place[1]].token_ids) if resumed else 0
 
 
-def _asked(params: SamplingParams) -> dict[str, Value]:
+def _requested(params: SamplingParams) -> dict[str, Value]:
     """What was asked for, in numbers only: stop strings and the like are the client's words."""
     asked: dict[str, Value | None] = {
         "gen_ai.request.choice.count": params.n if params.n > 1 else None,

@@ -19,17 +19,17 @@ class Usage:
         self._cached: dict[int, int] = {}
         self._completion: dict[tuple[int, int], int] = {}
         self._reasoning: dict[int, int] = {}
-        for place, told in enumerate(job.resumed):  # its client sees one answer, and one sum
-            self._completion[divmod(place, job.params.n)] = len(told.token_ids)
+        for place, resumed in enumerate(job.resumed):  # its client sees one answer, and one sum
+            self._completion[divmod(place, job.params.n)] = len(resumed.token_ids)
 
-    def add(self, prompt_index: int, news: RequestOutput) -> None:
-        self.note_prompt(prompt_index, news)
-        for output in news.outputs:
+    def add(self, prompt_index: int, result: RequestOutput) -> None:
+        self.note_prompt(prompt_index, result)
+        for output in result.outputs:
             self.note_answer(prompt_index, output.index, output.num_tokens)
 
-    def note_prompt(self, prompt_index: int, news: RequestOutput) -> None:
-        if news.num_cached_tokens:
-            self._cached[prompt_index] = news.num_cached_tokens
+    def note_prompt(self, prompt_index: int, result: RequestOutput) -> None:
+        if result.num_cached_tokens:
+            self._cached[prompt_index] = result.num_cached_tokens
 
     def note_answer(self, prompt_index: int, index: int, num_tokens: int) -> None:
         """So many tokens of an answer so far. For sums on the way, which must not run ahead of the
@@ -46,7 +46,7 @@ class Usage:
         return other
 
     def note_reasoning(self, index: int, num_tokens: int) -> None:
-        """So many tokens of an answer to the first prompt were thoughts."""
+        """So many tokens of an answer to the first prompt were reasoning."""
         self._reasoning[index] = num_tokens
 
     @property

@@ -1,4 +1,4 @@
-"""Whether a request's client is still there: work for nobody is cancelled."""
+"""Whether a request's client is still there: work for a client that left is cancelled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ClientGone(Exception):
-    """The client closed the connection, or stopped reading; there is nobody to answer."""
+    """The client closed the connection, or stopped reading; there is no client to answer."""
 
 
 class ClientLine(Protocol):
@@ -97,7 +97,7 @@ class CancelOnDisconnect:
 
 
 class _LineWatch:
-    """Told by the connection; a timer looks for clients that do not read. No task a request."""
+    """Called by the connection; a timer looks for clients that do not read. No task a request."""
 
     def __init__(self, presence: CancelOnDisconnect, line: ClientLine) -> None:
         self._presence = presence
@@ -122,7 +122,7 @@ class _LineWatch:
 
 
 class _MessageWatch:
-    """Told by the server's messages, for which a task must wait."""
+    """Driven by the server's messages, for which a task must wait."""
 
     def __init__(self, presence: CancelOnDisconnect) -> None:
         self._presence = presence

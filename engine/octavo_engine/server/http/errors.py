@@ -1,7 +1,7 @@
 """Every error a client can see, as one table, and its form: OpenAI's error object with a code.
 
 docs/errors.md is made from the table. Messages are written where an error is raised, never taken
-from an exception that nobody meant.
+from an unexpected exception.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INVALID, SERVER, TIMEOUT = "invalid_request_error", "server_error", "timeout_err
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """One kind of error, as clients can tell it from others."""
+    """One kind of error, as clients can distinguish it."""
 
     status: int
     code: str
@@ -164,7 +164,7 @@ def unavailable(code: str, message: str, *, retry_after_s: int) -> HttpError:
 
 
 def internal_error() -> HttpError:
-    """For every exception that nobody meant: the client learns nothing of its text."""
+    """For every unexpected exception: the client learns nothing of its text."""
     return HttpError(500, OUR_FAULT, code="internal_error")
 
 

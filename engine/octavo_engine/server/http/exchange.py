@@ -78,12 +78,12 @@ class Exchange:
 
     @property
     def is_background(self) -> bool:
-        """Nobody waits for its answer: it gets what others leave. No client can say so."""
+        """No client waits for its answer: it runs on spare capacity. No client can say so."""
         return bool(self.scope.get(IN_BACKGROUND))
 
     @property
     def wants_tokens(self) -> bool:
-        """A router asks: it must know the tokens of a stream to go on with it elsewhere."""
+        """A router must know the tokens of a stream to go on with it elsewhere."""
         return self.header(STREAM_HEADER.encode()) == "tokens"
 
     def time_left_s(self, limit_s: float | None) -> float | None:
@@ -272,7 +272,7 @@ class Exchange:
         await self._begin(200, list(headers))
 
     async def write(self, payload: bytes) -> None:
-        """Hot path: once per piece of news. Waits while the client's buffers are full."""
+        """Hot path: once per output. Waits while the client's buffers are full."""
         self._write_began_at = _now()
         await self._send({"type": "http.response.body", "body": payload, "more_body": True})
         self._write_began_at = 0.0

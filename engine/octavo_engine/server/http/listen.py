@@ -15,7 +15,7 @@ UNSENT_BYTES = 64 * 2**10
 
 
 def open_unix_socket(path: str) -> socket.socket:
-    """Takes the place of a socket that nobody listens on any more. Raises ConfigError."""
+    """Takes the place of a socket that no process listens on any more. Raises ConfigError."""
     try:
         _remove_dead(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

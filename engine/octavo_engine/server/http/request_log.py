@@ -36,7 +36,7 @@ def log_request(service: Service, job: Job) -> None:
             "prompt_tokens": job.prompt_tokens,
             "priority": job.priority or None,
             "deadline_s": job.deadline_s,
-            "params": _told(job.params),
+            "params": _non_default(job.params),
         },
     )
     if logger.isEnabledFor(logging.DEBUG):
@@ -63,8 +63,8 @@ class OutputLog:
         self._shows_text = logger.isEnabledFor(logging.DEBUG)
         self._texts: dict[tuple[int, int], str] = {}
 
-    def note(self, prompt_index: int, news: RequestOutput) -> None:
-        for output in news.outputs:
+    def note(self, prompt_index: int, result: RequestOutput) -> None:
+        for output in result.outputs:
             place = (prompt_index, output.index)
             if self._shows_text:
                 self._texts[place] = (self._texts.get(place, "") + output.text)[: self._limit]
@@ -90,11 +90,11 @@ class OutputLog:
             logger.debug("Text", extra={**about, "text": self._texts.pop(place)})
 
 
-def _told(params: SamplingParams) -> dict[str, Any]:
+def _non_default(params: SamplingParams) -> dict[str, Any]:
     """What differs from the defaults; of words only that there are some."""
-    told: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for field in params.__struct_fields__:
         value = getattr(params, field)
         if value != getattr(_DEFAULTS, field):
-            told[field] = "(given)" if field in _WORDS else msgspec.to_builtins(value)
-    return told
+            given[field] = "(given)" if field in _WORDS else msgspec.to_builtins(value)
+    return given

@@ -44,13 +44,13 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 async def completions(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(CompletionRequest)
-    asked = await prepare_completion(exchange, service, request)
+    prepared = await prepare_completion(exchange, service, request)
     try:
         async with exchange.while_present():
             if request.stream:
-                await _stream(exchange, service, asked)
+                await _stream(exchange, service, prepared)
             else:
-                await _whole(exchange, service, asked)
+                await _whole(exchange, service, prepared)
     except RequestError as error:
         name_field(error, request)
         raise
@@ -183,31 +183,31 @@ def _echo(
 # ── whole ──
 
 
-async def _whole(exchange: Exchange, service: Service, asked: PreparedCompletion) -> None:
-    usage = Usage(asked.job)
+async def _whole(exchange: Exchange, service: Service, prepared: PreparedCompletion) -> None:
+    usage = Usage(prepared.job)
     results: dict[int, RequestOutput] = {}
-    for prompt_index, output in await collect_outputs(service, asked.job):
+    for prompt_index, output in await collect_outputs(service, prepared.job):
         usage.add(prompt_index, output)
-        if asked.no_tokens:
+        if prepared.no_tokens:
             _forget_tokens(output)
             usage.forget_completion()
         known = results.setdefault(prompt_index, output)
         if known is not output:
             known.absorb(output)
     choices = [
-        _choice(service, asked, prompt_index, results[prompt_index], output)
+        _choice(service, prepared, prompt_index, results[prompt_index], output)
         for prompt_index in sorted(results)
         for output in results[prompt_index].outputs
     ]
     texts = [output.text for result in results.values() for output in result.outputs]
-    await note_validity(exchange, asked.request, asked.job.params.grammar, texts)
+    await note_validity(exchange, prepared.request, prepared.job.params.grammar, texts)
     await exchange.reply(
         msgspec.json.encode(
             {
-                "id": asked.id,
+                "id": prepared.id,
                 "object": "text_completion",
-                "created": asked.created,
-                "model": asked.model,
+                "created": prepared.created,
+                "model": prepared.model,
                 "choices": choices,
                 "service_tier": None,
                 "system_fingerprint": None,
@@ -220,13 +220,13 @@ async def _whole(exchange: Exchange, service: Service, asked: PreparedCompletion
 
 
 def _choice(
-    service: Service, asked: PreparedCompletion, prompt_index: int, result: RequestOutput,
+    service: Service, prepared: PreparedCompletion, prompt_index: int, result: RequestOutput,
     output: CompletionOutput,
 ) -> dict[str, Any]:  # fmt: skip
-    request = asked.request
+    request = prepared.request
     choice: dict[str, Any] = {
-        "index": prompt_index * asked.job.params.n + output.index,
-        "text": asked.texts[prompt_index] + output.text,
+        "index": prompt_index * prepared.job.params.n + output.index,
+        "text": prepared.texts[prompt_index] + output.text,
         "logprobs": None,
         "finish_reason": output.finish_reason,
         "stop_reason": output.stop_reason,
@@ -236,8 +236,8 @@ def _choice(
     }
     if request.logprobs is not None:
         choice["logprobs"] = _logprobs(
-            service, asked, result, output.logprobs or [],
-            echo=asked.texts[prompt_index], opening=True,
+            service, prepared, result, output.logprobs or [],
+            echo=prepared.texts[prompt_index], opening=True,
         )  # fmt: skip
     if request.prompt_logprobs is not None and result.prompt_logprobs is not None:
         choice["prompt_logprobs"] = prompt_logprobs(result.prompt_logprobs)
@@ -248,18 +248,18 @@ def _choice(
 
 
 def _logprobs(
-    service: Service, asked: PreparedCompletion, news: RequestOutput,
+    service: Service, prepared: PreparedCompletion, result: RequestOutput,
     entries: Sequence[DecodedLogprobs], *,
     echo: str, opening: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Of the new tokens, and before them of the prompt's when it is echoed."""
-    as_ids = asked.as_ids
+    as_ids = prepared.as_ids
     answer = completion_logprobs(entries, [len(echo) + e.offset for e in entries], as_ids=as_ids)
-    if not opening or not asked.request.echo or news.prompt_logprobs is None:
+    if not opening or not prepared.request.echo or result.prompt_logprobs is None:
         return answer
-    tokenizer, ids = service.engine.tokenizer, news.prompt_token_ids
+    tokenizer, ids = service.engine.tokenizer, result.prompt_token_ids
     prompt = completion_logprobs(
-        news.prompt_logprobs, _offsets_in(echo, tokenizer, ids), as_ids=as_ids,
+        result.prompt_logprobs, _offsets_in(echo, tokenizer, ids), as_ids=as_ids,
         first=tokenizer.token_text(ids[0]) if ids else "",
     )  # fmt: skip
     return {name: [*prompt[name], *answer[name]] for name in prompt}
@@ -273,9 +273,9 @@ def _offsets_in(echo: str, tokenizer: Tokenizer, ids: Sequence[int]) -> list[int
     return [min(max(at - before, 0), len(echo)) for at in offsets(tokenizer, ids)]
 
 
-def _forget_tokens(news: RequestOutput) -> None:
-    """The prompt was to be scored; the one token that the engine made on top is not told."""
-    for output in news.outputs:
+def _forget_tokens(result: RequestOutput) -> None:
+    """The prompt was to be scored; the one token that the engine made on top is not returned."""
+    for output in result.outputs:
         output.text, output.token_ids, output.logprobs = "", [], None
         output.stop_reason = None
         if output.finish_reason in ("stop", "length"):
@@ -285,23 +285,25 @@ def _forget_tokens(news: RequestOutput) -> None:
 # ── streamed ──
 
 
-async def _stream(exchange: Exchange, service: Service, asked: PreparedCompletion) -> None:
-    writer = _EventWriter(exchange, service, asked)
-    await run_job(service, asked.job, sse_sink(exchange, writer), stream=True)
+async def _stream(exchange: Exchange, service: Service, prepared: PreparedCompletion) -> None:
+    writer = _EventWriter(exchange, service, prepared)
+    await run_job(service, prepared.job, sse_sink(exchange, writer), stream=True)
 
 
 class _EventWriter:
     """From one request's outputs to its events."""
 
-    def __init__(self, exchange: Exchange, service: Service, asked: PreparedCompletion) -> None:
-        request, job = asked.request, asked.job
+    def __init__(self, exchange: Exchange, service: Service, prepared: PreparedCompletion) -> None:
+        request, job = prepared.request, prepared.job
         options = request.stream_options
         self._service = service
-        self._asked = asked
-        self._chunks = Chunks(id=asked.id, model=asked.model, created=asked.created, chat=False)
+        self._prepared = prepared
+        self._chunks = Chunks(
+            id=prepared.id, model=prepared.model, created=prepared.created, chat=False
+        )
         self._usage = Usage(job)
         self.lines = TokenLines(
-            job, self._usage, id=asked.id, created=asked.created, wanted=exchange.wants_tokens
+            job, self._usage, id=prepared.id, created=prepared.created, wanted=exchange.wants_tokens
         )
         self._wants_ids = bool(request.return_token_ids)
         self._wants_sum = service.settings.force_include_usage or (
@@ -310,41 +312,41 @@ class _EventWriter:
         self._wants_sums = options is not None and options.wants_sums
         # Chunks without text are sent too where they carry something else.
         self._is_verbose = request.logprobs is not None or self._wants_ids or self._wants_sums
-        self._begun = set(asked.opened)  # choices that have had their first chunk
+        self._begun = set(prepared.opened)  # choices that have had their first chunk
         # Of the prompts that are echoed with them, and choices that came before them:
         self._wants_scores = bool(request.echo) and request.logprobs is not None
         self._scores: dict[int, PromptLogprobs] = {}
         self._early: dict[int, RequestOutput] = {}
         self._unfinished = len(job.prompts)
-        if asked.no_tokens:
+        if prepared.no_tokens:
             self._usage.forget_completion()
 
     def events(self, output: JobOutput) -> bytes:
         """Hot path: once per output."""
-        asked, (place, news) = self._asked, output
-        self._usage.note_prompt(place, news)
-        if asked.no_tokens:
-            _forget_tokens(news)
+        prepared, (place, result) = self._prepared, output
+        self._usage.note_prompt(place, result)
+        if prepared.no_tokens:
+            _forget_tokens(result)
         if self._wants_scores:
-            news = self._with_scores(place, news)
+            result = self._with_scores(place, result)
         frames: list[bytes] = []
-        for new in news.outputs:
-            index = place * asked.job.params.n + new.index
+        for new in result.outputs:
+            index = place * prepared.job.params.n + new.index
             self.lines.note(index, new.token_ids)
-            if not asked.no_tokens:
+            if not prepared.no_tokens:
                 self._usage.note_answer(place, new.index, new.num_tokens)
             text = new.text
             opening = index not in self._begun
             if opening:
                 self._begun.add(index)
-                text = asked.texts[place] + text
+                text = prepared.texts[place] + text
             if new.finish_reason is None and not self._is_verbose:
                 if text:
                     frames += (self.lines.head(index), self._chunks.text(index, text))
             elif text or new.finish_reason or new.token_ids:
                 frames.append(self.lines.head(index))
-                frames.append(self._chunk(news, place, new, text, opening=opening))
-        self._unfinished -= news.finished
+                frames.append(self._chunk(result, place, new, text, opening=opening))
+        self._unfinished -= result.finished
         return b"".join(frames)
 
     def is_last(self, output: JobOutput) -> bool:
@@ -353,45 +355,45 @@ class _EventWriter:
     def end(self) -> bytes:
         return self._chunks.usage(self._usage.as_dict()) + DONE if self._wants_sum else DONE
 
-    def _with_scores(self, place: int, news: RequestOutput) -> RequestOutput:
+    def _with_scores(self, place: int, result: RequestOutput) -> RequestOutput:
         """Each choice begins with the prompt's scores. They come with one choice's first token, and
         another one, which found the prompt cached, may be quicker: it waits for them."""
         early = self._early.pop(place, None)
         if early is not None:
-            early.absorb(news)
-            news = early
-        if news.prompt_logprobs is None:
-            news.prompt_logprobs = self._scores.get(place)
-        if news.prompt_logprobs is not None:
-            self._scores[place] = news.prompt_logprobs
-        elif not news.finished:
-            first, begun = place * self._asked.job.params.n, self._begun
-            waiting = [o for o in news.outputs if first + o.index not in begun]
-            news.outputs = [o for o in news.outputs if first + o.index in begun]
+            early.absorb(result)
+            result = early
+        if result.prompt_logprobs is None:
+            result.prompt_logprobs = self._scores.get(place)
+        if result.prompt_logprobs is not None:
+            self._scores[place] = result.prompt_logprobs
+        elif not result.finished:
+            first, begun = place * self._prepared.job.params.n, self._begun
+            waiting = [o for o in result.outputs if first + o.index not in begun]
+            result.outputs = [o for o in result.outputs if first + o.index in begun]
             if waiting:
                 self._early[place] = RequestOutput(
-                    news.request_id, news.prompt, news.prompt_token_ids, waiting
+                    result.request_id, result.prompt, result.prompt_token_ids, waiting
                 )
-        return news
+        return result
 
     def _chunk(
-        self, news: RequestOutput, place: int, output: CompletionOutput, text: str, *,
+        self, result: RequestOutput, place: int, output: CompletionOutput, text: str, *,
         opening: bool,
     ) -> bytes:  # fmt: skip
-        asked = self._asked
+        prepared = self._prepared
         logprobs = None
-        if asked.request.logprobs is not None:
+        if prepared.request.logprobs is not None:
             logprobs = _logprobs(
-                self._service, asked, news, output.logprobs or [],
-                echo=asked.texts[place], opening=opening,
+                self._service, prepared, result, output.logprobs or [],
+                echo=prepared.texts[place], opening=opening,
             )  # fmt: skip
         ids = self._wants_ids
         return self._chunks.delta(
-            place * asked.job.params.n + output.index,
+            place * prepared.job.params.n + output.index,
             output,
             text,
             logprobs=logprobs,
             token_ids=output.token_ids if ids else None,
-            prompt_token_ids=news.prompt_token_ids if ids and opening else None,
+            prompt_token_ids=result.prompt_token_ids if ids and opening else None,
             usage=self._usage.as_dict() if self._wants_sums else None,
         )

@@ -72,7 +72,7 @@ async def detokenize(exchange: Exchange, service: Service) -> None:
 
 
 async def tokenizer_info(exchange: Exchange, service: Service) -> None:
-    """There only where the operator allows it: it tells the chat template."""
+    """There only where the operator allows it: it shows the chat template."""
     tokenizer, info = service.engine.tokenizer, service.engine.info
     eos = tokenizer.eos_token_ids
     answer = TokenizerInfo(

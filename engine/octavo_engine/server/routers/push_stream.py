@@ -1,6 +1,6 @@
 """Load and residency of one engine, pushed to every subscribed router as they change.
 
-The hub merges what the core's steps tell and sends it on, at most every few milliseconds, to all
+The hub merges what the core's steps report and sends it on, at most every few milliseconds, to all
 subscribers. It holds no keys: a subscriber that joins is given a snapshot that the core makes, and
 what comes after it. A subscriber that does not read is cut off; it will come again.
 """
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from octavo_engine.state.labels import ResidencyChange
     from octavo_engine.state.outputs import EngineStats, StepOutput
 
-FLUSH_S = 0.005  # between frames that tell of residency
-LOAD_S = 0.02  # between frames that tell of load
+FLUSH_S = 0.005  # between frames that carry residency
+LOAD_S = 0.02  # between frames that carry load
 MAX_QUEUE_BYTES = 16 * 2**20  # of frames that a subscriber has not read; a snapshot does not count
 SNAPSHOT_BYTES = 2**20 // STORED_BYTES * STORED_BYTES  # in one frame
 _SMOOTHING = 0.1  # weight of the newest step in the typical one
@@ -131,14 +131,14 @@ class SubscriberHub:
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = 0.0
         self._draining: Draining | None = None
-        # Whether any router was ever here. Until then prompts are not labelled: nobody would know.
+        # Whether a router ever subscribed. Until then prompts are not labelled.
         self.was_joined = False
 
     def __len__(self) -> int:
         return len(self._subscribers)
 
     def subscribe(self) -> Subscriber:
-        """Raises 503 while there is no core to tell of."""
+        """Raises 503 while there is no core."""
         engine = self._engine
         state = engine.health().state
         if state not in ("ready", "draining"):
@@ -173,7 +173,7 @@ class SubscriberHub:
             self._stop_timer()
 
     def drain(self, deadline_s: float) -> None:
-        """Tell everybody, those who come later too."""
+        """Informs all subscribers, later ones too."""
         if self._draining is not None:
             return
         self._draining = Draining(deadline_s)
@@ -208,7 +208,7 @@ class SubscriberHub:
         self._stop_timer()
         for subscriber in self._subscribers:
             subscriber.end()
-        self._subscribers.clear()  # what the next core tells is not for them
+        self._subscribers.clear()  # what the next core reports is not for them
 
     # ── inside ──
 
@@ -267,7 +267,7 @@ class SubscriberHub:
             self._step_s = before + _SMOOTHING * (step_s - before)
 
     def _has_new_load(self) -> bool:
-        """Steps differ in length all the time: that alone is no news."""
+        """Steps differ in length all the time: that alone is not reported."""
         stats, load = self._stats, self._load
         return (
             stats.num_running != load.running

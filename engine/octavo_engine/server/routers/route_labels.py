@@ -46,16 +46,16 @@ class RoutedPrompt:
 
 
 class Answers:
-    """What came out for each choice of one prompt, put together from its news."""
+    """What came out for each choice of one prompt, joined from its outputs."""
 
     def __init__(self) -> None:
         self._ids: dict[int, list[int]] = {}
         self._texts: dict[int, list[str]] = {}
         self._whole: dict[int, str] = {}  # the core's name of each that is complete here
 
-    def add(self, news: RequestOutput) -> None:
-        """Hot path: once per piece of news."""
-        for output in news.outputs:
+    def add(self, result: RequestOutput) -> None:
+        """Hot path: once per output."""
+        for output in result.outputs:
             index = output.index
             ids = self._ids.setdefault(index, [])
             ids += output.token_ids

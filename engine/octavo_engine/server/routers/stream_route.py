@@ -19,7 +19,7 @@ _HEADERS = [
 
 async def stream(exchange: Exchange, service: Service) -> None:
     """Ends when the cache is lost or the server leaves. 503 while there is no core; of one that
-    loads it tells how far it is, as /ready does."""
+    loads it reports the progress, as /ready does."""
     if service.engine.health().state == "loading":
         await probes.ready(exchange, service)
         return

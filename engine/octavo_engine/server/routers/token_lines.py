@@ -1,6 +1,6 @@
-"""The lines that tell a router the tokens behind each event; see protocol.resume for their form.
+"""The lines that give a router the tokens behind each event; see protocol.resume for their form.
 
-Held-back tokens are told late, never early: the text of all events so far is what the tokens told
+Held-back tokens are sent late, never early: the text of all events so far is what the tokens told
 so far yield, so that a generation can be continued from any event.
 """
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class TokenLines:
-    """Of one stream. Silent unless the router asked for them."""
+    """Of one stream. Empty unless the router requests them."""
 
     def __init__(self, job: Job, usage: Usage, *, id: str, created: int, wanted: bool) -> None:
         self._wanted = wanted
-        self._untold: dict[int, list[int]] = {}  # by answer
+        self._unsent: dict[int, list[int]] = {}  # by answer
         self._job = job
         self._usage = usage
         self._id = id
@@ -30,11 +30,11 @@ class TokenLines:
     def note(self, answer: int, token_ids: list[int]) -> None:
         """New tokens, whether or not an event comes of them. Hot path."""
         if self._wanted and token_ids:
-            self._untold.setdefault(answer, []).extend(token_ids)
+            self._unsent.setdefault(answer, []).extend(token_ids)
 
     def head(self, answer: int) -> bytes:
-        """What stands before the next event of the answer: all its tokens not told yet."""
-        return token_line(answer, self._untold.pop(answer, [])) if self._wanted else b""
+        """What stands before the next event of the answer: all its tokens not sent yet."""
+        return token_line(answer, self._unsent.pop(answer, [])) if self._wanted else b""
 
     def begun(self, events: bytes) -> bytes:
         """The events to be written; the first ones with the begin line before them."""

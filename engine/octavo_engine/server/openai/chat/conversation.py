@@ -218,9 +218,9 @@ def _message(at: str, message: ChatMessageBody) -> dict[str, Any]:
     # Templates know "system"; "developer" is its newer name.
     role = "system" if message.role == "developer" else message.role
     result: dict[str, Any] = {"role": role}
-    thoughts: list[str] = []
+    reasoning_parts: list[str] = []
     if message.content is not None:
-        result["content"] = _text(at, message.content, thoughts)
+        result["content"] = _text(at, message.content, reasoning_parts)
     elif message.role == "assistant":
         result["content"] = ""
     else:
@@ -232,7 +232,7 @@ def _message(at: str, message: ChatMessageBody) -> dict[str, Any]:
     if message.tool_calls:
         calls = [_call(f"{at}.tool_calls[{i}]", c) for i, c in enumerate(message.tool_calls)]
         result["tool_calls"] = calls
-    reasoning = message.reasoning or message.reasoning_content or "\n".join(thoughts)
+    reasoning = message.reasoning or message.reasoning_content or "\n".join(reasoning_parts)
     if reasoning:
         result["reasoning_content"] = reasoning
     return result
@@ -255,14 +255,14 @@ def _call(at: str, call: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
-def _text(at: str, content: str | list[ContentPart], thoughts: list[str]) -> str:
+def _text(at: str, content: str | list[ContentPart], reasoning_parts: list[str]) -> str:
     if isinstance(content, str):
         return content
     texts: list[str] = []
     for number, part in enumerate(content):
         field = f"{at}.content[{number}]"
         if part.type == "thinking" and part.thinking is not None:
-            thoughts.append(part.thinking)
+            reasoning_parts.append(part.thinking)
             continue
         if part.type not in TEXT_PARTS:
             raise not_supported(

@@ -1,4 +1,4 @@
-"""The dialect that the served model speaks: named by flags, or told from its chat template."""
+"""The dialect that the served model speaks: named by flags, or detected from its chat template."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Formats(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How this model writes calls and thoughts; None: in no way that we can read."""
+    """How this model writes calls and reasoning; None: in no known format."""
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None

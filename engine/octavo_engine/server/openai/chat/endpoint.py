@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 async def chat_completions(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(ChatCompletionRequest)
     try:
-        asked = await prepare_chat(exchange, service, request)
+        prepared = await prepare_chat(exchange, service, request)
         async with exchange.while_present():
             if request.stream:
-                await answer_stream(exchange, service, asked)
+                await answer_stream(exchange, service, prepared)
             else:
-                await answer_whole(exchange, service, asked)
+                await answer_whole(exchange, service, prepared)
     except RequestError as error:  # name the field as this client knows it
         if error.param == "prompt":
             error.param = "messages"

@@ -137,7 +137,7 @@ def _budget(request: ChatCompletionRequest, dialect: Dialect) -> int | None:
 
 
 def _limited(reading: OutputFormat, budget: int | None, after: str | None) -> OutputFormat:
-    """With the end of thoughts forced where their tokens are used up."""
+    """With the end of reasoning forced where their tokens are used up."""
     if budget is None or reading.reasoning is None:
         return reading
     from octavo_engine.grammar import normal
@@ -146,7 +146,7 @@ def _limited(reading: OutputFormat, budget: int | None, after: str | None) -> Ou
     if after is not None:
         grammar = grammar or normal.anything_spec()
         grammar = msgspec.structs.replace(grammar, after=after, budget=budget)
-    elif grammar is None:  # an enforced answer begins at once, without thoughts
+    elif grammar is None:  # an enforced answer begins at once, without reasoning
         grammar = msgspec.structs.replace(
             normal.anything_spec(), after=reading.reasoning.closes[0], budget=budget,
             opens=reading.reasoning.opens,

@@ -1,6 +1,6 @@
-"""A chat's answer as a list of parts in the order it was said: thoughts, texts, tool calls.
+"""A chat's answer as a list of parts in the order it was said: reasoning, texts, tool calls.
 
-For protocols whose answers are such lists. However the news is cut, the parts are the same.
+For protocols whose answers are such lists. However the deltas are cut, the parts are the same.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class ChatParts:
         self._open: ChatPart | None = None
         self._logprobs: list[DecodedLogprobs] = []  # of tokens whose text is still to come
 
-    def read(self, news: ChoiceDelta) -> list[Step]:
-        """Hot path: once per piece of news."""
+    def read(self, delta: ChoiceDelta) -> list[Step]:
+        """Hot path: once per delta."""
         steps: list[Step] = []
-        for event in news.events or [Content(news.content)]:
+        for event in delta.events or [Content(delta.content)]:
             self._take(event, steps)
         return steps
 
@@ -95,7 +95,7 @@ class ChatParts:
                     self._add(part, text, steps)
             case Reasoning(text=text):
                 if text:
-                    self._logprobs = []  # they are told of texts only
+                    self._logprobs = []  # they belong to texts only
                     self._add(self._within("reasoning", steps), text, steps)
             case CallBegun(name=name, id=id):
                 self._logprobs = []

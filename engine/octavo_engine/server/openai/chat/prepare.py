@@ -172,7 +172,7 @@ def _next_turn(
         if not reading.is_plain:
             parser = reading.parser()
             if joined(parser.push(answer) + parser.finish()) != [Content(answer)]:
-                # A client sends back what it got: neither thoughts nor calls as they were written.
+                # A client sends back what it got: neither reasoning nor calls as they were written.
                 raise InvalidRequest("the next turn's prompt cannot be derived from this answer")
         return await render(
             service.engine.tokenizer,

@@ -1,6 +1,6 @@
-"""A chat as it runs, in no client's shape: what each answer says, thinks and calls, as it comes.
+"""A chat while it runs, in no protocol's shape: what each answer adds, as it comes.
 
-Every protocol that serves chats is written over this: `prepare` of chat_request, then `run`.
+Every protocol that serves chats uses this: `prepare_chat` of chat.prepare, then `run`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ChatToken:
 
 @dataclass(slots=True)
 class CallDelta:
-    """News of one tool call. Name and id come with its first news."""
+    """New output of one tool call. Name and id come with its first delta."""
 
     index: int  # among the answer's calls
     name: str = ""
@@ -53,7 +53,7 @@ class CallDelta:
 
 @dataclass(slots=True)
 class ChoiceDelta:
-    """News of one answer: what is new since the last."""
+    """New output of one answer since the last delta."""
 
     index: int
     content: str = ""
@@ -76,68 +76,68 @@ class ChoiceDelta:
 
 @dataclass(slots=True)
 class ChatDelta:
-    """One piece of news of a request. The first tells of the prompt."""
+    """New output of a request. The first one describes the prompt."""
 
     choices: list[ChoiceDelta]
     finished: bool
     output: RequestOutput  # of the engine, with all that is said of the prompt
 
 
-def told_reason(asked: PreparedChat, reason: str | None) -> str | None:
+def client_reason(prepared: PreparedChat, reason: str | None) -> str | None:
     """Why an answer ended, in the words of the chat endpoint's clients."""
-    return "function_call" if reason == "tool_calls" and asked.has_functions else reason
+    return "function_call" if reason == "tool_calls" and prepared.has_functions else reason
 
 
 class ChatSession:
-    """One request's. `usage` is true after each piece of news."""
+    """One request's. `usage` is exact after each delta."""
 
-    def __init__(self, service: Service, asked: PreparedChat) -> None:
-        self.usage = Usage(asked.job)
+    def __init__(self, service: Service, prepared: PreparedChat) -> None:
+        self.usage = Usage(prepared.job)
         self._service = service
-        self._asked = asked
+        self._prepared = prepared
         self._answers: dict[int, _Answer] = {}
-        # A resumed answer numbers its calls as it did before; nobody else's are like them.
-        seed = asked.job.seed
-        self._secret = secrets.token_hex(16) if seed is None else f"{asked.created} {seed}"
-        if asked.reading.reasoning is not None:
-            for index, told in enumerate(asked.job.resumed):
-                self._account(index, told)
+        # A resumed answer numbers its calls as it did before; they are unlike all others.
+        seed = prepared.job.seed
+        self._secret = secrets.token_hex(16) if seed is None else f"{prepared.created} {seed}"
+        if prepared.reading.reasoning is not None:
+            for index, resumed in enumerate(prepared.job.resumed):
+                self._account(index, resumed)
 
     async def run(self, sink: OutputSink[ChatDelta], *, stream: bool) -> None:
         """To the end of all answers, whose deltas go to `sink`; with `stream` false there are one
         or a few. Cancelling it aborts the request. Raises RequestError."""
-        job = self._asked.job
+        job = self._prepared.job
         try:
             await run_job(self._service, job, sink.after(self._delta), stream=stream)
         except RequestError as error:
-            name_field(error, self._asked.request)
+            name_field(error, self._prepared.request)
             raise
 
     def call_id(self, choice: int, call: int) -> str:
         """`call_` and 24 letters; nine letters for models that take no other ids."""
-        asked = self._asked
-        material = f"{self._secret} {asked.id} {choice} {call}".encode()
+        prepared = self._prepared
+        material = f"{self._secret} {prepared.id} {choice} {call}".encode()
         number = int.from_bytes(hashlib.blake2b(material, digest_size=24).digest())
         letters: list[str] = []
-        short = asked.reading.short_ids
+        short = prepared.reading.short_ids
         for _ in range(_SHORT_ID_CHARS if short else _ID_CHARS):
             number, letter = divmod(number, len(_LETTERS))
             letters.append(_LETTERS[letter])
         return "".join(letters) if short else "call_" + "".join(letters)
 
-    def _account(self, index: int, told: ResumedOutput) -> None:
+    def _account(self, index: int, resumed: ResumedOutput) -> None:
         """Thoughts of answers that began elsewhere count from the first sum on, be it that their
         turn is yet to come or that they have ended."""
-        job = self._asked.job
+        job = self._prepared.job
         detokenizer = Detokenizer(
             self._service.engine.tokenizer,
             skip_special_tokens=job.params.skip_special_tokens,
             shown_special_ids=job.params.shown_special_ids,
             prompt_token_ids=job.prompts[0],
         )
-        answer = _Answer(self, self._asked, self._service, index)
-        ids = told.token_ids
-        answer.replay(detokenizer.push(ids), ids, ended=told.ended)
+        answer = _Answer(self, self._prepared, self._service, index)
+        ids = resumed.token_ids
+        answer.replay(detokenizer.push(ids), ids, ended=resumed.ended)
         if answer.tokens is not None:
             self.usage.note_reasoning(index, answer.tokens.count)
 
@@ -147,7 +147,7 @@ class ChatSession:
         return ChatDelta([self._read(new) for new in output.outputs], output.finished, output)
 
     def _read(self, new: CompletionOutput) -> ChoiceDelta:
-        """Hot path: once per answer and piece of news."""
+        """Hot path: once per answer and delta."""
         choice = ChoiceDelta(
             new.index,
             token_ids=new.token_ids,
@@ -156,7 +156,7 @@ class ChatSession:
             stop_reason=new.stop_reason,
             num_tokens=new.num_tokens,
         )
-        if self._asked.reading.is_plain:
+        if self._prepared.reading.is_plain:
             choice.content = new.text
             if new.logprobs is not None:
                 choice.events = [*map(ChatToken, new.logprobs), Content(new.text)]
@@ -171,17 +171,22 @@ class ChatSession:
         return choice
 
     def _begin(self, new: CompletionOutput) -> _Answer:
-        answer, told = _Answer(self, self._asked, self._service, new.index), self._asked.job.resumed
-        if told:  # its tokens count, even if all their text was held back
-            answer.replay(new.resumed_text, told[new.index].token_ids)
+        answer, resumed = (
+            _Answer(self, self._prepared, self._service, new.index),
+            self._prepared.job.resumed,
+        )
+        if resumed:  # its tokens count, even if all their text was held back
+            answer.replay(new.resumed_text, resumed[new.index].token_ids)
         return answer
 
 
 class _Answer:
     """One answer's parser, and what is known of it so far."""
 
-    def __init__(self, run: ChatSession, asked: PreparedChat, service: Service, index: int) -> None:
-        reading = asked.reading
+    def __init__(
+        self, run: ChatSession, prepared: PreparedChat, service: Service, index: int
+    ) -> None:
+        reading = prepared.reading
         self._run = run
         self._reading = reading
         self._index = index
@@ -193,12 +198,12 @@ class _Answer:
         if self._parser.reasoning is not None:
             tokenizer = service.engine.tokenizer
             hidden: frozenset[int] = frozenset()
-            if asked.job.params.skip_special_tokens:
+            if prepared.job.params.skip_special_tokens:
                 hidden = tokenizer.special_ids.difference(reading.shown_ids)
             self.tokens = ReasoningTokens(tokenizer, hidden)
 
     def replay(self, text: str, ids: list[int], *, ended: bool = False) -> None:
-        """What its client has been told already."""
+        """What its client already has."""
         events = self._parser.push(text)
         if ended:  # what was undecided is decided
             events += self._parser.finish()
@@ -226,7 +231,7 @@ class _Answer:
     def _read_tokens(
         self, text: str, entries: Sequence[DecodedLogprobs], choice: ChoiceDelta
     ) -> None:
-        """Each token's text by itself: which of them a thought or a call is made of must not depend
+        """Each token's text by itself: which of them belong to reasoning or a call must not depend
         on how many came at once."""
         unsaid = self._unsaid
         unsaid += entries

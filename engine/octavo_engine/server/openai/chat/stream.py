@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from octavo_engine.server.generation.logprobs import chat_logprobs
 from octavo_engine.server.generation.sse_writer import sse_sink
 from octavo_engine.server.http.sse import DONE, Chunks
-from octavo_engine.server.openai.chat.session import ChatSession, told_reason
+from octavo_engine.server.openai.chat.session import ChatSession, client_reason
 from octavo_engine.server.routers.token_lines import TokenLines
 
 if TYPE_CHECKING:
@@ -17,25 +17,29 @@ if TYPE_CHECKING:
     from octavo_engine.server.service import Service
 
 
-async def answer_stream(exchange: Exchange, service: Service, asked: PreparedChat) -> None:
-    writer = _EventWriter(exchange, service, asked)
+async def answer_stream(exchange: Exchange, service: Service, prepared: PreparedChat) -> None:
+    writer = _EventWriter(exchange, service, prepared)
     await writer.session.run(sse_sink(exchange, writer), stream=True)
 
 
 class _EventWriter:
     """From one request's deltas to its events."""
 
-    def __init__(self, exchange: Exchange, service: Service, asked: PreparedChat) -> None:
-        request = asked.request
+    def __init__(self, exchange: Exchange, service: Service, prepared: PreparedChat) -> None:
+        request = prepared.request
         options = request.stream_options
-        self.session = ChatSession(service, asked)
+        self.session = ChatSession(service, prepared)
         self.lines = TokenLines(
-            asked.job, self.session.usage, id=asked.id, created=asked.created,
+            prepared.job, self.session.usage, id=prepared.id, created=prepared.created,
             wanted=exchange.wants_tokens,
         )  # fmt: skip
-        self._asked = asked
+        self._prepared = prepared
         self._chunks = Chunks(
-            id=asked.id, model=asked.model, created=asked.created, chat=True, role=asked.role
+            id=prepared.id,
+            model=prepared.model,
+            created=prepared.created,
+            chat=True,
+            role=prepared.role,
         )
         self._wants_ids = bool(request.return_token_ids)
         self._wants_sum = service.settings.force_include_usage or (
@@ -45,7 +49,7 @@ class _EventWriter:
         # Chunks without text are sent too where they carry something else.
         self._is_verbose = bool(request.logprobs) or self._wants_ids or self._wants_sums
         self._sums = self.session.usage.copy()  # of what was written, an event after the other
-        self._is_plain = asked.reading.is_plain
+        self._is_plain = prepared.reading.is_plain
         self._is_brief = self._is_plain and not self._is_verbose
         self._has_begun = False
 
@@ -78,32 +82,32 @@ class _EventWriter:
 
     def _opening(self, delta: ChatDelta) -> list[bytes]:
         """The role of each choice that was not opened before, and what is echoed."""
-        asked = self._asked
+        prepared = self._prepared
         frames: list[bytes] = []
-        for index in range(asked.job.params.n):
-            if index in asked.opened:
+        for index in range(prepared.job.params.n):
+            if index in prepared.opened:
                 continue
             head: dict[str, Any] = {}
             if index == 0 and self._wants_ids:
                 head["prompt_token_ids"] = delta.output.prompt_token_ids
-            if index == 0 and asked.request.return_prompt_text:
-                head["prompt_text"] = asked.prompt
+            if index == 0 and prepared.request.return_prompt_text:
+                head["prompt_text"] = prepared.prompt
             if self._wants_sums:
                 head["usage"] = self._sums.as_dict()
             frames.append(self.lines.head(index))
-            frames.append(self._chunks.role(index, content=asked.echo, **head))
+            frames.append(self._chunks.role(index, content=prepared.echo, **head))
         return frames
 
     def _chunk(self, choice: ChoiceDelta) -> bytes:
         logprobs = usage = None
-        choice.finish_reason = told_reason(self._asked, choice.finish_reason)
+        choice.finish_reason = client_reason(self._prepared, choice.finish_reason)
         if self._wants_sums:
             self._sums.note_answer(0, choice.index, choice.num_tokens)
             if choice.reasoning_tokens:
                 self._sums.note_reasoning(choice.index, choice.reasoning_tokens)
             usage = self._sums.as_dict()
         if choice.logprobs is not None:
-            logprobs = chat_logprobs(choice.logprobs, as_ids=self._asked.as_ids)
+            logprobs = chat_logprobs(choice.logprobs, as_ids=self._prepared.as_ids)
         return self._chunks.delta(
             choice.index,
             choice,
@@ -120,7 +124,7 @@ class _EventWriter:
             delta["reasoning"] = choice.reasoning
         if choice.content:
             delta["content"] = choice.content
-        if choice.calls and self._asked.has_functions:  # there is one at most
+        if choice.calls and self._prepared.has_functions:  # there is one at most
             delta["function_call"] = _call(choice.calls[0])["function"]
         elif choice.calls:
             delta["tool_calls"] = [_call(call) for call in choice.calls]

@@ -12,7 +12,7 @@ from octavo_engine.server.compat.orca import load_headers
 from octavo_engine.server.generation.logprobs import chat_logprobs, prompt_logprobs
 from octavo_engine.server.generation.structured import note_validity
 from octavo_engine.server.http.exchange import JSON
-from octavo_engine.server.openai.chat.session import ChatSession, told_reason
+from octavo_engine.server.openai.chat.session import ChatSession, client_reason
 
 if TYPE_CHECKING:
     from octavo_engine.core.text.logprobs import DecodedLogprobs
@@ -68,27 +68,27 @@ async def collect(session: ChatSession) -> tuple[list[WholeChoice], RequestOutpu
     return [choices[index] for index in sorted(choices)], result
 
 
-async def answer_whole(exchange: Exchange, service: Service, asked: PreparedChat) -> None:
-    session = ChatSession(service, asked)
+async def answer_whole(exchange: Exchange, service: Service, prepared: PreparedChat) -> None:
+    session = ChatSession(service, prepared)
     choices, result = await collect(session)
-    request = asked.request
+    request = prepared.request
     scores = result.prompt_logprobs if request.prompt_logprobs is not None else None
     texts = [choice.content for choice in choices if not choice.calls]
-    await note_validity(exchange, request, asked.reading.grammar, texts)
+    await note_validity(exchange, request, prepared.reading.grammar, texts)
     await exchange.reply(
         msgspec.json.encode(
             {
-                "id": asked.id,
+                "id": prepared.id,
                 "object": "chat.completion",
-                "created": asked.created,
-                "model": asked.model,
-                "choices": [_choice(asked, choice) for choice in choices],
+                "created": prepared.created,
+                "model": prepared.model,
+                "choices": [_choice(prepared, choice) for choice in choices],
                 "service_tier": None,
                 "system_fingerprint": None,
                 "usage": session.usage.as_dict(),
                 "prompt_logprobs": None if scores is None else prompt_logprobs(scores),
                 "prompt_token_ids": result.prompt_token_ids if request.return_token_ids else None,
-                "prompt_text": asked.prompt if request.return_prompt_text else None,
+                "prompt_text": prepared.prompt if request.return_prompt_text else None,
                 "kv_transfer_params": None,
             }
         ),
@@ -96,24 +96,24 @@ async def answer_whole(exchange: Exchange, service: Service, asked: PreparedChat
     )
 
 
-def _choice(asked: PreparedChat, choice: WholeChoice) -> dict[str, Any]:
+def _choice(prepared: PreparedChat, choice: WholeChoice) -> dict[str, Any]:
     logprobs = None
     if choice.logprobs is not None:
-        logprobs = chat_logprobs(choice.logprobs, as_ids=asked.as_ids)
-    content: str | None = asked.echo + choice.content
+        logprobs = chat_logprobs(choice.logprobs, as_ids=prepared.as_ids)
+    content: str | None = prepared.echo + choice.content
     if not content and (choice.calls or choice.reasoning):
         content = None
     calls = [{"name": call.name, "arguments": call.arguments} for call in choice.calls.values()]
     message: dict[str, Any] = {
-        "role": asked.role,
+        "role": prepared.role,
         "content": content,
         "refusal": None,
         "annotations": None,
         "audio": None,
-        "function_call": calls[0] if calls and asked.has_functions else None,
+        "function_call": calls[0] if calls and prepared.has_functions else None,
         "reasoning": choice.reasoning or None,
     }
-    if calls and not asked.has_functions:  # an empty list is no list to some clients
+    if calls and not prepared.has_functions:  # an empty list is no list to some clients
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": function}
             for call, function in zip(choice.calls.values(), calls, strict=True)
@@ -122,7 +122,7 @@ def _choice(asked: PreparedChat, choice: WholeChoice) -> dict[str, Any]:
         "index": choice.index,
         "message": message,
         "logprobs": logprobs,
-        "finish_reason": told_reason(asked, choice.finish_reason),
+        "finish_reason": client_reason(prepared, choice.finish_reason),
         "stop_reason": choice.stop_reason,
-        "token_ids": choice.token_ids if asked.request.return_token_ids else None,
+        "token_ids": choice.token_ids if prepared.request.return_token_ids else None,
     }

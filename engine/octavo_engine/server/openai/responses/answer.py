@@ -1,7 +1,7 @@
-"""One response as it comes about: its items, and the events that tell a client of each change.
+"""One response as it comes about: its items, and the events that describe each change.
 
 created → in_progress → for each item: added, its parts and deltas, done → completed, incomplete or
-failed. A response that is not streamed is made the same way, with nobody to hear the events.
+failed. A response that is not streamed is made the same way, without its events.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class ResponseBuilder:
             shapes.ResponseInProgress(response=self.response, sequence_number=self._next()),
         ]
 
-    def read(self, news: ChoiceDelta) -> list[Event]:
-        """Hot path: once per piece of news."""
-        events = self._events(self._parts.read(news))
-        if news.finish_reason is not None:
-            self._finish_reason = news.finish_reason
+    def read(self, delta: ChoiceDelta) -> list[Event]:
+        """Hot path: once per delta."""
+        events = self._events(self._parts.read(delta))
+        if delta.finish_reason is not None:
+            self._finish_reason = delta.finish_reason
         return events
 
     def end(self, usage: Usage) -> list[Event]:

@@ -12,7 +12,7 @@ import msgspec
 
 
 class InputPart(msgspec.Struct, kw_only=True):
-    """Of a message, of a tool's output, of thoughts."""
+    """Of a message, of a tool's output, of reasoning."""
 
     type: str
     text: str | None = None
@@ -37,7 +37,7 @@ class InputItem(msgspec.Struct, kw_only=True):
 
 class ReasoningWish(msgspec.Struct, kw_only=True):
     effort: str | None = None
-    summary: str | None = None  # none are written: the thoughts themselves are told
+    summary: str | None = None  # none are written: the reasoning itself is shown
     generate_summary: str | None = None
 
 

@@ -52,8 +52,8 @@ async def create_response(exchange: Exchange, service: Service) -> None:
     try:
         if request.truncation == "auto":
             await fitted(service, turn, request.max_output_tokens)
-        asked = await prepare_chat(exchange, service, turn.chat, prefix="resp", kind="responses")
-        work = _Work(service, exchange, request, turn, asked, owner)
+        prepared = await prepare_chat(exchange, service, turn.chat, prefix="resp", kind="responses")
+        work = _Work(service, exchange, request, turn, prepared, owner)
         if request.background:
             await work.in_background(exchange, streams=bool(request.stream))
             return
@@ -123,15 +123,15 @@ class _Work:
 
     def __init__(
         self, service: Service, exchange: Exchange, request: ResponsesRequest, turn: ResponseTurn,
-        asked: PreparedChat, owner: bytes,
+        prepared: PreparedChat, owner: bytes,
     ) -> None:  # fmt: skip
         self._service = service
         self._turn = turn
-        self._asked = asked
-        self._session = ChatSession(service, asked)
+        self._prepared = prepared
+        self._session = ChatSession(service, prepared)
         keeps = service.settings.response_store and request.store is not False
         self._answer = ResponseBuilder(
-            _response(request, asked, keeps=keeps, place=place_of(exchange))
+            _response(request, prepared, keeps=keeps, place=place_of(exchange))
         )
         # What the request has as raw JSON: its items are listed as they were sent.
         items = listed(exchange.fields["input"]) if keeps else []
@@ -140,14 +140,14 @@ class _Work:
     async def whole(self, exchange: Exchange) -> None:
         self._answer.begin()
         await self._run_through()
-        response, asked = self._answer.response, self._asked
+        response, prepared = self._answer.response, self._prepared
         texts = [
             part.text
             for item in response.output
             if isinstance(item, shapes.OutputMessage)
             for part in item.content
         ]
-        await note_validity(exchange, asked.request, asked.reading.grammar, texts)
+        await note_validity(exchange, prepared.request, prepared.reading.grammar, texts)
         await exchange.reply(msgspec.json.encode(response))
 
     async def streamed(self, exchange: Exchange) -> None:
@@ -279,10 +279,10 @@ def _format(given: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _response(
-    request: ResponsesRequest, asked: PreparedChat, *, keeps: bool, place: str
+    request: ResponsesRequest, prepared: PreparedChat, *, keeps: bool, place: str
 ) -> shapes.ResponseObject:
     """Before anything was said."""
-    text, reasoning, params = request.text, request.reasoning, asked.job.params
+    text, reasoning, params = request.text, request.reasoning, prepared.job.params
     return shapes.ResponseObject(
         id=new_id("resp", place),
         object="response",
@@ -296,7 +296,7 @@ def _response(
         max_output_tokens=request.max_output_tokens,
         max_tool_calls=request.max_tool_calls,
         metadata=request.metadata or {},
-        model=asked.model,
+        model=prepared.model,
         output=[],
         parallel_tool_calls=request.parallel_tool_calls is not False,
         previous_response_id=request.previous_response_id,

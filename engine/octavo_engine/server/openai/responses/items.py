@@ -30,7 +30,7 @@ class Said(NamedTuple):
 def said_in(items: str | list[InputItem], before: Sequence[ChatMessageBody] = ()) -> list[Said]:
     """The messages of an input; `before`, those of the responses before it.
 
-    What the assistant did without a break, thoughts, texts and calls, is one message: so templates
+    What the assistant did without a break, reasoning, texts and calls, is one message: so templates
     want it. Raises RequestError that names the field.
     """
     if isinstance(items, str):
@@ -46,19 +46,19 @@ def answer_of(output: Iterable[OutputItem]) -> ChatMessageBody:
     from octavo_engine.server.openai.responses import shapes
 
     texts: list[str] = []
-    thoughts: list[str] = []
+    reasoning_parts: list[str] = []
     message = ChatMessageBody(role="assistant")
     for item in output:
         match item:
             case shapes.OutputMessage():
                 texts += [part.text for part in item.content]
             case shapes.ReasoningItem():
-                thoughts += [part.text for part in item.content]
+                reasoning_parts += [part.text for part in item.content]
             case shapes.FunctionCallItem():
                 call = _call(item.call_id, item.name, item.arguments)
                 message.tool_calls = [*(message.tool_calls or ()), call]
     message.content = "\n".join(texts)
-    message.reasoning = "\n".join(thoughts) or None
+    message.reasoning = "\n".join(reasoning_parts) or None
     return message
 
 
@@ -170,7 +170,7 @@ def _needed(field: str, value: str | None) -> str:
 
 
 def _thoughts(at: str, item: InputItem) -> str:
-    """The thoughts themselves or, where they are not told, their summary."""
+    """The reasoning itself or, where it is not shown, its summary."""
     if isinstance(item.content, str):
         return item.content
     field = "content" if item.content else "summary"

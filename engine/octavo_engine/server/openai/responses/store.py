@@ -1,4 +1,4 @@
-"""The responses that this process keeps, for as long and as many as it was told. No disk."""
+"""The responses that this process keeps, for as long and as many as configured. No disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StoredTurn:
     """A response and what is needed to go on from it."""
 
     response: ResponseObject
-    owner: bytes  # whose API key asked; nobody else sees it
+    owner: bytes  # of the API key; no other key sees it
     input_items: list[dict[str, Any]]
     messages: Sequence[ChatMessageBody]  # all that was said, the answer included once it is there
     task: asyncio.Task[None] | None = None  # of one that runs in the background
