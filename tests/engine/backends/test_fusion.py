@@ -57,7 +57,7 @@ def test_a_layer_becomes_seven_instructions_and_no_conversion() -> None:
     graph = settle_dtypes(fuse(graph_of(ops, block(ops))))
     assert kinds(graph) == [
         "Embed",
-        *("RmsNorm", "Linear", "Attention", "Linear", "RmsNorm", "Linear", "Linear"),
+        *("RmsNorm", "Linear", "AttentionNode", "Linear", "RmsNorm", "Linear", "Linear"),
         *("SelectRows", "RmsNorm", "Linear"),
     ]
     o, gate_up, down = (graph.instructions[i] for i in (4, 6, 7))
@@ -65,7 +65,7 @@ def test_a_layer_becomes_seven_instructions_and_no_conversion() -> None:
     assert gate_up.glu == "silu"  # type: ignore[union-attr]
     assert (down.onto, down.scale) == (o.out, 0.5)  # type: ignore[union-attr]
     for instruction in graph.instructions:
-        if type(instruction).__name__ in ("RmsNorm", "Attention"):
+        if type(instruction).__name__ in ("RmsNorm", "AttentionNode"):
             assert instruction.out.dtype == "bf16"
     assert gate_up.out.dtype == "bf16"
     assert (o.out.dtype, down.out.dtype, graph.result.dtype) == ("f32", "f32", "f32")
