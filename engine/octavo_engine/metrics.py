@@ -64,7 +64,7 @@ COUNTERS = (
 )
 
 
-class Histogram:
+class BucketHistogram:
     """Counts by bucket. Hot path: one bisection and two additions per observation."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
@@ -151,21 +151,21 @@ class EngineMetrics:
         vllm_names: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.time_to_first_token = Histogram(LATENCY_BUCKETS)
-        self.inter_token_latency = Histogram(LATENCY_BUCKETS)
-        self.time_per_output_token = Histogram(LATENCY_BUCKETS)
-        self.e2e_latency = Histogram(REQUEST_BUCKETS)
-        self.queue_time = Histogram(REQUEST_BUCKETS)
-        self.prefill_time = Histogram(REQUEST_BUCKETS)
-        self.decode_time = Histogram(REQUEST_BUCKETS)
-        self.inference_time = Histogram(REQUEST_BUCKETS)
-        self.prompt_tokens = Histogram(TOKEN_BUCKETS)
-        self.prefill_computed_tokens = Histogram(TOKEN_BUCKETS)
-        self.max_generation_tokens = Histogram(TOKEN_BUCKETS)
-        self.iteration_tokens = Histogram(ITERATION_BUCKETS)
-        self.generation_tokens = Histogram(TOKEN_BUCKETS)
-        self.params_n = Histogram(N_BUCKETS)
-        self.params_max_tokens = Histogram(TOKEN_BUCKETS)
+        self.time_to_first_token = BucketHistogram(LATENCY_BUCKETS)
+        self.inter_token_latency = BucketHistogram(LATENCY_BUCKETS)
+        self.time_per_output_token = BucketHistogram(LATENCY_BUCKETS)
+        self.e2e_latency = BucketHistogram(REQUEST_BUCKETS)
+        self.queue_time = BucketHistogram(REQUEST_BUCKETS)
+        self.prefill_time = BucketHistogram(REQUEST_BUCKETS)
+        self.decode_time = BucketHistogram(REQUEST_BUCKETS)
+        self.inference_time = BucketHistogram(REQUEST_BUCKETS)
+        self.prompt_tokens = BucketHistogram(TOKEN_BUCKETS)
+        self.prefill_computed_tokens = BucketHistogram(TOKEN_BUCKETS)
+        self.max_generation_tokens = BucketHistogram(TOKEN_BUCKETS)
+        self.iteration_tokens = BucketHistogram(ITERATION_BUCKETS)
+        self.generation_tokens = BucketHistogram(TOKEN_BUCKETS)
+        self.params_n = BucketHistogram(N_BUCKETS)
+        self.params_max_tokens = BucketHistogram(TOKEN_BUCKETS)
         self.finished: dict[str, int] = dict.fromkeys(
             ("stop", "length", "abort", "error", "deadline"), 0
         )
@@ -359,15 +359,15 @@ class EngineMetrics:
             family.add_metric([*self._labels.values(), *label_values], value)
         return family
 
-    def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
+    def _histogram(self, name: str, text: str, histogram: BucketHistogram) -> Metric:
         family = HistogramMetricFamily(name, text, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), histogram.cumulative(), histogram.sum)
         return family
 
 
-def _compile_times(stats: EngineStats) -> Histogram:
+def _compile_times(stats: EngineStats) -> BucketHistogram:
     """The core counts these itself; they begin at zero again with it."""
-    histogram = Histogram(SECONDS_BUCKETS)
+    histogram = BucketHistogram(SECONDS_BUCKETS)
     if stats.grammar_compile_counts:
         histogram.load(stats.grammar_compile_counts, stats.grammar_compile_seconds)
     return histogram

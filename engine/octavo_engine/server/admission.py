@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from octavo_engine.server.settings import ServerSettings
 
 
-class Admission:
+class RequestAdmission:
     """Of one server. Belongs to the event loop."""
 
     def __init__(self, engine: ServedEngine, settings: ServerSettings) -> None:

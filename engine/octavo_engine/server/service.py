@@ -11,7 +11,7 @@ from octavo_engine.metrics import EngineMetrics, MetricsSnapshot
 from octavo_engine.server.admin.pause import PauseState
 from octavo_engine.server.admin.reload import KeyFiles
 from octavo_engine.server.admin.sleep import SleepState
-from octavo_engine.server.admission import Admission
+from octavo_engine.server.admission import RequestAdmission
 from octavo_engine.server.generation.inflight import InFlightRequests
 from octavo_engine.server.memory import MemoryRelease
 from octavo_engine.server.openai.responses.store import ResponseStore
@@ -45,7 +45,7 @@ class Service:
         self.describe: Callable[[], bytes] = bytes  # /openapi.json; set by the application
         self.guard = (key_files or KeyFiles(settings)).guard
         self.model = ServedModel(engine, settings)
-        self.admission = Admission(engine, settings)
+        self.admission = RequestAdmission(engine, settings)
         self.metrics = EngineMetrics(
             self.model.names[0], self._snapshot, vllm_names=settings.vllm_metrics
         )

@@ -70,7 +70,7 @@ class ProxyMetrics(Protocol):
     def finish(self, record: RequestRecord) -> None: ...
 
 
-class Exchange(Protocol):
+class ExchangeHandle(Protocol):
     """A request in flight, to those that may end it."""
 
     def broke(self) -> None:
@@ -92,7 +92,7 @@ class ExchangeHost(Protocol):
     timeouts: TimeoutsConfig
     find_usage: FindUsage
 
-    def over(self, exchange: Exchange, account: RequestAccount) -> None: ...
+    def over(self, exchange: ExchangeHandle, account: RequestAccount) -> None: ...
 
     def note_loss(self, lease: Lease | None, problem: str) -> None: ...
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from octavo_router.http.client_connection import ClientConnection
     from octavo_router.http.request_head import RequestHead
     from octavo_router.metrics.histogram import Histogram
-    from octavo_router.proxy.interfaces import Exchange, ProxyParts
+    from octavo_router.proxy.interfaces import ExchangeHandle, ProxyParts
     from octavo_router.residency.api import Scan
     from octavo_router.routing.dispatcher import Lease
     from octavo_router.routing.outcome import AttemptResult
@@ -72,7 +72,7 @@ class Proxy:
         self.dispatcher = parts.dispatcher
         self.budget = parts.budget
         self.upstreams = parts.upstreams
-        self.exchanges: set[Exchange] = set()  # under way
+        self.exchanges: set[ExchangeHandle] = set()  # under way
         self._losses = Losses(time.monotonic)
         self.quarantine = Quarantine(parts.config.retry, time.monotonic)
         parts.registry.subscribe(self.quarantine.changed)
@@ -240,7 +240,7 @@ class Proxy:
 
     # -- for exchanges
 
-    def over(self, exchange: Exchange, account: RequestAccount) -> None:
+    def over(self, exchange: ExchangeHandle, account: RequestAccount) -> None:
         self.exchanges.discard(exchange)
         self.budget.end(num_repeats=account.num_repeats)
         record = account.record

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from octavo_engine import metrics
 from octavo_engine.errors import ContextLengthExceeded, DeadlineExceeded, GenerationFailed
-from octavo_engine.metrics import EngineMetrics, Histogram, MetricsSnapshot, MonotonicStats
+from octavo_engine.metrics import EngineMetrics, BucketHistogram, MetricsSnapshot, MonotonicStats
 from octavo_engine.protocol import metric_names as names
 from octavo_engine.server.settings import ServerSettings
 from octavo_engine.state.outputs import EngineStats
@@ -166,7 +166,7 @@ def test_guesses_are_told_by_their_place_and_go_on_over_a_restart():
 
 
 def test_a_value_on_a_bound_falls_into_its_bucket():
-    histogram = Histogram((1, 2))
+    histogram = BucketHistogram((1, 2))
     for value in (0.5, 1, 1.5, 2, 3):
         histogram.observe(value)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.backend import BackendLimits, BackendStep
-    from octavo_engine.backends.torch.device_tables import Changes
+    from octavo_engine.backends.torch.device_tables import TableChanges
     from octavo_engine.backends.torch.landing import StreamMark
     from octavo_engine.sampling.batch import SamplingBatch
 
@@ -60,7 +60,7 @@ class Filled(NamedTuple):
     """What is to be sent: the words of the step, and entries of block tables behind them."""
 
     num_words: int
-    changes: Changes
+    changes: TableChanges
 
 
 class StepTiles(NamedTuple):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import BackendStep
 
 
-class Changes(NamedTuple):
+class TableChanges(NamedTuple):
     """Entries that the device does not have yet."""
 
     places: NDArray[np.int32]  # in the flat tables
@@ -42,7 +42,7 @@ class DeviceTables:
         self._versions = np.full(num_rows, -1, np.int64)
         self._lengths = np.zeros(num_rows, np.int64)
 
-    def find_changes(self, step: BackendStep) -> Changes:
+    def find_changes(self, step: BackendStep) -> TableChanges:
         """Of the rows of the step, as far as their sequences reach."""
         rows, lengths = step.rows, -(-step.seq_lens // BLOCK_SIZE)
         versions = None
@@ -53,19 +53,19 @@ class DeviceTables:
             rows, lengths, versions = rows[is_new], lengths[is_new], versions[is_new]
         width = int(lengths.max(initial=0))
         if not width:
-            return Changes(np.empty(0, np.int32), np.empty(0, np.int32), rows[:0], lengths, None)
+            return TableChanges(np.empty(0, np.int32), np.empty(0, np.int32), rows[:0], lengths, None)
         tables = step.block_tables[rows, :width]
         differs = tables != self._sent[rows, :width]
         differs &= np.arange(width) < lengths[:, None]
         owners, columns = np.nonzero(differs)
         places = (rows[owners] * self.width + columns).astype(np.int32)
-        return Changes(places, tables[owners, columns], rows, lengths, versions)
+        return TableChanges(places, tables[owners, columns], rows, lengths, versions)
 
     def put(self, places: Tensor, blocks: Tensor) -> None:
         """`Changes` as they are on the device."""
         self.flat.index_copy_(0, places.long(), blocks)
 
-    def sent(self, changes: Changes) -> None:
+    def sent(self, changes: TableChanges) -> None:
         """They are on their way, before whatever is launched from now on."""
         self._sent.reshape(-1)[changes.places] = changes.blocks
         if changes.versions is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
-    from octavo_engine.server.admission import Admission
+    from octavo_engine.server.admission import RequestAdmission
     from octavo_engine.server.generation.inflight import InFlightRequests
     from octavo_engine.server.http.exchange import Exchange
     from octavo_engine.server.served_engine import ServedEngine
@@ -20,7 +20,7 @@ class PauseState:
     def __init__(
         self,
         engine: ServedEngine,
-        admission: Admission,
+        admission: RequestAdmission,
         running: InFlightRequests,
         timeout_s: float | None,
     ) -> None:

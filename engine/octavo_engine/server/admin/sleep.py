@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo_engine.server.admission import Admission
+    from octavo_engine.server.admission import RequestAdmission
     from octavo_engine.server.generation.inflight import InFlightRequests
     from octavo_engine.server.served_engine import ServedEngine
 
@@ -15,7 +15,7 @@ class SleepState:
     files the system drops by itself when memory is short."""
 
     def __init__(
-        self, engine: ServedEngine, admission: Admission, running: InFlightRequests
+        self, engine: ServedEngine, admission: RequestAdmission, running: InFlightRequests
     ) -> None:
         self._engine = engine
         self._admission = admission

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from octavo_engine.state.sampling_params import SamplingParams
 
 
-class RequestReader(Protocol):
+class ProtocolReader(Protocol):
     """What one protocol adds to the steps of `prepare`, which calls the methods in this order."""
 
     @property
@@ -70,7 +70,7 @@ class PreparedRequest:
     opened: set[int]  # choices that began before: of a stream that is resumed
 
 
-async def prepare(exchange: Exchange, service: Service, reader: RequestReader) -> PreparedRequest:
+async def prepare(exchange: Exchange, service: Service, reader: ProtocolReader) -> PreparedRequest:
     """Raises RequestError for whatever cannot be served."""
     fields, limits = reader.fields, service.settings.limits
     model = service.model.check_name(reader.model)

@@ -39,7 +39,7 @@ class ClientLine(Protocol):
     def unwatch(self, left: Callable[[], None]) -> None: ...
 
 
-class ClientConnection(Protocol):
+class ConnectionWatch(Protocol):
     """What is known of a request's client while it is served; an Exchange is one."""
 
     line: ClientLine | None
@@ -56,7 +56,7 @@ class ClientConnection(Protocol):
 class CancelOnDisconnect:
     """Cancels the task it was entered in when the client goes, and says so with ClientGone."""
 
-    def __init__(self, exchange: ClientConnection) -> None:
+    def __init__(self, exchange: ConnectionWatch) -> None:
         self._exchange = exchange
         self._left = False
 
@@ -86,7 +86,7 @@ class CancelOnDisconnect:
             raise ClientGone from None
 
     @property
-    def exchange(self) -> ClientConnection:
+    def exchange(self) -> ConnectionWatch:
         return self._exchange
 
     def leave(self) -> None:

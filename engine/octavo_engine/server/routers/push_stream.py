@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from octavo_engine.metrics import EngineMetrics
-    from octavo_engine.server.admission import Admission
+    from octavo_engine.server.admission import RequestAdmission
     from octavo_engine.server.served_engine import ServedEngine
     from octavo_engine.state.labels import ResidencyChange
     from octavo_engine.state.outputs import EngineStats, StepOutput
@@ -114,7 +114,7 @@ class SubscriberHub:
     """All subscribers of one engine. A StepListener; belongs to the event loop."""
 
     def __init__(
-        self, engine: ServedEngine, admission: Admission, metrics: EngineMetrics, pod_uid: str
+        self, engine: ServedEngine, admission: RequestAdmission, metrics: EngineMetrics, pod_uid: str
     ) -> None:
         self._engine = engine
         self._admission = admission
