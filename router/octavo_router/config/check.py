@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo_router.errors import ConfigInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from octavo_router.config.settings import ProfileConfig, RouterConfig, ServedModelConfig
+    from octavo_router.config.sections import (
+        DiscoveryConfig,
+        EppConfig,
+        ProfileConfig,
+        RoutingConfig,
+        ServedModelConfig,
+        ServerConfig,
+    )
 
 # The names that a configuration may use; routing.build knows the policies.
 POLICIES = (
@@ -39,7 +46,26 @@ SCORER_NAMES = (
 )
 
 
-def check(config: RouterConfig) -> None:
+class CheckedSettings(Protocol):
+    """The settings as a whole; `settings.RouterConfig`."""
+
+    @property
+    def server(self) -> ServerConfig: ...
+
+    @property
+    def discovery(self) -> DiscoveryConfig: ...
+
+    @property
+    def routing(self) -> RoutingConfig: ...
+
+    @property
+    def models(self) -> tuple[ServedModelConfig, ...]: ...
+
+    @property
+    def epp(self) -> EppConfig: ...
+
+
+def check(config: CheckedSettings) -> None:
     """Everything at once, so that a configuration that exists is one that works."""
     _check_values(config, "")
     _check_routing(config)
@@ -88,7 +114,7 @@ def _check_value(value: Any, where: str, rule: Any) -> None:
         raise ConfigInvalid(where, f"must be at most {high:g}{unit}; got {value:g}")
 
 
-def _check_routing(config: RouterConfig) -> None:
+def _check_routing(config: CheckedSettings) -> None:
     routing = config.routing
     _check_unique("routing.profiles", (profile.name for profile in routing.profiles))
     _check_unique("routing.pools", (pool.name for pool in routing.pools))
@@ -150,7 +176,7 @@ def _check_models(models: tuple[ServedModelConfig, ...]) -> None:
                 raise ConfigInvalid(f"{where}.mirrors[{place}].pool", "must not be empty")
 
 
-def _check_server(config: RouterConfig) -> None:
+def _check_server(config: CheckedSettings) -> None:
     server = config.server
     if bool(server.tls_cert) != bool(server.tls_key):
         missing = "tls_key" if server.tls_cert else "tls_cert"
@@ -169,7 +195,7 @@ def _check_server(config: RouterConfig) -> None:
         raise ConfigInvalid("epp.port", f"{server.port} is the server's own port")
 
 
-def _check_upstreams(config: RouterConfig) -> None:
+def _check_upstreams(config: CheckedSettings) -> None:
     _check_unique(
         "discovery.upstreams", (f"{one.pool} {one.url}" for one in config.discovery.upstreams)
     )

@@ -1,9 +1,9 @@
 """What vLLM's engines receive so that one computes a prompt and another goes on with its KV cache.
 
-The first is sent a request for one token and to keep the cache (`do_remote_decode`); its answer says
-where it lies (`kv_transfer_params`), and with that in its request the second fetches it. The router reads
-none of it. These are the words of vLLM's NIXL connector. Its Mooncake connector speaks others:
-there a router names the transfer and the engine that computes, whose answer says nothing.
+The first is sent a request for one token and to keep the cache (`do_remote_decode`); its response
+says where it lies (`kv_transfer_params`), and with that in its request the second fetches it. The
+router reads none of it. These are the fields of vLLM's NIXL connector. Its Mooncake connector uses
+others: there a router names the transfer and the engine that computes, whose response says nothing.
 """
 
 from __future__ import annotations
