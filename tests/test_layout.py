@@ -5,9 +5,14 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_ROOTS = (
@@ -64,6 +69,49 @@ def test_no_function_outgrows_one_idea():
         and node.end_lineno - node.lineno >= MAX_FUNCTION_LINES
     }
     assert long == set(LONGER_WITH_REASON)
+
+
+def modules() -> dict[str, ast.Module]:
+    """All modules of the sources, by dotted name."""
+    trees = {}
+    for root in SOURCE_ROOTS:
+        for path in (ROOT / root).rglob("*.py"):
+            parts = path.relative_to((ROOT / root).parent).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            trees[name] = ast.parse(path.read_text())
+    return trees
+
+
+def imports_of(name: str, tree: ast.Module, known: Iterable[str]) -> set[str]:
+    """The modules of ours that it names, for annotations too."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {one if one in known else node.module for one in inner}
+    return {one for one in found if one in known and one != name}
+
+
+def test_no_module_imports_itself_over_others():
+    """Annotations included: two files that name each other can only be understood together."""
+    trees = modules()
+    graph = {name: imports_of(name, tree, trees) for name, tree in trees.items()}
+    order = TopologicalSorter(graph)
+    try:
+        order.prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_each_class_name_has_one_meaning():
+    places: dict[str, list[str]] = {}
+    for name, tree in modules().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_the_engine_package_costs_nothing_to_import():

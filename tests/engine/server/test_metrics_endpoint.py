@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from octavo_engine import metrics
 from octavo_engine.errors import ContextLengthExceeded, DeadlineExceeded, GenerationFailed
-from octavo_engine.metrics import EngineMetrics, BucketHistogram, MetricsSnapshot, MonotonicStats
+from octavo_engine.metrics import BucketHistogram, EngineMetrics, MetricsSnapshot, MonotonicStats
 from octavo_engine.protocol import metric_names as names
 from octavo_engine.server.settings import ServerSettings
 from octavo_engine.state.outputs import EngineStats

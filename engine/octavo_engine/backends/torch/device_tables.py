@@ -53,7 +53,9 @@ class DeviceTables:
             rows, lengths, versions = rows[is_new], lengths[is_new], versions[is_new]
         width = int(lengths.max(initial=0))
         if not width:
-            return TableChanges(np.empty(0, np.int32), np.empty(0, np.int32), rows[:0], lengths, None)
+            return TableChanges(
+                np.empty(0, np.int32), np.empty(0, np.int32), rows[:0], lengths, None
+            )
         tables = step.block_tables[rows, :width]
         differs = tables != self._sent[rows, :width]
         differs &= np.arange(width) < lengths[:, None]
@@ -62,7 +64,7 @@ class DeviceTables:
         return TableChanges(places, tables[owners, columns], rows, lengths, versions)
 
     def put(self, places: Tensor, blocks: Tensor) -> None:
-        """`Changes` as they are on the device."""
+        """`TableChanges` as they are on the device."""
         self.flat.index_copy_(0, places.long(), blocks)
 
     def sent(self, changes: TableChanges) -> None:

@@ -114,7 +114,11 @@ class SubscriberHub:
     """All subscribers of one engine. A StepListener; belongs to the event loop."""
 
     def __init__(
-        self, engine: ServedEngine, admission: RequestAdmission, metrics: EngineMetrics, pod_uid: str
+        self,
+        engine: ServedEngine,
+        admission: RequestAdmission,
+        metrics: EngineMetrics,
+        pod_uid: str,
     ) -> None:
         self._engine = engine
         self._admission = admission
