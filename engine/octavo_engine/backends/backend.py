@@ -94,3 +94,10 @@ class LaunchesSteps(Protocol):
 
     def launch(self, step: BackendStep, sampling: SamplingBatch) -> PendingSample:
         """As `execute`, which is this and `wait`. All arrays may change afterwards."""
+
+
+class CompileListener(Protocol):
+    """Who must know that what looks like a hang is a compilation; a `Heartbeat`."""
+
+    def compile_begins(self) -> None: ...
+    def compile_ends(self) -> None: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
+    from octavo_engine.backends.backend import CompileListener
     from octavo_engine.state.batch import ScheduledBatch
     from octavo_engine.state.outputs import StepResult
 
@@ -34,13 +35,6 @@ class LaunchesBatches(Protocol):
 
     def land(self, under_way: UnderWay) -> StepResult:
         """Wait for what was launched; once for each, in the order of launches."""
-
-
-class CompileListener(Protocol):
-    """Who must know that what looks like a hang is a compilation; a `Heartbeat`."""
-
-    def compile_begins(self) -> None: ...
-    def compile_ends(self) -> None: ...
 
 
 @runtime_checkable

@@ -10,9 +10,9 @@ from octavo_engine.model_runner.runner import ModelRunner
 from octavo_engine.profile import Lapped
 
 if TYPE_CHECKING:
-    from octavo_engine.backends.backend import Backend, BackendLimits
+    from octavo_engine.backends.backend import Backend, BackendLimits, CompileListener
     from octavo_engine.config import SchedulerConfig
-    from octavo_engine.executor.executor import CompileListener, UnderWay
+    from octavo_engine.executor.executor import UnderWay
     from octavo_engine.profile import Laps
     from octavo_engine.state.batch import ScheduledBatch
     from octavo_engine.state.outputs import StepResult

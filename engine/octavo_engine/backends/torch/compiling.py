@@ -13,8 +13,7 @@ from octavo_engine.config import BLOCK_SIZE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from octavo_engine.backends.backend import BackendLimits
-    from octavo_engine.executor.executor import CompileListener
+    from octavo_engine.backends.backend import BackendLimits, CompileListener
 
 # Beyond each of these numbers of rows `triton/splits.py` cuts products in another way.
 ROW_CLASSES = (16, 64)

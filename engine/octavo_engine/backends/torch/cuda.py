@@ -54,14 +54,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from octavo_engine.backends.backend import BackendLimits, BackendStep
+    from octavo_engine.backends.backend import BackendLimits, BackendStep, CompileListener
     from octavo_engine.backends.torch.device_step import DeviceStep
     from octavo_engine.backends.torch.graphs import GraphRecorder
     from octavo_engine.backends.torch.kernels import Kernels
     from octavo_engine.backends.torch.landing import Landed
     from octavo_engine.backends.torch.memory import DeviceMemory
     from octavo_engine.config import AttentionBackend, KernelChoice
-    from octavo_engine.executor.executor import CompileListener
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
     from octavo_engine.sampling.batch import Sampled
