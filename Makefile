@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test test-faults test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom cluster clean
+.PHONY: demo test test-all test-faults test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom cluster clean
 
 # --- targets for users -------------------------------------------------------------------------------
 
@@ -43,7 +43,10 @@ demo: $(VENV)/.installed  ## A streamed answer through two engines and a router 
 	echo "See how it does: $(BIN)/octavo status"; \
 	wait $$up
 
-test: $(VENV)/.test  ## Unit and integration tests
+test: $(VENV)/.test  ## The inner ring: all tests that are quick, in minutes
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
+
+test-all: $(VENV)/.test  ## All tests but those on a cluster
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # Measurements need an idle machine, so this is not part of `test`.
