@@ -24,6 +24,7 @@ from octavo_router.http.network import Network
 from octavo_router.http.request_head import HeadRules
 from octavo_router.http.sockets import open_listener
 from octavo_router.metrics import RouterMetrics
+from octavo_router.proxy.exchange import ProxyExchange
 from octavo_router.proxy.interfaces import ProxyParts
 from octavo_router.proxy.paths import UPLOADS
 from octavo_router.proxy.service import Proxy
@@ -147,6 +148,15 @@ class Rig:
     def later(self, seconds: float) -> None:
         """Whatever is due by then is due now: time-outs are met without waiting for them."""
         self.deadlines.check(time.monotonic() + seconds)
+
+    async def has_head(self) -> None:
+        """The head of a response has arrived, and its body is awaited."""
+        await self.until(
+            lambda: any(
+                isinstance(one, ProxyExchange) and one._state.is_receiving
+                for one in self.proxy.exchanges
+            )
+        )
 
     async def given_up(self, endpoint: Endpoint, *, after_s: float) -> None:
         """So much time passes without a byte that the attempt there ends."""

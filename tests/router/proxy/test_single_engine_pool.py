@@ -259,6 +259,7 @@ async def test_a_stream_that_times_out_is_repeated_only_within_the_budget():
         await RawClient.open(rig.port) as client,
     ):
         await client.post(chat(stream=True))
+        await rig.has_head()
         await rig.given_up(rig.endpoints[0], after_s=61.0)
         answer = await client.answer()
         assert (answer.status, answer.code) == (504, "upstream_stalled")
