@@ -70,7 +70,7 @@ class UpstreamConnection(asyncio.Protocol):
     """See the module. Hot: several calls for each request."""
 
     __slots__ = (
-        "_buffer", "_decoder", "_head", "_is_spoilt", "_left", "_num_interim",
+        "_buffer", "_decoder", "_head", "_is_paused", "_is_spoilt", "_left", "_num_interim",
         "_parser", "_pool", "_state", "_tls_fd", "_transport", "idle_since", "user",
     )  # fmt: skip
 
@@ -83,6 +83,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._left = 0
         self._decoder: ChunkDecoder | None = None
         self._is_spoilt = False  # it cannot be used again
+        self._is_paused = False  # its user takes no more for now
         self._num_interim = 0
         self._tls_fd = -1  # of its socket, where the transport encrypts
         self.user: User | None = None
@@ -108,10 +109,12 @@ class UpstreamConnection(asyncio.Protocol):
 
     def pause(self) -> None:
         if self._state not in (IDLE, LOST):
+            self._is_paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        if self._state not in (IDLE, LOST):
+        if self._is_paused and self._state != LOST:
+            self._is_paused = False
             self._transport.resume_reading()
 
     # -- from the transport
@@ -250,6 +253,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._is_spoilt or self._has_unsent():
             self._drop()
         else:
+            self.resume()  # its user paused it with the end in hand; the next one must hear
             self._state = IDLE
             self._pool.give_back(self)
         user.on_end()

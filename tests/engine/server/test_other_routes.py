@@ -103,7 +103,7 @@ def test_audio_is_refused_before_the_file_is_read(server, path):
         sound = client.post(path, files={"file": b"\0" * 2**20}, data={"model": "fake"})
         other = client.post(path, json={})
     assert (sound.status_code, sound.json()["error"]["code"]) == (400, "wrong_task")
-    assert "no speech model" in sound.json()["error"]["message"]
+    assert "not a speech model" in sound.json()["error"]["message"]
     assert other.status_code == 415
 
 

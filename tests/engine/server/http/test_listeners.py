@@ -135,7 +135,7 @@ def test_a_unix_socket_serves_and_a_dead_one_is_replaced(tmp_path):
             # It has been asked, and has seen the asker off, before it is told to end.
             assert client.get("http://octavo/health").status_code == 200
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="no socket"):
+    with pytest.raises(ConfigError, match="not a socket"):
         open_unix_socket(str(tmp_path / "file"))
 
 

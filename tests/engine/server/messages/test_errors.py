@@ -93,7 +93,7 @@ def test_the_field_is_in_the_message(client, more, begin):
         ("POST", "/v1/messages", b"{}", 400, "invalid_request_error"),
         ("POST", "/v1/messages", b" " * 20_001, 413, "request_too_large"),
         ("POST", "/v1/messages/count_tokens", b" " * 20_001, 413, "request_too_large"),
-        ("POST", "/v1/messages/batches", b"{}", 404, "not_found_error"),
+        ("POST", "/v1/messages/batches", b"{}", 501, "api_error"),  # without --files-dir
         ("GET", "/v1/messages", b"", 405, "invalid_request_error"),
         ("POST", "/v1/messages", b'{"model": "x", "max_tokens": 1, "messages": '
          b'[{"role": "user", "content": "a"}]}', 404, "not_found_error"),
