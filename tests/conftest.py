@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DEAR = ("apiserver", "platform", "prometheus")  # fixtures: processes that stay up
+SLOW = {*DEAR, "chart", "helm", "envoy"}  # fixtures: what is built or started takes long
 
 
 @pytest.hookimpl(wrapper=True)
@@ -30,6 +31,13 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """The inner ring, `make test`, leaves out what needs a build or a cluster's API, too."""
+    if item.get_closest_marker("cluster") or SLOW & set(getattr(item, "fixturenames", ())):
+        item.add_marker("slow")
 
 
 @pytest.hookimpl(trylast=True)

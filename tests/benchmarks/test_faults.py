@@ -13,6 +13,8 @@ from benchmarks.router.overload import Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.slow
+
 KEPT = {"others' p99, times quiet": 1.9, "memory afterwards, of before": 1.1}
 
 

@@ -17,6 +17,8 @@ from benchmarks.router.load import Engine, Load
 from benchmarks.router.load_process import waited_s
 from benchmarks.router.overload import QUICK, STORIES
 
+pytestmark = pytest.mark.slow
+
 SCALE = replace(QUICK, num_slow=120, seconds=1.0)
 
 

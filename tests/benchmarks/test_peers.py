@@ -22,6 +22,8 @@ from octavo_engine.weights.gguf_checkpoint import GGUFCheckpoint
 from octavo_engine.weights.safetensors import SafetensorsCheckpoint
 from tests.fakes.process import environment
 
+pytestmark = pytest.mark.slow
+
 LIMITS = MachineLimits(2, 10.0, {"float32": 100.0})
 # Steps of 2 ms: on a machine that does much else, too, the tokens do not all come at once.
 TINY = run.Scenario("few", 2, 4, 12, 32, ("out_tok_s", "ttft_ms", "tpot_ms"))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.router.slow_readers import Scale, run
+
+pytestmark = pytest.mark.slow
 
 SCALE = Scale(num_readers=20, seconds=1.0, write_timeout_s=5.0)
 # What few readers on a busy machine must keep, too.

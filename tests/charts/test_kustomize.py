@@ -15,6 +15,8 @@ from tests.fakes.chart import Chart, laid_over
 if TYPE_CHECKING:
     from tests.fakes.apiserver import ApiServer
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 OVERLAYS = sorted((ROOT / "manifests" / "overlays").iterdir())
 Object = dict[str, Any]

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tests.charts.live_stack import LiveStack
     from tests.fakes.apiserver import ApiServer
 
+pytestmark = pytest.mark.slow
+
 LOOK_S = 0.5  # a dozen faults look at once
 # As the rule sees it: of what there was at the first scrape it knows nothing.
 USED_TO_HITS = 'increase(octavo_router_prefix_cached_tokens_total{pool="steady"}[1h]) > 40000'

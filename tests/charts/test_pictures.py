@@ -27,6 +27,8 @@ from tests.fakes.chart import CHART
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.slow
+
 SPAN = Span(1_000_000.0, 1_000_240.0)
 
 

@@ -19,6 +19,8 @@ from tests.tools import prometheus as tools
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.slow
+
 _NAME = re.compile(r"\boctavo_\w+")
 _SELECTOR = re.compile(r"(octavo_\w+)(?:\{([^}]*)\})?")
 _BY = re.compile(r"by \(([^)]*)\)")

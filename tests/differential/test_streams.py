@@ -14,6 +14,8 @@ from tests.differential import streams
 from tests.differential.bodies import CHAT, COMPLETIONS
 from tests.differential.streams import PLAIN, Pair
 
+pytestmark = pytest.mark.slow
+
 HI: Any = [{"role": "user", "content": "weather?"}]
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 STRICT = [ROOT / "README.md", *sorted(DOCS.glob("quickstart-*.md"))]
 FOLLOWED = [
     *STRICT, DOCS / "structured-output.md", DOCS / "embeddings.md", DOCS / "run-batch.md",

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from tests.router.conftest import Platform
 
+pytestmark = pytest.mark.slow
+
 HI: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 
 

@@ -7,11 +7,14 @@ long form is `python tests/fuzz.py --router`.
 from __future__ import annotations
 
 import httpx
+import pytest
 
 from octavo_router.proxy.paths import PROXIED
 from tests.fakes.api_fuzz import MODES, Contract, Fuzz
 from tests.fakes.router_process import routing
 from tests.fakes.simulated import simulating
+
+pytestmark = pytest.mark.slow
 
 # Of each shape one; `tests/fuzz.py` asks all.
 ROUTES = ["/v1/completions", "/v1/messages", "/tokenize", "/rerank"]

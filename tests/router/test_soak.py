@@ -6,6 +6,8 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from benchmarks.router.soak import MIB, Sample, gauge, slope, soak
 from octavo_router.config.settings import RouterConfig
 from octavo_router.residency import native
@@ -13,6 +15,8 @@ from octavo_router.residency.api import CHAT, MESSAGES, RESPONSES
 
 if TYPE_CHECKING:
     from tests.router.conftest import Platform
+
+pytestmark = pytest.mark.slow
 
 NUM_BLOCKS = 3 * 4096  # of the platform's engines
 

@@ -12,12 +12,15 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import pytest
 
 from tests.fakes.router_process import Told, stream, streams
 
 if TYPE_CHECKING:
     from tests.fakes.router_process import RouterProcess
     from tests.router.conftest import Platform
+
+pytestmark = pytest.mark.slow
 
 WORDS = [
     "amber",

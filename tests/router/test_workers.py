@@ -21,6 +21,8 @@ from octavo_router import cli
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 4000
 
 

@@ -10,6 +10,7 @@ import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 import torch
 
 from octavo_engine.backends.dequantize import to_float32
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import Backend
     from octavo_engine.config import DType, Quantization
     from octavo_engine.weights.source import ModelFiles
+
+pytestmark = pytest.mark.slow
 
 # "What is the capital of France?" in the model's chat template.
 PROMPT = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411,

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from octavo_engine.core.process.heartbeat import HeartbeatState
     from octavo_engine.state.request import EngineRequest
 
+pytestmark = pytest.mark.slow
+
 CONFIG = EngineConfig(
     device="sim",
     max_model_len=160,

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from octavo_engine.core.engine import Engine
     from octavo_engine.state.outputs import TokenLogprobs
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [504, 3575, 282, 4649, 314] * 5  # crosses a block
 LENGTH = 20
 

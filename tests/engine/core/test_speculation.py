@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from octavo_engine.state.outputs import SequenceOutput
     from octavo_engine.state.sequence import Sequence
 
+pytestmark = pytest.mark.slow
+
 NGRAMS = '{"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}'
 SPECS = [
     FIXED,

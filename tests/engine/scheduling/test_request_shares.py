@@ -23,6 +23,8 @@ from tests.fakes.requests import make_prompt, make_request
 if TYPE_CHECKING:
     from octavo_engine.state.batch import ScheduledBatch
 
+pytestmark = pytest.mark.slow
+
 
 class Timed(Loop):
     """A step takes a base, and so much for each token; the clock goes with it."""

@@ -12,6 +12,8 @@ from octavo_engine.server.settings import ServerSettings
 from tests.fakes.api_fuzz import Contract, Fuzz, check_raw, raw_requests, send_raw
 from tests.fakes.simulated import simulating
 
+pytestmark = pytest.mark.slow
+
 # The wide ones; `make fuzz` asks all.
 ROUTES = ["/v1/completions", "/tokenize", "/detokenize", "/rerank", "/v1/load_lora_adapter",
           "/v1/batches"]  # fmt: skip

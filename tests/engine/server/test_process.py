@@ -16,6 +16,8 @@ from tests.fakes.certificates import make_authority
 from tests.fakes.process import environment, serving
 from tests.fakes.server import post
 
+pytestmark = pytest.mark.slow
+
 SLOW = ("--sim-step-base-ms", "10", "--access-log", "all")
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_S = 60.0
 YAML = """
 apiVersion: octavo.dev/v1alpha1

@@ -16,6 +16,8 @@ from octavo.study.simulation import RoutingStudy, Setup
 from octavo.study.synthetic import synthetic
 from octavo.study.trace import read_trace
 
+pytestmark = pytest.mark.slow
+
 MODEL = engine_models()["gpu-8b"].with_blocks(6000)
 NUM_ENGINES = 3
 

@@ -11,6 +11,8 @@ from octavo.study.timeline import Timeline
 from octavo.study.workload import Arrival, Texts, Workload
 from octavo_router.errors import ConfigInvalid
 
+pytestmark = pytest.mark.slow
+
 MODEL = engine_models()["gpu-8b"].with_blocks(2000)
 SETUP = Setup(model=MODEL, num_engines=3)
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pytest
 
 from octavo_engine.protocol.loading import LoadProgress
 from octavo_engine.protocol.state import State
@@ -23,6 +24,8 @@ from tests.fakes.server import running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+pytestmark = pytest.mark.slow
 
 POOL = "default/smollm2"
 LOADING = {"name": ENGINE_CONTAINER, "ready": False, "state": {"running": {}}}

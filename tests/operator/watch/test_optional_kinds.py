@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from octavo_operator.objects.kinds import Kind, Object
     from tests.fakes.apiserver import ApiServer
 
+pytestmark = pytest.mark.slow
+
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 KEDA: Object = {"autoscaling": {"provider": "keda", "maxReplicas": 3,
                         "prometheusURL": "http://prometheus:9090"}}  # fmt: skip

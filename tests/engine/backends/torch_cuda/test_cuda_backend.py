@@ -26,6 +26,8 @@ from tests.engine.backends.tolerance import (
 from tests.engine.backends.torch_cuda.recorders import RunAgain
 from tests.engine.models.tiny import FAMILIES, tiny_model
 
+pytestmark = pytest.mark.slow
+
 
 def build(name, device, *, dtype=torch.float32, kernels="plain", stored="F32", **options):
     model = tiny_model(name)

@@ -20,6 +20,8 @@ from octavo.measure import device_limits
 from octavo.measure.machine_limits import MachineLimits
 from octavo_engine.backends.backend import BackendLimits
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[4]
 LIMITS = BackendLimits(max_tokens=64, max_seqs=3, max_logit_rows=8, max_model_len=512)
 

@@ -23,6 +23,8 @@ from tests.engine.models.tiny import tiny_model
 from tests.fakes.clock import ManualClock
 from tests.fakes.requests import make_request
 
+pytestmark = pytest.mark.slow
+
 CONFIG = EngineConfig(
     device="sim",
     max_model_len=128,

@@ -18,6 +18,8 @@ from tests.engine.backends.driver import random_tokens, run_alone
 from tests.engine.backends.tolerance import FLOAT32, error
 from tests.engine.models.tiny import tiny_model
 
+pytestmark = pytest.mark.slow
+
 MODEL = "qwen3"
 
 

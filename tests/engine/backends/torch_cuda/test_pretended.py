@@ -21,8 +21,10 @@ from octavo_engine.state.request import EngineRequest
 from octavo_engine.state.sampling_params import SamplingParams
 from tests.engine.models.tiny import tiny_model
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
-
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one"),
+]
 PROMPTS = [list(range(5, 26)), list(range(5, 20)), [7, 8, 9], [3] * 5]
 WISHES = [
     SamplingParams(temperature=0, max_tokens=6, ignore_eos=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from octavo_engine.backends.torch.cuda import CudaBackend
@@ -13,6 +14,8 @@ from octavo_engine.state.sampling_params import SamplingParams
 from octavo_engine.weights.open import open_checkpoint
 from octavo_engine.weights.source import resolve_model
 from tests.engine.backends.test_smollm2 import PROMPT
+
+pytestmark = pytest.mark.slow
 
 WISHES = {
     "greedy": SamplingParams(temperature=0, max_tokens=6),

@@ -35,6 +35,8 @@ from octavo_engine.state.sampling_params import SamplingParams
 from tests.fakes.generate import generate
 from tests.fakes.requests import make_request
 
+pytestmark = pytest.mark.slow
+
 FAULTY = (sys.executable, str(Path(__file__).with_name("faulty_core.py")))
 HANG, EXIT, NOISE, RAISE = 500, 501, 502, 503  # as in faulty_core.py
 CONFIG = EngineConfig(

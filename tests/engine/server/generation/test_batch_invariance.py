@@ -20,6 +20,8 @@ from tests.fakes.process import serving
 if TYPE_CHECKING:
     from tests.fakes.process import ServeProcess
 
+pytestmark = pytest.mark.slow
+
 MODEL = ("demo://smollm2", "--device", "cpu", "--served-model-name", "m")
 STORY = "Once upon a time there was a fox who lived in a wood with a hare and an owl. " * 2
 ASKED: list[dict[str, Any]] = [

@@ -27,6 +27,8 @@ from tests.fakes.server import running
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.slow
+
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hello there"}]}
 USAGE = {"stream_options": {"include_usage": True}}

@@ -20,6 +20,8 @@ from tests.fakes.server import running
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.slow
+
 # Every path that answers without a key. A new one must be put here on purpose.
 PUBLIC = {
     "/health", "/healthz", "/livez", "/ready", "/readyz", "/ping", "/version", "/metrics", "/load",

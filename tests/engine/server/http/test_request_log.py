@@ -8,8 +8,12 @@ import logging
 import signal
 from typing import Any
 
+import pytest
+
 from octavo_common.logs import REQUEST_ID, JsonFormatter
 from tests.fakes.process import serving
+
+pytestmark = pytest.mark.slow
 
 CHAT = {
     "messages": [{"role": "user", "content": "secret words"}], "max_tokens": 3, "temperature": 0.5,

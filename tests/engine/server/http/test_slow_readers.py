@@ -17,6 +17,8 @@ from tests.fakes.process import PATIENCE_S, serving
 if TYPE_CHECKING:
     from tests.fakes.process import ServeProcess
 
+pytestmark = pytest.mark.slow
+
 TOKENS = 6000
 EVENT_BYTES = 500  # at least, with twenty logprobs
 

@@ -14,6 +14,8 @@ from tests.fakes.engine import FakeEngine
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.server import running
 
+pytestmark = pytest.mark.slow
+
 USER = {"role": "user", "content": "a"}
 BODY: dict[str, Any] = {"messages": [USER], "max_tokens": 9}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from tests.fakes.server import RunningServer
 
+pytestmark = pytest.mark.slow
+
 
 URL = "/v1/messages/batches"
 FLAGS = ("m", "--served-model-name", "sim", "--api-key", "secret", "--max-model-len", "512")

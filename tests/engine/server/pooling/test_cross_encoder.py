@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from octavo_engine.config import EngineConfig
 
+pytestmark = pytest.mark.slow
+
 WORDS = (
     "[PAD]", "[UNK]", "[CLS]", "[SEP]", "what", "is", "the", "capital", "of", "france", "bananas",
     "are", "yellow", "paris", "berlin", "in", "germany", ".", "?", "##s", "##an",

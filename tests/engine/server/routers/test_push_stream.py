@@ -32,6 +32,8 @@ from tests.fakes.server import RunningServer, running
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.slow
+
 
 class Core:
     """Takes what the feed sends, and says what the test wants said."""

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import msgspec
 import numpy as np
+import pytest
 
 from octavo_engine.backends.sim.backend import KV_BYTES_PER_TOKEN, SimBackend
 from octavo_engine.config import BLOCK_SIZE, EngineConfig, SchedulerConfig, SimConfig
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from octavo_engine.core.process.client import Listener
     from octavo_engine.server.routers.push_stream import Subscriber
     from octavo_engine.server.service import Service
+
+pytestmark = pytest.mark.slow
 
 TRACE = Path(
     os.environ.get("OCTAVO_TRACE", Path(__file__).parents[3] / "data/mooncake_excerpt.jsonl")

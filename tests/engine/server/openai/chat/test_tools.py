@@ -25,6 +25,8 @@ from tests.fakes.talking import (
     without_ids,
 )
 
+pytestmark = pytest.mark.slow
+
 CALLED = {
     "content": "", "reasoning": "", "finish": "tool_calls",
     "calls": [["get_weather", '{"city": "Oslo"}'], ["get_time", "{}"]],
