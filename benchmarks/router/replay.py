@@ -179,13 +179,18 @@ async def drive(mix: Mix, port: int, connections: int, seconds: float) -> dict[s
     tls = ssl._create_unverified_context() if mix.uses_tls else None
     lists = [requests(mix, _REQUESTS_PER_CLIENT, client=i) for i in range(connections)]
     began_at = time.perf_counter()
+    transports = []
     for templates in lists:
-        await loop.create_connection(
+        transport, _ = await loop.create_connection(
             lambda templates=templates: Client(load, templates), "127.0.0.1", port, ssl=tls
         )  # fmt: skip
+        transports.append(transport)
     await asyncio.sleep(seconds)
     load.is_over = True
     took_s = time.perf_counter() - began_at
+    for transport in transports:
+        transport.abort()
+    await asyncio.sleep(0)  # the loop closes their sockets in its next turn
     num_good = load.statuses.pop(200, 0)
     ms = [one * 1e3 for one in load.seconds] or [0.0]
     return {
