@@ -33,7 +33,7 @@ def settle_params(
     params: SamplingParams,
     info: ModelInfo,
     tokenizer: Encoder,
-    told: Sequence[ResumedOutput] = (),
+    resumed: Sequence[ResumedOutput] = (),
 ) -> SamplingParams:
     """The parameters with `max_tokens` and a number of logprobs filled in, bad words as token ids.
 
@@ -51,7 +51,7 @@ def settle_params(
     if params.stop and not params.detokenize:
         raise InvalidRequest("stop strings need detokenize to be true", param="stop")
     max_tokens = _max_tokens(len(prompt_token_ids), params, info)
-    _check_resumed(told, params.n, max_tokens, info)
+    _check_resumed(resumed, params.n, max_tokens, info)
     changes: dict[str, object] = {}
     if max_tokens != params.max_tokens:
         changes["max_tokens"] = max_tokens
@@ -135,10 +135,12 @@ def _max_tokens(prompt_length: int, params: SamplingParams, info: ModelInfo) -> 
     return params.max_tokens
 
 
-def _check_resumed(told: Sequence[ResumedOutput], n: int, max_tokens: int, info: ModelInfo) -> None:
-    if told and len(told) != n:
-        raise InvalidRequest(f"tokens has {len(told)} answers, but n is {n}", param="tokens")
-    for index, answer in enumerate(told):
+def _check_resumed(
+    resumed: Sequence[ResumedOutput], n: int, max_tokens: int, info: ModelInfo
+) -> None:
+    if resumed and len(resumed) != n:
+        raise InvalidRequest(f"tokens has {len(resumed)} answers, but n is {n}", param="tokens")
+    for index, answer in enumerate(resumed):
         _check_ids("tokens", answer.token_ids, info)
         if len(answer.token_ids) > max_tokens:
             raise InvalidRequest(

@@ -349,8 +349,8 @@ class LLM(PoolingMethods):
             )
             for answer in request.answers:
                 if not answer.finished:
-                    request.news_of(answer).finish_reason = "error"
-            request.news().finished = True
+                    request.unread_of(answer).finish_reason = "error"
+            request.unread().finished = True
         result = request.take()
         assert result is not None  # finished, so there is an output for each answer
         return result

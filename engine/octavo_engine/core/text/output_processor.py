@@ -1,6 +1,6 @@
 """From the core's tokens to what callers read: text, stop strings, log-probabilities, n answers.
 
-Synchronous and free of effects: the one who feeds it sends the aborts that it asks for. News pile
+Synchronous and free of effects: its caller sends the aborts that it asks for. Output piles
 up in `TrackedRequest.pending` until taken: a slow reader gets fewer and larger pieces, and nothing
 is queued twice.
 """
@@ -130,7 +130,7 @@ class SequenceText:
 
 
 class TrackedRequest:
-    """A caller's request while it is in flight, and the news that nobody has read yet."""
+    """A caller's request while it is in flight, and the output that was not read yet."""
 
     __slots__ = (
         "answers",
@@ -156,19 +156,19 @@ class TrackedRequest:
         return self.unfinished == 0
 
     def take(self) -> RequestOutput | None:
-        """The news since the last call."""
-        news, self.pending = self.pending, None
-        return news
+        """The output since the last call."""
+        output, self.pending = self.pending, None
+        return output
 
-    def news(self) -> RequestOutput:
+    def unread(self) -> RequestOutput:
         """The unread output, to be added to."""
         if self.pending is None:
             given = self.submission
             self.pending = RequestOutput(given.request_id, given.prompt, given.prompt_token_ids)
         return self.pending
 
-    def news_of(self, answer: SequenceText) -> CompletionOutput:
-        outputs = self.news().outputs
+    def unread_of(self, answer: SequenceText) -> CompletionOutput:
+        outputs = self.unread().outputs
         for output in outputs:
             if output.index == answer.index:
                 return output
@@ -184,7 +184,9 @@ class TrackedRequest:
 class Processed:
     """Whom a step concerns."""
 
-    touched: list[TrackedRequest] = field(default_factory=list)  # have news; may hold one twice
+    touched: list[TrackedRequest] = field(
+        default_factory=list
+    )  # have new output; may hold one twice
     aborts: list[str] = field(default_factory=list)  # sequences the core must stop
 
 
@@ -230,7 +232,7 @@ class OutputProcessor:
         return list(self._answers)
 
     def process(self, outputs: Iterable[SequenceOutput], *, now: float = 0.0) -> Processed:
-        """Hot path: once per sequence and step. Unknown ids are late news of what was aborted."""
+        """Hot path: once per sequence and step. Unknown ids are late output of what was aborted."""
         done = Processed()
         for output in outputs:
             answer = self._answers.get(output.request_id)
@@ -261,7 +263,7 @@ class OutputProcessor:
         """End it here and now, with what it has; the sequences to stop in the core."""
         for answer in request.answers:
             if not answer.finished:
-                self._finish(answer, request.news_of(answer), "abort")
+                self._finish(answer, request.unread_of(answer), "abort")
         return self._drop(request)
 
     def lose_all(self, error: RequestError) -> list[TrackedRequest]:
@@ -284,7 +286,7 @@ class OutputProcessor:
         ids = output.token_ids
         if not ids and output.finish_reason is None:
             return
-        new = request.news_of(answer)
+        new = request.unread_of(answer)
         if not answer.first_at:
             answer.first_at = now
         new.first_at, new.last_at = answer.first_at, now
@@ -365,7 +367,7 @@ class OutputProcessor:
         answer.finished = True
         request = answer.request
         request.unfinished -= 1
-        request.news().finished = request.finished
+        request.unread().finished = request.finished
 
     def _resume(self, answer: SequenceText, resumed: ResumedOutput) -> bool:
         """Replay what another engine has sent already; true if the answer was complete with it.
@@ -379,7 +381,7 @@ class OutputProcessor:
             answer.finished = True
             request.unfinished -= 1
             if request.finished:
-                request.news().finished = True
+                request.unread().finished = True
             return True
         if not ids:
             return False
@@ -403,7 +405,7 @@ class OutputProcessor:
                 return False
             else:
                 reason = "length"
-        self._finish(answer, request.news_of(answer), reason, stop)
+        self._finish(answer, request.unread_of(answer), reason, stop)
         return True
 
     def _sequence(self, answer: SequenceText) -> EngineRequest:
@@ -447,9 +449,9 @@ class OutputProcessor:
     def _note_prompt(self, request: TrackedRequest, output: SequenceOutput) -> None:
         """Cached tokens, wait, and log-probabilities of the prompt, which arrive chunk by chunk."""
         if output.num_cached_tokens:  # in the first output, with or without a token
-            request.news().num_cached_tokens = output.num_cached_tokens
+            request.unread().num_cached_tokens = output.num_cached_tokens
         if output.queued_s is not None:
-            request.news().queued_s = output.queued_s
+            request.unread().queued_s = output.queued_s
         request.prompt_logprobs += output.prompt_logprobs
         wanted = request.submission.params.prompt_logprobs
         if wanted is None or not (output.token_ids or output.finish_reason):
@@ -460,7 +462,7 @@ class OutputProcessor:
             decoded: PromptLogprobs = FlatLogprobs() if flat else []
             decoded.append(None)
             decoded.extend(self._decode(entry, wanted) for entry in request.prompt_logprobs)
-            request.news().prompt_logprobs = decoded
+            request.unread().prompt_logprobs = decoded
             request.prompt_logprobs = []
 
     def _decode(

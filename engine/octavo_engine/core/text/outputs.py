@@ -1,4 +1,4 @@
-"""What a caller gets back: one RequestOutput per piece of news, or one with all at the end."""
+"""What a caller gets back: one RequestOutput for each new output, or one with all at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PromptLogprobs: TypeAlias = "list[DecodedLogprobs | None] | FlatLogprobs[Decoded
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """News of one answer: its text, tokens and logprobs, what is new or all, see RequestOutput."""
+    """One answer: its text, tokens and logprobs, what is new or all, see RequestOutput."""
 
     index: int
     text: str = ""
@@ -41,7 +41,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """News of one request. From LLM it carries all, from AsyncEngine what is new since the last
+    """Output of one request. From LLM it carries all, from AsyncEngine what is new since the last
     unless `output_kind` says otherwise.
 
     `outputs` holds only the answers that there is something of, in the order of their index.
@@ -58,7 +58,7 @@ class RequestOutput:
     prompt_logprobs: PromptLogprobs | None = None
 
     def absorb(self, later: RequestOutput) -> None:
-        """Take in what came later, so that two pieces of news read as one."""
+        """Take in what came later, so that two outputs read as one."""
         known = {output.index: output for output in self.outputs}
         for new in later.outputs:
             old = known.get(new.index)
