@@ -184,9 +184,8 @@ class TrackedRequest:
 class Processed:
     """Whom a step concerns."""
 
-    touched: list[TrackedRequest] = field(
-        default_factory=list
-    )  # have new output; may hold one twice
+    # Those with new output; one may stand here twice.
+    touched: list[TrackedRequest] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)  # sequences the core must stop
 
 
