@@ -93,6 +93,7 @@ class StateReporter:
             revisions=[_revision(*pair) for pair in sorted(counts.revisions.items())]
             if counts
             else [],
+            refused=counts.refused if counts else 0,
         )
 
     def _age_s(self, counts: PoolCounts | None, *, is_wanted: bool) -> float | None:
