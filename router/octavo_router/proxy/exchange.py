@@ -521,8 +521,12 @@ class ProxyExchange:
     def client_paused(self) -> None:
         if self._upstream is not None:
             self._upstream.pause()
+            if self._account.lease is not None:
+                self._account.lease.pause()
 
     def client_resumed(self) -> None:
+        if self._account.lease is not None:
+            self._account.lease.resume()
         if self._upstream is not None:
             self._upstream.resume()
             stalled_at = time.monotonic() + self._proxy.timeouts.progress_s

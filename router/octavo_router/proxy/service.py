@@ -279,7 +279,7 @@ class Proxy:
         if lease is None:
             return False
         endpoint = lease.endpoint
-        return self._losses.covers(endpoint.id, endpoint.in_flight)
+        return self._losses.covers(endpoint.id, endpoint.num_requests)
 
     def note_quarantine(self, request: RouteRequest, path: str, body: bytes) -> None:
         """Two engines died of it. Its digest is the same wherever it is sent."""
