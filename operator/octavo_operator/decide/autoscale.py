@@ -1,11 +1,12 @@
 """How many replicas the load needs: one pure decision from the routers' and engines' signals.
 
 Every target proposes a number of replicas that would bring its signal back to the target, and so do
-requests that were refused for lack of room; the highest proposal counts. Going up needs all proposals of the up-window to agree (its minimum), going
-down all those of the down-window (its maximum), so that a short dip or spike moves nothing; and no
-minute moves more than the spec's step. A signal that is not reported proposes nothing, and without
-an answer from any router the number stays. A sum over some of the routers is less than the load:
-it may raise the number, never lower it.
+requests that were refused for lack of room; the highest proposal counts. Going up needs all
+proposals of the up-window to agree (its minimum), going down all those of the down-window (its
+maximum), so that a short dip or spike moves nothing; and no minute moves more than the spec's step.
+A signal that is not reported proposes nothing, and without an answer from any router the number
+stays. A sum over some of the routers is less than the load: it may raise the number, never lower
+it.
 """
 
 from __future__ import annotations
