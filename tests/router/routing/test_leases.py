@@ -54,7 +54,7 @@ def test_the_first_token_releases_the_prompt_and_keeps_the_seat():
 
 def test_a_paused_request_takes_no_seat_until_its_client_reads_again():
     world = World(1)
-    rooms = []
+    rooms: list[str] = []
     world.dispatcher.on_room = rooms.append
     lease = world.place(make_request(("p", 40)))
     lease.pause()  # its prompt is still computed
