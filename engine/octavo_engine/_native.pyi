@@ -22,6 +22,9 @@ def available_isas() -> list[str]:
     """Instruction sets that were compiled in and can run here, best first: e.g. ["avx2",
     "generic"]."""
 
+def runnable_isas() -> list[str]:
+    """Instruction sets that this processor runs, compiled in or not, best first."""
+
 def available_cores(cgroups: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgroup") -> int:
     """Cores this process may use: affinity and cgroup quota respected."""
 

@@ -112,7 +112,7 @@ def _build_torch(
     try:
         import torch
     except ImportError as error:
-        raise ConfigError("--device torch needs torch; pip install 'octavo[torch]'") from error
+        raise ConfigError("--device torch needs torch: pip install torch") from error
     from octavo_engine.backends.torch.backend import TorchBackend
     from octavo_engine.backends.torch.precision import Precision
 
@@ -139,9 +139,9 @@ def _build_cuda(
     try:
         from octavo_engine.backends.torch.build_cuda import build_cuda, build_plugin
     except ImportError as error:
-        extra = "cuda" if config.device == "cuda" else "torch"
+        packages = "torch triton" if config.device == "cuda" else "torch"
         raise ConfigError(
-            f"--device {config.device} needs torch; pip install 'octavo[{extra}]'"
+            f"--device {config.device} needs torch: pip install {packages}"
         ) from error
     build = build_plugin if config.device == "plugin" else build_cuda
     return build(

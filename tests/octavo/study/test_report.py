@@ -114,7 +114,7 @@ def test_a_picture_needs_matplotlib_and_a_name_that_says_what_it_is(tmp_path, mo
 
 
 def test_a_picture_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib", reason="octavo[plot] is not installed")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     path = tmp_path / "study.png"
     plot.draw(path, [("one", [make_figures(), make_figures("random")]), ("two", [make_figures()])])
 
