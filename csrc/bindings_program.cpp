@@ -19,18 +19,31 @@ Rows parse_rows(const std::string& name) {
 
 cpu::Activation parse_activation(const std::string& name) {
     using enum cpu::Activation;
-    constexpr std::array<std::pair<const char*, cpu::Activation>, 6> known{{{"", None},
+    constexpr std::array<std::pair<const char*, cpu::Activation>, 7> known{{{"", None},
                                                                             {"silu", Silu},
                                                                             {"gelu", Gelu},
                                                                             {"gelu_tanh", GeluTanh},
                                                                             {"relu", Relu},
+                                                                            {"relu2", Relu2},
                                                                             {"tanh", Tanh}}};
     for (const auto& [known_name, activation] : known) {
         if (name == known_name) {
             return activation;
         }
     }
-    fail("activation '", name, "' is not known; there are: silu, gelu, gelu_tanh, relu, tanh");
+    fail("activation '", name, "' is not known; there are: silu, gelu, gelu_tanh, relu, relu2, ",
+         "tanh");
+}
+
+cpu::HeadNorm parse_head_norm(const std::string& name) {
+    if (name == "rms") {
+        return cpu::HeadNorm::Rms;
+    }
+    if (name == "layer") {
+        return cpu::HeadNorm::Layer;
+    }
+    check(name == "row", "attention: norm '", name, "' is not known; there are: rms, layer, row");
+    return cpu::HeadNorm::Row;
 }
 
 cpu::LinearMode parse_mode(const std::string& name) {
@@ -119,7 +132,8 @@ void add_attention(
     const std::optional<nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>>&
         cos_sin,
     int64_t window, float soft_cap, const std::optional<Floats>& q_norm,
-    const std::optional<Floats>& k_norm, float norm_eps, bool is_causal, bool is_whole) {
+    const std::optional<Floats>& k_norm, float norm_eps, const std::string& norm,
+    bool norm_after_rope, const std::optional<Floats>& alibi, bool is_causal, bool is_whole) {
     check(!cos_sin || static_cast<int64_t>(cos_sin->shape(1)) == rotary_dim,
           "attention: cos_sin has ", cos_sin ? cos_sin->shape(1) : 0, " columns; rotary_dim is ",
           rotary_dim);
@@ -133,6 +147,9 @@ void add_attention(
                        .q_norm = span_of(q_norm),
                        .k_norm = span_of(k_norm),
                        .norm_eps = norm_eps,
+                       .norm = parse_head_norm(norm),
+                       .norm_after_rope = norm_after_rope,
+                       .alibi = span_of(alibi),
                        .is_whole = is_whole});
 }
 
@@ -228,7 +245,8 @@ void bind_program(nb::module_& module) {
              arg("cos_sin").noconvert().none() = nb::none(), arg("window") = 0,
              arg("soft_cap") = 0.0F, arg("q_norm").noconvert().none() = nb::none(),
              arg("k_norm").noconvert().none() = nb::none(), arg("norm_eps") = 1e-6F,
-             arg("is_causal") = true, arg("is_whole") = false, nb::keep_alive<1, 10>())
+             arg("norm") = "rms", arg("norm_after_rope") = false,
+             arg("alibi").noconvert().none() = nb::none(), arg("is_causal") = true, arg("is_whole") = false, nb::keep_alive<1, 10>())
         .def(
             "moe",
             [](Program& self, int dst, int src, int scores, int gathered, int hidden, int results,
@@ -255,6 +273,7 @@ void bind_program(nb::module_& module) {
         .def("add", &Program::add, arg("dst"), arg("x"), arg("y"), arg("scale") = 1.0F)
         .def("scale", &Program::scale, arg("dst"), arg("src"), arg("factor"))
         .def("soft_cap", &Program::soft_cap, arg("dst"), arg("src"), arg("cap"))
+        .def("clamp", &Program::clamp, arg("dst"), arg("src"), arg("limit"))
         .def("gate", &Program::gate, arg("dst"), arg("src"), arg("scores"))
         .def("convert", &Program::convert, arg("dst"), arg("src"))
         .def("select_rows", &Program::select_rows, arg("dst"), arg("src"))

@@ -38,6 +38,9 @@ struct AttentionOptions {
     std::span<const float> q_norm;
     std::span<const float> k_norm;
     float norm_eps;
+    cpu::HeadNorm norm;
+    bool norm_after_rope;
+    std::span<const float> alibi;  // [num_heads], or empty
     bool is_whole;  // nothing is kept: all of a sequence is in the step
 };
 
@@ -81,6 +84,7 @@ class Program {
     void add(int dst, int x, int y, float scale);
     void scale(int dst, int src, float factor);
     void soft_cap(int dst, int src, float cap);
+    void clamp(int dst, int src, float limit);
     void gate(int dst, int src, int scores);
     void convert(int dst, int src);
     void select_rows(int dst, int src);
@@ -130,6 +134,7 @@ class Program {
     void check_overlap(const char* name, const Buffer& dst, const Buffer& src, bool in_place) const;
     cpu::NormArgs norm_args(const char* name, int dst, int src, std::span<const float> weight,
                             float eps, int add, float add_scale);
+    void add_head_norms(const AttentionOptions& options, cpu::AttentionArgs& args);
     const float* keep(std::span<const float> values, size_t padded);
     void row_op(const char* name, int dst, int src, const cpu::RowOpArgs& args);
     void quantize(const Buffer& src, const cpu::LinearArgs& args);

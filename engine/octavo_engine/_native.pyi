@@ -172,6 +172,9 @@ class Program:
         q_norm: NDArray[np.float32] | None = None,
         k_norm: NDArray[np.float32] | None = None,
         norm_eps: float = 1e-6,
+        norm: str = "rms",
+        norm_after_rope: bool = False,
+        alibi: NDArray[np.float32] | None = None,
         is_causal: bool = True,
         is_whole: bool = False,
     ) -> None:
@@ -184,6 +187,7 @@ class Program:
         """dst = x + scale * y; dst may be x."""
     def scale(self, dst: int, src: int, factor: float) -> None: ...
     def soft_cap(self, dst: int, src: int, cap: float) -> None: ...
+    def clamp(self, dst: int, src: int, limit: float) -> None: ...
     def gate(self, dst: int, src: int, scores: int) -> None:
         """dst = src * sigmoid(scores), which has one column; dst may be src."""
     def convert(self, dst: int, src: int) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.backends.text_part import TextPart
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
+from octavo_engine.models.decoder_names import under_our_names
 from octavo_engine.weights.open import open_checkpoint
 
 if TYPE_CHECKING:
@@ -155,5 +156,9 @@ def _build_cuda(
 
 def _open(config: EngineConfig, model: ModelConfig, files: ModelFiles) -> Checkpoint:
     checkpoint = open_checkpoint(files, load_format=config.load_format, seed=config.seed)
-    is_whole = model.is_part and config.load_format != "dummy"
-    return TextPart(checkpoint) if is_whole else checkpoint
+    if config.load_format == "dummy":
+        return checkpoint  # has whatever is asked for
+    if model.is_part:
+        checkpoint = TextPart(checkpoint)
+    # A GGUF's names are ours already.
+    return checkpoint if files.kind == "gguf" else under_our_names(model, checkpoint)

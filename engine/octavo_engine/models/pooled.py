@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from octavo_engine.models.bert import Bert
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.gemma import GemmaBody
+from octavo_engine.models.gpt import GptBody
 from octavo_engine.models.llama import LlamaBody
 from octavo_engine.models.modernbert import ModernBert
 
@@ -26,8 +27,8 @@ class Decoder:
     """The body of a model that generates."""
 
     def __init__(self, config: ModelConfig, loader: Loader, max_model_len: int) -> None:
-        make = LlamaBody if config.family.page == "llama" else GemmaBody
-        self.body = make(config, loader, max_model_len)
+        make = {"llama": LlamaBody, "gemma": GemmaBody, "gpt": GptBody}[config.family.page]
+        self.body: LlamaBody | GemmaBody | GptBody = make(config, loader, max_model_len)
 
     def forward(self, ops: EncoderOps) -> Value:
         return self.body.normed(ops, self.body.forward(ops))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.models.gemma import Gemma
+from octavo_engine.models.gpt import Gpt
 from octavo_engine.models.llama import Llama
 
 if TYPE_CHECKING:
@@ -19,3 +20,5 @@ def build_model(config: ModelConfig, loader: Loader, max_model_len: int) -> Mode
             return Llama(config, loader, max_model_len)
         case "gemma":
             return Gemma(config, loader, max_model_len)
+        case "gpt":
+            return Gpt(config, loader, max_model_len)

@@ -170,6 +170,13 @@ class SoftCap:
 
 
 @dataclass(frozen=True, slots=True)
+class Clamp:
+    out: Value
+    x: Value
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class Convert:
     """The same numbers rounded to another dtype."""
 
@@ -203,6 +210,7 @@ Instruction: TypeAlias = (
     | Scale
     | GateNode
     | SoftCap
+    | Clamp
     | Convert
     | SelectRows
     | PoolRows

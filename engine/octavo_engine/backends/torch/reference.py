@@ -10,6 +10,8 @@ from torch.nn import functional
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
+    from typing import Literal
+
     from torch import Tensor
 
     from octavo_engine.backends.backend import BackendStep
@@ -52,11 +54,23 @@ class ReferenceOps:
     def embedding(self, table: Tensor, *, scale: float = 1.0) -> Tensor:
         return table[self._token_ids] * scale
 
+    def table(self, table: Tensor, of: Literal["positions", "types"], *, offset: int = 0) -> Tensor:
+        assert of == "positions", "texts of a pair are of models that pool"
+        return table[self._positions.long() + offset]
+
     def linear(self, x: Tensor, weight: TorchLinear) -> Tensor:
         return functional.linear(self._precision.stored(x), weight.weight, weight.bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+    def layer_norm(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+        normed = normed if weight is None else normed * weight
+        return normed if bias is None else normed + bias
 
     def glu(self, x: Tensor, activation: Activation) -> Tensor:
         left, right = x.chunk(2, dim=-1)
@@ -91,6 +105,8 @@ class ReferenceOps:
                 return functional.gelu(x, approximate="tanh")
             case "relu":
                 return functional.relu(x)
+            case "relu2":
+                return functional.relu(x).square()
             case "tanh":
                 return torch.tanh(x)
 
@@ -105,6 +121,9 @@ class ReferenceOps:
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         return cap * torch.tanh(x / cap)
+
+    def clamp(self, x: Tensor, limit: float) -> Tensor:
+        return x.clamp(-limit, limit)
 
     def select_rows(self, x: Tensor) -> Tensor:
         return x[self._logit_rows]
@@ -123,13 +142,24 @@ class ReferenceOps:
         sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
         heads = qkv.view(len(qkv), sum(sizes), spec.head_dim)
         q, k, v = torch.split(heads, sizes, dim=1)
-        if spec.q_norm is not None:
-            q = self.rms_norm(q, spec.q_norm, spec.norm_eps)
-        if spec.k_norm is not None:
-            k = self.rms_norm(k, spec.k_norm, spec.norm_eps)
+        if not spec.norm_after_rope:
+            q, k = self._normed(q, spec.q_norm, spec), self._normed(k, spec.k_norm, spec)
         if spec.rope is not None:
             q, k = self._rotate(q, spec.rope), self._rotate(k, spec.rope)
+        if spec.norm_after_rope:
+            q, k = self._normed(q, spec.q_norm, spec), self._normed(k, spec.k_norm, spec)
         return q, k, v
+
+    def _normed(self, x: Tensor, weight: Tensor | None, spec: AttentionSpec) -> Tensor:
+        """Heads, [T, heads, head_dim], by a weight for one head's columns or for all heads'."""
+        if weight is None:
+            return x
+        if spec.norm == "row":
+            return self.rms_norm(x.flatten(1), weight, spec.norm_eps).view(x.shape)
+        weight = weight.view(-1, spec.head_dim)
+        if spec.norm == "layer":
+            return self.layer_norm(x, weight, None, spec.norm_eps)
+        return self.rms_norm(x, weight, spec.norm_eps)
 
     def _rotate(self, x: Tensor, rope: Rope) -> Tensor:
         # Angles in float32 whatever the precision: they are part of what a rope is.
@@ -163,6 +193,8 @@ class ReferenceOps:
         scores = torch.einsum("thd,shd->hts", rounded(q[own]), k[first:]) * spec.scale
         if spec.soft_cap is not None:
             scores = self.soft_cap(scores, spec.soft_cap)
+        if spec.alibi is not None:
+            scores = scores - torch.from_numpy(spec.alibi)[:, None, None] * distance
         scores = scores.masked_fill(~visible, -torch.inf)
         weights = (scores - scores.amax(-1, keepdim=True)).exp()
         values = torch.einsum("hts,shd->thd", rounded(weights), v[first:])
