@@ -207,9 +207,7 @@ class LLM(PoolingMethods):
             }
             for conversation in _as_conversations(messages)
         ]
-        return self.generate(
-            prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request
-        )
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
