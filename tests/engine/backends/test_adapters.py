@@ -1,4 +1,4 @@
-"""LoRA adapters: the reference against peft, the native backend against the reference and itself."""
+"""LoRA adapters: both backends against peft, and the bits of the native one against themselves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from octavo_engine.backends.backend import BackendStep
+    from octavo_engine.backends.backend import BackendStep, TakesAdapters
     from octavo_engine.backends.native.graph import Dtype
     from octavo_engine.config import Quantization
 
@@ -88,7 +88,7 @@ def with_peft(model: TinyModel, folder: Path, *, seed: int = 0, **fields: Any) -
                 values = torch.randn(parameter.shape, generator=generator)
                 size = 0.5 if ".lora_B" in name else 1.0
                 parameter.copy_(size * parameter.shape[1] ** -0.5 * values)
-    adapted.save_pretrained(folder)
+    adapted.save_pretrained(str(folder))
     return adapted
 
 
@@ -109,13 +109,16 @@ def run(
     driver = AdaptedDriver(backend)
     driver.slots = {}
     if folder is not None:
-        packed = backend.pack_adapter(read_adapter(str(folder)))
-        backend.set_adapter(1, packed)
+        place(backend, 1, folder)
         driver.slots = {0: 1}
     request = driver.add(0, token_ids)
     for count in (*chunks, len(token_ids) - sum(chunks)):
         driver.step([(request, count)])
     return np.array(request.logits)
+
+
+def place(backend: TakesAdapters, slot: int, folder: Path) -> None:
+    backend.set_adapter(slot, backend.pack_adapter(read_adapter(str(folder))))
 
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -185,7 +188,7 @@ def dequantised(model: TinyModel, quantization: Quantization) -> TinyModel:
             "q8" if quantization == "int8" or name.startswith(("lm_head", "model.embed")) else "q4"
         )
         if tensor.ndim == 2:
-            packed = _native.Packed(*tensor.shape, kind)
+            packed = _native.Packed(tensor.shape[0], tensor.shape[1], kind)
             data = tensor.detach().contiguous().view(torch.uint8).numpy().reshape(-1)
             packed.pack(team, 0, data, "F32", tensor.shape[0])
             tensor = torch.from_numpy(packed.unpack())
@@ -224,7 +227,7 @@ def mixed(backend: NativeBackend, folders: list[Path]) -> AdaptedDriver:
     """Row r has adapter r % 4, and every fourth row none."""
     driver = AdaptedDriver(backend)
     for slot, folder in enumerate(folders):
-        backend.set_adapter(slot, backend.pack_adapter(read_adapter(str(folder))))
+        place(backend, slot, folder)
     driver.slots = {row: row % 4 if row % 4 < 3 else -1 for row in range(8)}
     return driver
 

@@ -157,7 +157,9 @@ class LLM(PoolingMethods):
         """The answers in the order of the prompts. A list of ints is one prompt of token ids.
 
         With `lora_request`, one for all prompts or one for each, they are those of the model with
-        that adapter. All prompts are checked before the first is computed. One whose computation fails has
+        that adapter.
+
+        All prompts are checked before the first is computed. One whose computation fails has
         finish_reason "error"; the others are not touched. Ctrl-C aborts all and leaves this usable.
         """
         self._check_open()
@@ -329,7 +331,11 @@ class LLM(PoolingMethods):
                     return ref
 
     def _submission(
-        self, index: int, prompt: Prompt, params: SamplingParams, adapter: AdapterRef | None
+        self,
+        index: int,
+        prompt: Prompt,
+        params: SamplingParams,
+        adapter: AdapterRef | None = None,
     ) -> SettledSubmission:
         text, token_ids = _parts(prompt)
         if token_ids is None:
