@@ -146,6 +146,7 @@ class Program {
 
     // program_run.cpp
     void prepare(const KVCache& kv, const Step& step);
+    void check_cache(const Attention& attention, const KVCache& kv) const;
     void run_worker(const KVCache& kv, const Step& step, int worker);
     void multiply(const cpu::LinearArgs& args, std::atomic<int64_t>& next_part, int worker);
     void attend(const Attention& attention, const KVCache& kv, const Step& step,
