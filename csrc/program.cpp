@@ -224,6 +224,7 @@ void Program::attention(int dst, int qkv, const AttentionOptions& options) {
           " up to ", cpu::kMaxHeadDim);
     check(options.layer >= 0, "attention: layer ", options.layer);
     check(shape.window >= 0, "attention: window ", shape.window);
+    check(shape.group >= 0, "attention: group ", shape.group);
     check_dtype("attention", "qkv", from.matrix.dtype, Dtype::F32);
     check_cols("attention", "qkv", from.matrix.cols,
                (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim);

@@ -42,7 +42,7 @@ struct AttentionOptions {
     cpu::HeadNorm norm;
     bool norm_after_rope;
     std::span<const float> alibi;  // [num_heads], or empty
-    bool is_whole;  // nothing is kept: all of a sequence is in the step
+    bool is_whole;                 // nothing is kept: all of a sequence is in the step
 };
 
 // Where a linear layer's adapters are, and the buffer for the rows as they shrink them.
@@ -134,8 +134,8 @@ class Program {
     };
     struct Instruction {
         Rows rows;
-        std::variant<cpu::EmbedArgs, cpu::NormArgs, LayerNorm, Quantize, Shrink,
-                     cpu::LinearArgs, cpu::RowOpArgs, cpu::PoolArgs, Attention, Gate, Moe>
+        std::variant<cpu::EmbedArgs, cpu::NormArgs, LayerNorm, Quantize, Shrink, cpu::LinearArgs,
+                     cpu::RowOpArgs, cpu::PoolArgs, Attention, Gate, Moe>
             args;
         bool feeds_own_rows = false;  // each worker quantises the rows that it wrote itself
     };
@@ -166,6 +166,7 @@ class Program {
     // program_run.cpp
     void prepare(const KVCache& kv, const Step& step);
     void place_adapters(const Step& step);
+    void check_cache(const Attention& attention, const KVCache& kv) const;
     void run_worker(const KVCache& kv, const Step& step, int worker);
     void multiply(const cpu::LinearArgs& args, std::atomic<int64_t>& next_part, int worker);
     void attend(const Attention& attention, const KVCache& kv, const Step& step,
