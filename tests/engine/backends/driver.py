@@ -131,7 +131,7 @@ class Driver:
         return BackendStep(
             token_ids=np.concatenate(token_ids),
             positions=np.concatenate(positions),
-            slots=np.concatenate(slots, axis=1).astype(np.int32),
+            slots=np.ascontiguousarray(np.concatenate(slots, axis=1), np.int32),
             seq_starts=np.cumsum([0, *(count for _, count in work)]).astype(np.int32),
             seq_lens=np.array([request.num_computed for request, _ in work], np.int32),
             rows=np.array([request.row for request, _ in work], np.int32),
