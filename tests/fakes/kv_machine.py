@@ -105,6 +105,12 @@ class KVMachine:
                 result.prompt_logprobs[index] = scores
         return result
 
+    def forget(self, block_ids: Iterable[int]) -> None:
+        """Nobody may read them any more."""
+        for block_id in block_ids:
+            first = block_id * BLOCK_SIZE
+            self.slots[first : first + BLOCK_SIZE] = [None] * BLOCK_SIZE
+
     def _copy(self, batch: ScheduledBatch) -> None:
         # All reads before all writes, as copies may run in any order: none may depend on another.
         contents = []
@@ -165,6 +171,7 @@ class Loop:
         outputs = scheduler.take_finished()
         if not batch.is_empty:
             outputs += scheduler.update(batch, result, self.step_s)
+        self.machine.forget(b.id for b in scheduler.kv.pool.free_blocks() if not b.is_published)
         scheduler.check_invariants()
         for output in outputs:
             self.take(output)
