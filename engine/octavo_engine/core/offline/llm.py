@@ -27,6 +27,7 @@ from octavo_engine.config import (
 from octavo_engine.core.build import load_model_tokenizer, localized, resolve
 from octavo_engine.core.build_core import build_core
 from octavo_engine.core.offline.beam_search import beam_search
+from octavo_engine.core.offline.options import check_llm_options, llm_value
 from octavo_engine.core.offline.pooling import PoolingMethods
 from octavo_engine.core.offline.progress_bar import generation_bar, loading_bar
 from octavo_engine.core.pooling.async_pooling import check_task
@@ -97,9 +98,13 @@ class LLM(PoolingMethods):
         seed: int = 0,
         chat_template: str | None = None,
         speculative_config: Mapping[str, Any] | None = None,
+        enforce_eager: bool = False,
         sim: SimConfig | None = None,
+        **others: object,
     ) -> None:
-        """Names as in vLLM. Raises ConfigError or ModelError."""
+        """Names as in vLLM. Raises ConfigError or ModelError, and TypeError for unknown names.
+        `others` may be settings of vLLM's that ask for what is done here anyway."""
+        check_llm_options(others, LLM.__init__)
         scheduler = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -111,10 +116,10 @@ class LLM(PoolingMethods):
             revision=revision,
             device=device,
             dtype=dtype,
-            quantization=quantization,
+            quantization=llm_value("quantization", quantization),
             activation_bits=activation_bits,
             kv_cache_dtype=kv_cache_dtype,
-            load_format=load_format,
+            load_format=llm_value("load-format", load_format),
             max_model_len=max_model_len,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             memory_fraction=memory_fraction,
@@ -124,6 +129,7 @@ class LLM(PoolingMethods):
             speculative_config=(
                 None if speculative_config is None else json.dumps(dict(speculative_config))
             ),
+            enforce_eager=enforce_eager,
             scheduler=scheduler,
             sim=sim or SimConfig(),
         )
