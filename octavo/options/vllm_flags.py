@@ -21,6 +21,7 @@ RENAMED = {
 REPLACED = {
     "--disable-fastapi-docs": ("--no-docs",),
     "--disable-log-requests": ("--no-enable-log-requests",),
+    "--disable-log-stats": ("--no-log-stats",),
     "--disable-response-store": ("--no-response-store",),
     "--disable-uvicorn-access-log": ("--access-log", "none"),
 }
@@ -34,7 +35,6 @@ IGNORED = frozenset(
 ALWAYS_SO = frozenset(
     (
         "--async-scheduling",
-        "--disable-log-stats",  # nothing is logged; /metrics has them
         "--enable-chunked-prefill",
         "--enable-offline-docs",
         "--enable-prompt-tokens-details",
