@@ -21,12 +21,14 @@ from octavo_engine.errors import ModelError
 from octavo_engine.weights.demo import demo_folder, demo_model, locate_demo
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from octavo_engine.weights.demo import DemoModel
 
 _WRONG_HASH = "DO NOT MATCH THE HASHES"
 
 
-def ensure_demo(name: str) -> Path:
+def ensure_demo(name: str, *, on_download: Callable[[DemoModel], None] | None = None) -> Path:
     """Where its files are, fetched if they are nowhere on this machine. Raises FetchError."""
     try:
         demo = demo_model(name)
@@ -35,7 +37,8 @@ def ensure_demo(name: str) -> Path:
     try:
         return locate_demo(name)
     except ModelError:
-        pass
+        if on_download is not None:
+            on_download(demo)
     folder = demo_folder(name)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
