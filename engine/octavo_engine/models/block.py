@@ -60,7 +60,8 @@ def read_gpt2(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
 
 
 def read_bigcode(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
-    return read_gpt2(fields, block) | ({"num_kv_heads": 1} if fields.boolean("multi_query") else {})
+    read_gpt2(fields, block)
+    return {"num_kv_heads": 1} if fields.boolean("multi_query") else {}
 
 
 def read_neox(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:

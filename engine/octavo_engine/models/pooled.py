@@ -27,8 +27,12 @@ class Decoder:
     """The body of a model that generates."""
 
     def __init__(self, config: ModelConfig, loader: Loader, max_model_len: int) -> None:
-        make = {"llama": LlamaBody, "gemma": GemmaBody, "gpt": GptBody}[config.family.page]
-        self.body: LlamaBody | GemmaBody | GptBody = make(config, loader, max_model_len)
+        pages: dict[str, type[LlamaBody | GemmaBody | GptBody]] = {
+            "llama": LlamaBody,
+            "gemma": GemmaBody,
+            "gpt": GptBody,
+        }
+        self.body = pages[config.family.page](config, loader, max_model_len)
 
     def forward(self, ops: EncoderOps) -> Value:
         return self.body.normed(ops, self.body.forward(ops))
