@@ -53,6 +53,10 @@ class Family:
 
 def find_family(architecture: str) -> Family:
     """The family of an architecture, by its name in config.json."""
+    if architecture in _REFUSED:
+        raise ModelError(
+            f"config.json: architecture {architecture!r} is not supported: {_REFUSED[architecture]}"
+        )
     if architecture not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise ModelError(
@@ -125,6 +129,19 @@ _BAICHUAN = Family(
     read=b.read_baichuan,
     defaults={"rms_norm_eps": 1e-6},
 )
+
+# Formats that only code beside the weights can read, or that no page can, and what to do.
+_GLM_CODE = "it is GLM in the format of its own code; use a repository whose name ends in -hf"
+_LATER = "it is {} in the format of its own code; use a later revision of the repository ({})"
+_REFUSED = {
+    "ChatGLMModel": _GLM_CODE,
+    "ChatGLMForConditionalGeneration": _GLM_CODE,
+    "QWenLMHeadModel": "it is Qwen 1 in the format of its own code; use Qwen 1.5 or later",
+    "RWForCausalLM": _LATER.format("Falcon", "FalconForCausalLM"),
+    "MixFormerSequentialForCausalLM": _LATER.format("Phi", "PhiForCausalLM"),
+    "StableLMEpochForCausalLM": _LATER.format("StableLM", "StableLmForCausalLM"),
+    "MiniCPM3ForCausalLM": "it has latent attention; use MiniCPM 1, 2 or 4",
+}
 
 # Fields that GPT-2's descendants name as it does.
 _GPT2_FIELDS = {
@@ -465,11 +482,16 @@ _GPT: dict[str, Family] = {
     "BaichuanForCausalLM": _BAICHUAN,
     "BaiChuanForCausalLM": _BAICHUAN,
 }
+_GPT["MPTForCausalLM"] = _GPT["MptForCausalLM"]  # as its makers spell it
 
 # Llama's page under other names.
 _LIKE_LLAMA: dict[str, Family] = {
     "GlmForCausalLM": Family(
         turns_neighbours=True, fused_gate_up=True, output_bias=False, defaults=_GLM
+    ),
+    "InternLMForCausalLM": Family(
+        aliases={"attention_bias": "bias"},
+        defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "bias": True},
     ),
     "InternLM2ForCausalLM": Family(
         naming="internlm2",
