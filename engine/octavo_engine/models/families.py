@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from octavo_engine.errors import ModelError
 from octavo_engine.models import block as b
 from octavo_engine.models.block import BlockConfig
+from octavo_engine.models.plugins import find_plugin, plugin_architectures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from octavo_engine.models.block import Reader
+    from octavo_engine.ops import Loader, Model
 
 Naming = Literal[
     "llama", "gpt2", "neox", "gptj", "falcon", "bloom", "mpt", "bigcode", "starcoder2", "opt",
@@ -21,11 +23,17 @@ Naming = Literal[
 ]  # fmt: skip
 
 
+class Page(Protocol):
+    """A model's class: made of its ModelConfig, its weights and the longest sequence to serve."""
+
+    def __call__(self, config: Any, loader: Loader, max_model_len: int, /) -> Model: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """How to read a family's config.json, and on which page of this package it is written."""
 
-    page: Literal["llama", "gemma", "gpt"] = "llama"
+    page: Literal["llama", "gemma", "gpt"] | Page = "llama"  # of this package, or another's
     block: BlockConfig = b.PLAIN  # of the gpt page
     # The family's own names for fields that others share; a dot leads into an object.
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -58,7 +66,10 @@ def find_family(architecture: str) -> Family:
             f"config.json: architecture {architecture!r} is not supported: {_REFUSED[architecture]}"
         )
     if architecture not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
+        plugin = find_plugin(architecture, Family)
+        if plugin is not None:
+            return plugin
+        known = ", ".join(sorted({*FAMILIES, *plugin_architectures()}))
         raise ModelError(
             f"config.json: architecture {architecture!r} is not supported; supported are: {known}"
         )

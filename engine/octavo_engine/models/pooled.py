@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from octavo_engine.errors import ModelError
 from octavo_engine.models.bert import Bert
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.gemma import GemmaBody
@@ -32,7 +33,13 @@ class Decoder:
             "gemma": GemmaBody,
             "gpt": GptBody,
         }
-        self.body = pages[config.family.page](config, loader, max_model_len)
+        page = config.family.page
+        if not isinstance(page, str):
+            raise ModelError(
+                f"config.json: architecture {config.architecture!r} comes from another package; "
+                "such models generate text only"
+            )
+        self.body = pages[page](config, loader, max_model_len)
 
     def forward(self, ops: EncoderOps) -> Value:
         return self.body.normed(ops, self.body.forward(ops))
