@@ -60,7 +60,8 @@ def read_gpt2(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
 
 
 def read_bigcode(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
-    return read_gpt2(fields, block) | ({"num_kv_heads": 1} if fields.boolean("multi_query") else {})
+    read_gpt2(fields, block)
+    return {"num_kv_heads": 1} if fields.boolean("multi_query") else {}
 
 
 def read_neox(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
@@ -73,13 +74,15 @@ def read_falcon(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
     heads, bias = fields.raw("num_attention_heads"), fields.boolean("bias")
     is_new = fields.boolean("new_decoder_architecture")
     wiring: Wiring = "sequential"
-    if is_new and fields.raw("num_ln_in_parallel_attn") != 1:
+    if is_new and fields.optional_integer("num_ln_in_parallel_attn", maximum=2) != 1:
         wiring = "parallel_two_norms"
     elif is_new or fields.boolean("parallel_attn"):
         wiring = "parallel"
     kv_heads = 1 if fields.boolean("multi_query") else heads
     if is_new:
         kv_heads = fields.optional_integer("num_kv_heads", maximum=heads) or heads
+        if heads % kv_heads:
+            raise fields.error("num_kv_heads", f"must divide {heads} attention heads")
     has_alibi = fields.boolean("alibi")
     # Its biases are added before scores are scaled.
     scale = math.sqrt(heads / fields.raw("hidden_size")) if has_alibi else 1.0

@@ -170,6 +170,8 @@ def _read(
         **_scales(fields, family, hidden_size=hidden_size, head_dim=head_dim),
     }
     common |= family.read(fields, family.block)
+    if "layers" in common:
+        return cls(**common)
     if common["block"].positions == "rope":
         ropes = read_ropes(fields, family, head_dim=head_dim, max_positions=max_positions)
         layers = _layers(fields, family, ropes)

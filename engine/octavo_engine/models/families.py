@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from octavo_engine.errors import ModelError
 from octavo_engine.models import block as b
 from octavo_engine.models.block import BlockConfig
+from octavo_engine.models.plugins import find_plugin, plugin_architectures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from octavo_engine.models.block import Reader
+    from octavo_engine.ops import Loader, Model
 
 Naming = Literal[
     "llama", "gpt2", "neox", "gptj", "falcon", "bloom", "mpt", "bigcode", "starcoder2", "opt",
@@ -21,11 +23,17 @@ Naming = Literal[
 ]  # fmt: skip
 
 
+class Page(Protocol):
+    """A model's class: made of its ModelConfig, its weights and the longest sequence to serve."""
+
+    def __call__(self, config: Any, loader: Loader, max_model_len: int, /) -> Model: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """How to read a family's config.json, and on which page of this package it is written."""
 
-    page: Literal["llama", "gemma", "gpt"] = "llama"
+    page: Literal["llama", "gemma", "gpt"] | Page = "llama"  # of this package, or another's
     block: BlockConfig = b.PLAIN  # of the gpt page
     # The family's own names for fields that others share; a dot leads into an object.
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -53,8 +61,15 @@ class Family:
 
 def find_family(architecture: str) -> Family:
     """The family of an architecture, by its name in config.json."""
+    if architecture in _REFUSED:
+        raise ModelError(
+            f"config.json: architecture {architecture!r} is not supported: {_REFUSED[architecture]}"
+        )
     if architecture not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
+        plugin = find_plugin(architecture, Family)
+        if plugin is not None:
+            return plugin
+        known = ", ".join(sorted({*FAMILIES, *plugin_architectures()}))
         raise ModelError(
             f"config.json: architecture {architecture!r} is not supported; supported are: {known}"
         )
@@ -125,6 +140,19 @@ _BAICHUAN = Family(
     read=b.read_baichuan,
     defaults={"rms_norm_eps": 1e-6},
 )
+
+# Formats that only code beside the weights can read, or that no page can, and what to do.
+_GLM_CODE = "it is GLM in the format of its own code; use a repository whose name ends in -hf"
+_LATER = "it is {} in the format of its own code; use a later revision of the repository ({})"
+_REFUSED = {
+    "ChatGLMModel": _GLM_CODE,
+    "ChatGLMForConditionalGeneration": _GLM_CODE,
+    "QWenLMHeadModel": "it is Qwen 1 in the format of its own code; use Qwen 1.5 or later",
+    "RWForCausalLM": _LATER.format("Falcon", "FalconForCausalLM"),
+    "MixFormerSequentialForCausalLM": _LATER.format("Phi", "PhiForCausalLM"),
+    "StableLMEpochForCausalLM": _LATER.format("StableLM", "StableLmForCausalLM"),
+    "MiniCPM3ForCausalLM": "it has latent attention; use MiniCPM 1, 2 or 4",
+}
 
 # Fields that GPT-2's descendants name as it does.
 _GPT2_FIELDS = {
@@ -465,11 +493,16 @@ _GPT: dict[str, Family] = {
     "BaichuanForCausalLM": _BAICHUAN,
     "BaiChuanForCausalLM": _BAICHUAN,
 }
+_GPT["MPTForCausalLM"] = _GPT["MptForCausalLM"]  # as its makers spell it
 
 # Llama's page under other names.
 _LIKE_LLAMA: dict[str, Family] = {
     "GlmForCausalLM": Family(
         turns_neighbours=True, fused_gate_up=True, output_bias=False, defaults=_GLM
+    ),
+    "InternLMForCausalLM": Family(
+        aliases={"attention_bias": "bias"},
+        defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "bias": True},
     ),
     "InternLM2ForCausalLM": Family(
         naming="internlm2",

@@ -34,14 +34,22 @@ class ConfigFields:
 
     def raw(self, name: str) -> Any:
         """The value as it stands, or its default, or None."""
-        for spelling in (self._aliases.get(name, name), name):
-            values: Any = self._values
-            *outer, last = spelling.split(".")
-            for part in outer:
-                values = values.get(part) if isinstance(values, dict) else None
-            if (values is self._values or isinstance(values, dict)) and last in values:
-                return values[last]
-        return self._defaults.get(name)
+        found, value = self._find(self._spelled(name))
+        return value if found else self._defaults.get(name)
+
+    def _find(self, spelling: str) -> tuple[bool, Any]:
+        values: Any = self._values
+        *outer, last = spelling.split(".")
+        for part in outer:
+            values = values.get(part) if isinstance(values, dict) else None
+        if (values is self._values or isinstance(values, dict)) and last in values:
+            return True, values[last]
+        return False, None
+
+    def _spelled(self, name: str) -> str:
+        """As the file has it: by the family's own name, but where it uses only the common one."""
+        own = self._aliases.get(name, name)
+        return name if name in self._values and not self._find(own)[0] else own
 
     def has(self, name: str) -> bool:
         """Whether the file itself has a field of exactly this name."""
@@ -51,10 +59,6 @@ class ConfigFields:
         value = repr(self.raw(name))
         got = value if len(value) <= 80 else value[:77] + "..."
         return ModelError(f"{self.path}: {self._spelled(name)} {rule}; got {got}")
-
-    def _spelled(self, name: str) -> str:
-        """As the file has it: by the family's own name, but where it uses the common one."""
-        return name if name in self._values else self._aliases.get(name, name)
 
     def integer(self, name: str, *, maximum: int, minimum: int = 1) -> int:
         value = self.optional_integer(name, minimum=minimum, maximum=maximum)

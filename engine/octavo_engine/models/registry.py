@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 def build_model(config: ModelConfig, loader: Loader, max_model_len: int) -> Model:
     """The model with its weights taken from the loader; the caller ends with `loader.finish()`."""
-    match config.family.page:
+    page = config.family.page
+    if not isinstance(page, str):
+        return page(config, loader, max_model_len)
+    match page:
         case "llama":
             return Llama(config, loader, max_model_len)
         case "gemma":

@@ -242,6 +242,11 @@ _EQUAL_HEADS = {"num_key_value_heads": 4}
 _PLAIN = ("rope_parameters", "head_dim")
 
 TWINS: dict[str, Twin] = {
+    "internlm": Twin(
+        "InternLMForCausalLM", "Llama", {"attention_bias": True},
+        lambda c: without(c, "attention_bias", "mlp_bias", bias=True),
+        lambda tensors, config: tensors,
+    ),
     "internlm2": Twin(
         "InternLM2ForCausalLM", "Llama", {},
         lambda c: without(c, "attention_bias", "mlp_bias", bias=False), _internlm2,
