@@ -79,6 +79,7 @@ class Endpoint:
 
     # kept by this router: work placed there and not finished
     in_flight: int = 0  # requests
+    adapters_in_use: dict[str, int] = field(default_factory=dict)  # of them, by adapter
     pending_tokens: int = 0  # uncached prompt tokens of those without a first token
 
     # the state's two sources; the registry derives `state` from them

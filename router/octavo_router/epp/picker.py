@@ -18,6 +18,7 @@ from octavo_router.proxy.prefill_decode.kv_transfer import prompt_question
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from octavo_router.adapters.fleet import AdapterFleet
     from octavo_router.config.settings import RouterConfig
     from octavo_router.endpoints.registry import Registry
     from octavo_router.epp.head import PickerHead
@@ -54,6 +55,7 @@ class PickerParts:
     access_log: PickerAccessLog | None
     is_ready: Callable[[], bool]  # its endpoints are known, and it is not ending
     admin: AdminAccess = field(default_factory=AdminAccess)
+    adapters: AdapterFleet | None = None
 
 
 class Picker:
@@ -62,6 +64,7 @@ class Picker:
     def __init__(self, parts: PickerParts) -> None:
         self.dispatcher = parts.dispatcher
         self.gate = parts.gate
+        self.adapters = parts.adapters
         self.is_ready = parts.is_ready
         self.asker = PickerRequestReader(parts.registry, parts.models, parts.scan)
         self._admin = parts.admin
