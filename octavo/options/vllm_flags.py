@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo_engine.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -41,13 +43,23 @@ ALWAYS_SO = frozenset(
     )
 )
 
+# What cannot be had here: the flag, and what to do instead.
+REFUSED = {
+    "--lora-extra-vocab-size": "adapters cannot bring tokens of their own; "
+    "merge such an adapter into the model",
+    "--fully-sharded-loras": "adapters are not sharded; leave it out",
+}
+
 
 def translate(argv: Sequence[str]) -> list[str]:
-    """The same setting in our own flags. Unknown words stay for the parser to judge."""
+    """The same setting in our own flags. Unknown words stay for the parser to judge. Raises
+    ConfigError."""
     result: list[str] = []
     words = iter(argv)
     for word in words:
         flag, equals, value = word.partition("=")
+        if flag in REFUSED:
+            raise ConfigError(f"{flag}: {REFUSED[flag]}")
         if flag in IGNORED:
             if not equals:
                 next(words, None)  # its value

@@ -46,13 +46,13 @@ class LoraServer:
         adapters = [{"id": name, "parent": BASE} for name in self.loaded]
         return {"object": "list", "data": [{"id": BASE, "parent": None}, *adapters]}
 
-    async def _load(self, peer: Peer, body: dict[str, str]) -> None:
+    async def _load(self, peer: Peer, body: dict[str, Any]) -> None:
         name, path = body["lora_name"], body["lora_path"]
         self.log.append(f"load {name}")
         await asyncio.sleep(self.load_s)
         if path in self.broken:
             await self._say(peer, 400, _error(self.broken[path]))
-        elif name in self.loaded:
+        elif name in self.loaded and not body.get("load_inplace"):
             await self._say(peer, 400, _error(f"The lora adapter '{name}' has already been loaded"))
         else:
             self.loaded[name] = path

@@ -50,6 +50,7 @@ class Service:
             self.model.names[0], self._snapshot, vllm_names=settings.vllm_metrics
         )
         self.hub = SubscriberHub(engine, self.admission, self.metrics, settings.pod_uid)
+        self.model.adapters.on_changed = lambda: self.hub.set_adapters(self.model.adapters.names)
         self.running = InFlightRequests()
         self.responses = ResponseStore(settings.limits)
         self.sleep = SleepState(engine, self.admission, self.running)

@@ -37,7 +37,8 @@ LONGEST_REASON = 300  # characters of an engine's own words
 class AdapterCalls(Protocol):
     """Asks engines. Reports to `AdapterFleet.loaded`, `failed` and `unloaded`, never within."""
 
-    def load(self, endpoint: Endpoint, name: str, uri: str) -> None: ...
+    def load(self, endpoint: Endpoint, name: str, uri: str, *, in_place: bool) -> None:
+        """`in_place`: other files under that name may be loaded; requests with them go on."""
 
     def unload(self, endpoint: Endpoint, name: str, then: Callable[[], None]) -> None:
         """`then`: called when it is over, however it went."""
@@ -109,6 +110,7 @@ class _EngineAdapters:
     loading: dict[str, float] = field(default_factory=dict)  # since when
     unloading: set[str] = field(default_factory=set)
     failed: dict[str, _Failed] = field(default_factory=dict)
+    stale: set[str] = field(default_factory=set)  # loaded, with the files of an earlier uri
 
 
 class AdapterFleet:
@@ -141,6 +143,7 @@ class AdapterFleet:
                 elif adapters[old].uri != adapter.uri:
                     self._replace(name, old)
             self._place(name)
+            self._renew(name)
 
     @property
     def pools(self) -> Mapping[str, object]:
@@ -203,6 +206,7 @@ class AdapterFleet:
         for name, pool in self._pools.items():
             pool.demand.forget_old(now)
             self._place(name)
+            self._renew(name)
 
     def states(self, pool: str) -> list[AdapterState]:
         """Of each adapter of a pool, for the operator."""
@@ -219,6 +223,7 @@ class AdapterFleet:
         engine = self._of(endpoint)
         began_at = engine.loading.pop(name, None)
         engine.failed.pop(name, None)
+        engine.stale.discard(name)
         pool = self._pools[endpoint.pool]
         if began_at is not None:
             pool.load_s += LOAD_WEIGHT * (self._clock() - began_at - pool.load_s)
@@ -280,7 +285,7 @@ class AdapterFleet:
 
         def then() -> None:
             if load and load in engine.loading:
-                self._calls.load(endpoint, load, uri)
+                self._calls.load(endpoint, load, uri, in_place=False)
 
         if unload:
             engine.unloading.add(unload)
@@ -332,11 +337,12 @@ class AdapterFleet:
         state, reason = "unloaded", ""
         for endpoint in self._registry.pool(pool):
             engine = self._of(endpoint)
+            failed = engine.failed.get(name)
             if endpoint.state == "ready" and name in endpoint.adapters:
-                return AdapterState(name, "loaded")
+                return AdapterState(name, "loaded", failed.reason if failed is not None else "")
             if name in engine.loading:
                 state, reason = "loading", ""
-            elif state != "loading" and (failed := engine.failed.get(name)) is not None:
+            elif state != "loading" and failed is not None:
                 state, reason = "failed", failed.reason
         return AdapterState(name, state, reason)
 
@@ -349,10 +355,18 @@ class AdapterFleet:
         for endpoint in self._registry.pool(pool):
             engine = self._of(endpoint)
             engine.failed.pop(name, None)
-            if name in endpoint.adapters and name not in engine.unloading:
-                engine.unloading.add(name)
-                self._leave(endpoint, name)
-                self._calls.unload(endpoint, name, lambda: None)
+            if name in endpoint.adapters:
+                engine.stale.add(name)
+
+    def _renew(self, pool_name: str) -> None:
+        """Load other files under the same names; until they are there, requests get the old."""
+        pool = self._pools[pool_name]
+        for endpoint in self._registry.candidates(pool_name).endpoints:
+            engine = self._of(endpoint)
+            engine.stale &= endpoint.adapters & pool.adapters.keys()
+            for name in engine.stale - engine.loading.keys() - engine.failed.keys():
+                engine.loading[name] = self._clock()
+                self._calls.load(endpoint, name, pool.adapters[name].uri, in_place=True)
 
     def _candidates(self, request: RouteRequest, exclude: Collection[Endpoint]) -> list[Endpoint]:
         """Who may serve the request, whether it has the adapter or not."""
@@ -386,7 +400,7 @@ class AdapterFleet:
             # Whatever it had is gone with its process, or is heard of again.
             self._engines.pop(endpoint, None)
         if endpoint.pool in self._pools:
-            self._place(endpoint.pool)
+            self._place(endpoint.pool, is_urgent=True)
 
 
 def _removed(name: str) -> Rejected:

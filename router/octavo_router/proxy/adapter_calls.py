@@ -31,8 +31,8 @@ class EngineAdapterCalls:
         self._upstreams = upstreams
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def load(self, endpoint: Endpoint, name: str, uri: str) -> None:
-        self._start(self._load(endpoint, name, uri))
+    def load(self, endpoint: Endpoint, name: str, uri: str, *, in_place: bool) -> None:
+        self._start(self._load(endpoint, name, uri, in_place=in_place))
 
     def unload(self, endpoint: Endpoint, name: str, then: Callable[[], None]) -> None:
         self._start(self._unload(endpoint, name, then))
@@ -46,8 +46,10 @@ class EngineAdapterCalls:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _load(self, endpoint: Endpoint, name: str, uri: str) -> None:
-        question = {"lora_name": name, "lora_path": uri}
+    async def _load(self, endpoint: Endpoint, name: str, uri: str, *, in_place: bool) -> None:
+        question: dict[str, object] = {"lora_name": name, "lora_path": uri}
+        if in_place:
+            question["load_inplace"] = True
         reply = await self._ask(endpoint, _LOAD_PATH, question, _LOAD_S)
         reason = _reason(reply)
         if reply.status == 200 or (reply.status == 400 and _LOADED in reason):
@@ -61,7 +63,7 @@ class EngineAdapterCalls:
         then()
 
     async def _ask(
-        self, endpoint: Endpoint, path: str, question: Mapping[str, str], timeout_s: float
+        self, endpoint: Endpoint, path: str, question: Mapping[str, object], timeout_s: float
     ) -> EngineReply:
         """What it said; status 0 where that was nothing in time."""
         upstream = self._upstreams.of(endpoint)

@@ -185,6 +185,7 @@ async def test_other_files_under_the_same_name_are_loaded_anew():
         pool = replace(pool, adapters=(replace(pool.adapters[0], uri="/adapters/law-2"),))
         app.apply(replace(config, routing=replace(config.routing, pools=(pool,))))
         await until(lambda: server.loaded == {"law": "/adapters/law-2"})
+        assert server.log == ["load law", "load law"]  # in place: requests go on meanwhile
 
 
 @on_loop

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.sim.clock import Clock
     from octavo_engine.config import EngineConfig, SimConfig
     from octavo_engine.sampling.batch import Ragged, SamplingBatch
+    from octavo_engine.weights.adapter import AdapterFiles
 
 KV_BYTES_PER_TOKEN = 1024  # what a block pretends to take; only sums over it are ever shown
 GREEDY_BELOW = np.float32(1e-5)  # a greedy request asks for no randomness: all say the same
@@ -37,6 +38,7 @@ class SimBackend:
         self._sim = config.sim
         self._clock = RealClock() if clock is None else clock
         self._limits: BackendLimits | None = None
+        self._adapters = np.zeros(config.max_loras, np.uint64)  # by slot
 
     @property
     def name(self) -> str:
@@ -60,6 +62,13 @@ class SimBackend:
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         self._limits = limits
 
+    def pack_adapter(self, files: AdapterFiles) -> int:
+        """What it changes: the seed of the words."""
+        return int(files.digest[:15], 16)
+
+    def set_adapter(self, slot: int, packed: int | None) -> None:
+        self._adapters[slot] = packed or 0
+
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         """Take the step's time, then say what was sampled."""
         limits = self._limits
@@ -72,7 +81,7 @@ class SimBackend:
         duration_s = step_seconds(
             self._sim, num_decodes=num_decodes, num_prefill_tokens=int(counts.sum()) - num_decodes
         )
-        sampled = self._sample(sampling)
+        sampled = self._sample(sampling, self._adapter_seeds(step))
         self._clock.sleep(duration_s - (self._clock.now() - started_at))
         return sampled
 
@@ -82,9 +91,18 @@ class SimBackend:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _sample(self, sampling: SamplingBatch) -> Sampled:
+    def _adapter_seeds(self, step: BackendStep) -> NDArray[np.uint64]:
+        """Of each row of logits; 0 without an adapter."""
+        if step.adapters is None:
+            return np.zeros(len(step.logit_rows), np.uint64)
+        owners = np.searchsorted(step.seq_starts, step.logit_rows, side="right") - 1
+        slots = step.adapters[owners]
+        return np.where(slots < 0, np.uint64(0), self._adapters[slots])
+
+    def _sample(self, sampling: SamplingBatch, adapters: NDArray[np.uint64]) -> Sampled:
         params = sampling.table[sampling.rows]
         seeds = np.where(params["temperature"] < GREEDY_BELOW, 0, params["seed"])
+        seeds = seeds.astype(np.uint64) ^ adapters
         tokens = sim_tokens(seeds, sampling.positions)
         if sampling.allowed is not None:
             _keep_to_allowed(tokens, sampling.allowed)
