@@ -29,8 +29,10 @@ MAX_LOADING = 2  # of one engine at once
 MIN_AGE_S = 2.0  # after its load, before an adapter may make room for another
 STRANGER_AGE_S = 10.0  # before what this router was never told of is unloaded
 SPREAD = 2.0  # an adapter with 1 / SPREAD of an engine's share of requests has one engine to itself
+LEAST_RATE = 8 / HALF_LIFE_S  # requests a second, below which a share says little
 GROWTH = 0.25  # of an engine, by which demand must exceed an adapter's engines to get another
 GAIN = 2.0  # how much more a replica must be worth than what it replaces
+BUSY_SHARE = 0.5  # of what would give it another engine, before its queue may do so
 CROWDED = 2.0  # loads that a queue must be longer than another engine's to be worth a replica
 
 
@@ -129,7 +131,7 @@ class _Placement:
                 if not any(need.name in room.adapters for room in rooms):
                     self._load_cheapest(need, rooms, gain=None)
         for need in self._by_demand:
-            if 0 < self._copies.get(need.name, 0) < self._wanted(need):
+            if self._copies.get(need.name, 0) < self._wanted(need):
                 gain = need.rate / (self._copies[need.name] + 1)
                 self._load_cheapest(need, self._rooms, gain=gain)
         self._fill()
@@ -149,12 +151,14 @@ class _Placement:
     def _wanted(self, need: AdapterNeed) -> int:
         """How many engines should have it, by its share of requests and by their queues."""
         copies = self._copies.get(need.name, 0)
-        if not need.rate:
+        if need.rate < LEAST_RATE or not copies:
             return copies
         share = need.rate / self._total * len(self._rooms) * SPREAD
+        if share <= copies * BUSY_SHARE:
+            return copies
         waits = [room.engine.wait_s for room in self._rooms if need.name in room.adapters]
         others = [room.engine.wait_s for room in self._rooms if need.name not in room.adapters]
-        is_crowded = bool(waits and others) and min(waits) > min(others) + CROWDED * self._load_s
+        is_crowded = bool(others) and min(waits) > min(others) + CROWDED * self._load_s
         return copies + (share > copies + GROWTH or is_crowded)
 
     def _load_cheapest(

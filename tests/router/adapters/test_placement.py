@@ -96,8 +96,9 @@ def test_a_pinned_one_is_loaded_everywhere():
 def test_a_hot_one_gets_engines_by_its_share():
     """Half of all requests of four engines, where one engine's share is a quarter."""
     engines = [engine("a", "hot", "p"), engine("b", "q", "r"), engine("c", "s"), engine("d", "t")]
-    others = [AdapterNeed(name, 0.1) for name in "pqrst"]
-    (first,) = moves(engines, AdapterNeed("hot", 0.5), *others)
+    others = [AdapterNeed(name, 1.0) for name in "pqrst"]
+    assert moves(engines, AdapterNeed("hot", 0.1), *map(AdapterNeed, "pqrst")) == []  # of few
+    (first,) = moves(engines, AdapterNeed("hot", 5.0), *others)
     assert first.load == "hot"
     assert first.engine in ("c", "d")  # which have room
 
@@ -112,10 +113,11 @@ def test_a_replica_replaces_only_what_is_worth_much_less():
 
 
 def test_a_long_queue_where_it_lies_is_worth_a_replica():
-    others = [AdapterNeed(f"o{number}", 3.0) for number in range(6)]
     engines = [engine("a", "x", wait_s=5.0), engine("b", wait_s=0.0)]
-    (move,) = [m for m in moves(engines, AdapterNeed("x", 0.01), *others) if m.load == "x"]
-    assert move == AdapterMove("b", load="x")
+    replica = [AdapterMove("b", load="x")]
+    assert moves(engines, AdapterNeed("x", 1.0), total_rate=5.0) == replica
+    assert moves(engines, AdapterNeed("x", 0.01), total_rate=5.0) == []  # too few ask for it
+    assert moves([engine("a", "x"), engines[1]], AdapterNeed("x", 1.0), total_rate=5.0) == []
 
 
 def test_idle_slots_are_filled_and_nothing_makes_room_for_that():
