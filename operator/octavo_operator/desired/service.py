@@ -70,12 +70,16 @@ def routing_annotation(
         routing["weights"] = dict(weights)
     room = deployment.room_for_adapters
     if adapters and room is not None:
-        routing["adapters"] = [
-            {"name": one.name, "uri": one.lora_path} | ({"pinned": True} if one.pinned else {})
-            for one in adapters
-        ]
-        routing["adapterSlots"] = room.slots
+        routing |= {"adapters": routed_adapters(adapters), "adapterSlots": room.slots}
     return json.dumps(routing, sort_keys=True)
+
+
+def routed_adapters(adapters: Sequence[AdapterSpec]) -> list[dict[str, Any]]:
+    """As routers are given them."""
+    return [
+        {"name": one.name, "uri": one.lora_path} | ({"pinned": True} if one.pinned else {})
+        for one in adapters
+    ]
 
 
 def _port() -> dict[str, Any]:
