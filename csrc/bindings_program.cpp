@@ -136,12 +136,52 @@ void add_attention(
                        .is_whole = is_whole});
 }
 
+using FloatTable = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+FloatMatrix matrix_of(const FloatTable& table) {
+    return {table.data(), static_cast<int64_t>(table.shape(0)),
+            static_cast<int64_t>(table.shape(1))};
+}
+
+void add_to_adapter(PackedAdapter& adapter, const AdapterSlots& slots, int64_t site,
+                    const std::vector<int64_t>& parts, const std::vector<FloatTable>& downs,
+                    const std::vector<FloatTable>& ups, const std::vector<float>& scales) {
+    check(downs.size() == parts.size() && ups.size() == parts.size() &&
+              scales.size() == parts.size(),
+          "add: parts, downs, ups and scales differ in number");
+    std::vector<AdapterPart> all;
+    for (size_t i = 0; i < parts.size(); ++i) {
+        all.push_back({parts[i], matrix_of(downs[i]), matrix_of(ups[i]), scales[i]});
+    }
+    const nb::gil_scoped_release release;
+    adapter.add(slots, site, all);
+}
+
+void bind_adapters(nb::module_& module) {
+    nb::class_<PackedAdapter>(module, "PackedAdapter")
+        .def(nb::init<const AdapterSlots&>(), arg("slots"))
+        .def("add", &add_to_adapter, arg("slots"), arg("site"), arg("parts"), arg("downs"), arg("ups"),
+             arg("scales"))
+        .def_prop_ro("nbytes", &PackedAdapter::num_bytes);
+    nb::class_<AdapterSlots>(module, "AdapterSlots")
+        .def(
+            "__init__",
+            [](AdapterSlots* self, int64_t num_slots, int64_t max_rank, const std::string& dtype) {
+                new (self) AdapterSlots(num_slots, max_rank, parse_dtype(dtype));
+            },
+            arg("num_slots"), arg("max_rank"), arg("dtype"))
+        .def("add_site", &AdapterSlots::add_site, arg("sizes"), arg("cols"))
+        .def("shrunken_cols", &AdapterSlots::shrunken_cols, arg("site"))
+        .def("set", &AdapterSlots::set, arg("slot"), arg("adapter").none());
+}
+
 using Times = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const Ints& positions,
               const Ints& slots, const Ints& seq_starts, const Ints& seq_lens, const Ints& rows,
               const IntTable& block_tables, const Ints& logit_rows,
-              const std::optional<Ints>& type_ids, const std::optional<Times>& op_times) {
+              const std::optional<Ints>& type_ids, const std::optional<Times>& op_times,
+              const std::optional<Ints>& adapters) {
     const Step step{
         .token_ids = span_of(token_ids),
         .positions = span_of(positions),
@@ -154,6 +194,7 @@ void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const 
         .table_cols = static_cast<int64_t>(block_tables.shape(1)),
         .logit_rows = span_of(logit_rows),
         .type_ids = span_of(type_ids),
+        .adapters = span_of(adapters),
         .op_times = op_times ? std::span<int64_t>(op_times->data(), op_times->size())
                              : std::span<int64_t>(),
     };
@@ -181,6 +222,7 @@ nb::object read_buffer(nb::handle self, int index, int64_t num_rows) {
 
 void bind_program(nb::module_& module) {
     bind_kv_cache(module);
+    bind_adapters(module);
     nb::class_<Program>(module, "Program", nb::is_weak_referenceable())
         .def(nb::init<Team&, int64_t, int64_t, int64_t, int>(), arg("team"), arg("arena_bytes"),
              arg("max_tokens"), arg("max_logit_rows"), arg("activation_bits") = 16,
@@ -216,13 +258,15 @@ void bind_program(nb::module_& module) {
             "linear",
             [](Program& self, int dst, int src, const Packed& weight,
                const std::optional<Floats>& bias, const std::string& mode,
-               const std::string& activation, float scale) {
+               const std::string& activation, float scale, const AdapterSlots* adapters,
+               int64_t site, int u) {
                 self.linear(dst, src, weight, span_of(bias), parse_mode(mode),
-                            parse_activation(activation), scale);
+                            parse_activation(activation), scale, {adapters, site, u});
             },
             arg("dst"), arg("src"), arg("weight"), arg("bias").noconvert().none() = nb::none(),
             arg("mode") = "store", arg("activation") = "", arg("scale") = 1.0F,
-            nb::keep_alive<1, 4>())
+            arg("adapters").none() = nb::none(), arg("site") = 0, arg("u") = -1,
+            nb::keep_alive<1, 4>(), nb::keep_alive<1, 9>())
         .def("attention", &add_attention, arg("dst"), arg("qkv"), arg("layer"), arg("num_heads"),
              arg("num_kv_heads"), arg("head_dim"), arg("scale"), arg("rotary_dim") = 0,
              arg("cos_sin").noconvert().none() = nb::none(), arg("window") = 0,
@@ -268,7 +312,8 @@ void bind_program(nb::module_& module) {
              arg("positions").noconvert(), arg("slots").noconvert(), arg("seq_starts").noconvert(),
              arg("seq_lens").noconvert(), arg("rows").noconvert(), arg("block_tables").noconvert(),
              arg("logit_rows").noconvert(), arg("type_ids").noconvert().none() = nb::none(),
-             arg("op_times").noconvert().none() = nb::none())
+             arg("op_times").noconvert().none() = nb::none(),
+             arg("adapters").noconvert().none() = nb::none())
         .def("read", &read_buffer, arg("buffer"), arg("num_rows"));
 }
 

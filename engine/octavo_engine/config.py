@@ -222,8 +222,9 @@ class EngineConfig:
         _check(self.max_cpu_loras is None or self.max_cpu_loras >= self.max_loras,
                f"--max-cpu-loras must be at least --max-loras, {self.max_loras}",
                self.max_cpu_loras)  # fmt: skip
-        _check(1 <= self.max_lora_rank <= MAX_LORA_RANK,
-               f"--max-lora-rank must be from 1 to {MAX_LORA_RANK}", self.max_lora_rank)  # fmt: skip
+        rank = self.max_lora_rank
+        _check(1 <= rank <= MAX_LORA_RANK, f"--max-lora-rank must be from 1 to {MAX_LORA_RANK}",
+               rank)  # fmt: skip
         _ = self.speculation  # refused at start, not with the first request
         _check(not (self.async_scheduling and self.speculation),
                "--async-scheduling plans before tokens are known, --speculative-config guesses "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo_engine.backends.adapters import AdapterLimits
 from octavo_engine.backends.text_part import TextPart
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
@@ -29,6 +30,7 @@ def build_backend(
     """
     _check_kv_cache_dtype(config)
     check_activation_bits(config)
+    _check_lora(config)
     if config.device == "sim":
         from octavo_engine.backends.sim.backend import SimBackend
 
@@ -56,6 +58,18 @@ def _check_kv_cache_dtype(config: EngineConfig) -> None:
             f"--kv-cache-dtype {asked} is computed by --device cpu only; --device {device} takes "
             "auto, or what --dtype names"
         )
+
+
+def _check_lora(config: EngineConfig) -> None:
+    if config.enable_lora and config.device in ("cuda", "plugin"):
+        raise ConfigError(
+            f"--enable-lora is not computed by --device {config.device} yet: use --device cpu, or "
+            "serve a model with the adapter merged into it"
+        )
+
+
+def _adapter_limits(config: EngineConfig) -> AdapterLimits | None:
+    return AdapterLimits(config.max_loras, config.max_lora_rank) if config.enable_lora else None
 
 
 def check_activation_bits(config: EngineConfig) -> None:
@@ -97,6 +111,7 @@ def _build_native(
         activation_bits=config.activation_bits,
         kv_cache_dtype=config.kv_cache_dtype,
         num_threads=config.num_threads,
+        adapters=_adapter_limits(config),
         progress=progress,
     )
 
@@ -124,6 +139,7 @@ def _build_torch(
         max_model_len=max_model_len,
         precision=Precision(storage=storage),
         num_threads=config.num_threads,
+        adapters=_adapter_limits(config),
         progress=progress,
     )
 

@@ -136,6 +136,7 @@ class AdapterQueue:
     def add_stats(self, stats: EngineStats) -> None:
         names = {request.adapter.name for request, _ in self._waiting.values() if request.adapter}
         stats.num_waiting += len(self._waiting)
+        stats.num_waiting_adapter = len(self._waiting)
         stats.waiting_adapters = sorted(names.union(stats.waiting_adapters))
         stats.num_adapters_held = len(self._held)
         stats.adapter_load_counts = list(self._counts)

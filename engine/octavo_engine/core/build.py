@@ -203,10 +203,7 @@ def _make_adapters(
     from octavo_engine.core.adapters import AdapterQueue
 
     if not isinstance(backend, TakesAdapters):
-        raise ConfigError(
-            f"--enable-lora is computed by --device cpu and torch; leave it out on "
-            f"--device {config.device}, or serve a model with the adapter merged into it"
-        )
+        raise ConfigError(f"--enable-lora: the backend {backend.name} takes no adapters")
     return AdapterQueue(
         backend.pack_adapter,
         max_held=config.num_held_adapters,

@@ -161,9 +161,7 @@ class Engine:
             if batch is not None:
                 publisher.publish(batch)
         loaded, self._loaded = self._loaded, []
-        return StepOutput(
-            outputs=outputs, stats=self.stats(), residency=residency, adapters=loaded
-        )
+        return StepOutput(outputs=outputs, stats=self.stats(), residency=residency, adapters=loaded)
 
     def use_grammars(self, make: Callable[[], GrammarQueue]) -> None:
         """How to get what compiles grammars; it is made when a request first brings one."""

@@ -73,6 +73,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     nan_failures: int = 0
     prompt_tokens_cached: int = 0  # of `prompt_tokens`, those that were not computed again
     num_waiting_grammar: int = 0  # of `num_waiting`, those whose grammar is being compiled
+    num_waiting_adapter: int = 0  # of `num_waiting`, those whose adapter is being read
     step_ms: float = 0.0  # of the last step
     step_tokens: int = 0  # computed in it
     spec_drafts: int = 0  # sequences times steps with tokens that were guessed

@@ -81,10 +81,10 @@ class _Scaling(NamedTuple):
     alphas: Mapping[str, float]
 
     def rank_of(self, module: str) -> int:
-        return _matching(self.ranks, module, self.rank)
+        return int(_matching(self.ranks, module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        rank, alpha = self.rank_of(module), _matching(self.alphas, module, self.alpha)
+        rank, alpha = self.rank_of(module), float(_matching(self.alphas, module, self.alpha))
         return alpha / (math.sqrt(rank) if self.is_rslora else rank)
 
 
@@ -241,5 +241,5 @@ def _digest(file: SafetensorsFile, scaling: _Scaling) -> str:
     digest.update(json.dumps(settings).encode() + b"\0")
     for name, entry in sorted(file.entries.items()):
         digest.update(json.dumps([name, entry.dtype, entry.shape]).encode())
-        digest.update(file.data(name))
+        digest.update(memoryview(file.data(name)))
     return digest.hexdigest()[:32]

@@ -94,6 +94,7 @@ def _emit_linear(
         mode, activation = "glu", instruction.glu
     elif instruction.onto is not None:
         mode = "add"
+    slots, site = instruction.linear.adapters or (None, 0)
     program.linear(
         buffers[instruction.out],
         buffers[instruction.x],
@@ -102,6 +103,9 @@ def _emit_linear(
         mode,
         activation,
         instruction.scale,
+        slots,
+        site,
+        -1 if instruction.u is None else buffers[instruction.u],
     )
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 KV_BYTES_PER_TOKEN = 1024  # what a block pretends to take; only sums over it are ever shown
 GREEDY_BELOW = np.float32(1e-5)  # a greedy request asks for no randomness: all say the same
+_NO_SEEDS = np.zeros(1, np.uint64)
 CHOSEN_LOGPROB = float(np.log(0.5))  # each alternative is half as likely as the one before
 
 
@@ -39,6 +40,7 @@ class SimBackend:
         self._clock = RealClock() if clock is None else clock
         self._limits: BackendLimits | None = None
         self._adapters = np.zeros(config.max_loras, np.uint64)  # by slot
+        self._row_seeds = _NO_SEEDS  # of the step under way
 
     @property
     def name(self) -> str:
@@ -81,7 +83,8 @@ class SimBackend:
         duration_s = step_seconds(
             self._sim, num_decodes=num_decodes, num_prefill_tokens=int(counts.sum()) - num_decodes
         )
-        sampled = self._sample(sampling, self._adapter_seeds(step))
+        self._row_seeds = self._adapter_seeds(step)
+        sampled = self._sample(sampling)
         self._clock.sleep(duration_s - (self._clock.now() - started_at))
         return sampled
 
@@ -92,17 +95,17 @@ class SimBackend:
         """Nothing is held."""
 
     def _adapter_seeds(self, step: BackendStep) -> NDArray[np.uint64]:
-        """Of each row of logits; 0 without an adapter."""
+        """Of each row of logits, or one for all; 0 without an adapter."""
         if step.adapters is None:
-            return np.zeros(len(step.logit_rows), np.uint64)
+            return _NO_SEEDS
         owners = np.searchsorted(step.seq_starts, step.logit_rows, side="right") - 1
         slots = step.adapters[owners]
         return np.where(slots < 0, np.uint64(0), self._adapters[slots])
 
-    def _sample(self, sampling: SamplingBatch, adapters: NDArray[np.uint64]) -> Sampled:
+    def _sample(self, sampling: SamplingBatch) -> Sampled:
         params = sampling.table[sampling.rows]
         seeds = np.where(params["temperature"] < GREEDY_BELOW, 0, params["seed"])
-        seeds = seeds.astype(np.uint64) ^ adapters
+        seeds = seeds.astype(np.uint64) ^ self._row_seeds
         tokens = sim_tokens(seeds, sampling.positions)
         if sampling.allowed is not None:
             _keep_to_allowed(tokens, sampling.allowed)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from octavo_engine.backends.backend import BackendStep
@@ -37,10 +41,29 @@ class PagedKV:
             cache[:, block_ids] = torch.nan
 
 
+class TorchPart(NamedTuple):
+    """What an adapter adds to some of a linear layer's outputs."""
+
+    columns: slice
+    down: Tensor  # [rank, in]
+    up: Tensor  # [columns, rank]
+    scale: float
+
+
+TorchAdapter: TypeAlias = "dict[int, list[TorchPart]]"  # by site
+
+
 class ReferenceOps:
     """Ops over one step."""
 
-    def __init__(self, step: BackendStep, kv: PagedKV, precision: Precision) -> None:
+    def __init__(
+        self,
+        step: BackendStep,
+        kv: PagedKV,
+        precision: Precision,
+        adapters: Mapping[int, TorchAdapter] = MappingProxyType({}),
+    ) -> None:
+        """`adapters` by slot."""
         self._step = step
         self._kv = kv
         self._precision = precision
@@ -48,12 +71,25 @@ class ReferenceOps:
         self._positions = torch.from_numpy(step.positions)
         self._slots = torch.from_numpy(step.slots).long()
         self._logit_rows = torch.from_numpy(step.logit_rows).long()
+        self._adapters = adapters
+        self._row_slots: Tensor | None = None  # of the rows of values, as far as it got
+        if step.adapters is not None:
+            counts = np.diff(step.seq_starts)
+            self._row_slots = torch.from_numpy(np.repeat(step.adapters, counts))
 
     def embedding(self, table: Tensor, *, scale: float = 1.0) -> Tensor:
         return table[self._token_ids] * scale
 
     def linear(self, x: Tensor, weight: TorchLinear) -> Tensor:
-        return functional.linear(self._precision.stored(x), weight.weight, weight.bias)
+        y = functional.linear(self._precision.stored(x), weight.weight, weight.bias)
+        if self._row_slots is None or weight.site < 0:
+            return y
+        for slot, adapter in self._adapters.items():
+            rows = torch.nonzero(self._row_slots == slot)[:, 0]
+            for part in adapter.get(weight.site, ()):
+                shrunken = functional.linear(self._precision.stored(x[rows]), part.down)
+                y[rows, part.columns] += part.scale * functional.linear(shrunken, part.up)
+        return y
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight

@@ -53,7 +53,9 @@ class KVEventRecorder:
                 token_ids=list(tokens),
                 block_size=BLOCK_SIZE,
                 medium=MEDIUM,
-                lora_name=None if sequence.request.adapter is None else sequence.request.adapter.name,
+                lora_name=None
+                if sequence.request.adapter is None
+                else sequence.request.adapter.name,
                 extra_keys=None if extra is None else [extra],
                 group_idx=0,
                 kv_cache_spec_kind=FULL_ATTENTION,
