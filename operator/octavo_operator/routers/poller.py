@@ -55,6 +55,9 @@ _ADVICE: Final = MappingProxyType(
 )
 
 
+# A router that has not tried yet says less than one that has.
+_RANK: Final = MappingProxyType({"loaded": 0, "loading": 1, "failed": 2, "unloaded": 3})
+
 Trouble = Literal["unauthorized", "tls", "unreachable", "bad_answer"]
 
 
@@ -180,6 +183,25 @@ class RouterDemand:
         """The model that its engines report; None if none has reported it."""
         reported = (e.model for e in self._endpoints(pool) if e.revision == revision)
         return next((model for model in reported if model is not None), None)
+
+    def adapter_states(self, pool: str) -> dict[str, tuple[str, str]]:
+        """What becomes of each adapter of a pool, and why: the best that any router reports."""
+        best: dict[str, tuple[str, str]] = {}
+        for state in self._fresh():
+            for adapters in (p.adapters for p in state.pools if p.pool == pool):
+                for one in adapters:
+                    known = best.get(one.name)
+                    if known is None or _RANK.get(one.state, 9) < _RANK.get(known[0], 9):
+                        best[one.name] = (one.state, one.reason)
+        return best
+
+    def adapter_holders(self, pool: str) -> dict[str, set[str]]:
+        """By adapter, the ready engines that have it loaded: UIDs of pods."""
+        holders: dict[str, set[str]] = {}
+        for endpoint in self._endpoints(pool):
+            for name in endpoint.adapters if endpoint.state == "ready" else ():
+                holders.setdefault(name, set()).add(endpoint.id)
+        return holders
 
     def max_model_len(self, pool: str, revision: str) -> int:
         """The longest sequence that its engines accept; 0 if none has reported it."""
@@ -393,6 +415,8 @@ def _standing(state: State) -> Mapping[str, frozenset[tuple[str, str]]]:
     for endpoint in state.endpoints:
         seen.setdefault(endpoint.pool, set()).add((endpoint.id, endpoint.state))
     for pool in state.pools:
+        for adapter in pool.adapters:
+            seen.setdefault(pool.pool, set()).add((adapter.name, adapter.state))
         if _is_waiting(pool):
             seen.setdefault(pool.pool, set()).add(("", "held"))
     return {pool: frozenset(facts) for pool, facts in seen.items()}

@@ -80,6 +80,7 @@ class Endpoint:
     # kept by this router: work placed there and not finished
     in_flight: int = 0  # requests, without those that are paused
     num_paused: int = 0  # requests whose client does not read its stream: they take no seat
+    adapters_in_use: dict[str, int] = field(default_factory=dict)  # requests by adapter
     pending_tokens: int = 0  # uncached prompt tokens of those without a first token
 
     # the state's two sources; the registry derives `state` from them

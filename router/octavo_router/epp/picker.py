@@ -20,6 +20,7 @@ from octavo_router.proxy.prefill_decode.kv_transfer import prompt_question
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from octavo_router.adapters.fleet import AdapterFleet
     from octavo_router.config.settings import RouterConfig
     from octavo_router.endpoints.registry import Registry
     from octavo_router.epp.head import PickerHead
@@ -60,6 +61,7 @@ class PickerParts:
     quarantine: Quarantine
     note_quarantine: Callable[[RouteRequest, str, str], None]  # the path, and the body's digest
     admin: AdminAccess = field(default_factory=AdminAccess)
+    adapters: AdapterFleet | None = None
 
 
 class Picker:
@@ -68,6 +70,7 @@ class Picker:
     def __init__(self, parts: PickerParts) -> None:
         self.dispatcher = parts.dispatcher
         self.gate = parts.gate
+        self.adapters = parts.adapters
         self.is_ready = parts.is_ready
         self.quarantine = parts.quarantine
         self.note_quarantine = parts.note_quarantine

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from octavo_router.flow.admission import QueuedRequest
     from octavo_router.flow.tenant import Tenant
     from octavo_router.routing.decision import Decision
+    from octavo_router.routing.request import RouteRequest
 
 logger = logging.getLogger("octavo.router")
 
@@ -224,6 +225,7 @@ class PickerStream:
         began_at = time.monotonic()
         lease = None
         try:
+            await self._adapter_loaded(request)
             watch = picker.watch(head, placeable)
             num_fallbacks = 0 if watch.digest else picker.config.epp.fallbacks
             lease = picker.dispatcher.place(request, num_fallbacks=num_fallbacks)
@@ -247,6 +249,33 @@ class PickerStream:
             line = explanation(lease.decision)
             self._explanation = line.partition(b": ")[2].rstrip(b"\r\n")
         return placeable
+
+    async def _adapter_loaded(self, request: RouteRequest) -> None:
+        """Waits until an engine has its adapter, where this router does the loading. Raises
+        Rejected."""
+        adapters = self._picker.adapters
+        if adapters is None or not request.adapter:
+            return
+        adapters.note(request)
+        while adapters.needed(request):
+            settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+            def done(error: Rejected | None, settled: asyncio.Future[None] = settled) -> None:
+                if error is None:
+                    settled.set_result(None)
+                else:
+                    settled.set_exception(error)
+
+            wait = adapters.wait(request, done)
+            try:
+                async with asyncio.timeout(self._picker.config.timeouts.total_s):
+                    await settled
+            except TimeoutError:
+                raise Rejected(
+                    504, "deadline_exceeded", "The request exceeded its deadline."
+                ) from None
+            finally:
+                wait.cancel()
 
     async def _wait(self, entry: QueuedRequest) -> Ticket:
         """For its turn, or for the gateway's losing interest, whichever comes first."""
