@@ -58,6 +58,7 @@ COUNTERS = (
     (names.CORRUPTED_REQUESTS, "Requests failed by logits that were NaN.", "nan_failures"),
     (names.GRAMMAR_CACHE_HITS, "Requests whose grammar was compiled before.", "grammar_cache_hits"),
     (names.GRAMMAR_FAILURES, "Grammars that did not compile, or not in time.", "grammar_failures"),
+    (names.LORA_LOAD_FAILURES, "LoRA adapters that could not be read.", "adapter_load_failures"),
     (names.SPEC_DECODE_NUM_DRAFTS, "Times that tokens were guessed ahead.", "spec_drafts"),
     (names.SPEC_DECODE_NUM_DRAFT_TOKENS, "Tokens guessed ahead.", "spec_draft_tokens"),
     (names.SPEC_DECODE_NUM_ACCEPTED_TOKENS, "Of those, right.", "spec_accepted_tokens"),

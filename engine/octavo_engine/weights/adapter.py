@@ -241,5 +241,5 @@ def _digest(file: SafetensorsFile, scaling: _Scaling) -> str:
     digest.update(json.dumps(settings).encode() + b"\0")
     for name, entry in sorted(file.entries.items()):
         digest.update(json.dumps([name, entry.dtype, entry.shape]).encode())
-        digest.update(memoryview(file.data(name)))
+        digest.update(file.data(name).data)
     return digest.hexdigest()[:32]
