@@ -150,7 +150,7 @@ def odd_request(rng: random.Random, name: str, stems: list[list[int]]) -> Engine
 @pytest.mark.parametrize(
     ("seed", "windows", "num_blocks"),
     [
-        (0, (None,), 12), (1, (None,), 12), (2, (None,), 12), (3, (24,), 9),
+        (0, (None,), 12), (1, (None,), 12), (2, (None,), 12), (3, (80,), 11),
         (4, (None, 24, 40), 36),
     ],
 )  # fmt: skip
