@@ -101,3 +101,35 @@ def test_bad_shapes_are_refused(shape: tuple[int, int, int, int], message: str) 
         uniform_kv(1, 1, 1, 16, "fp4")
     with pytest.raises(ValueError, match="block 7 of a cache of 3"):
         uniform_kv(1, 3, 1, 16, "f32").poison([7])
+
+
+# -- layers in groups
+
+
+def test_layers_of_two_groups_share_regions_as_large_as_the_larger_part() -> None:
+    kv = _native.KVCache(
+        4, [(0, 0, 4, 32), (1, 0, 1, 16), (0, 1, 1, 16), (1, 1, 2, 64)], [0, 24], "f32"
+    )
+    assert kv.bytes_per_block == 2 * 16 * 4 * (4 * 32 + 2 * 64)
+    assert [part.shape for part in kv.read(0, 3)] == [(4, 16, 32)] * 2
+    assert [part.shape for part in kv.read(3, 3)] == [(2, 16, 64)] * 2
+    kv.poison([2])
+    assert all(np.isnan(part).all() for layer in range(4) for part in kv.read(layer, 2))
+    assert all(np.isfinite(part).all() for layer in range(4) for part in kv.read(layer, 1))
+
+
+@pytest.mark.parametrize(
+    ("layers", "windows", "message"),
+    [
+        ([(0, 0, 1, 16), (0, 0, 1, 16)], [0], "two layers of group 0 lie in region 0"),
+        ([(1, 0, 1, 16)], [0], "layer 0 is of group 1 of 1"),
+        ([(0, 7, 1, 16)], [0], "layer 0 lies in region 7"),
+        ([(0, 0, 1, 16)], [], "there must be a group"),
+        ([(0, 0, 1, 16)], [-1], "a group's window is -1"),
+    ],
+)
+def test_bad_groups_are_refused(
+    layers: list[tuple[int, int, int, int]], windows: list[int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        _native.KVCache(3, layers, windows, "f32")

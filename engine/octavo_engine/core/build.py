@@ -123,6 +123,7 @@ def build_engine(
         eos_token_ids=identity.eos_token_ids,
         num_blocks=capacity.num_blocks,
         kv_bytes=kv_bytes,
+        num_cache_groups=len(backend.cache_layout.groups),
         backend=backend.name,
         default_params=identity.default_params,
         load_seconds=time.monotonic() - started,

@@ -24,7 +24,7 @@ from octavo_engine.config import SchedulerConfig
 from octavo_engine.executor.uni import UniExecutor
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.scheduling.scheduler import SPARE_LOGITS, Scheduler
-from tests.engine.backends.driver import random_tokens, run_alone
+from tests.engine.backends.driver import Driver, random_tokens, run_alone
 from tests.engine.backends.tolerance import FLOAT32
 from tests.engine.models.tiny import tiny_model
 from tests.fakes.requests import make_request
@@ -57,19 +57,25 @@ class Rig:
     """Scheduler and backend in turn; free memory that holds nothing is poison."""
 
     def __init__(
-        self, backend: NativeBackend | TorchBackend, *, num_blocks: int, budget: int, caching: bool
+        self,
+        backend: NativeBackend | TorchBackend,
+        *,
+        num_blocks: int,
+        budget: int,
+        caching: bool,
+        max_model_len: int = MAX_MODEL_LEN,
     ) -> None:
         config = SchedulerConfig(
             max_num_seqs=4,
             max_num_batched_tokens=budget,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=max_model_len,
             enable_prefix_caching=caching,
         )
         limits = BackendLimits(
             max_tokens=budget,
             max_seqs=4,
             max_logit_rows=4 + SPARE_LOGITS,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=max_model_len,
         )
         self.backend = backend
         self.scheduler = Scheduler(
@@ -174,6 +180,33 @@ def test_a_sequence_holds_its_windows_and_no_more(family: str) -> None:
     per_group = [13 if window is None else 4 for window in backend.cache_layout.windows]
     assert rig.most_held["long"] <= sum(per_group)
     assert rig.scheduler.kv.needs.blocks(MAX_MODEL_LEN) == sum(per_group) - per_group.count(13)
+
+
+def test_a_long_text_runs_in_a_fifth_of_the_memory_that_all_its_layers_would_fill() -> None:
+    """Five layers of six with a window, as Gemma 3 has them; a sixth is the least there can be."""
+    length = 2000
+    model = tiny_model(
+        "gemma3",
+        num_hidden_layers=6,
+        max_position_embeddings=2048,
+        sliding_window_pattern=6,
+    )
+    config = ModelConfig.from_hf(model.config)
+    backend = NativeBackend(config, model.checkpoint(), max_model_len=2048, dtype="f32")
+    kept = one_group(config.caches()).page_bytes(backend.kv_format.bytes_of) * (length // 16)
+    num_blocks = kept // 5 // backend.kv_bytes_per_block
+    prompt = random_tokens(length - 20, seed=5)
+    rig = Rig(backend, num_blocks=num_blocks, budget=32, caching=True, max_model_len=2048)
+    request = make_request(prompt, request_id="r", max_tokens=20, temperature=0.0, ignore_eos=True)
+    rig.run([request], random.Random(0))
+    kept_backend = NativeBackend(config, model.checkpoint(), max_model_len=2048, dtype="f32")
+    kept_backend.cache_layout = one_group(config.caches())
+    limits = BackendLimits(max_tokens=2048, max_seqs=1, max_logit_rows=2048, max_model_len=2048)
+    driver = Driver(kept_backend, limits=limits)
+    tokens = [*prompt, *rig.tokens["r"]]
+    (truth,) = driver.step([(driver.add(0, tokens), len(tokens))])
+    assert rig.tokens["r"] == truth[len(prompt) - 1 : -1].argmax(axis=1).tolist()
+    assert rig.most_held["r"] <= num_blocks
 
 
 @pytest.mark.parametrize("family", FAMILIES)
