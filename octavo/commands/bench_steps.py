@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from octavo.measure.study import StudySizes
     from octavo_engine.config import EngineConfig
 
-_EPILOG = """The engine runs in this process, without HTTP. "of bandwidth" compares a step with the least
-time in which this machine could read its weights and cache, "of peak" with that in which it could
-multiply its numbers; the greater of the two is how near the step is to the machine's limit.
+_EPILOG = """The engine runs in this process, without HTTP. "of bandwidth" compares a step with the
+least time in which this machine could read its weights and cache, "of peak" with that in which it
+could multiply its numbers; the greater of the two is how near the step is to the machine's limit.
 """
 
 
