@@ -12,7 +12,7 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
-from octavo.chat.line_reader import PROMPT, READER, LineReader
+from octavo.chat.terminal_input import PROMPT, READER, TerminalInput
 from octavo.http_client import ServerError
 from octavo.local.home import Home
 from octavo.options.parser import CommandParser, positive
@@ -153,7 +153,7 @@ async def _converse(
     talker.counts_tokens = is_terminal
     if is_terminal:
         print(f"{talker.title}\n/help lists the commands. Ctrl-C stops an answer.\n")
-    reader = LineReader(Home.find(os.environ).path / HISTORY if is_terminal else None)
+    reader = TerminalInput(Home.find(os.environ).path / HISTORY if is_terminal else None)
     try:
         was_interrupted = False
         while True:

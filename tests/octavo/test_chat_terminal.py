@@ -107,7 +107,7 @@ def test_a_system_message_leads_and_survives_a_reset():
         def chat(self, messages, options):
             return messages
 
-    dialogue = ChatDialogue("Be brief.")
+    dialogue: Any = ChatDialogue("Be brief.")
     talker: Any = Talker()
     system = {"role": "system", "content": "Be brief."}
     question = {"role": "user", "content": "a"}

@@ -16,7 +16,7 @@ READER = "octavo-stdin"
 HISTORY_LINES = 1000
 
 
-class LineReader:
+class TerminalInput:
     """Reads in a thread of its own, because reading cannot be cancelled: a line that was waited for
     and given up is the next one."""
 
