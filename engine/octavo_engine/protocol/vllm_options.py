@@ -78,6 +78,9 @@ UNSUPPORTED_OPTIONS: Mapping[str, UnsupportedOption] = {
     "convert": _value("a model is served as what it was trained for; leave it out", "auto", "none"),
     "model-impl": _value("there is one implementation of each family; leave it out", "auto"),
     "model-loader-extra-config": _value("files are mapped into memory; leave it out", "{}"),
+    "lora-extra-vocab-size": _value("adapters cannot bring tokens of their own; merge such an "
+                                    "adapter into the model", "0"),
+    "fully-sharded-loras": _switch("adapters are not sharded; leave it out"),
     "ignore-patterns": _value("only the files that a model needs are read; leave it out", *ANY),
     "use-tqdm-on-load": _switch("a bar is shown on a terminal only; leave it out", "true", "false"),
     "pt-load-map-location": _value("pickles are never read; leave it out", *ANY),

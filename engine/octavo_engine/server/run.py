@@ -19,6 +19,7 @@ from octavo_engine.server.app import build_app
 from octavo_engine.server.http.connection import http_protocol
 from octavo_engine.server.http.tls import TlsFiles
 from octavo_engine.server.openai.batches.shelf import FileStore
+from octavo_engine.server.served_adapters import parse_modules
 from octavo_engine.tokenization.threads import return_freed_memory
 from octavo_engine.tracing import make_tracing
 
@@ -68,6 +69,7 @@ async def serve(
     tls = TlsFiles(settings) if settings.ssl_certfile else None
     shelf = FileStore(settings.files_dir, settings.limits) if settings.files_dir else None
     engine = await start()
+    modules = parse_modules(settings.lora_modules, engine.config.names)
     app = build_app(engine, settings, key_files, tracing, shelf)
     service: Service = app.state.service
     server = make_server(app, settings, tls)
@@ -79,6 +81,8 @@ async def serve(
         serving = asyncio.create_task(server.serve(sockets=[listener]), name="octavo-http")
         try:
             if await _load(engine, observer, stop, service):
+                await service.model.adapters.load_modules(modules)
+                service.admission.awaits_adapters = False
                 if service.batches is not None:
                     service.batches.start()
                 if settings.log_stats:

@@ -51,6 +51,8 @@ class ServerSettings:
     response_store: bool = True  # of /v1/responses, in memory; see also limits
     files_dir: str = ""  # of files and batches; empty: there are none
     batch_concurrency: int = 32  # requests of batches at once, of all batches together
+    lora_modules: tuple[str, ...] = ()  # adapters to serve from the start: NAME=PATH, or JSON
+    allow_runtime_lora_updating: bool = False  # load and unload others while the server runs
     vllm_metrics: bool = True  # every metric also under vLLM's name, which other tools read
     access_log: Literal["errors", "all", "none"] = "errors"
     log_requests: bool = False  # a line for each request that comes in, without its text

@@ -109,7 +109,7 @@ def test_a_picture_needs_matplotlib_and_a_name_that_says_what_it_is(tmp_path, mo
         return true_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=r"--plot needs matplotlib; install octavo\[plot\]"):
+    with pytest.raises(ConfigError, match="--plot needs matplotlib: pip install matplotlib"):
         plotting.require(tmp_path / "x.png")
 
 
