@@ -245,8 +245,9 @@ def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag], root: type
     for flag in flags:
         kind, default = lookup(root, flag.path)
         note = (
-            f"{flag.help} (default: {_show(default)})" if default not in (None, ()) else flag.help
+            flag.help if default in (None, (), "") else f"{flag.help} (default: {_show(default)})"
         )
+        note = f"{note} [{flag.env}]"
         options: dict[str, Any] = {"dest": flag.dest, "default": argparse.SUPPRESS, "help": note}
         core = _core(kind)
         if core is bool:

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
 import re
-import subprocess
-import sys
-import threading
 import time
 import urllib.request
 
@@ -17,7 +12,7 @@ import pytest
 from octavo.startup import StartupReporter, banner, example_request, kv_capacity
 from octavo_engine.core.info import ModelInfo
 from octavo_engine.server.settings import ServerSettings
-from tests.fakes.process import environment
+from tests.fakes.terminal import Terminal
 
 INFO = ModelInfo(
     names=("m",), max_model_len=8192, vocab_size=10, eos_token_ids=(1,), num_blocks=1024,
@@ -86,59 +81,12 @@ def test_off_a_terminal_there_is_no_banner(capsys):
     assert out.getvalue() == ""
 
 
-class Terminal:
-    """`octavo serve --device sim` as a person sees it; `screen` is what a terminal would show."""
-
-    def __init__(self, *flags: str) -> None:
-        self._controller, terminal = pty.openpty()
-        command = [sys.executable, "-m", "octavo.cli", "serve", "--device", "sim", "--port", "0"]
-        self.process = subprocess.Popen(
-            [*command, *flags], stdin=terminal, stdout=terminal, stderr=terminal,
-            env=environment(TERM="xterm"),
-        )  # fmt: skip
-        os.close(terminal)
-        self._raw = b""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        while True:
-            try:
-                block = os.read(self._controller, 65536)
-            except OSError:  # the other side is closed
-                return
-            self._raw += block
-
-    @property
-    def screen(self) -> list[str]:
-        lines = []
-        for line in self._raw.decode(errors="replace").replace("\r\n", "\n").split("\n"):
-            shown = ""
-            for part in line.split("\r"):
-                is_erased = part.startswith("\033[K")
-                part = re.sub(r"\033\[[0-9;]*[mK]", "", part)
-                shown = part if is_erased else part + shown[len(part) :]
-            lines.append(shown)
-        return lines
-
-    def wait_for(self, pattern: str, seconds: float = 60.0) -> re.Match[str]:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if match := re.search(pattern, "\n".join(self.screen)):
-                return match
-            time.sleep(0.05)
-        raise AssertionError(f"no {pattern!r} on the screen: {self.screen}")
-
-    def close(self) -> None:
-        self.process.terminate()
-        self.process.wait(30)
-        self._reader.join(10)
-        os.close(self._controller)
+SERVE = ("serve", "--device", "sim", "--port", "0")
 
 
 def test_lines_on_a_terminal_are_whole():
     """No log line begins behind the bar, and nothing of the bar is left."""
-    terminal = Terminal()
+    terminal = Terminal(*SERVE)
     try:
         terminal.wait_for("stop the server with Ctrl-C")
         screen = terminal.screen
@@ -156,7 +104,7 @@ def test_lines_on_a_terminal_are_whole():
 @pytest.mark.parametrize("is_on", [True, False])
 def test_statistics_come_every_ten_seconds_while_there_is_work(is_on):
     """As --disable-log-stats of vLLM's turns them off."""
-    terminal = Terminal(*([] if is_on else ["--disable-log-stats"]))
+    terminal = Terminal(*SERVE, *([] if is_on else ["--disable-log-stats"]))
     try:
         url = terminal.wait_for(r"API +(http://\S+)/v1")[1]
         name = terminal.wait_for(r'"model": "([^"]+)"')[1]

@@ -12,6 +12,10 @@ from octavo import LLM, SamplingParams
 from octavo_engine.errors import ConfigError, InvalidRequest
 
 
+def _any(**fields: Any) -> dict[str, Any]:
+    return fields
+
+
 def test_settings_that_change_nothing_are_accepted():
     theirs: dict[str, Any] = {
         "swap_space": 0, "trust_remote_code": False, "block_size": 16, "hf_overrides": None,
@@ -77,9 +81,9 @@ def test_sampling_parameters_that_cannot_be_had_name_ours(name, value, message):
 
 def test_an_unknown_sampling_parameter_is_guessed_at():
     with pytest.raises(TypeError, match=r"has no field max_token; did you mean max_tokens\?"):
-        SamplingParams(max_token=3)
+        SamplingParams(**_any(max_token=3))
     with pytest.raises(InvalidRequest, match="temperature must be a number"):
-        SamplingParams(temperature="x", best_of=1)
+        SamplingParams(**_any(temperature="x", best_of=1))
 
 
 def test_the_values_still_travel():
