@@ -10,8 +10,9 @@ import pytest
 from octavo_engine.models.catalogue import CATALOGUE, missing_architectures, models_page
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.families import FAMILIES
+from tests.engine.models.classics import TWINS
 from tests.engine.models.tiny import FAMILIES as TINY
-from tests.engine.models.tiny import TWINS, architecture_of, tiny_model
+from tests.engine.models.tiny import architecture_of, tiny_model
 
 ROOT = Path(__file__).parents[3]
 

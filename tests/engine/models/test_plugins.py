@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 import pytest
@@ -24,6 +24,8 @@ from tests.engine.backends.tolerance import FLOAT32
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.engine.backends.driver import LogitsBackend
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "gpt_neo_plugin"
 
@@ -75,7 +77,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarr
 @pytest.mark.usefixtures("on_path")
 @pytest.mark.parametrize("device", ["cpu", "torch"])
 def test_the_example_runs_and_equals_transformers(
-    checkpoint: tuple[Path, np.ndarray], device: str
+    checkpoint: tuple[Path, np.ndarray], device: Literal["cpu", "torch"]
 ) -> None:
     folder, truth = checkpoint
     files = resolve_model(str(folder))
@@ -83,7 +85,7 @@ def test_the_example_runs_and_equals_transformers(
     assert [layer.window for layer in config.layers] == [None, 24]
     engine = EngineConfig(model=str(folder), device=device, dtype="float32", max_model_len=512)
     backend = build_backend(engine, files)
-    logits = run_alone(backend, random_tokens(90), chunks=[30, 1, 40, 1])
+    logits = run_alone(cast("LogitsBackend", backend), random_tokens(90), chunks=[30, 1, 40, 1])
     np.testing.assert_allclose(logits, truth, **FLOAT32)
 
 
