@@ -146,9 +146,9 @@ FloatMatrix matrix_of(const FloatTable& table) {
 void add_to_adapter(PackedAdapter& adapter, const AdapterSlots& slots, int64_t site,
                     const std::vector<int64_t>& parts, const std::vector<FloatTable>& downs,
                     const std::vector<FloatTable>& ups, const std::vector<float>& scales) {
-    check(downs.size() == parts.size() && ups.size() == parts.size() &&
-              scales.size() == parts.size(),
-          "add: parts, downs, ups and scales differ in number");
+    check(
+        downs.size() == parts.size() && ups.size() == parts.size() && scales.size() == parts.size(),
+        "add: parts, downs, ups and scales differ in number");
     std::vector<AdapterPart> all;
     for (size_t i = 0; i < parts.size(); ++i) {
         all.push_back({parts[i], matrix_of(downs[i]), matrix_of(ups[i]), scales[i]});
@@ -160,8 +160,8 @@ void add_to_adapter(PackedAdapter& adapter, const AdapterSlots& slots, int64_t s
 void bind_adapters(nb::module_& module) {
     nb::class_<PackedAdapter>(module, "PackedAdapter")
         .def(nb::init<const AdapterSlots&>(), arg("slots"))
-        .def("add", &add_to_adapter, arg("slots"), arg("site"), arg("parts"), arg("downs"), arg("ups"),
-             arg("scales"))
+        .def("add", &add_to_adapter, arg("slots"), arg("site"), arg("parts"), arg("downs"),
+             arg("ups"), arg("scales"))
         .def_prop_ro("nbytes", &PackedAdapter::num_bytes);
     nb::class_<AdapterSlots>(module, "AdapterSlots")
         .def(

@@ -130,8 +130,8 @@ class Program {
     };
     struct Instruction {
         Rows rows;
-        std::variant<cpu::EmbedArgs, cpu::NormArgs, LayerNorm, Quantize, Shrink,
-                     cpu::LinearArgs, cpu::RowOpArgs, cpu::PoolArgs, Attention, Gate, Moe>
+        std::variant<cpu::EmbedArgs, cpu::NormArgs, LayerNorm, Quantize, Shrink, cpu::LinearArgs,
+                     cpu::RowOpArgs, cpu::PoolArgs, Attention, Gate, Moe>
             args;
         bool feeds_own_rows = false;  // each worker quantises the rows that it wrote itself
     };

@@ -119,9 +119,8 @@ void Program::place_adapters(const Step& step) {
                 rows.adapted.push_back(static_cast<int32_t>(row));
             }
         }
-        std::ranges::stable_sort(rows.adapted, {}, [&](int32_t row) {
-            return rows.slots[static_cast<size_t>(row)];
-        });
+        std::ranges::stable_sort(rows.adapted, {},
+                                 [&](int32_t row) { return rows.slots[static_cast<size_t>(row)]; });
     }
 }
 

@@ -16,8 +16,8 @@ struct Step {
     const int32_t* block_tables;          // [table_rows, table_cols]
     int64_t table_rows;
     int64_t table_cols;
-    std::span<const int32_t> logit_rows;  // [S]
-    std::span<const int32_t> type_ids;    // [T], or empty: all zero
+    std::span<const int32_t> logit_rows;     // [S]
+    std::span<const int32_t> type_ids;       // [T], or empty: all zero
     std::span<const int32_t> adapters = {};  // [B] slots, -1: none; or empty: none at all
     // When the step began, then when each instruction was done; empty: nobody asks. Instructions
     // without rows stay 0.
@@ -40,8 +40,8 @@ struct StepLimits {
     int64_t num_blocks;     // of the KV cache
     int64_t num_types;      // of the smallest table of token types
     int64_t num_adapter_slots;
-    bool is_whole;          // each sequence from its first token on
-    bool is_pooled;         // one logit row for each sequence
+    bool is_whole;   // each sequence from its first token on
+    bool is_pooled;  // one logit row for each sequence
 };
 
 // Throws ValueError unless the arrays agree with one another and with the limits: a wrong index
