@@ -16,13 +16,26 @@ constexpr int64_t kMaxSlots = 4096;
 
 int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
-// Pairs of columns side by side: bf16 as a word, float32 as two panels' columns.
-void put(std::byte* panel, Dtype dtype, int64_t lane, int64_t column, float value) {
+// A matrix's row as row `lane` of a panel, from column `first` on: pairs of columns side by side in
+// bf16, columns one behind the other in float32.
+void put_row(std::byte* panel, Dtype dtype, int64_t lane, int64_t first, const float* values,
+             int64_t count) {
     if (dtype == Dtype::F32) {
-        reinterpret_cast<float*>(panel)[column * kPanelRows + lane] = value;
-    } else {
-        auto* pairs = reinterpret_cast<uint16_t*>(panel);
-        pairs[(column / 2 * kPanelRows + lane) * 2 + column % 2] = float_to_bf16(value);
+        float* to = reinterpret_cast<float*>(panel) + first * kPanelRows + lane;
+        for (int64_t c = 0; c < count; ++c) {
+            to[c * kPanelRows] = values[c];
+        }
+        return;
+    }
+    // Parts begin with an even rank, so a pair is whole or the last one.
+    uint16_t* to = reinterpret_cast<uint16_t*>(panel) + (first / 2 * kPanelRows + lane) * 2;
+    int64_t c = 0;
+    for (; c + 1 < count; c += 2, to += 2 * kPanelRows) {
+        to[0] = float_to_bf16(values[c]);
+        to[1] = float_to_bf16(values[c + 1]);
+    }
+    if (c < count) {
+        to[0] = float_to_bf16(values[c]);
     }
 }
 
@@ -113,8 +126,8 @@ void PackedAdapter::add(const AdapterSlots& slots, int64_t index,
               "add: part ", part.part, " of site ", index, " is not there, or out of order");
         before = part.part;
         const int64_t rank = part.down.rows;
-        check(rank >= 1 && rank <= slots.max_rank(), "add: rank ", rank,
-              "; it must be from 1 to ", slots.max_rank());
+        check(rank >= 1 && rank <= slots.max_rank(), "add: rank ", rank, "; it must be from 1 to ",
+              slots.max_rank());
         check(part.down.cols == site.cols && part.up.cols == rank &&
                   part.up.rows == site.sizes[static_cast<size_t>(part.part)],
               "add: down of ", part.down.rows, " x ", part.down.cols, " and up of ", part.up.rows,
@@ -153,21 +166,16 @@ void PackedAdapter::add(const AdapterSlots& slots, int64_t index,
             const int64_t rank = span.first_rank + r;
             layer->scales[static_cast<size_t>(rank)] = scale;
             std::byte* panel = to + rank / kPanelRows * down_panel;
-            for (int64_t c = 0; c < down.cols; ++c) {
-                put(panel, dtype, rank % kPanelRows, c, down.data[r * down.cols + c]);
-            }
+            put_row(panel, dtype, rank % kPanelRows, 0, down.data + r * down.cols, down.cols);
         }
         for (int64_t i = 0; i < up.rows; ++i) {
             const int64_t row = span.first_row + i;
             const AdapterPanel& panel = layer->panels[static_cast<size_t>(row / kPanelRows)];
-            for (int64_t r = 0; r < up.cols; ++r) {
-                put(to + panel.offset, dtype, row % kPanelRows, span.first_rank - panel.first + r,
-                    up.data[i * up.cols + r]);
-            }
+            put_row(to + panel.offset, dtype, row % kPanelRows, span.first_rank - panel.first,
+                    up.data + i * up.cols, up.cols);
         }
     }
-    layer->weights = {dtype,         num_ranks,           down_panel, to,
-                      layer->panels.data(), layer->scales.data()};
+    layer->weights = {dtype, num_ranks, down_panel, to, layer->panels.data(), layer->scales.data()};
     num_bytes_ += layer->memory.size();
     layers_[static_cast<size_t>(index)] = std::move(layer);
 }

@@ -189,10 +189,8 @@ void Program::adapt(const Buffer& to, const Buffer& src, const Packed& weight,
     args.u = u.matrix;
     scratch_bytes_ =
         std::max(scratch_bytes_, team_.kernels().shrink_scratch_bytes(src.matrix.cols));
-    const cpu::ShrinkArgs shrink{.src = src.matrix,
-                                 .u = u.matrix,
-                                 .dtype = slots.dtype(),
-                                 .adapters = args.adapters};
+    const cpu::ShrinkArgs shrink{
+        .src = src.matrix, .u = u.matrix, .dtype = slots.dtype(), .adapters = args.adapters};
     instructions_.push_back({src.rows, Shrink{shrink}});
 }
 

@@ -1,7 +1,8 @@
 // What LoRA adapters add to a linear layer: dst += up · (scale * down · src), row by row.
 //
 // Each sum is one chain over ascending columns, then over ascending ranks behind the layer's own
-// sum: a row's bits do not depend on other rows or their adapters. Rows without one are not touched.
+// sum: a row's bits do not depend on other rows or their adapters. Rows without one are not
+// touched.
 #pragma once
 
 #include "cpu/kernels.h"

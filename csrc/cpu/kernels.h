@@ -114,7 +114,7 @@ struct LinearArgs {
     float scale = 1.0F;
     int activation_bits = 16;  // 8 or 16: what rows are rounded to where weights are integers
     const std::byte* quantized = nullptr;  // the rows as quantize_rows leaves them, if it did
-    const int32_t* slots = nullptr;  // of each row's adapter, -1: none; null: no row has one
+    const int32_t* slots = nullptr;        // of each row's adapter, -1: none; null: no row has one
     const AdapterWeights* const* adapters = nullptr;  // by slot
     Matrix u = {};                                    // what shrink left
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.weights.adapter import AdapterFiles, AdapterPart
+    from octavo_engine.weights.checkpoint import StoredTensor
 
 
 class AdapterLimits(NamedTuple):
@@ -74,10 +75,14 @@ def match_sites(files: AdapterFiles, sites: Sequence[AdapterSite]) -> dict[int, 
 
 
 def _numbers(index: int, part: AdapterPart) -> SitePart:
-    down, up = (
-        np.ascontiguousarray(to_float32(half).reshape(half.shape)) for half in (part.down, part.up)
-    )
-    return SitePart(index, down, up, part.scale)
+    return SitePart(index, _matrix(part.down), _matrix(part.up), part.scale)
+
+
+def _matrix(stored: StoredTensor) -> NDArray[np.float32]:
+    """In the file itself where it holds such numbers."""
+    if stored.dtype == "F32" and stored.data.ctypes.data % 4 == 0:
+        return stored.data.view(np.float32).reshape(stored.shape)
+    return np.ascontiguousarray(to_float32(stored).reshape(stored.shape))
 
 
 def _why_not(module: str, places: dict[str, tuple[int, int]]) -> str:

@@ -109,7 +109,7 @@ class TorchBackend:
     def _part(self, site: AdapterSite, part: SitePart) -> TorchPart:
         first = sum(site.sizes[: part.part])
         down, up = (
-            self.precision.stored(torch.from_numpy(half).to(self.precision.dtype))
+            self.precision.stored(torch.from_numpy(half.copy()).to(self.precision.dtype))
             for half in (part.down, part.up)
         )
         return TorchPart(slice(first, first + site.sizes[part.part]), down, up, part.scale)
