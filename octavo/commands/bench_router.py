@@ -115,22 +115,7 @@ def _make_parser(prog: str) -> CommandParser:
         "--shape", choices=("ids", "text"), default="ids",
         help="prompts of token ids (default), or chats of text, whose tokens the router must guess",
     )  # fmt: skip
-    parser.add_argument(
-        "--adapters", type=positive, metavar="N",
-        help="each request is for one of N LoRA adapters; default: for the base model",
-    )  # fmt: skip
-    parser.add_argument(
-        "--adapter-slots", type=positive, default=16, metavar="N",
-        help="adapters that one engine holds (default: 16)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--adapter-load-ms", type=above_zero, default=50.0, metavar="MS",
-        help="how long an engine loads an adapter (default: 50)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--adapter-zipf", type=not_below_zero, default=1.0, metavar="S",
-        help="the n-th adapter is asked for 1/n^S as often as the first (default: 1)",
-    )  # fmt: skip
+    _add_adapters(parser)
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N")
     parser.add_argument(
         "--block-tokens", type=positive, default=512, metavar="N",
@@ -151,6 +136,25 @@ def _make_parser(prog: str) -> CommandParser:
         help="plot the results: .png, .svg or .pdf (octavo[plot])",
     )
     return parser
+
+
+def _add_adapters(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--adapters", type=positive, metavar="N",
+        help="give each request one of N LoRA adapters; default: the base model",
+    )  # fmt: skip
+    parser.add_argument(
+        "--adapter-slots", type=positive, default=16, metavar="N",
+        help="adapters that one engine holds (default: 16)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--adapter-load-ms", type=above_zero, default=50.0, metavar="MS",
+        help="how long an engine loads an adapter (default: 50)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--adapter-zipf", type=not_below_zero, default=1.0, metavar="S",
+        help="the n-th adapter gets 1/n^S as many requests as the first (default: 1)",
+    )  # fmt: skip
 
 
 def above_zero(text: str) -> float:
