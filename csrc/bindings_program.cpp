@@ -19,18 +19,31 @@ Rows parse_rows(const std::string& name) {
 
 cpu::Activation parse_activation(const std::string& name) {
     using enum cpu::Activation;
-    constexpr std::array<std::pair<const char*, cpu::Activation>, 6> known{{{"", None},
+    constexpr std::array<std::pair<const char*, cpu::Activation>, 7> known{{{"", None},
                                                                             {"silu", Silu},
                                                                             {"gelu", Gelu},
                                                                             {"gelu_tanh", GeluTanh},
                                                                             {"relu", Relu},
+                                                                            {"relu2", Relu2},
                                                                             {"tanh", Tanh}}};
     for (const auto& [known_name, activation] : known) {
         if (name == known_name) {
             return activation;
         }
     }
-    fail("activation '", name, "' is not known; there are: silu, gelu, gelu_tanh, relu, tanh");
+    fail("activation '", name, "' is not known; there are: silu, gelu, gelu_tanh, relu, relu2, ",
+         "tanh");
+}
+
+cpu::HeadNorm parse_head_norm(const std::string& name) {
+    if (name == "rms") {
+        return cpu::HeadNorm::Rms;
+    }
+    if (name == "layer") {
+        return cpu::HeadNorm::Layer;
+    }
+    check(name == "row", "attention: norm '", name, "' is not known; there are: rms, layer, row");
+    return cpu::HeadNorm::Row;
 }
 
 cpu::LinearMode parse_mode(const std::string& name) {
@@ -87,7 +100,8 @@ void poison_blocks(KVCache& kv, const std::vector<int64_t>& block_ids) {
 }
 
 nb::object read_block(const KVCache& kv, int64_t layer, int64_t block) {
-    const cpu::KVLayer shape = kv.layer(0);
+    check(layer >= 0 && layer < kv.num_layers(), "read: layer ", layer, " of ", kv.num_layers());
+    const cpu::KVLayer& shape = kv.layer(layer);
     const std::array<size_t, 3> sides{static_cast<size_t>(shape.num_kv_heads), 16,
                                       static_cast<size_t>(shape.head_dim)};
     NewArray<float, 3> keys(sides);
@@ -96,17 +110,22 @@ nb::object read_block(const KVCache& kv, int64_t layer, int64_t block) {
     return nb::make_tuple(nb::cast(keys.array), nb::cast(values.array));
 }
 
+using PartFields = std::tuple<int64_t, int64_t, int64_t, int64_t>;
+
 void bind_kv_cache(nb::module_& module) {
     nb::class_<KVCache>(module, "KVCache")
         .def(
             "__init__",
-            [](KVCache* self, int64_t num_layers, int64_t num_blocks, int64_t num_kv_heads,
-               int64_t head_dim, const std::string& dtype) {
-                new (self)
-                    KVCache(num_layers, num_blocks, num_kv_heads, head_dim, parse_kv_format(dtype));
+            [](KVCache* self, int64_t num_blocks, const std::vector<PartFields>& layers,
+               std::vector<int64_t> windows, const std::string& dtype) {
+                std::vector<KVPart> parts;
+                for (const auto& [group, region, num_kv_heads, head_dim] : layers) {
+                    parts.push_back({group, region, num_kv_heads, head_dim});
+                }
+                new (self) KVCache(num_blocks, std::move(parts), std::move(windows),
+                                   parse_kv_format(dtype));
             },
-            arg("num_layers"), arg("num_blocks"), arg("num_kv_heads"), arg("head_dim"),
-            arg("dtype"))
+            arg("num_blocks"), arg("layers"), arg("windows"), arg("dtype"))
         .def_prop_ro("bytes_per_block", &KVCache::bytes_per_block)
         .def("copy", &copy_blocks, arg("copies").noconvert())
         .def("poison", &poison_blocks, arg("block_ids"))
@@ -119,13 +138,15 @@ void add_attention(
     const std::optional<nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>>&
         cos_sin,
     int64_t window, float soft_cap, const std::optional<Floats>& q_norm,
-    const std::optional<Floats>& k_norm, float norm_eps, bool is_causal, bool is_whole) {
+    const std::optional<Floats>& k_norm, float norm_eps, const std::string& norm,
+    bool norm_after_rope, const std::optional<Floats>& alibi, bool is_causal, bool is_whole,
+    int64_t group) {
     check(!cos_sin || static_cast<int64_t>(cos_sin->shape(1)) == rotary_dim,
           "attention: cos_sin has ", cos_sin ? cos_sin->shape(1) : 0, " columns; rotary_dim is ",
           rotary_dim);
     program.attention(dst, qkv,
                       {.layer = layer,
-                       .shape = {num_heads, num_kv_heads, head_dim, window, is_causal},
+                       .shape = {num_heads, num_kv_heads, head_dim, window, is_causal, group},
                        .scale = scale,
                        .rotary_dim = rotary_dim,
                        .cos_sin = span_of(cos_sin),
@@ -133,6 +154,9 @@ void add_attention(
                        .q_norm = span_of(q_norm),
                        .k_norm = span_of(k_norm),
                        .norm_eps = norm_eps,
+                       .norm = parse_head_norm(norm),
+                       .norm_after_rope = norm_after_rope,
+                       .alibi = span_of(alibi),
                        .is_whole = is_whole});
 }
 
@@ -146,9 +170,9 @@ FloatMatrix matrix_of(const FloatTable& table) {
 void add_to_adapter(PackedAdapter& adapter, const AdapterSlots& slots, int64_t site,
                     const std::vector<int64_t>& parts, const std::vector<FloatTable>& downs,
                     const std::vector<FloatTable>& ups, const std::vector<float>& scales) {
-    check(downs.size() == parts.size() && ups.size() == parts.size() &&
-              scales.size() == parts.size(),
-          "add: parts, downs, ups and scales differ in number");
+    check(
+        downs.size() == parts.size() && ups.size() == parts.size() && scales.size() == parts.size(),
+        "add: parts, downs, ups and scales differ in number");
     std::vector<AdapterPart> all;
     for (size_t i = 0; i < parts.size(); ++i) {
         all.push_back({parts[i], matrix_of(downs[i]), matrix_of(ups[i]), scales[i]});
@@ -160,8 +184,8 @@ void add_to_adapter(PackedAdapter& adapter, const AdapterSlots& slots, int64_t s
 void bind_adapters(nb::module_& module) {
     nb::class_<PackedAdapter>(module, "PackedAdapter")
         .def(nb::init<const AdapterSlots&>(), arg("slots"))
-        .def("add", &add_to_adapter, arg("slots"), arg("site"), arg("parts"), arg("downs"), arg("ups"),
-             arg("scales"))
+        .def("add", &add_to_adapter, arg("slots"), arg("site"), arg("parts"), arg("downs"),
+             arg("ups"), arg("scales"))
         .def_prop_ro("nbytes", &PackedAdapter::num_bytes);
     nb::class_<AdapterSlots>(module, "AdapterSlots")
         .def(
@@ -178,10 +202,12 @@ void bind_adapters(nb::module_& module) {
 using Times = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const Ints& positions,
-              const Ints& slots, const Ints& seq_starts, const Ints& seq_lens, const Ints& rows,
-              const IntTable& block_tables, const Ints& logit_rows,
+              const IntTable& slots, const Ints& seq_starts, const Ints& seq_lens, const Ints& rows,
+              const IntTables& block_tables, const Ints& logit_rows,
               const std::optional<Ints>& type_ids, const std::optional<Times>& op_times,
               const std::optional<Ints>& adapters) {
+    check(slots.shape(0) == block_tables.shape(0), "step: slots are of ", slots.shape(0),
+          " groups, block_tables of ", block_tables.shape(0));
     const Step step{
         .token_ids = span_of(token_ids),
         .positions = span_of(positions),
@@ -190,8 +216,9 @@ void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const 
         .seq_lens = span_of(seq_lens),
         .rows = span_of(rows),
         .block_tables = block_tables.data(),
-        .table_rows = static_cast<int64_t>(block_tables.shape(0)),
-        .table_cols = static_cast<int64_t>(block_tables.shape(1)),
+        .num_groups = static_cast<int64_t>(block_tables.shape(0)),
+        .table_rows = static_cast<int64_t>(block_tables.shape(1)),
+        .table_cols = static_cast<int64_t>(block_tables.shape(2)),
         .logit_rows = span_of(logit_rows),
         .type_ids = span_of(type_ids),
         .adapters = span_of(adapters),
@@ -272,7 +299,9 @@ void bind_program(nb::module_& module) {
              arg("cos_sin").noconvert().none() = nb::none(), arg("window") = 0,
              arg("soft_cap") = 0.0F, arg("q_norm").noconvert().none() = nb::none(),
              arg("k_norm").noconvert().none() = nb::none(), arg("norm_eps") = 1e-6F,
-             arg("is_causal") = true, arg("is_whole") = false, nb::keep_alive<1, 10>())
+             arg("norm") = "rms", arg("norm_after_rope") = false,
+             arg("alibi").noconvert().none() = nb::none(), arg("is_causal") = true,
+             arg("is_whole") = false, arg("group") = 0, nb::keep_alive<1, 10>())
         .def(
             "moe",
             [](Program& self, int dst, int src, int scores, int gathered, int hidden, int results,
@@ -299,6 +328,7 @@ void bind_program(nb::module_& module) {
         .def("add", &Program::add, arg("dst"), arg("x"), arg("y"), arg("scale") = 1.0F)
         .def("scale", &Program::scale, arg("dst"), arg("src"), arg("factor"))
         .def("soft_cap", &Program::soft_cap, arg("dst"), arg("src"), arg("cap"))
+        .def("clamp", &Program::clamp, arg("dst"), arg("src"), arg("limit"))
         .def("gate", &Program::gate, arg("dst"), arg("src"), arg("scores"))
         .def("convert", &Program::convert, arg("dst"), arg("src"))
         .def("select_rows", &Program::select_rows, arg("dst"), arg("src"))

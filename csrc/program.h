@@ -39,7 +39,10 @@ struct AttentionOptions {
     std::span<const float> q_norm;
     std::span<const float> k_norm;
     float norm_eps;
-    bool is_whole;  // nothing is kept: all of a sequence is in the step
+    cpu::HeadNorm norm;
+    bool norm_after_rope;
+    std::span<const float> alibi;  // [num_heads], or empty
+    bool is_whole;                 // nothing is kept: all of a sequence is in the step
 };
 
 // Where a linear layer's adapters are, and the buffer for the rows as they shrink them.
@@ -90,6 +93,7 @@ class Program {
     void add(int dst, int x, int y, float scale);
     void scale(int dst, int src, float factor);
     void soft_cap(int dst, int src, float cap);
+    void clamp(int dst, int src, float limit);
     void gate(int dst, int src, int scores);
     void convert(int dst, int src);
     void select_rows(int dst, int src);
@@ -130,8 +134,8 @@ class Program {
     };
     struct Instruction {
         Rows rows;
-        std::variant<cpu::EmbedArgs, cpu::NormArgs, LayerNorm, Quantize, Shrink,
-                     cpu::LinearArgs, cpu::RowOpArgs, cpu::PoolArgs, Attention, Gate, Moe>
+        std::variant<cpu::EmbedArgs, cpu::NormArgs, LayerNorm, Quantize, Shrink, cpu::LinearArgs,
+                     cpu::RowOpArgs, cpu::PoolArgs, Attention, Gate, Moe>
             args;
         bool feeds_own_rows = false;  // each worker quantises the rows that it wrote itself
     };
@@ -142,6 +146,7 @@ class Program {
     void check_overlap(const char* name, const Buffer& dst, const Buffer& src, bool in_place) const;
     cpu::NormArgs norm_args(const char* name, int dst, int src, std::span<const float> weight,
                             float eps, int add, float add_scale);
+    void add_head_norms(const AttentionOptions& options, cpu::AttentionArgs& args);
     const float* keep(std::span<const float> values, size_t padded);
     void row_op(const char* name, int dst, int src, const cpu::RowOpArgs& args);
     void quantize(const Buffer& src, const cpu::LinearArgs& args);
@@ -161,6 +166,7 @@ class Program {
     // program_run.cpp
     void prepare(const KVCache& kv, const Step& step);
     void place_adapters(const Step& step);
+    void check_cache(const Attention& attention, const KVCache& kv) const;
     void run_worker(const KVCache& kv, const Step& step, int worker);
     void multiply(const cpu::LinearArgs& args, std::atomic<int64_t>& next_part, int worker);
     void attend(const Attention& attention, const KVCache& kv, const Step& step,

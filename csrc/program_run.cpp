@@ -60,20 +60,13 @@ void Program::run(const KVCache& kv, const Step& step) {
 // All that may fail, before the team starts.
 void Program::prepare(const KVCache& kv, const Step& step) {
     limits_.num_blocks = kv.num_blocks();
+    limits_.windows = kv.windows();
     check_step(step, limits_);
     place_adapters(step);
     for (const Instruction& instruction : instructions_) {
-        const auto* attention = std::get_if<Attention>(&instruction.args);
-        if (attention == nullptr) {
-            continue;
+        if (const auto* attention = std::get_if<Attention>(&instruction.args)) {
+            check_cache(*attention, kv);
         }
-        const cpu::KVLayer& wanted = attention->args.kv;
-        const cpu::KVLayer have = kv.layer(0);
-        check(attention->layer < kv.num_layers(), "run: attention of layer ", attention->layer,
-              ", but the KV cache has ", kv.num_layers());
-        check(wanted.num_kv_heads == have.num_kv_heads && wanted.head_dim == have.head_dim,
-              "run: attention of ", wanted.num_kv_heads, " KV heads of ", wanted.head_dim,
-              " columns, but the KV cache has ", have.num_kv_heads, " of ", have.head_dim);
     }
     const int64_t num_threads = team_.num_threads();
     if (scratch_.size() < scratch_bytes_ * num_threads) {
@@ -119,10 +112,27 @@ void Program::place_adapters(const Step& step) {
                 rows.adapted.push_back(static_cast<int32_t>(row));
             }
         }
-        std::ranges::stable_sort(rows.adapted, {}, [&](int32_t row) {
-            return rows.slots[static_cast<size_t>(row)];
-        });
+        std::ranges::stable_sort(rows.adapted, {},
+                                 [&](int32_t row) { return rows.slots[static_cast<size_t>(row)]; });
     }
+}
+
+void Program::check_cache(const Attention& attention, const KVCache& kv) const {
+    check(attention.layer < kv.num_layers(), "run: attention of layer ", attention.layer,
+          ", but the KV cache has ", kv.num_layers());
+    const cpu::KVLayer& wanted = attention.args.kv;
+    const cpu::KVLayer& have = kv.layer(attention.layer);
+    check(wanted.num_kv_heads == have.num_kv_heads && wanted.head_dim == have.head_dim,
+          "run: attention of ", wanted.num_kv_heads, " KV heads of ", wanted.head_dim,
+          " columns, but the KV cache has ", have.num_kv_heads, " of ", have.head_dim, " in layer ",
+          attention.layer);
+    const int64_t group = plans_[attention.plan].shape().group;
+    check(group == kv.group(attention.layer), "run: attention of layer ", attention.layer,
+          " is of group ", group, ", but in the KV cache of group ", kv.group(attention.layer));
+    const int64_t held = kv.windows()[static_cast<size_t>(group)];
+    const int64_t seen = attention.args.window;
+    check(held == 0 || (seen > 0 && seen <= held), "run: attention of layer ", attention.layer,
+          " sees ", seen, " tokens (0: all), but its group's blocks hold ", held);
 }
 
 void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
@@ -257,7 +267,7 @@ void Program::attend(const Attention& attention, const KVCache& kv, const Step& 
     args.q = reinterpret_cast<float*>(queries_.data());
     args.kv = kv.layer(attention.layer);
     args.positions = step.positions.data();
-    args.slots = step.slots.data();
+    args.slots = step.slots_of(plan.shape().group);
 
     const Range units = split(step.num_tokens() * args.head_units(), worker, workers);
     kernels.prepare_heads(args, units.begin, units.end);

@@ -15,7 +15,7 @@
 
 namespace octavo::cpu {
 
-enum class Activation : uint8_t { None, Silu, Gelu, GeluTanh, Relu, Tanh };
+enum class Activation : uint8_t { None, Silu, Gelu, GeluTanh, Relu, Relu2, Tanh };
 
 // Rows of a buffer lie one behind the other: a matrix [rows, cols].
 struct Matrix {
@@ -132,7 +132,7 @@ struct NormArgs {
     const float* bias = nullptr;  // layer_norm only; null: none
 };
 
-enum class RowOp : uint8_t { Convert, Select, Add, Scale, SoftCap, Activation, Glu };
+enum class RowOp : uint8_t { Convert, Select, Add, Scale, SoftCap, Clamp, Activation, Glu };
 
 struct RowOpArgs {
     RowOp op = RowOp::Convert;
@@ -140,7 +140,7 @@ struct RowOpArgs {
     Matrix src = {};
     Matrix other = {};  // Add
     Activation activation = Activation::None;
-    float factor = 1.0F;            // Add, Scale; the cap of SoftCap
+    float factor = 1.0F;            // Add, Scale; the cap of SoftCap, the limit of Clamp
     const int32_t* rows = nullptr;  // Select: which row of src becomes row i of dst
 };
 
@@ -166,6 +166,9 @@ struct PoolArgs {
     const int32_t* seq_starts = nullptr;
 };
 
+// Of a head's columns by themselves, or of all heads' columns together.
+enum class HeadNorm : uint8_t { Rms, Layer, Row };
+
 struct AttentionArgs {
     Matrix dst = {};
     Matrix qkv = {};
@@ -175,13 +178,17 @@ struct AttentionArgs {
     int64_t rotary_dim = 0;
     int64_t window = 0;              // 0: everything before
     const float* cos_sin = nullptr;  // [positions, rotary_dim]
-    const float* q_norm = nullptr;   // [head_dim], or null
+    const float* q_norm = nullptr;   // [head_dim], or [heads * head_dim], or null
     const float* k_norm = nullptr;
+    const float* alibi = nullptr;  // [num_heads]: what a score gains for each position of distance
     const int32_t* positions = nullptr;
     const int32_t* slots = nullptr;
     float scale = 1.0F;
     float soft_cap = 0.0F;  // 0: none
     float norm_eps = 0.0F;
+    HeadNorm norm = HeadNorm::Rms;
+    bool norm_after_rope = false;
+    bool norm_by_head = false;  // each head has weights of its own
     bool is_causal = true;  // else a token sees later ones too, as far as its window
 
     int64_t group() const { return num_heads / kv.num_kv_heads; }

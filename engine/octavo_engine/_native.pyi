@@ -22,6 +22,9 @@ def available_isas() -> list[str]:
     """Instruction sets that were compiled in and can run here, best first: e.g. ["avx2",
     "generic"]."""
 
+def runnable_isas() -> list[str]:
+    """Instruction sets that this processor runs, compiled in or not, best first."""
+
 def available_cores(cgroups: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgroup") -> int:
     """Cores this process may use: affinity and cgroup quota respected."""
 
@@ -79,15 +82,23 @@ def dequantize(data: NDArray[np.uint8], source_dtype: str, num_values: int) -> N
 
 class KVCache:
     """K and V of all layers in blocks of 16 tokens; dtype "f32", "bf16", "int8", "fp8_e4m3" or
-    "fp8_e5m2". In 8 bits each token and head has a scale, in bf16."""
+    "fp8_e5m2". In 8 bits each token and head has a scale, in bf16.
+
+    A layer is (group, region, KV heads, head_dim). A block belongs to one group at a time, and no
+    two layers of a group share a region. `windows`: how many of a sequence's last tokens each
+    group's blocks hold; 0: all."""
 
     def __init__(
-        self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: str
+        self,
+        num_blocks: int,
+        layers: Sequence[tuple[int, int, int, int]],
+        windows: Sequence[int],
+        dtype: str,
     ) -> None: ...
     @property
     def bytes_per_block(self) -> int: ...
     def copy(self, copies: NDArray[np.int32]) -> None:
-        """Rows (source block, target block, number of tokens), over all layers."""
+        """Rows (source block, target block, number of tokens), in all regions."""
     def poison(self, block_ids: list[int]) -> None: ...
     def read(self, layer: int, block: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """K and V of one block, each [num_kv_heads, 16, head_dim]; for tests."""
@@ -201,8 +212,12 @@ class Program:
         q_norm: NDArray[np.float32] | None = None,
         k_norm: NDArray[np.float32] | None = None,
         norm_eps: float = 1e-6,
+        norm: str = "rms",
+        norm_after_rope: bool = False,
+        alibi: NDArray[np.float32] | None = None,
         is_causal: bool = True,
         is_whole: bool = False,
+        group: int = 0,
     ) -> None:
         """Per-head norms, rope, KV write, then paged causal attention. With is_whole each sequence
         is in the step from its first token on, and may see its later tokens too.
@@ -213,6 +228,7 @@ class Program:
         """dst = x + scale * y; dst may be x."""
     def scale(self, dst: int, src: int, factor: float) -> None: ...
     def soft_cap(self, dst: int, src: int, cap: float) -> None: ...
+    def clamp(self, dst: int, src: int, limit: float) -> None: ...
     def gate(self, dst: int, src: int, scores: int) -> None:
         """dst = src * sigmoid(scores), which has one column; dst may be src."""
     def convert(self, dst: int, src: int) -> None:
@@ -257,6 +273,9 @@ class Program:
         adapters: NDArray[np.int32] | None = None,
     ) -> None:
         """Run a step. Raises ValueError when the arrays do not agree or exceed the plan.
+
+        `slots` is [groups, tokens], `block_tables` [groups, rows, blocks]. Entries of a table that
+        no token of the step sees through its group's window may be anything.
 
         `op_times`, one longer than there are instructions, takes when the step began and when each
         was done, by time.perf_counter_ns; one that had no rows is 0."""

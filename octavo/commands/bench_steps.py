@@ -86,7 +86,7 @@ def _make_parser(prog: str) -> CommandParser:
         "--plot",
         type=Path,
         metavar="FILE",
-        help="draw a roofline: .png, .svg or .pdf (octavo[plot])",
+        help="draw a roofline: .png, .svg or .pdf (needs matplotlib)",
     )
     add_engine_options(parser)
     return parser

@@ -164,6 +164,7 @@ SERVER_FLAGS = (
     Flag("access_log", "which requests get a log line"),
     Flag("log_requests", "log each request as it comes, without its text", "enable-log-requests"),
     Flag("log_outputs", "log each answer once it is done, without its text", "enable-log-outputs"),
+    Flag("log_stats", "log a line of statistics every ten seconds while there is work"),
     Flag("max_log_len", "longest text shown by these two at level debug"),
     Flag("otlp_endpoint", "URL of an OpenTelemetry collector; default: no traces"),
     Flag("otlp_sample_ratio", "share of requests that are traced where their caller does not say"),

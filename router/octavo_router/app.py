@@ -273,6 +273,8 @@ class App:
             metrics=self.metrics,
             access_log=self.access_log,
             is_ready=lambda: not self.own.not_ready,
+            quarantine=self.proxy.quarantine,
+            note_quarantine=self.proxy.note_quarantine,
             admin=self.admin,
             adapters=self.adapters,
         )

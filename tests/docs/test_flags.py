@@ -30,6 +30,7 @@ FOREIGN = frozenset(
         "--set", "--create-namespace", "--take-ownership", "--reuse-values",  # helm
         "--server-side",  # kubectl
         "--no-deps",  # pip
+        "--install",  # wsl
         "--target", "--build-arg", "--reproducible",  # docker, kaniko
     )
 )  # fmt: skip

@@ -8,6 +8,7 @@ from octavo_engine.backends.adapters import AdapterLimits
 from octavo_engine.backends.text_part import TextPart
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
+from octavo_engine.models.decoder_names import under_our_names
 from octavo_engine.weights.open import open_checkpoint
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _build_torch(
     try:
         import torch
     except ImportError as error:
-        raise ConfigError("--device torch needs torch; pip install 'octavo[torch]'") from error
+        raise ConfigError("--device torch needs torch: pip install torch") from error
     from octavo_engine.backends.torch.backend import TorchBackend
     from octavo_engine.backends.torch.precision import Precision
 
@@ -155,9 +156,9 @@ def _build_cuda(
     try:
         from octavo_engine.backends.torch.build_cuda import build_cuda, build_plugin
     except ImportError as error:
-        extra = "cuda" if config.device == "cuda" else "torch"
+        packages = "torch triton" if config.device == "cuda" else "torch"
         raise ConfigError(
-            f"--device {config.device} needs torch; pip install 'octavo[{extra}]'"
+            f"--device {config.device} needs torch: pip install {packages}"
         ) from error
     build = build_plugin if config.device == "plugin" else build_cuda
     return build(
@@ -171,5 +172,9 @@ def _build_cuda(
 
 def _open(config: EngineConfig, model: ModelConfig, files: ModelFiles) -> Checkpoint:
     checkpoint = open_checkpoint(files, load_format=config.load_format, seed=config.seed)
-    is_whole = model.is_part and config.load_format != "dummy"
-    return TextPart(checkpoint) if is_whole else checkpoint
+    if config.load_format == "dummy":
+        return checkpoint  # has whatever is asked for
+    if model.is_part:
+        checkpoint = TextPart(checkpoint)
+    # A GGUF's names are ours already.
+    return checkpoint if files.kind == "gguf" else under_our_names(model, checkpoint)

@@ -8,7 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from octavo_engine.backends.backend import BackendLimits, TakesAdapters
+from octavo_engine.backends.backend import BackendLimits, LaunchesSteps, TakesAdapters
 from octavo_engine.core.capacity import Capacity, check_context, gib, kv_memory, settle_capacity
 from octavo_engine.core.engine import Engine
 from octavo_engine.core.extension import require_extension
@@ -19,6 +19,7 @@ from octavo_engine.core.kv_events.recorder import KVEventRecorder
 from octavo_engine.core.memory import free_memory
 from octavo_engine.errors import ConfigError
 from octavo_engine.executor.uni import UniExecutor
+from octavo_engine.kv.needs import KVNeeds
 from octavo_engine.scheduling.scheduler import SPARE_LOGITS, Scheduler
 
 if TYPE_CHECKING:
@@ -158,8 +159,12 @@ def _capacity(config: EngineConfig, backend: Backend, own_max_model_len: int) ->
         )
         max_blocks = memory // backend.kv_bytes_per_block
         where = f"the KV cache of {gib(memory)}"
+    needs = KVNeeds(
+        backend.cache_layout.windows,
+        _max_under_way(config, backend) * config.scheduler.max_num_batched_tokens,
+    )
     return settle_capacity(
-        config, own_max_model_len=own_max_model_len, max_blocks=max_blocks, where=where
+        config, needs, own_max_model_len=own_max_model_len, max_blocks=max_blocks, where=where
     )
 
 
@@ -180,6 +185,8 @@ def _assemble(
     scheduler = Scheduler(
         settings,
         num_blocks=capacity.num_blocks,
+        windows=backend.cache_layout.windows,
+        max_under_way=_max_under_way(config, backend),
         cache_key=cache_key,
         speculation=config.speculation,
         num_adapter_slots=config.max_loras if config.enable_lora else 0,
@@ -210,6 +217,12 @@ def _make_adapters(
         max_rank=config.max_lora_rank,
         now=now,
     )
+
+
+def _max_under_way(config: EngineConfig, backend: Backend) -> int:
+    """Batches that may be planned and not reported yet."""
+    may_launch = isinstance(backend, LaunchesSteps) and config.async_scheduling is not False
+    return 2 if may_launch else 1
 
 
 def _runs_ahead(config: EngineConfig, executor: UniExecutor) -> bool:

@@ -69,6 +69,7 @@ class ModelRunner:
         self.inputs = StepInputs(
             max_num_seqs=scheduler_config.max_num_seqs,
             max_model_len=limits.max_model_len,
+            num_groups=len(backend.cache_layout.groups),
             processors=processors,
         )
 

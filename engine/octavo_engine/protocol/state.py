@@ -78,6 +78,7 @@ class PoolState:
     in_flight: int = 0
     last_request_age_s: float | None = None  # None: never
     revisions: list[RevisionState] = field(default_factory=list)
+    refused: int = 0  # requests, for lack of room: most of them never reached an engine
     adapters: list[AdapterState] = field(default_factory=list)
 
 

@@ -24,12 +24,13 @@ from octavo_engine.scheduling.queue_forecast import QueueForecast
 from octavo_engine.scheduling.request_shares import RequestShares
 from octavo_engine.scheduling.speculation import Speculation, count_drafts
 from octavo_engine.scheduling.step_time import StepTimeModel
-from octavo_engine.state.batch import BlockGrowth, ScheduledBatch
+from octavo_engine.state.batch import ScheduledBatch
 from octavo_engine.state.outputs import EngineStats, SequenceOutput
 from octavo_engine.state.sequence import Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from collections.abc import Sequence as List
 
     from octavo_engine.config import SchedulerConfig, SpeculationConfig
     from octavo_engine.kv.manager import PrefixMatch
@@ -61,8 +62,11 @@ class Scheduler:
     memory; the last running sequence in policy order then gives its blocks up and waits again.
 
     Call schedule() and update() in turn: a batch is computed and reported before the next is
-    planned, or one batch later, by the rules of `scheduling.ahead`. If computing a batch fails as a
-    whole, update() it with every entry failed; no other sequence was touched by it.
+    planned, or one batch later, by the rules of `scheduling.ahead`: at most `max_under_way` batches
+    are planned and not reported. If computing a batch fails as a whole, update() it with every
+    entry failed; no other sequence was touched by it.
+
+    `windows` are those of the groups of the model's layers (`caches.CacheLayout`).
     """
 
     def __init__(
@@ -70,19 +74,28 @@ class Scheduler:
         config: SchedulerConfig,
         *,
         num_blocks: int,
+        windows: List[int | None] = (None,),
+        max_under_way: int = 1,
         cache_key: bytes = b"",
         speculation: SpeculationConfig | None = None,
         num_adapter_slots: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self.kv = KVManager(num_blocks, cache_key=cache_key, caching=config.enable_prefix_caching)
+        self.windows = windows
+        self.kv = KVManager(
+            num_blocks,
+            windows=windows,
+            max_step_tokens=max_under_way * config.max_num_batched_tokens,
+            cache_key=cache_key,
+            caching=config.enable_prefix_caching,
+        )
         self.sequences: dict[str, Sequence] = {}  # all live ones: waiting or running
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # in policy order
         self.free_rows = list(reversed(range(config.max_num_seqs)))
         self.max_num_logits = config.max_num_seqs + SPARE_LOGITS
-        self._kv_tokens = num_blocks * BLOCK_SIZE
+        self._kv_tokens = self.kv.needs.tokens(num_blocks, config.max_model_len)
         self._now = now
         self._num_added = 0
         self.suspended: dict[str, Sequence] = {}  # live ones without a reader
@@ -90,7 +103,7 @@ class Scheduler:
         self._behind: list[Sequence] = []  # running ones that had to catch up in the last step
         self._finished: list[SequenceOutput] = []  # outside update()
         self._deadlines = Deadlines()
-        self._admission = AdmissionControl()
+        self._admission = AdmissionControl(self.kv.needs)
         self._step_time = StepTimeModel()
         self._forecast = QueueForecast(config, self._step_time)
         self._background = background.BackgroundAccount(
@@ -227,6 +240,8 @@ class Scheduler:
                 self._admit(batch, prefills, budget, now)
             spare_logits = self.max_num_logits - len(self.running) - num_drafts
             self._schedule_prefills(batch, prefills, budget, spare_logits)
+        if self.kv.has_windows:
+            self._extend_tables(batch)
         self._behind = prefills.all()
         batch.placed = self.adapter_slots.take_placed()
         self._forecast.after_schedule(self.waiting, len(self.running), now)
@@ -318,6 +333,12 @@ class Scheduler:
             count = min(budget, self._background.pay_prompt(first))
             schedule_chunks(batch, [first], count, spare_logits=spare_logits)
 
+    def _extend_tables(self, batch: ScheduledBatch) -> None:
+        """Promised blocks that the step's tokens need."""
+        for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True):
+            if sequence.num_promised_blocks:
+                batch.grown += self.kv.extend(sequence, start + count)
+
     # -- one step ahead --------------------------------------------------------------------------
 
     def can_plan_ahead(self) -> bool:
@@ -333,7 +354,7 @@ class Scheduler:
                 return False
             start = sequence.num_computed_tokens + sequence.num_ahead
             num_growing += start == len(sequence.block_table) * BLOCK_SIZE
-        return num_growing <= self.kv.pool.num_free
+        return num_growing * self.kv.num_groups <= self.kv.num_available
 
     def update(
         self, batch: ScheduledBatch, result: StepResult, step_s: float
@@ -365,6 +386,8 @@ class Scheduler:
             was_behind = computed <= sequence.num_admitted_tokens
             if was_behind or computed % BLOCK_SIZE < count:
                 self.kv.publish(sequence)
+                if sequence.held_from:
+                    self.kv.trim(sequence)
             output = SequenceOutput(request_id=sequence.request_id)
             if was_behind and sequence.wants_prompt_scores and start >= sequence.num_scored_tokens:
                 sequence.num_scored_tokens = min(computed, sequence.num_prompt_tokens - 1)
@@ -443,16 +466,18 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, batch: ScheduledBatch) -> bool:
         """Give it one more block, the last in line's if need be. False if that was itself."""
-        while (block_id := self.kv.grow(sequence)) is None:
+        while not (grown := self.kv.grow(sequence)):
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False
-        batch.grown.append(BlockGrowth(sequence.row, len(sequence.block_table) - 1, block_id))
+        batch.grown += grown
         return True
 
     def _grow_to_end(self, sequence: Sequence, batch: ScheduledBatch) -> bool:
         """Blocks for all its tokens: forced ones were appended. False if it was preempted."""
+        if len(sequence.token_ids) <= sequence.num_admitted_tokens:
+            return True  # those of its prompt are its own, or promised
         while len(sequence.block_table) * BLOCK_SIZE < len(sequence.token_ids):
             if not self._grow(sequence, batch):
                 return False
@@ -559,7 +584,7 @@ class Scheduler:
                 sequence.long_until_step = self._stats.steps + LONG_LOOK_STEPS
                 continue
             # With nothing running all memory is free, and add() saw that it is enough.
-            if self.running and match.num_blocks + reserved + reserve > self.kv.pool.num_free:
+            if self.running and match.num_blocks + reserved + reserve > self.kv.num_available:
                 if sequence.blocked_at is None:
                     sequence.blocked_at = now
                 sequence.num_missing_blocks = match.num_blocks
@@ -611,7 +636,7 @@ class Scheduler:
             sequence.blocked_at is not None
             and self._stats.steps < sequence.blocked_until_step
             and bool(self.running)
-            and sequence.num_missing_blocks + reserved > self.kv.pool.num_free
+            and sequence.num_missing_blocks + reserved > self.kv.num_available
         )
 
     def _start(
@@ -619,9 +644,7 @@ class Scheduler:
     ) -> None:
         self._forecast.started(sequence, now)
         self.waiting.remove(sequence)
-        copy = self.kv.admit(sequence, match)
-        if copy is not None:
-            batch.copies.append(copy)
+        batch.copies += self.kv.admit(sequence, match)
         sequence.row = self.free_rows.pop()
         sequence.blocked_at = sequence.slot_blocked_at = sequence.awaits = None
         if sequence.adapter is not None:

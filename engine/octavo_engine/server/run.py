@@ -14,6 +14,7 @@ from uvicorn.server import Server
 
 from octavo_engine import __version__
 from octavo_engine.server.admin.reload import KeyFiles, Reloader
+from octavo_engine.server.admin.statistics import log_statistics
 from octavo_engine.server.app import build_app
 from octavo_engine.server.http.connection import http_protocol
 from octavo_engine.server.http.tls import TlsFiles
@@ -76,6 +77,7 @@ async def serve(
     stop = asyncio.Event()
     with _signals(stop, reloader):
         reloading = asyncio.create_task(reloader.run(), name="octavo-reload")
+        helpers = [reloading]
         serving = asyncio.create_task(server.serve(sockets=[listener]), name="octavo-http")
         try:
             if await _load(engine, observer, stop, service):
@@ -83,6 +85,9 @@ async def serve(
                 service.admission.awaits_adapters = False
                 if service.batches is not None:
                     service.batches.start()
+                if settings.log_stats:
+                    statistics = asyncio.create_task(log_statistics(engine), name="octavo-stats")
+                    helpers.append(statistics)
                 await _first(stop.wait(), service.admission.drain_requested.wait())
                 await _drain(engine, service, settings.shutdown_timeout_s, observer)
         finally:
@@ -92,8 +97,9 @@ async def serve(
             await engine.stop()
             server.leave()
             await serving
-            reloading.cancel()
-            await asyncio.wait((reloading,))
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.wait(helpers)
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
 

@@ -57,6 +57,7 @@ class ServerSettings:
     access_log: Literal["errors", "all", "none"] = "errors"
     log_requests: bool = False  # a line for each request that comes in, without its text
     log_outputs: bool = False  # a line for each answer that is done, without its text
+    log_stats: bool = True  # a line of statistics every ten seconds while there is work
     max_log_len: int | None = None  # of texts, which level debug shows; None: whole ones
     otlp_endpoint: str = ""  # collector of traces; none: no traces
     otlp_sample_ratio: float = 1.0  # of requests whose caller does not decide it

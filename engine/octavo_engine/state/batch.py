@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 
 class BlockGrowth(NamedTuple):
-    """Block `block_id` took place `place` of the block table in row `row`."""
+    """Block `block_id` took place `place` of the block table in row `row`, in a group of layers."""
 
     row: int
     place: int
     block_id: int
+    group: int = 0
 
 
 class BlockCopy(NamedTuple):

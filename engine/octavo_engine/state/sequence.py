@@ -32,6 +32,7 @@ class Sequence:
         "added_at",
         "awaits",
         "block_table",
+        "block_tables",
         "blocked_at",
         "blocked_until_step",
         "digests",
@@ -39,6 +40,7 @@ class Sequence:
         "grammar",
         "group",
         "guesser",
+        "held_from",
         "is_background",
         "long_until_step",
         "max_num_tokens",
@@ -51,6 +53,7 @@ class Sequence:
         "num_given_tokens",
         "num_missing_blocks",
         "num_preemptions",
+        "num_promised_blocks",
         "num_prompt_tokens",
         "num_published_blocks",
         "num_scored_tokens",
@@ -107,13 +110,16 @@ class Sequence:
         self.stop_ids: frozenset[int] = frozenset(params.stop_token_ids).union(eos)
 
         # What of it lies in the KV pool (kept by kv.manager).
-        self.block_table: list[int] = []
+        self.block_table: list[int] = []  # of the first group of layers
+        self.block_tables: list[list[int]] = [self.block_table]  # of all groups
+        self.held_from: list[int] = []  # of each group, its first block; empty without windows
         self.root = b""  # of its digest chain
         self.digests: list[bytes] = []  # of its full blocks, as far as tokens are known
         self.tail_digest: bytes | None = (
             None  # of the partly filled block at the end, if there is one
         )
         self.num_published_blocks = 0
+        self.num_promised_blocks = 0  # that it will take for the rest of its chunks
         self.num_admitted_tokens = 0  # tokens to catch up with, when it last began to run
         self.num_cached_tokens = 0  # of the prompt, found in the cache at its first admission
 
@@ -128,6 +134,9 @@ class Sequence:
         self.num_preemptions = 0
         self.num_suspensions = 0
         self.queued_s = 0.0  # from arrival to its first admission
+
+    def set_block_tables(self, tables: list[list[int]]) -> None:
+        self.block_table, self.block_tables = tables[0], tables
 
     @property
     def num_tokens(self) -> int:

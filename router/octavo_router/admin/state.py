@@ -90,7 +90,7 @@ class StateReporter:
     def _pool(self, name: str) -> PoolState:
         waiting = self._demand(name)
         counts = self._metrics.pools.get(name)
-        in_flight = sum(endpoint.in_flight for endpoint in self._registry.pool(name))
+        in_flight = sum(endpoint.num_requests for endpoint in self._registry.pool(name))
         return PoolState(
             pool=name,
             held=waiting.held,
@@ -101,6 +101,7 @@ class StateReporter:
             revisions=[_revision(*pair) for pair in sorted(counts.revisions.items())]
             if counts
             else [],
+            refused=counts.refused if counts else 0,
             adapters=self._adapters(name),
         )
 
@@ -134,7 +135,7 @@ def _endpoint(endpoint: Endpoint) -> EndpointState:
         revision=endpoint.spec.revision,
         url=endpoint.spec.address.url,
         state=endpoint.state,
-        in_flight=endpoint.in_flight,
+        in_flight=endpoint.num_requests,
         running=load.running,
         waiting=load.waiting,
         queued_tokens=load.queued_tokens,

@@ -226,7 +226,9 @@ class PickerStream:
         lease = None
         try:
             await self._adapter_loaded(request)
-            lease = picker.dispatcher.place(request, num_fallbacks=picker.config.epp.fallbacks)
+            watch = picker.watch(head, placeable)
+            num_fallbacks = 0 if watch.digest else picker.config.epp.fallbacks
+            lease = picker.dispatcher.place(request, num_fallbacks=num_fallbacks)
         finally:
             if lease is None and ticket is not None:
                 ticket.release()
@@ -240,7 +242,9 @@ class PickerStream:
         record.endpoint = lease.endpoint.spec.address.authority
         record.endpoint_id = lease.endpoint.id
         prompt = picker.place_prompt(head, placeable, lease, self._subset)
-        self._placed = Placed(picker.dispatcher, lease, ticket, record, self._began_at, prompt)
+        self._placed = Placed(
+            picker.dispatcher, lease, ticket, record, self._began_at, watch, prompt
+        )
         if head.explain:
             line = explanation(lease.decision)
             self._explanation = line.partition(b": ")[2].rstrip(b"\r\n")
@@ -396,6 +400,10 @@ class PickerStream:
         record = self._record
         if self._placed is not None:
             self._placed.end(is_whole=False)
+            if self._placed.was_quarantined and self._placed.lease is not None:
+                request, watch = self._placed.lease.request, self._placed.watch
+                path = self._head.path if self._head is not None else ""
+                self._picker.note_quarantine(request, path, watch.digest)
         elif not record.outcome:
             record.outcome = "client_gone"
         if self._head is not None or self._is_refused:

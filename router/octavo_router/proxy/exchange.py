@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from octavo_router.errors import Rejected
 from octavo_router.flow.admission import Ticket
-from octavo_router.flow.quarantine import DeathWatch, key_of
+from octavo_router.flow.quarantine import DeathWatch, digest_of, key_of
 from octavo_router.flow.retry import Failure
 from octavo_router.http.deadlines import NEVER
 from octavo_router.proxy import failures, heads, streams
@@ -494,7 +494,8 @@ class ProxyExchange:
         was_refused = quarantine.refusal(key) is not None
         is_refused = quarantine.lost(key, lease.endpoint, sent_at, is_said=is_said)
         if is_refused and not was_refused:
-            self._proxy.note_quarantine(self._request, self._path.path, self._body)
+            digest = digest_of(self._body)
+            self._proxy.note_quarantine(self._request, self._path.path, digest)
         return is_refused
 
     def _end_watch(self) -> None:
@@ -560,8 +561,12 @@ class ProxyExchange:
     def client_paused(self) -> None:
         if self._upstream is not None:
             self._upstream.pause()
+            if self._account.lease is not None:
+                self._account.lease.pause()
 
     def client_resumed(self) -> None:
+        if self._account.lease is not None:
+            self._account.lease.resume()
         if self._upstream is not None:
             self._upstream.resume()
             stalled_at = time.monotonic() + self._proxy.timeouts.progress_s

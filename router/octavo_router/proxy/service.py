@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import time
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from octavo_engine.protocol.endpoints import EXPLAIN_HEADER, OWNER_HEADER
@@ -279,10 +278,10 @@ class Proxy:
         if lease is None:
             return False
         endpoint = lease.endpoint
-        return self._losses.covers(endpoint.id, endpoint.in_flight)
+        return self._losses.covers(endpoint.id, endpoint.num_requests)
 
-    def note_quarantine(self, request: RouteRequest, path: str, body: bytes) -> None:
-        """Two engines died of it. Its digest is the same wherever it is sent."""
+    def note_quarantine(self, request: RouteRequest, path: str, digest: str) -> None:
+        """Two engines died of it."""
         self._metrics.pool(request.pool).quarantined += 1
         logger.error(
             "Refuses a request from now on: engines died of it",
@@ -290,7 +289,7 @@ class Proxy:
                 "request_id": request.request_id,
                 "pool": request.pool,
                 "path": path,
-                "digest": blake2b(body, digest_size=16).hexdigest(),
+                "digest": digest,
                 "seconds": self.quarantine.config.quarantine_s,
             },
         )

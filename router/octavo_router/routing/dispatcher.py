@@ -60,6 +60,7 @@ class Lease:
         "_generation",
         "_is_computing",
         "_is_over",
+        "_is_paused",
         "_names",
         "_owes_prompt",
         "_uncached_tokens",
@@ -88,12 +89,28 @@ class Lease:
         self._is_computing = is_computing
         self._owes_prompt = True
         self._is_over = False
+        self._is_paused = False
 
     def first_token(self) -> None:
         """The prompt's work is done."""
         if self._owes_prompt:
             self._release_prompt()
             self._dispatcher._computed(self)
+
+    def pause(self) -> None:
+        """Its client does not read what it streams: it takes no seat until it does."""
+        if self._is_over or self._is_paused or self._owes_prompt:
+            return
+        self._is_paused = True
+        pricing.pause_sequence(self.endpoint, self._generation)
+        if self._dispatcher.on_room is not None:
+            self._dispatcher.on_room(self.request.pool)
+
+    def resume(self) -> None:
+        """Its client reads again."""
+        if self._is_paused and not self._is_over:
+            self._is_paused = False
+            self._generation = pricing.resume_sequence(self.endpoint)
 
     def finish(self, outcome: Outcome = CLIENT_GONE) -> None:
         """It is over: everything is given back, health and metrics hear of it.
@@ -102,6 +119,8 @@ class Lease:
         """
         if self._is_over:
             return
+        if self._is_paused:
+            self.resume()
         self._is_over = True
         if self._owes_prompt:
             self._owes_prompt = False

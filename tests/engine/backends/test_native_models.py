@@ -24,7 +24,7 @@ from tests.engine.backends.tolerance import (
     KV_AGAINST_FLOAT32,
     error,
 )
-from tests.engine.models.tiny import FAMILIES, TinyModel, tiny_model
+from tests.engine.models.tiny import FAMILIES, MIXTURES, TinyModel, tiny_model
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,9 +82,6 @@ def test_float32_equals_the_reference(name: str) -> None:
     token_ids = random_tokens(130, seed=1)
     logits = run_alone(native(model, "f32"), token_ids, chunks=[50, 1, 1])
     np.testing.assert_allclose(logits, reference_logits(model, token_ids), **FLOAT32)
-
-
-MIXTURES = ["mixtral", "qwen2-moe", "qwen3-moe", "qwen3-moe-shares"]
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in MIXTURES])

@@ -5,13 +5,18 @@ import pytest
 from octavo_engine.config import EngineConfig, SchedulerConfig
 from octavo_engine.core.capacity import gib, kv_memory, settle_capacity
 from octavo_engine.errors import ConfigError
+from octavo_engine.kv.needs import KVNeeds
 
 GIB = 2**30
 
 
 def settle(max_blocks, own=4096, **config):
     return settle_capacity(
-        EngineConfig(**config), own_max_model_len=own, max_blocks=max_blocks, where="the pool"
+        EngineConfig(**config),
+        KVNeeds(),
+        own_max_model_len=own,
+        max_blocks=max_blocks,
+        where="the pool",
     )
 
 

@@ -117,6 +117,11 @@ def test_values_are_values():
             "spec.engine.dtype must be one of auto, bfloat16, float16, float32; got 'fp8'",
         ),
         (
+            {"engine": {"args": {"swap-space": 4}}},
+            "spec.engine.args.swap-space is not supported: a preempted sequence is computed again; "
+            "leave it out",
+        ),
+        (
             {"engine": {"args": {"dtype": "auto"}}},
             "spec.engine.args.dtype is set by spec.engine.dtype; leave it out here",
         ),

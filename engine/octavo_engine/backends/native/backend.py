@@ -10,10 +10,11 @@ from octavo_engine import _native
 from octavo_engine.backends.adapters import match_sites
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.facts import timed
-from octavo_engine.backends.native.kv_format import settle_kv_format
+from octavo_engine.backends.native.kv_format import make_kv_cache, settle_kv_format
 from octavo_engine.backends.native.loader import NativeLoader
 from octavo_engine.backends.native.placement import make_team
 from octavo_engine.backends.sampled import sample_rows
+from octavo_engine.caches import group_layers
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.registry import build_model
 
@@ -63,12 +64,14 @@ class NativeBackend:
         adapters: AdapterLimits | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        if config.head_dim % HEAD_DIM_MULTIPLE:
-            raise ModelError(
-                f"config.json: head_dim must be a multiple of {HEAD_DIM_MULTIPLE} on this device; "
-                f"got {config.head_dim}; --device torch takes it"
-            )
+        for spec in config.caches():
+            if spec.head_dim % HEAD_DIM_MULTIPLE:
+                raise ModelError(
+                    f"config.json: head_dim must be a multiple of {HEAD_DIM_MULTIPLE} on this "
+                    f"device; got {spec.head_dim}; --device torch takes it"
+                )
         self.config = config
+        self.cache_layout = group_layers(config.caches())
         self.dtype = dtype
         self.kv_format = settle_kv_format(kv_cache_dtype, dtype)
         self._is_fused = is_fused  # tests compare both
@@ -101,8 +104,7 @@ class NativeBackend:
 
     @property
     def kv_bytes_per_block(self) -> int:
-        c = self.config
-        return self.kv_format.bytes_per_block(c.num_layers, c.num_kv_heads, c.head_dim)
+        return self.cache_layout.page_bytes(self.kv_format.bytes_of)
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         return None
@@ -114,6 +116,7 @@ class NativeBackend:
                 model.forward,
                 team,
                 limits,
+                groups=[place.group for place in self.cache_layout.places()],
                 is_fused=self._is_fused,
                 activation_bits=self._activation_bits,
             )
@@ -194,9 +197,6 @@ class NativeBackend:
         return self._loaded
 
     def _make_kv(self, num_blocks: int) -> _native.KVCache:
-        c = self.config
-        kv = _native.KVCache(
-            c.num_layers, num_blocks, c.num_kv_heads, c.head_dim, self.kv_format.name
-        )
+        kv = make_kv_cache(self.cache_layout, num_blocks, self.kv_format)
         assert kv.bytes_per_block == self.kv_bytes_per_block
         return kv

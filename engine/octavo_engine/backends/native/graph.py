@@ -180,6 +180,13 @@ class SoftCap:
 
 
 @dataclass(frozen=True, slots=True)
+class Clamp:
+    out: Value
+    x: Value
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class Convert:
     """The same numbers rounded to another dtype."""
 
@@ -213,6 +220,7 @@ Instruction: TypeAlias = (
     | Scale
     | GateNode
     | SoftCap
+    | Clamp
     | Convert
     | SelectRows
     | PoolRows

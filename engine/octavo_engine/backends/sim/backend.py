@@ -9,6 +9,7 @@ import numpy as np
 from octavo_engine.backends.sim.clock import RealClock
 from octavo_engine.backends.sim.masked import keep_to_masks
 from octavo_engine.backends.sim.text import sim_tokens
+from octavo_engine.caches import KVSpec, one_group
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.sampling.batch import SAMPLED_NOTHING_ALLOWED, SAMPLED_OK, Sampled
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.backends.sim.clock import Clock
+    from octavo_engine.caches import CacheLayout
     from octavo_engine.config import EngineConfig, SimConfig
     from octavo_engine.sampling.batch import Ragged, SamplingBatch
     from octavo_engine.weights.adapter import AdapterFiles
@@ -53,6 +55,10 @@ class SimBackend:
     @property
     def vocab_size(self) -> int:
         return self._sim.vocab_size
+
+    @property
+    def cache_layout(self) -> CacheLayout:
+        return one_group([KVSpec(num_kv_heads=1, head_dim=KV_BYTES_PER_TOKEN // 2)])
 
     @property
     def kv_bytes_per_block(self) -> int:

@@ -12,6 +12,7 @@ from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.backends.torch.loader import TorchLoader
 from octavo_engine.backends.torch.precision import Precision
 from octavo_engine.backends.torch.reference import PagedKV, ReferenceOps, TorchPart
+from octavo_engine.caches import group_layers
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.models.registry import build_model
 
@@ -46,6 +47,7 @@ class TorchBackend:
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.config = config
+        self.cache_layout = group_layers(config.caches())
         self.precision = precision or Precision()
         self._num_threads = num_threads
         loader = TorchLoader(checkpoint, self.precision, progress)
@@ -70,17 +72,16 @@ class TorchBackend:
 
     @property
     def kv_bytes_per_block(self) -> int:
-        values = 2 * BLOCK_SIZE * self.config.num_kv_heads * self.config.head_dim
-        return self.config.num_layers * values * self.precision.dtype.itemsize
+        itemsize = self.precision.dtype.itemsize
+        return self.cache_layout.page_bytes(
+            lambda spec: 2 * BLOCK_SIZE * spec.num_kv_heads * spec.head_dim * itemsize
+        )
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         return None
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
-        c = self.config
-        self._kv = PagedKV(
-            c.num_layers, num_blocks, c.num_kv_heads, c.head_dim, self.precision.dtype
-        )
+        self._kv = PagedKV(self.cache_layout, num_blocks, self.precision.dtype)
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         from octavo_engine import _native

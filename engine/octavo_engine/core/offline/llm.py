@@ -28,6 +28,7 @@ from octavo_engine.core.build import load_model_tokenizer, localized, resolve
 from octavo_engine.core.build_core import build_core
 from octavo_engine.core.offline.beam_search import beam_search
 from octavo_engine.core.offline.lora_request import LoRARequest
+from octavo_engine.core.offline.options import check_llm_options, llm_value
 from octavo_engine.core.offline.pooling import PoolingMethods
 from octavo_engine.core.offline.progress_bar import generation_bar, loading_bar
 from octavo_engine.core.pooling.async_pooling import check_task
@@ -103,9 +104,13 @@ class LLM(PoolingMethods):
         max_loras: int = 16,
         max_cpu_loras: int | None = None,
         max_lora_rank: int = 64,
+        enforce_eager: bool = False,
         sim: SimConfig | None = None,
+        **others: object,
     ) -> None:
-        """Names as in vLLM. Raises ConfigError or ModelError."""
+        """Names as in vLLM. Raises ConfigError or ModelError, and TypeError for unknown names.
+        `others` may be settings of vLLM's that ask for what is done here anyway."""
+        check_llm_options(others, LLM.__init__)
         scheduler = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -117,10 +122,10 @@ class LLM(PoolingMethods):
             revision=revision,
             device=device,
             dtype=dtype,
-            quantization=quantization,
+            quantization=llm_value("quantization", quantization),
             activation_bits=activation_bits,
             kv_cache_dtype=kv_cache_dtype,
-            load_format=load_format,
+            load_format=llm_value("load-format", load_format),
             max_model_len=max_model_len,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             memory_fraction=memory_fraction,
@@ -134,6 +139,7 @@ class LLM(PoolingMethods):
             max_loras=max_loras,
             max_cpu_loras=max_cpu_loras,
             max_lora_rank=max_lora_rank,
+            enforce_eager=enforce_eager,
             scheduler=scheduler,
             sim=sim or SimConfig(),
         )
