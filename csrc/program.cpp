@@ -51,6 +51,7 @@ Program::Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t ma
                std::numeric_limits<int32_t>::max(),
                0,
                1 << 30,
+               0,
                false,
                false};
 }
@@ -123,7 +124,8 @@ cpu::NormArgs Program::norm_args(const char* name, int dst, int src, std::span<c
 }
 
 void Program::linear(int dst, int src, const Packed& weight, std::span<const float> bias,
-                     cpu::LinearMode mode, cpu::Activation activation, float scale) {
+                     cpu::LinearMode mode, cpu::Activation activation, float scale,
+                     const AdapterOptions& adapters) {
     const Buffer& to = at("linear", dst);
     const Buffer& from = at("linear", src);
     const bool takes_bf16 = weight.panels().packing() == cpu::Packing::BF16;
@@ -158,7 +160,40 @@ void Program::linear(int dst, int src, const Packed& weight, std::span<const flo
     if (args.weight.is_quantized()) {
         quantize(from, args);
     }
+    if (adapters.slots != nullptr) {
+        adapt(to, from, weight, adapters, args);
+    }
     instructions_.push_back({to.rows, args});
+}
+
+// What shrinks the rows of a linear layer, before it.
+void Program::adapt(const Buffer& to, const Buffer& src, const Packed& weight,
+                    const AdapterOptions& options, cpu::LinearArgs& args) {
+    const AdapterSlots& slots = *options.slots;
+    const AdapterSite& site = slots.site(options.site);
+    check(site.rows() == weight.rows() && site.cols == weight.cols(), "linear: adapter site ",
+          options.site, " is of ", site.rows(), " x ", site.cols, ", the weight of ", weight.rows(),
+          " x ", weight.cols());
+    check(adapters_ == nullptr || adapters_ == &slots, "linear: adapters of two sets of slots");
+    const Buffer& u = at("linear", options.u);
+    check_dtype("linear", "u", u.matrix.dtype, Dtype::F32);
+    check_cols("linear", "u", u.matrix.cols, slots.shrunken_cols(options.site));
+    check_rows("linear", u.rows, src.rows);
+    check_overlap("linear", u, src, false);
+    check_overlap("linear", u, to, false);
+    check(src.matrix.dtype == Dtype::F32 || slots.dtype() == Dtype::BF16,
+          "linear: adapters in f32 for rows in bf16");
+    adapters_ = &slots;
+    limits_.num_adapter_slots = slots.num_slots();
+    args.adapters = slots.of_site(options.site);
+    args.u = u.matrix;
+    scratch_bytes_ =
+        std::max(scratch_bytes_, team_.kernels().shrink_scratch_bytes(src.matrix.cols));
+    const cpu::ShrinkArgs shrink{.src = src.matrix,
+                                 .u = u.matrix,
+                                 .dtype = slots.dtype(),
+                                 .adapters = args.adapters};
+    instructions_.push_back({src.rows, Shrink{shrink}});
 }
 
 // Rows of a linear layer of integers, before it.
@@ -189,6 +224,7 @@ void Program::attention(int dst, int qkv, const AttentionOptions& options) {
           " up to ", cpu::kMaxHeadDim);
     check(options.layer >= 0, "attention: layer ", options.layer);
     check(shape.window >= 0, "attention: window ", shape.window);
+    check(shape.group >= 0, "attention: group ", shape.group);
     check_dtype("attention", "qkv", from.matrix.dtype, Dtype::F32);
     check_cols("attention", "qkv", from.matrix.cols,
                (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim);

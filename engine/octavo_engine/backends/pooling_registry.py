@@ -84,7 +84,7 @@ def _build_torch(
     try:
         import torch
     except ImportError as error:
-        raise ConfigError("--device torch needs torch; pip install 'octavo[torch]'") from error
+        raise ConfigError("--device torch needs torch: pip install torch") from error
     from octavo_engine.backends.torch.pooling import TorchPoolingBackend
     from octavo_engine.backends.torch.precision import Precision
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+from octavo_engine.caches import KVSpec
 from octavo_engine.models.block import PLAIN, BlockConfig
 from octavo_engine.models.families import find_family
 from octavo_engine.models.fields import ConfigFields
@@ -13,6 +14,7 @@ from octavo_engine.models.rope_config import MAX_POSITIONS, read_ropes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from octavo_engine.caches import CacheSpec
     from octavo_engine.models.families import Family
     from octavo_engine.models.rope import RopeConfig
     from octavo_engine.models.rope_config import RopeConfigs
@@ -95,6 +97,12 @@ class ModelConfig:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    def caches(self) -> tuple[CacheSpec, ...]:
+        """What each layer remembers."""
+        return tuple(
+            KVSpec(self.num_kv_heads, self.head_dim, layer.window) for layer in self.layers
+        )
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:

@@ -11,7 +11,7 @@ from octavo_engine.backends.native.plan import plan_memory
 from octavo_engine.backends.native.rope_table import RopeTables
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from octavo_engine.backends.backend import BackendLimits
 
@@ -25,9 +25,14 @@ class CompiledProgram(NamedTuple):
 
 
 def compile_graph(
-    graph: g.Graph, team: _native.Team, limits: BackendLimits, activation_bits: int = 16
+    graph: g.Graph,
+    team: _native.Team,
+    limits: BackendLimits,
+    groups: Sequence[int],
+    activation_bits: int = 16,
 ) -> CompiledProgram:
-    """Plan the arena for the largest step and add all instructions."""
+    """Plan the arena for the largest step and add all instructions. `groups`: of each layer, whose
+    block tables it reads."""
     plan = plan_memory(graph, {"T": limits.max_tokens, "S": limits.max_logit_rows})
     program = _native.Program(
         team, plan.num_bytes, limits.max_tokens, limits.max_logit_rows, activation_bits
@@ -38,7 +43,7 @@ def compile_graph(
     }
     tables = RopeTables(limits.max_model_len)
     for instruction in graph.instructions:
-        _emit(program, instruction, buffers, tables)
+        _emit(program, instruction, buffers, tables, groups)
     return CompiledProgram(program, buffers[graph.result], facts_of(graph.instructions))
 
 
@@ -47,6 +52,7 @@ def _emit(
     instruction: g.Instruction,
     buffers: Mapping[g.Value, int],
     tables: RopeTables,
+    groups: Sequence[int],
 ) -> None:
     out = buffers[instruction.out]
     match instruction:
@@ -61,7 +67,7 @@ def _emit(
             added = -1 if add is None else buffers[add]
             program.layer_norm(out, buffers[x], weight, bias, eps, added, add_scale)
         case g.AttentionNode():
-            _emit_attention(program, out, buffers[instruction.qkv], instruction, tables)
+            _emit_attention(program, out, buffers[instruction.qkv], instruction, tables, groups)
         case g.Moe():
             _emit_moe(program, instruction, buffers)
         case g.Glu(x=x, activation=activation):
@@ -96,6 +102,7 @@ def _emit_linear(
         mode, activation = "glu", instruction.glu
     elif instruction.onto is not None:
         mode = "add"
+    slots, site = instruction.linear.adapters or (None, 0)
     program.linear(
         buffers[instruction.out],
         buffers[instruction.x],
@@ -104,6 +111,9 @@ def _emit_linear(
         mode,
         activation,
         instruction.scale,
+        slots,
+        site,
+        -1 if instruction.u is None else buffers[instruction.u],
     )
 
 
@@ -124,13 +134,19 @@ def _emit_moe(program: _native.Program, moe: g.Moe, buffers: Mapping[g.Value, in
 
 
 def _emit_attention(
-    program: _native.Program, out: int, qkv: int, attention: g.AttentionNode, tables: RopeTables
+    program: _native.Program,
+    out: int,
+    qkv: int,
+    attention: g.AttentionNode,
+    tables: RopeTables,
+    groups: Sequence[int],
 ) -> None:
     spec = attention.spec
+    layer = 0 if attention.is_whole else spec.layer  # what is not kept can share its place
     program.attention(
         out,
         qkv,
-        layer=0 if attention.is_whole else spec.layer,  # what is not kept can share its place
+        layer=layer,
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
@@ -147,4 +163,5 @@ def _emit_attention(
         alibi=spec.alibi,
         is_causal=spec.is_causal,
         is_whole=attention.is_whole,
+        group=groups[layer],
     )

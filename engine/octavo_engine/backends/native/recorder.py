@@ -59,7 +59,12 @@ class Recorder:
         return self._add(Embed(self._value(table.cols, None), table, 1.0, of, offset))
 
     def linear(self, x: Value, weight: NativeLinear) -> Value:
-        return self._add(Linear(self._value(weight.weight.rows, x), x, weight))
+        out, u = self._value(weight.weight.rows, x), None
+        if weight.adapters is not None:
+            slots, site = weight.adapters
+            # An id below zero: no other instruction writes it.
+            u = Value(-1 - 3 * out.id, slots.shrunken_cols(site), x.rows)
+        return self._add(Linear(out, x, weight, u=u))
 
     def rms_norm(self, x: Value, weight: NDArray[np.float32], eps: float) -> Value:
         return self._add(RmsNorm(self._value(x.cols, x), x, weight, eps))

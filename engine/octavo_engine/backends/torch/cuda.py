@@ -42,6 +42,7 @@ from octavo_engine.backends.torch.parking import Parking
 from octavo_engine.backends.torch.ropes import DeviceRopeTables
 from octavo_engine.backends.torch.token_counts import TokenCounts
 from octavo_engine.backends.torch.upload import Uploader
+from octavo_engine.caches import one_group
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.registry import build_model
@@ -178,6 +179,7 @@ class CudaBackend:
         load: Load | None = None,
     ) -> None:
         self.config = config
+        self.cache_layout = one_group(config.caches())  # as DeviceKV has it
         self.device = device
         self._label = label
         self._memory_of = memory_of
@@ -222,8 +224,10 @@ class CudaBackend:
 
     @property
     def kv_bytes_per_block(self) -> int:
-        values = 2 * BLOCK_SIZE * self.config.num_kv_heads * self.config.head_dim
-        return self.config.num_layers * values * self._dtype.itemsize
+        itemsize = self._dtype.itemsize
+        return self.cache_layout.page_bytes(
+            lambda spec: 2 * BLOCK_SIZE * spec.num_kv_heads * spec.head_dim * itemsize
+        )
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         """As the protocol says. Raises ConfigError if nothing is left."""
@@ -319,15 +323,10 @@ class CudaBackend:
     def restore_kv(self) -> None:
         if self._context is not None:
             return
-        c, limits = self.config, self._limits
+        limits = self._limits
         assert limits is not None, "prepare() comes first"
         kv = DeviceKV(
-            num_layers=c.num_layers,
-            num_blocks=self._num_blocks,
-            num_kv_heads=c.num_kv_heads,
-            head_dim=c.head_dim,
-            dtype=self._dtype,
-            device=self.device,
+            self.cache_layout, num_blocks=self._num_blocks, dtype=self._dtype, device=self.device
         )
         ropes = DeviceRopeTables(limits.max_model_len, self.device)
         self._context = Context(self._kernels, kv, ropes, self._dtype)
