@@ -19,18 +19,31 @@ Rows parse_rows(const std::string& name) {
 
 cpu::Activation parse_activation(const std::string& name) {
     using enum cpu::Activation;
-    constexpr std::array<std::pair<const char*, cpu::Activation>, 6> known{{{"", None},
+    constexpr std::array<std::pair<const char*, cpu::Activation>, 7> known{{{"", None},
                                                                             {"silu", Silu},
                                                                             {"gelu", Gelu},
                                                                             {"gelu_tanh", GeluTanh},
                                                                             {"relu", Relu},
+                                                                            {"relu2", Relu2},
                                                                             {"tanh", Tanh}}};
     for (const auto& [known_name, activation] : known) {
         if (name == known_name) {
             return activation;
         }
     }
-    fail("activation '", name, "' is not known; there are: silu, gelu, gelu_tanh, relu, tanh");
+    fail("activation '", name, "' is not known; there are: silu, gelu, gelu_tanh, relu, relu2, ",
+         "tanh");
+}
+
+cpu::HeadNorm parse_head_norm(const std::string& name) {
+    if (name == "rms") {
+        return cpu::HeadNorm::Rms;
+    }
+    if (name == "layer") {
+        return cpu::HeadNorm::Layer;
+    }
+    check(name == "row", "attention: norm '", name, "' is not known; there are: rms, layer, row");
+    return cpu::HeadNorm::Row;
 }
 
 cpu::LinearMode parse_mode(const std::string& name) {
@@ -125,7 +138,8 @@ void add_attention(
     const std::optional<nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>>&
         cos_sin,
     int64_t window, float soft_cap, const std::optional<Floats>& q_norm,
-    const std::optional<Floats>& k_norm, float norm_eps, bool is_causal, bool is_whole,
+    const std::optional<Floats>& k_norm, float norm_eps, const std::string& norm,
+    bool norm_after_rope, const std::optional<Floats>& alibi, bool is_causal, bool is_whole,
     int64_t group) {
     check(!cos_sin || static_cast<int64_t>(cos_sin->shape(1)) == rotary_dim,
           "attention: cos_sin has ", cos_sin ? cos_sin->shape(1) : 0, " columns; rotary_dim is ",
@@ -140,7 +154,49 @@ void add_attention(
                        .q_norm = span_of(q_norm),
                        .k_norm = span_of(k_norm),
                        .norm_eps = norm_eps,
+                       .norm = parse_head_norm(norm),
+                       .norm_after_rope = norm_after_rope,
+                       .alibi = span_of(alibi),
                        .is_whole = is_whole});
+}
+
+using FloatTable = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+FloatMatrix matrix_of(const FloatTable& table) {
+    return {table.data(), static_cast<int64_t>(table.shape(0)),
+            static_cast<int64_t>(table.shape(1))};
+}
+
+void add_to_adapter(PackedAdapter& adapter, const AdapterSlots& slots, int64_t site,
+                    const std::vector<int64_t>& parts, const std::vector<FloatTable>& downs,
+                    const std::vector<FloatTable>& ups, const std::vector<float>& scales) {
+    check(
+        downs.size() == parts.size() && ups.size() == parts.size() && scales.size() == parts.size(),
+        "add: parts, downs, ups and scales differ in number");
+    std::vector<AdapterPart> all;
+    for (size_t i = 0; i < parts.size(); ++i) {
+        all.push_back({parts[i], matrix_of(downs[i]), matrix_of(ups[i]), scales[i]});
+    }
+    const nb::gil_scoped_release release;
+    adapter.add(slots, site, all);
+}
+
+void bind_adapters(nb::module_& module) {
+    nb::class_<PackedAdapter>(module, "PackedAdapter")
+        .def(nb::init<const AdapterSlots&>(), arg("slots"))
+        .def("add", &add_to_adapter, arg("slots"), arg("site"), arg("parts"), arg("downs"),
+             arg("ups"), arg("scales"))
+        .def_prop_ro("nbytes", &PackedAdapter::num_bytes);
+    nb::class_<AdapterSlots>(module, "AdapterSlots")
+        .def(
+            "__init__",
+            [](AdapterSlots* self, int64_t num_slots, int64_t max_rank, const std::string& dtype) {
+                new (self) AdapterSlots(num_slots, max_rank, parse_dtype(dtype));
+            },
+            arg("num_slots"), arg("max_rank"), arg("dtype"))
+        .def("add_site", &AdapterSlots::add_site, arg("sizes"), arg("cols"))
+        .def("shrunken_cols", &AdapterSlots::shrunken_cols, arg("site"))
+        .def("set", &AdapterSlots::set, arg("slot"), arg("adapter").none());
 }
 
 using Times = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -148,7 +204,8 @@ using Times = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const Ints& positions,
               const IntTable& slots, const Ints& seq_starts, const Ints& seq_lens, const Ints& rows,
               const IntTables& block_tables, const Ints& logit_rows,
-              const std::optional<Ints>& type_ids, const std::optional<Times>& op_times) {
+              const std::optional<Ints>& type_ids, const std::optional<Times>& op_times,
+              const std::optional<Ints>& adapters) {
     check(slots.shape(0) == block_tables.shape(0), "step: slots are of ", slots.shape(0),
           " groups, block_tables of ", block_tables.shape(0));
     const Step step{
@@ -164,6 +221,7 @@ void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const 
         .table_cols = static_cast<int64_t>(block_tables.shape(2)),
         .logit_rows = span_of(logit_rows),
         .type_ids = span_of(type_ids),
+        .adapters = span_of(adapters),
         .op_times = op_times ? std::span<int64_t>(op_times->data(), op_times->size())
                              : std::span<int64_t>(),
     };
@@ -191,6 +249,7 @@ nb::object read_buffer(nb::handle self, int index, int64_t num_rows) {
 
 void bind_program(nb::module_& module) {
     bind_kv_cache(module);
+    bind_adapters(module);
     nb::class_<Program>(module, "Program", nb::is_weak_referenceable())
         .def(nb::init<Team&, int64_t, int64_t, int64_t, int>(), arg("team"), arg("arena_bytes"),
              arg("max_tokens"), arg("max_logit_rows"), arg("activation_bits") = 16,
@@ -226,20 +285,23 @@ void bind_program(nb::module_& module) {
             "linear",
             [](Program& self, int dst, int src, const Packed& weight,
                const std::optional<Floats>& bias, const std::string& mode,
-               const std::string& activation, float scale) {
+               const std::string& activation, float scale, const AdapterSlots* adapters,
+               int64_t site, int u) {
                 self.linear(dst, src, weight, span_of(bias), parse_mode(mode),
-                            parse_activation(activation), scale);
+                            parse_activation(activation), scale, {adapters, site, u});
             },
             arg("dst"), arg("src"), arg("weight"), arg("bias").noconvert().none() = nb::none(),
             arg("mode") = "store", arg("activation") = "", arg("scale") = 1.0F,
-            nb::keep_alive<1, 4>())
+            arg("adapters").none() = nb::none(), arg("site") = 0, arg("u") = -1,
+            nb::keep_alive<1, 4>(), nb::keep_alive<1, 9>())
         .def("attention", &add_attention, arg("dst"), arg("qkv"), arg("layer"), arg("num_heads"),
              arg("num_kv_heads"), arg("head_dim"), arg("scale"), arg("rotary_dim") = 0,
              arg("cos_sin").noconvert().none() = nb::none(), arg("window") = 0,
              arg("soft_cap") = 0.0F, arg("q_norm").noconvert().none() = nb::none(),
              arg("k_norm").noconvert().none() = nb::none(), arg("norm_eps") = 1e-6F,
-             arg("is_causal") = true, arg("is_whole") = false, arg("group") = 0,
-             nb::keep_alive<1, 10>())
+             arg("norm") = "rms", arg("norm_after_rope") = false,
+             arg("alibi").noconvert().none() = nb::none(), arg("is_causal") = true,
+             arg("is_whole") = false, arg("group") = 0, nb::keep_alive<1, 10>())
         .def(
             "moe",
             [](Program& self, int dst, int src, int scores, int gathered, int hidden, int results,
@@ -266,6 +328,7 @@ void bind_program(nb::module_& module) {
         .def("add", &Program::add, arg("dst"), arg("x"), arg("y"), arg("scale") = 1.0F)
         .def("scale", &Program::scale, arg("dst"), arg("src"), arg("factor"))
         .def("soft_cap", &Program::soft_cap, arg("dst"), arg("src"), arg("cap"))
+        .def("clamp", &Program::clamp, arg("dst"), arg("src"), arg("limit"))
         .def("gate", &Program::gate, arg("dst"), arg("src"), arg("scores"))
         .def("convert", &Program::convert, arg("dst"), arg("src"))
         .def("select_rows", &Program::select_rows, arg("dst"), arg("src"))
@@ -279,7 +342,8 @@ void bind_program(nb::module_& module) {
              arg("positions").noconvert(), arg("slots").noconvert(), arg("seq_starts").noconvert(),
              arg("seq_lens").noconvert(), arg("rows").noconvert(), arg("block_tables").noconvert(),
              arg("logit_rows").noconvert(), arg("type_ids").noconvert().none() = nb::none(),
-             arg("op_times").noconvert().none() = nb::none())
+             arg("op_times").noconvert().none() = nb::none(),
+             arg("adapters").noconvert().none() = nb::none())
         .def("read", &read_buffer, arg("buffer"), arg("num_rows"));
 }
 

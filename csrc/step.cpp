@@ -105,6 +105,14 @@ void check_step(const Step& step, const StepLimits& limits) {
         check_size("type_ids", step.type_ids, tokens);
         check_values("type_ids", step.type_ids, limits.num_types);
     }
+    if (!step.adapters.empty()) {
+        check_size("adapters", step.adapters, seqs);
+        for (size_t i = 0; i < step.adapters.size(); ++i) {
+            check(step.adapters[i] >= -1 && step.adapters[i] < limits.num_adapter_slots,
+                  "step: adapters[", i, "] is ", step.adapters[i], "; there are ",
+                  limits.num_adapter_slots, " slots");
+        }
+    }
     if (limits.is_pooled) {
         check_size("logit_rows", step.logit_rows, seqs);
     }

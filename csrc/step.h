@@ -17,8 +17,9 @@ struct Step {
     int64_t num_groups;
     int64_t table_rows;
     int64_t table_cols;
-    std::span<const int32_t> logit_rows;  // [S]
-    std::span<const int32_t> type_ids;    // [T], or empty: all zero
+    std::span<const int32_t> logit_rows;     // [S]
+    std::span<const int32_t> type_ids;       // [T], or empty: all zero
+    std::span<const int32_t> adapters = {};  // [B] slots, -1: none; or empty: none at all
     // When the step began, then when each instruction was done; empty: nobody asks. Instructions
     // without rows stay 0.
     std::span<int64_t> op_times = {};
@@ -36,10 +37,11 @@ struct Step {
 struct StepLimits {
     int64_t max_tokens;
     int64_t max_logit_rows;
-    int64_t vocab_size;                     // of the smallest embedding table
-    int64_t max_positions;                  // of the shortest cos_sin or position table
-    int64_t num_blocks;                     // of the KV cache
-    int64_t num_types;                      // of the smallest table of token types
+    int64_t vocab_size;     // of the smallest embedding table
+    int64_t max_positions;  // of the shortest cos_sin or position table
+    int64_t num_blocks;     // of the KV cache
+    int64_t num_types;      // of the smallest table of token types
+    int64_t num_adapter_slots;
     bool is_whole;                          // each sequence from its first token on
     bool is_pooled;                         // one logit row for each sequence
     std::span<const int64_t> windows = {};  // of the cache's groups: tokens that they hold; 0: all

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from octavo_engine.caches import CacheLayout
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
+    from octavo_engine.state.adapter import PackedAdapter
+    from octavo_engine.weights.adapter import AdapterFiles
 
 
 @dataclass(slots=True)
@@ -37,6 +39,7 @@ class BackendStep:
     awaited: NDArray[np.int32] | None = None
     # [R]  how often each row of `block_tables` was written to. None: nobody counted.
     table_versions: NDArray[np.int64] | None = None
+    adapters: NDArray[np.int32] | None = None  # [B]  slot of each sequence's adapter; -1: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +104,18 @@ class LaunchesSteps(Protocol):
 
     def launch(self, step: BackendStep, sampling: SamplingBatch) -> PendingSample:
         """As `execute`, which is this and `wait`. All arrays may change afterwards."""
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """A backend with slots for LoRA adapters."""
+
+    def pack_adapter(self, files: AdapterFiles) -> PackedAdapter:
+        """In the form that a slot takes. In any thread, while steps are computed. Raises ModelError
+        where it does not fit the model."""
+
+    def set_adapter(self, slot: int, packed: PackedAdapter | None) -> None:
+        """What the slot holds from the next step on; None: nothing."""
 
 
 class CompileListener(Protocol):

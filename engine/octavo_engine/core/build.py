@@ -8,7 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from octavo_engine.backends.backend import BackendLimits, LaunchesSteps
+from octavo_engine.backends.backend import BackendLimits, LaunchesSteps, TakesAdapters
 from octavo_engine.core.capacity import Capacity, check_context, gib, kv_memory, settle_capacity
 from octavo_engine.core.engine import Engine
 from octavo_engine.core.extension import require_extension
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import Backend
     from octavo_engine.config import EngineConfig
+    from octavo_engine.core.adapters import AdapterQueue
     from octavo_engine.core.grammar_queue import GrammarQueue
     from octavo_engine.grammar.compiler import CompilerSettings
     from octavo_engine.tokenization.tokenizer import Tokenizer
@@ -189,16 +190,34 @@ def _assemble(
         max_under_way=_max_under_way(config, backend),
         cache_key=cache_key,
         speculation=config.speculation,
+        num_adapter_slots=config.max_loras if config.enable_lora else 0,
         now=now,
     )
     launches = executor if _runs_ahead(config, executor) else None
     engine = Engine(scheduler, executor, launches=launches, now=now)
+    if config.enable_lora:
+        engine.use_adapters(_make_adapters(config, backend, now))
     engine.use_grammars(
         lambda: make_grammars(
             make_tokenizer, vocab_size=backend.vocab_size, eos_token_ids=eos_token_ids, now=now
         )
     )
     return engine
+
+
+def _make_adapters(
+    config: EngineConfig, backend: Backend, now: Callable[[], float]
+) -> AdapterQueue:
+    from octavo_engine.core.adapters import AdapterQueue
+
+    if not isinstance(backend, TakesAdapters):
+        raise ConfigError(f"--enable-lora: the backend {backend.name} takes no adapters")
+    return AdapterQueue(
+        backend.pack_adapter,
+        max_held=config.num_held_adapters,
+        max_rank=config.max_lora_rank,
+        now=now,
+    )
 
 
 def _max_under_way(config: EngineConfig, backend: Backend) -> int:

@@ -82,7 +82,7 @@ class KVManager:
         self.computing: dict[bytes, Sequence] = {}  # digest of a block to come -> its sequence
         self.pinned: list[Block] = []  # sources of this step's copies: they must survive until then
         self._cache_key = cache_key
-        self._named: tuple[list[int], str, list[bytes]] | None = None  # a prompt, salt, digests
+        self._named: tuple[list[int], bytes, list[bytes]] | None = None  # a prompt, root, digests
         self._caching = caching
         self.listen(self.residency)
 
@@ -100,11 +100,13 @@ class KVManager:
         if not self._caching:
             return
         request = sequence.request
-        sequence.root = root_digest(self._cache_key, salt=request.cache_salt)
+        # All that a block's content depends on beside its tokens and those before it.
+        adapter = "" if request.adapter is None else request.adapter.digest
+        sequence.root = root_digest(self._cache_key, salt=request.cache_salt, adapter=adapter)
         if not sequence.digests and self._named is not None:
-            prompt, salt, digests = self._named
+            prompt, root, digests = self._named
             # The answers to one prompt share it, and come one after the other.
-            if prompt is request.prompt_token_ids and salt == request.cache_salt:
+            if prompt is request.prompt_token_ids and root == sequence.root:
                 sequence.digests = digests[:]
         known = len(sequence.digests)
         parent = sequence.digests[-1] if known else sequence.root
@@ -114,7 +116,7 @@ class KVManager:
         )
         num_prompt_blocks = sequence.num_prompt_tokens // BLOCK_SIZE
         digests = sequence.digests[:num_prompt_blocks]
-        self._named = (request.prompt_token_ids, request.cache_salt, digests)
+        self._named = (request.prompt_token_ids, sequence.root, digests)
         tail = tokens[len(sequence.digests) * BLOCK_SIZE :]
         parent = sequence.digests[-1] if sequence.digests else sequence.root
         sequence.tail_digest = block_digest(parent, pack_tokens(tail)) if tail else None

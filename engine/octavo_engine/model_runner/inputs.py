@@ -64,6 +64,8 @@ class StepInputs:
         self._only_table = self.block_tables[0] if num_groups == 1 else None
         self.table_versions = np.zeros(max_num_seqs, np.int64)
         self.table = new_table(max_num_seqs)
+        self.adapters = np.full(max_num_seqs, -1, np.int32)  # each row's slot; -1: none
+        self._num_adapted = 0  # rows that have one
         self.fills = np.zeros(max_num_seqs, np.int64)  # how often each row got a new sequence
         self.row_params = RowParams(processors)
         # Constants to take slices of.
@@ -89,6 +91,8 @@ class StepInputs:
         )  # fmt: skip
         layout = self._decode_step if is_decode else self._mixed_step
         built = layout(batch, rows, starts)
+        if self._num_adapted:
+            built.step.adapters = self.adapters[rows]
         if batch.awaited:
             built.step.awaited = awaited = np.full(len(built.step.token_ids), -1, np.int32)
             awaited[built.step.seq_starts[batch.awaited]] = rows[batch.awaited]
@@ -104,6 +108,8 @@ class StepInputs:
     def _admit(self, sequence: Sequence) -> None:
         row = sequence.row
         self.fills[row] += 1
+        self._num_adapted += int(sequence.adapter_slot >= 0) - int(self.adapters[row] >= 0)
+        self.adapters[row] = sequence.adapter_slot
         self.token_ids[row, : len(sequence.token_ids)] = sequence.token_ids
         for group, table in enumerate(sequence.block_tables):
             self.block_tables[group, row, : len(table)] = table

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.config import SchedulerConfig
     from octavo_engine.kv.manager import KVManager
+    from octavo_engine.scheduling.adapter_slots import AdapterSlots
     from octavo_engine.scheduling.policy import WaitingQueue
     from octavo_engine.state.sequence import Sequence
 
@@ -28,6 +29,7 @@ class SchedulerState(Protocol):
     running: list[Sequence]
     suspended: dict[str, Sequence]
     free_rows: list[int]
+    adapter_slots: AdapterSlots
 
 
 def check_invariants(scheduler: SchedulerState) -> None:
@@ -57,8 +59,9 @@ def check_sequences(scheduler: SchedulerState) -> None:
     rows = [s.row for s in running] + scheduler.free_rows
     assert sorted(rows) == list(range(config.max_num_seqs)), "rows are lost or shared"
     assert scheduler.waiting.num_tokens == sum(s.num_tokens for s in waiting)
+    scheduler.adapter_slots.check(running)
     for sequence in [*waiting, *suspended]:
-        assert sequence.row == -1
+        assert sequence.row == sequence.adapter_slot == -1
         assert not any(sequence.block_tables)
         assert sequence.num_computed_tokens == 0
     for sequence in scheduler.sequences.values():

@@ -12,6 +12,7 @@ from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import InvalidRequest, QueueFull
 from octavo_engine.kv.manager import KVManager
 from octavo_engine.scheduling import background, limits
+from octavo_engine.scheduling.adapter_slots import AdapterSlots
 from octavo_engine.scheduling.admission import AdmissionControl
 from octavo_engine.scheduling.chunks import MIN_CHUNK, demand, is_long, schedule_chunks
 from octavo_engine.scheduling.deadlines import Deadlines
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.config import SchedulerConfig, SpeculationConfig
     from octavo_engine.kv.manager import PrefixMatch
+    from octavo_engine.state.adapter import HeldAdapter
     from octavo_engine.state.outputs import FinishReason, StepResult
     from octavo_engine.state.request import EngineRequest
     from octavo_engine.state.sequence_grammar import SequenceGrammar
@@ -76,6 +78,7 @@ class Scheduler:
         max_under_way: int = 1,
         cache_key: bytes = b"",
         speculation: SpeculationConfig | None = None,
+        num_adapter_slots: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -107,6 +110,8 @@ class Scheduler:
             self._step_time, max_step_s=config.max_step_ms / 1e3
         )
         self.shares = RequestShares(config, self._step_time)
+        self.adapter_slots = AdapterSlots(num_adapter_slots)
+        self._are_slots_kept = False  # for one that has waited long; others do not overtake it
         self._speculation: Speculation | None = None
         if speculation is not None:
             self._speculation = Speculation(lambda _: NgramGuesser(speculation))
@@ -114,8 +119,13 @@ class Scheduler:
 
     # -- requests come and go --------------------------------------------------------------------
 
-    def add(self, request: EngineRequest, grammar: SequenceGrammar | None = None) -> None:
-        """Put a request in line, with the grammar it must keep to.
+    def add(
+        self,
+        request: EngineRequest,
+        grammar: SequenceGrammar | None = None,
+        adapter: HeldAdapter | None = None,
+    ) -> None:
+        """Put a request in line, with the grammar it must keep to and the adapter it wants.
 
         Raises QueueFull, ContextLengthExceeded or InvalidRequest.
         """
@@ -134,6 +144,7 @@ class Scheduler:
         )
         sequence = Sequence(request, max_num_tokens=max_num_tokens, order=order, added_at=now)
         sequence.grammar = grammar
+        sequence.adapter = adapter
         if request.output_token_ids and (reason := limits.end_of(sequence)) is not None:
             sequence.finish_reason = reason  # a resume of what was complete already
             self._finished.append(limits.last_output(sequence))
@@ -232,6 +243,7 @@ class Scheduler:
         if self.kv.has_windows:
             self._extend_tables(batch)
         self._behind = prefills.all()
+        batch.placed = self.adapter_slots.take_placed()
         self._forecast.after_schedule(self.waiting, len(self.running), now)
         return batch
 
@@ -241,7 +253,8 @@ class Scheduler:
             self._suspend_idle()
         while self._must_background_yield():
             self._preempt(self.running[-1])
-            if next(iter(self.waiting)).blocked_at is not None:
+            first = next(iter(self.waiting))
+            if first.blocked_at is not None or first.slot_blocked_at is not None:
                 break  # for memory one is given up a step: it may be enough
         if (displaced := self._displaced()) is not None:
             self._preempt(displaced)
@@ -507,7 +520,7 @@ class Scheduler:
         first = next(iter(self.waiting))
         if first.is_background:
             return False
-        is_blocked = first.blocked_at is not None
+        is_blocked = first.blocked_at is not None or first.slot_blocked_at is not None
         return is_blocked or len(self.free_rows) < self.waiting.num_foreground
 
     def _displaced(self) -> Sequence | None:
@@ -532,6 +545,7 @@ class Scheduler:
         lengths = [s.num_tokens - s.num_launched_tokens for s in prefills.regular]
         reserved = sum(self._admission.reserve(sequence) for sequence in self.running)
         num_passed = 0
+        self._are_slots_kept = False
         shares = self.shares
         line = shares.in_order(self.waiting, self.running)
         for sequence in self._forecast.in_turn(line, now):
@@ -546,6 +560,8 @@ class Scheduler:
             if is_further and (prefills.shared or not (shares.has_credit or is_idle)):
                 continue
             if self._awaits_prefix(sequence, sequence.awaits):
+                continue
+            if sequence.adapter is not None and self._lacks_slot(sequence, sequence.adapter, now):
                 continue
             has_no_place = num_long >= MAX_LONG
             if has_no_place and self._stats.steps < sequence.long_until_step:
@@ -599,6 +615,16 @@ class Scheduler:
             return False
         return sequence.is_background or not owner.is_background
 
+    def _lacks_slot(self, sequence: Sequence, adapter: HeldAdapter, now: float) -> bool:
+        """Whether too many other adapters run. Who has waited for `aging_s` seconds gets the next
+        slot: until then no later sequence with an adapter is admitted."""
+        if not self._are_slots_kept and self.adapter_slots.has_room(adapter):
+            return False
+        if sequence.slot_blocked_at is None:
+            sequence.slot_blocked_at = now
+        self._are_slots_kept |= now - sequence.slot_blocked_at >= self.config.aging_s
+        return True
+
     def _holds_all_up(self, sequence: Sequence, now: float) -> bool:
         """It has been passed for so long that no other may overtake it any more."""
         return now - (sequence.blocked_at or now) >= self.config.aging_s
@@ -620,7 +646,9 @@ class Scheduler:
         self.waiting.remove(sequence)
         batch.copies += self.kv.admit(sequence, match)
         sequence.row = self.free_rows.pop()
-        sequence.blocked_at = sequence.awaits = None
+        sequence.blocked_at = sequence.slot_blocked_at = sequence.awaits = None
+        if sequence.adapter is not None:
+            self.adapter_slots.acquire(sequence)
         insort(self.running, sequence, key=by_order)
         batch.admitted.append(sequence)
         if sequence.num_preemptions + sequence.num_suspensions == 0:
@@ -700,6 +728,8 @@ class Scheduler:
         self.running.remove(sequence)
         self.free_rows.append(sequence.row)
         sequence.row = -1
+        if sequence.adapter_slot >= 0:
+            self.adapter_slots.release(sequence)
 
     # -- limits and facts ------------------------------------------------------------------------
 
@@ -726,6 +756,10 @@ class Scheduler:
         ahead = self.shares.ahead_of(None, self.waiting, self.running)
         stats.queue_wait_s = self._forecast.wait_s(self.waiting, ahead, now)
         stats.longest_wait_s = self._forecast.longest_wait_s(now) if stats.queue_wait_s else 0.0
+        if self.adapter_slots.num_slots:
+            stats.running_adapters = sorted(self.adapter_slots.running)
+            waiting = {s.request.adapter.name for s in self.waiting if s.request.adapter}
+            stats.waiting_adapters = sorted(waiting)
         snapshot = copy(stats)
         snapshot.spec_accepted_per_pos = list(stats.spec_accepted_per_pos)
         return snapshot

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.state.request import BACKGROUND
 
 if TYPE_CHECKING:
+    from octavo_engine.state.adapter import HeldAdapter
     from octavo_engine.state.guesser import Guesser
     from octavo_engine.state.outputs import FinishReason
     from octavo_engine.state.request import EngineRequest
@@ -26,6 +27,8 @@ class Sequence:
 
     # Plain attributes in slots: the scheduler walks every running sequence twice a step.
     __slots__ = (
+        "adapter",
+        "adapter_slot",
         "added_at",
         "awaits",
         "block_table",
@@ -61,6 +64,7 @@ class Sequence:
         "request_id",
         "root",
         "row",
+        "slot_blocked_at",
         "stop_ids",
         "tail_digest",
         "token_ids",
@@ -93,6 +97,9 @@ class Sequence:
 
         self.guesser: Guesser | None = None  # where tokens are guessed ahead
 
+        self.adapter: HeldAdapter | None = None  # set before it is scheduled
+        self.adapter_slot = -1  # of the backend, while it runs
+
         # Whether its next token cannot be chosen before the host knows the last one.
         self.needs_host = params.needs_host
 
@@ -120,6 +127,7 @@ class Sequence:
         self.added_at = added_at
         self.awaits: bytes | None = None  # digest of a block that another sequence is computing
         self.blocked_at: float | None = None  # since when memory does not suffice
+        self.slot_blocked_at: float | None = None  # since when no slot is free for its adapter
         self.num_missing_blocks = 0  # that it needed then,
         self.blocked_until_step = 0  # and how long it is not looked up again for less
         self.long_until_step = 0  # how long it counts as a long prompt without another look

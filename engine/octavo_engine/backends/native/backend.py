@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from octavo_engine import _native
+from octavo_engine.backends.adapters import match_sites
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.facts import timed
 from octavo_engine.backends.native.kv_format import make_kv_cache, settle_kv_format
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from octavo_engine import _native
+    from octavo_engine.backends.adapters import AdapterLimits
     from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.backends.native.emit import CompiledProgram
     from octavo_engine.backends.native.graph import Dtype
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from octavo_engine.ops import Model
     from octavo_engine.profile import Laps
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
+    from octavo_engine.weights.adapter import AdapterFiles
     from octavo_engine.weights.checkpoint import Checkpoint
 
 HEAD_DIM_MULTIPLE = 16  # the kernels' panel width
@@ -58,6 +61,7 @@ class NativeBackend:
         num_threads: int | None = None,
         isa: str = "",
         is_fused: bool = True,
+        adapters: AdapterLimits | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         for spec in config.caches():
@@ -74,11 +78,17 @@ class NativeBackend:
         self._activation_bits = activation_bits
         team = make_team(num_threads, isa)
         self.isa = team.isa
-        loader = NativeLoader(checkpoint, team, dtype, progress, quantization=quantization)
+        self._adapters: _native.AdapterSlots | None = None
+        if adapters is not None:
+            self._adapters = _native.AdapterSlots(adapters.num_slots, adapters.max_rank, dtype)
+        loader = NativeLoader(
+            checkpoint, team, dtype, progress, quantization=quantization, adapters=self._adapters
+        )
         self._loaded: _Loaded | None = _Loaded(team, build_model(config, loader, max_model_len))
         loader.finish()
         if activation_bits == 8:
             loader.check_integers()
+        self._sites = loader.sites
         self._compiled: CompiledProgram | None = None
         self._kv: _native.KVCache | None = None
         self._num_blocks = 0
@@ -147,10 +157,23 @@ class NativeBackend:
             step.block_tables,
             step.logit_rows,
             op_times=times,
+            adapters=step.adapters,
         )
         if self.laps is not None and times is not None:
             self.laps.inside += timed(ops, times, len(step.token_ids), len(step.logit_rows))
         return program.read(logits, len(step.logit_rows))
+
+    def pack_adapter(self, files: AdapterFiles) -> _native.PackedAdapter:
+        assert self._adapters is not None, "made without adapters"
+        packed = _native.PackedAdapter(self._adapters)
+        for site, found in match_sites(files, self._sites).items():
+            parts, downs, ups, scales = map(list, zip(*found, strict=True))
+            packed.add(self._adapters, site, parts, downs, ups, scales)
+        return packed
+
+    def set_adapter(self, slot: int, packed: _native.PackedAdapter | None) -> None:
+        assert self._adapters is not None, "made without adapters"
+        self._adapters.set(slot, packed)
 
     def poison_blocks(self, block_ids: list[int]) -> None:
         assert self._kv is not None, "prepare() comes first"

@@ -82,6 +82,8 @@ def _emit(
             program.gate(out, buffers[x], buffers[scores])
         case g.SoftCap(x=x, cap=cap):
             program.soft_cap(out, buffers[x], cap)
+        case g.Clamp(x=x, limit=limit):
+            program.clamp(out, buffers[x], limit)
         case g.Convert(x=x):
             program.convert(out, buffers[x])
         case g.SelectRows(x=x):
@@ -100,6 +102,7 @@ def _emit_linear(
         mode, activation = "glu", instruction.glu
     elif instruction.onto is not None:
         mode = "add"
+    slots, site = instruction.linear.adapters or (None, 0)
     program.linear(
         buffers[instruction.out],
         buffers[instruction.x],
@@ -108,6 +111,9 @@ def _emit_linear(
         mode,
         activation,
         instruction.scale,
+        slots,
+        site,
+        -1 if instruction.u is None else buffers[instruction.u],
     )
 
 
@@ -152,6 +158,9 @@ def _emit_attention(
         q_norm=spec.q_norm,
         k_norm=spec.k_norm,
         norm_eps=spec.norm_eps,
+        norm=spec.norm,
+        norm_after_rope=spec.norm_after_rope,
+        alibi=spec.alibi,
         is_causal=spec.is_causal,
         is_whole=attention.is_whole,
         group=groups[layer],

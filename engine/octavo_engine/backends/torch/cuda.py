@@ -44,7 +44,7 @@ from octavo_engine.backends.torch.token_counts import TokenCounts
 from octavo_engine.backends.torch.upload import Uploader
 from octavo_engine.caches import one_group
 from octavo_engine.config import BLOCK_SIZE
-from octavo_engine.errors import ConfigError
+from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.registry import build_model
 from octavo_engine.sampling.batch import SamplingBatch
 from octavo_engine.sampling.rows import new_table
@@ -82,6 +82,21 @@ class Loaded(NamedTuple):
 Load: TypeAlias = "Callable[[Callable[[int, int], None] | None], Loaded]"
 
 
+def _check_kernels(config: ModelConfig, kernels: Kernels) -> None:
+    """Raises ModelError where only plain torch and the CPU compute a model's attention."""
+    block = config.block
+    what = None
+    if block.positions == "alibi":
+        what = "attention with linear biases"
+    elif block.qk_norm != "none" and block.qk_norm_after_rope:
+        what = "queries and keys that are normed after their rope"
+    if what is not None and kernels.name != "plain":
+        raise ModelError(
+            f"config.json: {config.architecture} needs {what}, which the {kernels.name} kernels do "
+            "not compute; --device cpu does, and so does --kernels plain"
+        )
+
+
 class CudaBackend:
     """A model on one device."""
 
@@ -109,6 +124,7 @@ class CudaBackend:
             settled, dtype, config,
             choice=kernels, attention=attention, batch_invariant=batch_invariant,
         )  # fmt: skip
+        _check_kernels(config, chosen)
         formats = chosen.formats if keep_quantized else frozenset[Format]()
 
         def load(progress: Callable[[int, int], None] | None) -> Loaded:
@@ -144,6 +160,7 @@ class CudaBackend:
             device, dtype, config,
             choice=kernels, attention=attention, batch_invariant=batch_invariant,
         )  # fmt: skip
+        _check_kernels(config, chosen)
         backend._init(config, model, device, dtype, chosen, use_graphs=use_graphs)
         return backend
 

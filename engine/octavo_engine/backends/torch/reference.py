@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Literal
+
     from torch import Tensor
 
     from octavo_engine.backends.backend import BackendStep
@@ -54,10 +59,29 @@ def _values(spec: CacheSpec) -> int:
     return 2 * BLOCK_SIZE * spec.num_kv_heads * spec.head_dim
 
 
+class TorchPart(NamedTuple):
+    """What an adapter adds to some of a linear layer's outputs."""
+
+    columns: slice
+    down: Tensor  # [rank, in]
+    up: Tensor  # [columns, rank]
+    scale: float
+
+
+TorchAdapter: TypeAlias = "dict[int, list[TorchPart]]"  # by site
+
+
 class ReferenceOps:
     """Ops over one step."""
 
-    def __init__(self, step: BackendStep, kv: PagedKV, precision: Precision) -> None:
+    def __init__(
+        self,
+        step: BackendStep,
+        kv: PagedKV,
+        precision: Precision,
+        adapters: Mapping[int, TorchAdapter] = MappingProxyType({}),
+    ) -> None:
+        """`adapters` by slot."""
         self._step = step
         self._kv = kv
         self._precision = precision
@@ -65,15 +89,40 @@ class ReferenceOps:
         self._positions = torch.from_numpy(step.positions)
         self._slots = torch.from_numpy(step.slots).long()
         self._logit_rows = torch.from_numpy(step.logit_rows).long()
+        self._adapters = adapters
+        self._row_slots: Tensor | None = None  # of the rows of values, as far as it got
+        if step.adapters is not None:
+            counts = np.diff(step.seq_starts)
+            self._row_slots = torch.from_numpy(np.repeat(step.adapters, counts))
 
     def embedding(self, table: Tensor, *, scale: float = 1.0) -> Tensor:
         return table[self._token_ids] * scale
 
+    def table(self, table: Tensor, of: Literal["positions", "types"], *, offset: int = 0) -> Tensor:
+        assert of == "positions", "texts of a pair are of models that pool"
+        return table[self._positions.long() + offset]
+
     def linear(self, x: Tensor, weight: TorchLinear) -> Tensor:
-        return functional.linear(self._precision.stored(x), weight.weight, weight.bias)
+        y = functional.linear(self._precision.stored(x), weight.weight, weight.bias)
+        if self._row_slots is None or weight.site < 0:
+            return y
+        for slot, adapter in self._adapters.items():
+            rows = torch.nonzero(self._row_slots == slot)[:, 0]
+            for part in adapter.get(weight.site, ()):
+                shrunken = functional.linear(self._precision.stored(x[rows]), part.down)
+                y[rows, part.columns] += part.scale * functional.linear(shrunken, part.up)
+        return y
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+    def layer_norm(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+        normed = normed if weight is None else normed * weight
+        return normed if bias is None else normed + bias
 
     def glu(self, x: Tensor, activation: Activation) -> Tensor:
         left, right = x.chunk(2, dim=-1)
@@ -108,6 +157,8 @@ class ReferenceOps:
                 return functional.gelu(x, approximate="tanh")
             case "relu":
                 return functional.relu(x)
+            case "relu2":
+                return functional.relu(x).square()
             case "tanh":
                 return torch.tanh(x)
 
@@ -122,6 +173,9 @@ class ReferenceOps:
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         return cap * torch.tanh(x / cap)
+
+    def clamp(self, x: Tensor, limit: float) -> Tensor:
+        return x.clamp(-limit, limit)
 
     def select_rows(self, x: Tensor) -> Tensor:
         return x[self._logit_rows]
@@ -142,13 +196,24 @@ class ReferenceOps:
         sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
         heads = qkv.view(len(qkv), sum(sizes), spec.head_dim)
         q, k, v = torch.split(heads, sizes, dim=1)
-        if spec.q_norm is not None:
-            q = self.rms_norm(q, spec.q_norm, spec.norm_eps)
-        if spec.k_norm is not None:
-            k = self.rms_norm(k, spec.k_norm, spec.norm_eps)
+        if not spec.norm_after_rope:
+            q, k = self._normed(q, spec.q_norm, spec), self._normed(k, spec.k_norm, spec)
         if spec.rope is not None:
             q, k = self._rotate(q, spec.rope), self._rotate(k, spec.rope)
+        if spec.norm_after_rope:
+            q, k = self._normed(q, spec.q_norm, spec), self._normed(k, spec.k_norm, spec)
         return q, k, v
+
+    def _normed(self, x: Tensor, weight: Tensor | None, spec: AttentionSpec) -> Tensor:
+        """Heads, [T, heads, head_dim], by a weight for one head's columns or for all heads'."""
+        if weight is None:
+            return x
+        if spec.norm == "row":
+            return self.rms_norm(x.flatten(1), weight, spec.norm_eps).view(x.shape)
+        weight = weight.view(-1, spec.head_dim)
+        if spec.norm == "layer":
+            return self.layer_norm(x, weight, None, spec.norm_eps)
+        return self.rms_norm(x, weight, spec.norm_eps)
 
     def _rotate(self, x: Tensor, rope: Rope) -> Tensor:
         # Angles in float32 whatever the precision: they are part of what a rope is.
@@ -185,6 +250,8 @@ class ReferenceOps:
         scores = torch.einsum("thd,shd->hts", rounded(q[own]), k) * spec.scale
         if spec.soft_cap is not None:
             scores = self.soft_cap(scores, spec.soft_cap)
+        if spec.alibi is not None:
+            scores = scores - torch.from_numpy(spec.alibi)[:, None, None] * distance
         scores = scores.masked_fill(~visible, -torch.inf)
         weights = (scores - scores.amax(-1, keepdim=True)).exp()
         values = torch.einsum("hts,shd->thd", rounded(weights), v)
