@@ -53,9 +53,8 @@ class Twins:
             out = recorder.buffer(shape["num_heads"] * shape["head_dim"])
             recorder.program.embed(qkv, pack(self.team, self.inputs[index], "f32"), 1.0)
             window = WINDOW if index else 0
-            recorder.program.attention(
-                out, qkv, layer, **shape, scale=0.3, window=window, group=group
-            )
+            heads = shape["num_heads"], shape["num_kv_heads"], shape["head_dim"]
+            recorder.program.attention(out, qkv, layer, *heads, 0.3, window=window, group=group)
             outs.append(out)
         return recorder.program, outs
 
