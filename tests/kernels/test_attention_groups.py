@@ -15,15 +15,15 @@ import pytest
 from octavo_engine import _native
 from tests.kernels.harness import Recorder, pack
 
-WIDE = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
-NARROW = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16}
+WIDE: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
+NARROW: dict[str, Any] = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16}
 WINDOW = 24
 LENGTH = 100
 NUM_BLOCKS = 20
 LAYERS = [(0, 0, 2, 32), (1, 0, 1, 16)]
 
 
-def columns(shape: dict[str, int]) -> int:
+def columns(shape: dict[str, Any]) -> int:
     return (shape["num_heads"] + 2 * shape["num_kv_heads"]) * shape["head_dim"]
 
 

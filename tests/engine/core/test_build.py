@@ -47,11 +47,14 @@ def test_fields_of_config_json_are_replaced(tmp_path):
     }
     config = plain.replace(hf_overrides=json.dumps(given))
     found = resolve(config)
+    assert found is not None
     assert found.config == {**LLAMA, **given}
     assert architecture_of(found) == "MistralForCausalLM"
     assert identify(config, found).own_max_model_len == 32
     assert identify(config, found).digest != identify(plain, resolve(plain)).digest
-    assert resolve(localized(config, found)).config == found.config
+    again = resolve(localized(config, found))
+    assert again is not None
+    assert again.config == found.config
 
 
 @pytest.mark.parametrize("text", ["[]", "nothing"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -54,7 +54,11 @@ def test_a_class_of_its_own_is_named_what_it_is(tmp_path: Path) -> None:
     model.reference.save_pretrained(tmp_path)
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace("GPT2LMHeadModel", "MyCompanyForCausalLM"))
-    settings = {"tokenizer": "demo://smollm2", "dtype": "float32", "max_model_len": 96}
+    settings: dict[str, Any] = {
+        "tokenizer": "demo://smollm2",
+        "dtype": "float32",
+        "max_model_len": 96,
+    }
     with pytest.raises(ModelError, match="'MyCompanyForCausalLM' is not supported"):
         LLM(tmp_path, **settings)
     prompt = random_tokens(20)
