@@ -16,6 +16,7 @@ _PAGES = {
     "pods.txt": ("get", "pods", "--all-namespaces", "--output=wide"),
     "events.txt": ("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"),
     "llmdeployments.yaml": ("get", "llmdeployments", "--all-namespaces", "--output=yaml"),
+    "llmadapters.yaml": ("get", "llmadapters", "--all-namespaces", "--output=yaml"),
     "descriptions.txt": ("describe", "pods", "--all-namespaces"),
     "objects.txt": ("get", "all,networkpolicies,poddisruptionbudgets", "--all-namespaces"),
 }

@@ -146,6 +146,7 @@ class EngineConfig:
     tokenizer: str | None = None  # folder or file; default: the model's own
     served_model_names: tuple[str, ...] = ()  # default: the model reference as given
     revision: str | None = None  # of a hub model
+    hf_overrides: str | None = None  # JSON with fields that replace those of config.json
     device: Device = "auto"
     platform: str | None = None  # of --device plugin: xpu, hpu, npu, tpu, or an entry point's name
     dtype: DType = "auto"
@@ -225,7 +226,7 @@ class EngineConfig:
         rank = self.max_lora_rank
         _check(1 <= rank <= MAX_LORA_RANK, f"--max-lora-rank must be from 1 to {MAX_LORA_RANK}",
                rank)  # fmt: skip
-        _ = self.speculation  # refused at start, not with the first request
+        _ = self.overrides, self.speculation  # refused at start, not with the first request
         _check(not (self.async_scheduling and self.speculation),
                "--async-scheduling plans before tokens are known, --speculative-config guesses "
                "what follows them: leave one of them out", "both")  # fmt: skip
@@ -244,6 +245,12 @@ class EngineConfig:
         """None: nothing is guessed."""
         text = self.speculative_config
         return None if text is None else SpeculationConfig.parse(text)
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """Fields that replace those of the model's config.json."""
+        text = self.hf_overrides
+        return {} if text is None else _json_object("--hf-overrides", text)
 
     @property
     def num_held_adapters(self) -> int:

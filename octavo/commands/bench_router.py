@@ -133,7 +133,7 @@ def _make_parser(prog: str) -> CommandParser:
         "--plot",
         type=Path,
         metavar="FILE",
-        help="plot the results: .png, .svg or .pdf (needs matplotlib)",
+        help="plot the results: .png, .svg or .pdf (octavo[plot])",
     )
     return parser
 
@@ -141,7 +141,7 @@ def _make_parser(prog: str) -> CommandParser:
 def _add_adapters(parser: CommandParser) -> None:
     parser.add_argument(
         "--adapters", type=positive, metavar="N",
-        help="each request is for one of N LoRA adapters; default: for the base model",
+        help="give each request one of N LoRA adapters; default: the base model",
     )  # fmt: skip
     parser.add_argument(
         "--adapter-slots", type=positive, default=16, metavar="N",
@@ -153,7 +153,7 @@ def _add_adapters(parser: CommandParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--adapter-zipf", type=not_below_zero, default=1.0, metavar="S",
-        help="the n-th adapter is asked for 1/n^S as often as the first (default: 1)",
+        help="the n-th adapter gets 1/n^S as many requests as the first (default: 1)",
     )  # fmt: skip
 
 

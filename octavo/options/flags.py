@@ -55,6 +55,7 @@ ENGINE_FLAGS = (
     Flag("tokenizer", "folder or file to take the tokenizer from; default: the model's own"),
     Flag("served_model_names", "names the model answers to", "served-model-name"),
     Flag("revision", "branch, tag or commit of a hub model"),
+    Flag("hf_overrides", 'fields that replace those of config.json: {"rope_theta": 1e6}'),
     Flag("device", "where to compute; sim models the time and invents the tokens"),
     Flag("platform",
          "platform of --device plugin: xpu, hpu, npu, tpu (all untested) or a plug-in's name"),

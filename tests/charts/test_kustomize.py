@@ -50,7 +50,8 @@ def by_key(objects: list[Object]) -> dict[tuple[str, str], Object]:
 
 
 NOT_COMPARED = {("Namespace", "octavo-system"),
-                ("CustomResourceDefinition", "llmdeployments.octavo.dev")}  # fmt: skip
+                ("CustomResourceDefinition", "llmdeployments.octavo.dev"),
+                ("CustomResourceDefinition", "llmadapters.octavo.dev")}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -349,17 +349,23 @@ def test_two_releases_do_not_meet(chart: Chart):
     assert names[0] & names[1] == set()
 
 
-def test_the_crd_is_ours_and_stays(chart: Chart):
-    text = (CHART.parents[1] / "crds/llmdeployments.octavo.dev.yaml").read_text()
+@pytest.mark.parametrize("name", ["llmdeployments.octavo.dev", "llmadapters.octavo.dev"])
+def test_the_crds_are_ours_and_stay(chart: Chart, name: str):
+    text = (CHART.parents[1] / f"crds/{name}.yaml").read_text()
     source = yaml.load(text, yaml.CSafeLoader)
-    (found,) = (b for b in chart.objects({}, crds=True) if "Definition" in b["kind"])
+
+    def rendered(values: dict[str, Any]) -> dict[str, Any]:
+        (found,) = (
+            body
+            for body in chart.objects(values, crds=True)
+            if "Definition" in body["kind"] and body["metadata"]["name"] == name
+        )
+        return found
+
+    found = rendered({})
     assert found["spec"] == source["spec"]
-    assert found["metadata"]["name"] == source["metadata"]["name"]
     assert found["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
-    (found,) = (
-        b for b in chart.objects({"crds": {"keep": False}}, crds=True) if "Definition" in b["kind"]
-    )
-    assert "annotations" not in found["metadata"]
+    assert "annotations" not in rendered({"crds": {"keep": False}})["metadata"]
 
 
 HOSTILE = (

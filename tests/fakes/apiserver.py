@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 CRD_FILE = Path(__file__).parents[2] / "crds" / "llmdeployments.octavo.dev.yaml"
+ADAPTER_CRD_FILE = CRD_FILE.with_name("llmadapters.octavo.dev.yaml")
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 _START_TIMEOUT_S = 180.0  # on a machine that does much else

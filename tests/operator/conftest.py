@@ -23,7 +23,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def apiserver() -> Iterator[ApiServer]:
-    """A running kube-apiserver with the LLMDeployment CRD: see tests.fakes.apiserver.ApiServer.
+    """A running kube-apiserver with our CRDs: see tests.fakes.apiserver.ApiServer.
 
     Shared by the whole run, so write into `namespace` only. A test that takes the CRD away, brings
     others, or restarts the server leaves all as it was; nothing runs beside it. There are no
@@ -32,10 +32,11 @@ def apiserver() -> Iterator[ApiServer]:
     """
     if reason := build.why_not():
         pytest.skip(reason)
-    from tests.fakes.apiserver import CRD_FILE, ApiServer
+    from tests.fakes.apiserver import ADAPTER_CRD_FILE, CRD_FILE, ApiServer
 
     with ApiServer.start() as server:
         server.install(CRD_FILE)
+        server.install(ADAPTER_CRD_FILE)
         yield server
 
 

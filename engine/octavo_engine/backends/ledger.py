@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 MAX_NAMES_IN_ERROR = 20
 # Computed, not learned, or of training only; some exporters store them all the same.
 _HARMLESS = re.compile(
-    r"rotary_emb\.inv_freq$|rope_freqs|\.masked_bias$|\.attn\.bias$|num_batches"
+    r"rotary_emb\.inv_freq$|rope_freqs|\.masked_bias$|\.(?:attn|attention)\.bias$|num_batches"
     r"|^embeddings\.position_ids$|^pooler\.dense\.|^cls\.|^vocab_"
 )
 

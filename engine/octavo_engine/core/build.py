@@ -44,7 +44,10 @@ def resolve(
         return None
     from octavo_engine.weights.source import resolve_model
 
-    return resolve_model(config.model, revision=config.revision, progress=progress)
+    files = resolve_model(config.model, revision=config.revision, progress=progress)
+    if config.overrides:
+        logger.info("Replaced fields of config.json: %s", ", ".join(sorted(config.overrides)))
+    return dataclasses.replace(files, config=files.config | config.overrides)
 
 
 def localized(config: EngineConfig, files: ModelFiles | None) -> EngineConfig:

@@ -134,6 +134,9 @@ _END = """
 Architectures of models for embeddings and scores: {encoders}, and the bodies of the families above;
 see [Embeddings and ranking](embeddings.md).
 
+`--hf-overrides '{{"architectures": ["LlamaForCausalLM"]}}'` replaces fields of `config.json`:
+where a checkpoint names a class of its own but has a supported family's weights, or to set a rope.
+
 A model that is not listed can be added as
 [one page in a package of your own](adding-a-model.md#a-model-in-a-package-of-your-own).
 """

@@ -151,7 +151,7 @@ _REFUSED = {
     "RWForCausalLM": _LATER.format("Falcon", "FalconForCausalLM"),
     "MixFormerSequentialForCausalLM": _LATER.format("Phi", "PhiForCausalLM"),
     "StableLMEpochForCausalLM": _LATER.format("StableLM", "StableLmForCausalLM"),
-    "MiniCPM3ForCausalLM": "it has latent attention; use MiniCPM 1, 2 or 4",
+    "MiniCPM3ForCausalLM": "it has latent attention; use MiniCPM 1 or 2",
 }
 
 # Fields that GPT-2's descendants name as it does.

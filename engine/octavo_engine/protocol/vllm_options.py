@@ -53,7 +53,7 @@ _NO_COMPILER = "models are not compiled; --enforce-eager turns CUDA graphs off"
 _NO_TRANSFER = "KV blocks are not moved between engines or to other memory; leave it out"
 _GRAMMARS = "grammars are always compiled by llguidance; leave it out"
 _OVERRIDE = "set the values in each request; --generation-config vllm ignores the model's own"
-_CONFIG = "the model's config.json is used as it is; change it in a copy of the folder"
+_CONFIG = "the model's own config.json is read; --hf-overrides replaces fields of it"
 _POOLER = "how encoders pool is read from the model's files; --max-embed-len splits longer texts"
 _WHOLE_STEPS = "prompts share the step's tokens; --max-num-batched-tokens is its size"
 _WORKERS = "the engine's own workers are used; leave it out"
@@ -67,7 +67,6 @@ UNSUPPORTED_OPTIONS: Mapping[str, UnsupportedOption] = {
                            "`octavo fetch URI --to DIR` and name DIR as the model"),
     "config-format": _value(_CONFIG, "auto", "hf"),
     "hf-config-path": _value(_CONFIG),
-    "hf-overrides": _value(_CONFIG, "{}"),
     "hf-token": _value("set the environment variable HF_TOKEN"),
     "code-revision": _value("code of a model's repository is never run; leave it out"),
     "tokenizer-mode": _value(_ONE_TOKENIZER, "auto", "hf"),

@@ -1,5 +1,6 @@
 """What is known of a model from its files, and the settings that travel to the core."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,30 @@ def test_end_of_text_is_what_config_and_generation_config_say(tmp_path):
     files = make_files(tmp_path, generation={"eos_token_id": [3, 7]})
     identity = identify(EngineConfig(), files)
     assert (identity.own_max_model_len, identity.eos_token_ids) == (96, (3, 7))
+
+
+def test_fields_of_config_json_are_replaced(tmp_path):
+    files = make_files(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(files.config))
+    plain = EngineConfig(model=str(tmp_path))
+    given = {
+        "architectures": ["MistralForCausalLM"],
+        "max_position_embeddings": 32,
+        "num_key_value_heads": 2,
+    }
+    config = plain.replace(hf_overrides=json.dumps(given))
+    found = resolve(config)
+    assert found.config == {**LLAMA, **given}
+    assert architecture_of(found) == "MistralForCausalLM"
+    assert identify(config, found).own_max_model_len == 32
+    assert identify(config, found).digest != identify(plain, resolve(plain)).digest
+    assert resolve(localized(config, found)).config == found.config
+
+
+@pytest.mark.parametrize("text", ["[]", "nothing"])
+def test_overrides_that_are_no_object_are_refused_at_start(text):
+    with pytest.raises(ConfigError, match="--hf-overrides"):
+        EngineConfig(hf_overrides=text)
 
 
 def test_the_digest_covers_files_shape_and_settings_that_change_numbers(tmp_path):

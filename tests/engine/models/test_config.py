@@ -251,7 +251,7 @@ def test_an_unknown_architecture_error_lists_the_known_ones() -> None:
         ("ChatGLMForConditionalGeneration", "ends in -hf"),
         ("QWenLMHeadModel", "Qwen 1.5"),
         ("RWForCausalLM", "FalconForCausalLM"),
-        ("MiniCPM3ForCausalLM", "MiniCPM 1, 2 or 4"),
+        ("MiniCPM3ForCausalLM", "MiniCPM 1 or 2"),
     ],
 )
 def test_a_format_of_its_own_code_is_refused_with_advice(architecture: str, advice: str) -> None:

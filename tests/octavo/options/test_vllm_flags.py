@@ -38,7 +38,8 @@ from octavo_engine.protocol.vllm_options import (
         (["--block-size=16", "--runner", "auto", "m"], ["m"]),
         (["--no-trust-remote-code", "m"], ["m"]),
         (["--disable-cascade-attn", "m"], ["m"]),
-        (["--hf-overrides", "{}", "m"], ["m"]),
+        (["--model-loader-extra-config", "{}", "m"], ["m"]),
+        (["--hf-overrides", "{}", "m"], ["--hf-overrides", "{}", "m"]),
         (["--chat-template", "-x"], ["--chat-template", "-x"]),
     ],
 )
