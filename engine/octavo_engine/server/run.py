@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from octavo_engine.core.info import CoreHealth, ModelInfo
+    from octavo_engine.server.served_adapters import AdapterModule
     from octavo_engine.server.served_engine import ServedEngine
     from octavo_engine.server.service import Service
     from octavo_engine.server.settings import ServerSettings
@@ -80,9 +81,7 @@ async def serve(
         helpers = [reloading]
         serving = asyncio.create_task(server.serve(sockets=[listener]), name="octavo-http")
         try:
-            if await _load(engine, observer, stop, service):
-                await service.model.adapters.load_modules(modules)
-                service.admission.awaits_adapters = False
+            if await _load(engine, observer, stop, service, modules):
                 if service.batches is not None:
                     service.batches.start()
                 if settings.log_stats:
@@ -130,9 +129,11 @@ def make_server(
 
 
 async def _load(
-    engine: ServedEngine, observer: LifecycleObserver, stop: asyncio.Event, service: Service
-) -> bool:
-    """True once the model is loaded, false if the process was asked to stop before."""
+    engine: ServedEngine, observer: LifecycleObserver, stop: asyncio.Event, service: Service,
+    modules: list[AdapterModule],
+) -> bool:  # fmt: skip
+    """True once the model and its adapters are loaded, false if the process was asked to stop
+    before. Raises ConfigError."""
     ready = asyncio.create_task(engine.ready())
     stopped = asyncio.create_task(_first(stop.wait(), service.admission.drain_requested.wait()))
     try:
@@ -143,7 +144,10 @@ async def _load(
             )
         if not ready.done():
             return False
-        observer.ready(ready.result())
+        info = ready.result()
+        await service.model.adapters.load_modules(modules)
+        service.admission.awaits_adapters = False
+        observer.ready(info)
         return True
     finally:
         ready.cancel()

@@ -12,6 +12,7 @@ from octavo_engine.backends.adapters import AdapterLimits
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.build import build_engine
+from octavo_engine.core.engine import Engine
 from octavo_engine.core.offline.llm import LLM
 from octavo_engine.core.offline.lora_request import LoRARequest
 from octavo_engine.core.process import wire
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from octavo_engine.core.engine import Engine
+    from octavo_engine.config import Device
 
 NGRAMS = '{"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}'
 LAYERS = {
@@ -108,7 +109,7 @@ def test_answers_together_are_those_of_each_alone(
     params = [each if each.temperature else msgspec.structs.replace(each, n=1) for each in params]
     with make_llm(**settings) as together:
         answers = together.generate(prompts, params, lora_request=adapters, use_tqdm=False)
-        assert isinstance(together._engine.scheduler.adapter_slots, AdapterSlots)
+        assert isinstance(together._engine, Engine)
         check_invariants(together._engine.scheduler)
     for prompt, each, adapter, answer in zip(prompts, params, adapters, answers, strict=True):
         alone = llm.generate([prompt], each, lora_request=adapter, use_tqdm=False)[0]
@@ -164,11 +165,12 @@ def test_what_cannot_be_read_fails_only_its_requests(llm: LLM, tmp_path: Path) -
 def test_without_the_switch_adapters_are_refused() -> None:
     with LLM(device="sim") as llm, pytest.raises(InvalidRequest, match="--enable-lora"):
         llm.generate(["a"], lora_request=LoRARequest("a", 1, "/nowhere"))
-    for device in ("cuda", "plugin"):
+    devices: tuple[Device, ...] = ("cuda", "plugin")
+    for device in devices:
         with pytest.raises(
             ConfigError, match=f"--enable-lora is not computed by --device {device}"
         ):
-            LLM("demo://smollm2", device=device, enable_lora=True)  # type: ignore[arg-type]
+            LLM("demo://smollm2", device=device, enable_lora=True)
 
 
 def sim_engine(**settings: Any) -> Engine:

@@ -30,6 +30,7 @@ from octavo_engine.protocol.kv_events import (
 )
 from octavo_engine.protocol.prefix_hash import vllm_block_hash, vllm_event_id
 from octavo_engine.scheduling.scheduler import Scheduler
+from octavo_engine.state.adapter import AdapterRef
 from octavo_engine.state.request import EngineRequest
 from octavo_engine.state.sampling_params import SamplingParams
 from tests.fakes.kv_machine import Loop
@@ -49,13 +50,20 @@ class Cache:
         self.scheduler.kv.listen(self.recorder)
         self.number = 0
 
-    def run(self, prompt: list[int], *, salt: str = "", max_tokens: int = 1) -> list[Event]:
+    def run(
+        self,
+        prompt: list[int],
+        *,
+        salt: str = "",
+        max_tokens: int = 1,
+        adapter: AdapterRef | None = None,
+    ) -> list[Event]:
         self.number += 1
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         self.scheduler.add(
             EngineRequest(
                 request_id=str(self.number), prompt_token_ids=prompt, params=params,
-                cache_salt=salt,
+                cache_salt=salt, adapter=adapter,
             )
         )  # fmt: skip
         while self.scheduler.has_work:
@@ -101,6 +109,23 @@ def test_a_salt_is_part_of_the_first_name_and_published():
     prompt = list(range(33))
     event = stored(chain(prompt, extra), None, prompt[:32], extra_keys=[extra, None])
     assert Cache().run(prompt, salt="tenant") == [event]
+
+
+def test_an_adapter_is_part_of_every_name_and_published() -> None:
+    lora = ("lora", "sql", "/adapters/sql")
+    prompt, cache = list(range(48)), Cache()
+    ids, parent = [], None
+    for start, extra in ((0, (lora, ("cache_salt", "s"))), (16, (lora,)), (32, (lora,))):
+        parent = vllm_block_hash(parent, prompt[start : start + 16], extra)
+        ids.append(vllm_event_id(parent))
+    extras = [(lora, ("cache_salt", "s")), (lora,), (lora,)]
+    event = stored(ids, None, prompt, extra_keys=extras, lora_name="sql")
+    adapter = AdapterRef("sql", "/adapters/sql", "1")
+    assert cache.run(prompt, salt="s", adapter=adapter) == [event]
+    # The same name over other content is another chain of blocks, and so are plain ones.
+    again = AdapterRef("sql", "/adapters/sql", "2")
+    assert len(cache.run(prompt, salt="s", adapter=again)) == 1
+    assert cache.run(prompt, salt="s", adapter=again) == []
 
 
 def test_generated_tokens_make_blocks_too():

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import msgspec
+import openai
 import pytest
 
 from octavo_engine.config import SchedulerConfig, SimConfig
@@ -16,6 +19,7 @@ from octavo_engine.protocol import route_keys
 from octavo_engine.server.served_adapters import AdapterModule, parse_modules
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.adapters import write_adapter
+from tests.fakes.process import serving
 from tests.fakes.simulated import CONFIG, Simulated, simulating
 
 if TYPE_CHECKING:
@@ -301,3 +305,53 @@ def test_routers_hear_of_adapters_and_find_their_prefixes(
             if adapters == ["zero", "one"] and key.to_bytes(8, "little") in stored:
                 break
     assert plain.to_bytes(8, "little") not in stored
+
+
+def test_a_server_starts_with_adapters_and_openais_client_names_them(
+    folders: list[str], tmp_path: Path
+) -> None:
+    module = json.dumps({"name": "two", "path": folders[1], "base_model_name": "sim"})
+    flags = ("m", "--served-model-name", "sim", "--enable-lora", "--files-dir", str(tmp_path))
+    with serving(*flags, "--lora-modules", f"one={folders[0]}", module) as server:
+        client = openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0)
+        assert [model.id for model in client.models.list()] == ["sim", "one", "two"]
+        hello: list[Any] = [{"role": "user", "content": "hello"}]
+        said = {
+            name: client.chat.completions.create(
+                model=name, messages=hello, max_tokens=12, temperature=0
+            ).choices[0].message.content
+            for name in ("sim", "one", "two")
+        }  # fmt: skip
+        assert len(set(said.values())) == 3
+        lines = b"".join(
+            json.dumps({
+                "custom_id": name, "method": "POST", "url": "/v1/chat/completions",
+                "body": {"model": name, "messages": hello, "max_tokens": 12, "temperature": 0},
+            }).encode() + b"\n"
+            for name in said
+        )  # fmt: skip
+        file = client.files.create(file=("in.jsonl", lines), purpose="batch")
+        batch = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+        while (batch := client.batches.retrieve(batch.id)).completed_at is None:
+            assert batch.status in ("validating", "in_progress", "finalizing")
+        assert batch.output_file_id is not None
+        answers = map(json.loads, client.files.content(batch.output_file_id).text.splitlines())
+        assert {
+            each["custom_id"]: each["response"]["body"]["choices"][0]["message"]["content"]
+            for each in answers
+        } == said
+
+
+def test_a_server_does_not_start_without_its_adapters(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "octavo.cli", "serve", "--device", "sim", "--port", "0"]
+    for flags, message in (
+        (["--enable-lora", "--lora-modules", f"a={tmp_path}"], "has no adapter_config.json"),
+        (["--lora-modules", f"a={tmp_path}"], "start it with --enable-lora"),
+        (["--lora-extra-vocab-size", "256"], "adapters cannot bring tokens of their own"),
+        (["--max-loras", "0"], "--max-loras must be from 1"),
+    ):
+        ended = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=60)
+        assert ended.returncode != 0
+        assert message in ended.stderr
