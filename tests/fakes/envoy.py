@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from octavo_router.adapters.fleet import AdapterFleet
 from octavo_router.config.settings import EppConfig, RouterConfig
 from octavo_router.endpoints.registry import Registry
 from octavo_router.epp.picker import PickerParts
@@ -30,6 +31,7 @@ from octavo_router.residency import native
 from octavo_router.routing.build import build_dispatcher
 from octavo_router.routing.capacity import PoolCapacity
 from octavo_router.routing.models import Models
+from tests.fakes.adapter_calls import HeldCalls
 from tests.fakes.endpoints import FakeIndex, make_spec
 
 if TYPE_CHECKING:
@@ -238,6 +240,7 @@ class PickerRig:
     server: EppServer
     channel: grpc.aio.Channel
     quarantined: list[tuple[str, str]]  # paths and digests
+    adapter_calls: HeldCalls
     is_ready: bool = True
     calls: list[Any] = field(default_factory=list)
 
@@ -384,6 +387,9 @@ async def picking(
     quarantine = Quarantine(config.retry, clock)
     registry.subscribe(quarantine.changed)
     quarantined: list[tuple[str, str]] = []
+    adapter_calls = HeldCalls()
+    adapters = adapter_calls.fleet = AdapterFleet(registry, adapter_calls, clock=clock)
+    adapters.configure(config.routing.pools)
     epp_server = EppServer(
         PickerParts(
             admin=AdminAccess(is_trusted=gate.tenants.is_trusted),
@@ -391,7 +397,8 @@ async def picking(
             registry=registry,
             dispatcher=dispatcher,
             gate=gate,
-            models=Models(registry, config.models),
+            models=Models(registry, config.models, config.routing.pools),
+            adapters=adapters,
             scan=native.load().scan,
             metrics=metrics,
             access_log=records,
@@ -405,7 +412,16 @@ async def picking(
         grpc.aio.insecure_channel(f"127.0.0.1:{epp_server.port}") as channel,
     ):
         rig = PickerRig(
-            registry, index, gate, metrics, records.all, leases, epp_server, channel, quarantined
+            registry,
+            index,
+            gate,
+            metrics,
+            records.all,
+            leases,
+            epp_server,
+            channel,
+            quarantined,
+            adapter_calls,
         )
         rig.add(*(make_spec(number, kind="octavo") for number in range(num_endpoints)))
         try:

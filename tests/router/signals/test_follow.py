@@ -52,6 +52,19 @@ class Rig:
         return self.index.num_keys(self.endpoint.slot)
 
 
+def test_adapters_come_with_the_hello_and_change_with_deltas():
+    rig = Rig()
+    rig.take(Hello("e1", "m", ["m", "a"], adapters=["a"]), WHOLE)
+    assert rig.endpoint.adapters == {"a"}
+    before = rig.num_changes
+    rig.take(Delta(1), Delta(2, adapters=["a", "b"]))
+    assert rig.endpoint.adapters == {"a", "b"}
+    rig.take(Delta(3, adapters=["b", "a"]), Delta(4, load=Load()))
+    assert rig.num_changes == before + 1
+    rig.take(Delta(5, adapters=[]))
+    assert rig.endpoint.adapters == set()
+
+
 def test_a_hello_voids_what_was_known():
     rig = Rig()
     rig.index.apply(rig.endpoint.slot, pack_stored((1, 16)), b"")

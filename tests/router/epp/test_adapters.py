@@ -1,0 +1,59 @@
+"""A gateway's requests for adapters: they wait for the load, and go where it happened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+from octavo_router.config.settings import AdapterConfig, PoolConfig, RouterConfig, RoutingConfig
+from tests.fakes.envoy import picking
+from tests.fakes.router_rig import on_loop
+
+BODY = json.dumps({"model": "law", "messages": [{"role": "user", "content": "hi"}]}).encode()
+ADAPTERS = (AdapterConfig(name="law", uri="/adapters/law"),)
+CONFIG = replace(
+    RouterConfig(),
+    routing=RoutingConfig(pools=(PoolConfig(name="pool", adapters=ADAPTERS),)),
+)
+
+
+@on_loop
+async def test_it_waits_for_the_load_and_goes_there():
+    async with picking(3, config=CONFIG) as rig:
+        async with rig.open() as gateway:
+            answering = asyncio.create_task(gateway.post(BODY))
+            await rig.until(lambda: rig.adapter_calls.loads)
+            ((endpoint, name, uri),) = rig.adapter_calls.loads
+            assert (name, uri) == ("law", "/adapters/law")
+            await asyncio.sleep(0.02)
+            assert not answering.done()
+            rig.adapter_calls.finish()
+            answer = await answering
+            assert answer.destinations[0] == endpoint.spec.address.authority
+        await rig.settled()
+
+
+@on_loop
+async def test_why_it_cannot_be_loaded_is_the_answer():
+    async with picking(1, config=CONFIG) as rig:
+        async with rig.open() as gateway:
+            answering = asyncio.create_task(gateway.post(BODY))
+            await rig.until(lambda: rig.adapter_calls.loads)
+            rig.adapter_calls.finish("no such folder")
+            answer = await answering
+            assert answer.status == 503
+            assert "no such folder" in (answer.body or b"").decode()
+        await rig.settled()
+
+
+@on_loop
+async def test_a_gateway_that_leaves_meanwhile_leaves_nothing():
+    async with picking(1, config=CONFIG) as rig:
+        gateway = rig.open()
+        answering = asyncio.create_task(gateway.post(BODY))
+        await rig.until(lambda: rig.adapter_calls.loads)
+        gateway.call.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
+        rig.adapter_calls.finish()
+        await rig.settled()
