@@ -180,6 +180,8 @@ SERVER_FLAGS = (
     Flag("limits.max_json_depth", "deepest nesting of a body"),
     Flag("limits.max_json_objects", "most objects and lists in a body"),
     Flag("limits.max_json_values", "most values in a body, token ids of prompts among them"),
+    Flag("limits.strict_fields",
+         "refuse requests with unknown fields, instead of naming these in a header"),
     Flag("limits.max_n", "most answers to one prompt"),
     Flag("limits.max_prompts", "most prompts in one request"),
     Flag("limits.max_sequences", "most prompts times answers"),

@@ -22,6 +22,8 @@ TIMEOUT_HEADER = "x-octavo-timeout-ms"  # how long the client will wait for the 
 # valid nevertheless.
 SCHEMA_LEFT_OVER_HEADER = "x-schema-not-enforced"
 SCHEMA_VALID_HEADER = "x-schema-valid"
+# Fields of the body that its endpoint does not know, with the nearest names that it does.
+UNKNOWN_FIELDS_HEADER = "x-unknown-fields"
 
 # headers between router and engine; a client's are stripped
 STREAM_HEADER = "x-octavo-stream"  # "tokens": each SSE event carries the token ids behind its text

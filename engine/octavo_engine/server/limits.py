@@ -16,6 +16,7 @@ class RequestLimits:
     max_json_depth: int = 64
     max_json_objects: int = 50_000  # objects and lists in a body
     max_json_values: int = 2**20  # in a body; a prompt's token ids are values
+    strict_fields: bool = False  # refuse a body with fields that its endpoint does not know
     max_bad_words: int = 1024
     max_bad_word_chars: int = 256  # each
     max_n: int = 128  # answers to one prompt

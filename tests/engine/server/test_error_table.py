@@ -147,6 +147,9 @@ MEET: dict[str, Callable[[], Met]] = {
     "invalid_http": sent(b"nonsense\r\n\r\n"),
     "context_length_exceeded": asked(body={"prompt": "a" * 300}),
     "not_supported": asked(body=HELLO | {"prompt_embeds": "AAAA"}),
+    "unknown_field": asked(
+        body=HELLO | {"temprature": 1}, limits=RequestLimits(strict_fields=True)
+    ),
     "wrong_task": asked("/v1/embeddings", {"input": "a"}),
     "aborted": aborted,
     "grammar_timeout": failing(InvalidRequest("too hard", param="response_format",

@@ -13,6 +13,7 @@ from octavo_engine.protocol.endpoints import (
     RESUME_HEADER,
     STREAM_HEADER,
     TIMEOUT_HEADER,
+    UNKNOWN_FIELDS_HEADER,
 )
 from octavo_engine.protocol.resume import MAX_RESUME_BYTES
 from octavo_engine.server.http import strict_json
@@ -21,6 +22,7 @@ from octavo_engine.server.http.error_shapes import shape_of
 from octavo_engine.server.http.errors import HttpError, error_headers
 from octavo_engine.server.http.json_size import check_size, is_quick
 from octavo_engine.server.http.resume_frame import read_frame
+from octavo_engine.server.http.unknown_fields import note_unknown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
@@ -163,7 +165,11 @@ class Exchange:
 
         def read() -> T:
             self.fields = self._parsed(body)
-            return strict_json.convert(self.fields, type_)
+            value = strict_json.convert(self.fields, type_)
+            unknown = note_unknown(self.fields, type_, is_strict=self.limits.strict_fields)
+            if unknown:
+                self.notes[UNKNOWN_FIELDS_HEADER.encode()] = unknown.encode()
+            return value
 
         return read() if is_quick(body) else await asyncio.to_thread(read)
 
