@@ -157,12 +157,13 @@ void prepare_heads(const AttentionArgs& args, int64_t begin, int64_t end) {
         const int64_t position = args.positions[token];
         if (index < num_heads) {
             float* q = args.q + (token * num_heads + index) * dim;
-            norm_and_rotate(args, qkv + index * dim, args.q_norm, position, q);
+            norm_and_rotate(args, qkv + (args.heads.first_head + index) * dim, args.q_norm,
+                            position, q);
             continue;
         }
         const int64_t head = index - num_heads;
-        const float* k = qkv + (num_heads + head) * dim;
-        const float* v = k + args.kv.num_kv_heads * dim;
+        const float* k = qkv + (args.heads.num_heads + args.heads.first_kv_head + head) * dim;
+        const float* v = k + args.heads.num_kv_heads * dim;
         float rotated[kMaxHeadDim];
         norm_and_rotate(args, k, args.k_norm, position, rotated);
         write<Keys>(args.kv, args.slots[token], head, rotated);

@@ -81,6 +81,7 @@ struct LinearArgs {
     LinearMode mode = LinearMode::Store;
     Activation activation = Activation::None;  // of Glu's left half, or of what Store writes
     float scale = 1.0F;
+    int64_t first_column = 0;  // of dst, where the weight has only some of the layer's outputs
     int activation_bits = 16;  // 8 or 16: what rows are rounded to where weights are integers
     const std::byte* quantized = nullptr;  // the rows as quantize_rows leaves them, if it did
 
@@ -132,12 +133,21 @@ struct PoolArgs {
     const int32_t* seq_starts = nullptr;
 };
 
+// All heads of a layer, and the first ones that this process computes.
+struct HeadRange {
+    int64_t num_heads = 0;  // in a row of qkv, and of dst
+    int64_t num_kv_heads = 0;
+    int64_t first_head = 0;
+    int64_t first_kv_head = 0;
+};
+
 struct AttentionArgs {
     Matrix dst = {};
     Matrix qkv = {};
     float* q = nullptr;  // [tokens, num_heads * head_dim]: normed and rotated
     KVLayer kv = {};
-    int64_t num_heads = 0;
+    int64_t num_heads = 0;  // that this process computes, as many as kv has of their KV heads
+    HeadRange heads = {};   // where those are among all of them
     int64_t rotary_dim = 0;
     int64_t window = 0;              // 0: everything before
     const float* cos_sin = nullptr;  // [positions, rotary_dim]

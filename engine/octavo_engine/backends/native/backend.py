@@ -12,6 +12,7 @@ from octavo_engine.backends.native.facts import timed
 from octavo_engine.backends.native.kv_format import settle_kv_format
 from octavo_engine.backends.native.loader import NativeLoader
 from octavo_engine.backends.native.placement import make_team
+from octavo_engine.backends.native.shard import Shard, cut_heads
 from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.registry import build_model
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.backends.native.emit import CompiledProgram
     from octavo_engine.backends.native.graph import Dtype
+    from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.config import KVCacheDType, Quantization
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
@@ -42,7 +44,11 @@ class _Loaded(NamedTuple):
 
 
 class NativeBackend:
-    """Packed weights, KV cache and program in csrc."""
+    """Packed weights, KV cache and program in csrc.
+
+    With a `place` it is one of several ranks, each with its part of the weights and of the KV
+    heads; all must be prepared for the same, and compute the same steps together.
+    """
 
     def __init__(
         self,
@@ -58,6 +64,7 @@ class NativeBackend:
         isa: str = "",
         is_fused: bool = True,
         progress: Callable[[int, int], None] | None = None,
+        place: RankPlace | None = None,
     ) -> None:
         if config.head_dim % HEAD_DIM_MULTIPLE:
             raise ModelError(
@@ -69,9 +76,18 @@ class NativeBackend:
         self.kv_format = settle_kv_format(kv_cache_dtype, dtype)
         self._is_fused = is_fused  # tests compare both
         self._activation_bits = activation_bits
-        team = make_team(num_threads, isa)
+        shard = Shard() if place is None else place.shard
+        self._shard = shard
+        self._own_heads = cut_heads(config.num_heads, config.num_kv_heads, shard)
+        team = make_team(num_threads, isa, rank=shard.rank, num_ranks=shard.size)
         self.isa = team.isa
-        loader = NativeLoader(checkpoint, team, dtype, progress, quantization=quantization)
+        self.ranks: _native.Ranks | None = None
+        if place is not None:
+            assert is_fused, "a rank has the halves of a gated layer for one instruction"
+            self.ranks = _native.Ranks(*shard, team.num_threads, place.file, place.patience_s)
+        loader = NativeLoader(
+            checkpoint, team, dtype, progress, quantization=quantization, shard=shard
+        )
         self._loaded: _Loaded | None = _Loaded(team, build_model(config, loader, max_model_len))
         loader.finish()
         if activation_bits == 8:
@@ -91,8 +107,9 @@ class NativeBackend:
 
     @property
     def kv_bytes_per_block(self) -> int:
-        c = self.config
-        return self.kv_format.bytes_per_block(c.num_layers, c.num_kv_heads, c.head_dim)
+        """Of all ranks together: their memory is one host's."""
+        num_kv_heads = max(self.config.num_kv_heads, self._shard.size)
+        return self._block_bytes(num_kv_heads)
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         return None
@@ -106,6 +123,7 @@ class NativeBackend:
                 limits,
                 is_fused=self._is_fused,
                 activation_bits=self._activation_bits,
+                ranks=self.ranks,
             )
             self._kv = self._make_kv(num_blocks)
             self._num_blocks = num_blocks
@@ -171,9 +189,13 @@ class NativeBackend:
         return self._loaded
 
     def _make_kv(self, num_blocks: int) -> _native.KVCache:
-        c = self.config
+        c, num_kv_heads = self.config, self._own_heads.kv_count
         kv = _native.KVCache(
-            c.num_layers, num_blocks, c.num_kv_heads, c.head_dim, self.kv_format.name
+            c.num_layers, num_blocks, num_kv_heads, c.head_dim, self.kv_format.name
         )
-        assert kv.bytes_per_block == self.kv_bytes_per_block
+        assert kv.bytes_per_block == self._block_bytes(num_kv_heads)
         return kv
+
+    def _block_bytes(self, num_kv_heads: int) -> int:
+        c = self.config
+        return self.kv_format.bytes_per_block(c.num_layers, num_kv_heads, c.head_dim)

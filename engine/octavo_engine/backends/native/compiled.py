@@ -25,9 +25,10 @@ def compile_forward(
     *,
     is_fused: bool,
     activation_bits: int = 16,
+    ranks: _native.Ranks | None = None,
 ) -> CompiledProgram:
     """Raises MemoryError where steps of this size have no room."""
     graph = record(forward)
     graph = fuse(graph) if is_fused else graph
     settled = settle_dtypes(graph, elide=is_fused)
-    return compile_graph(settled, team, limits, activation_bits)
+    return compile_graph(settled, team, limits, activation_bits, ranks)

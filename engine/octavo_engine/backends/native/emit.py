@@ -8,6 +8,7 @@ from octavo_engine import _native
 from octavo_engine.backends.native import graph as g
 from octavo_engine.backends.native.facts import OpFacts, facts_of
 from octavo_engine.backends.native.plan import plan_memory
+from octavo_engine.backends.native.shard import Shard, cut_heads
 from octavo_engine.backends.native.rope_table import RopeTables
 
 if TYPE_CHECKING:
@@ -25,12 +26,18 @@ class CompiledProgram(NamedTuple):
 
 
 def compile_graph(
-    graph: g.Graph, team: _native.Team, limits: BackendLimits, activation_bits: int = 16
+    graph: g.Graph,
+    team: _native.Team,
+    limits: BackendLimits,
+    activation_bits: int = 16,
+    ranks: _native.Ranks | None = None,
 ) -> CompiledProgram:
-    """Plan the arena for the largest step and add all instructions."""
+    """Plan the arena for the largest step and add all instructions. The arena is all ranks': it has
+    whole values, of which each rank writes the columns and heads that it has weights for."""
+    shard = Shard() if ranks is None else Shard(ranks.rank, ranks.size)
     plan = plan_memory(graph, {"T": limits.max_tokens, "S": limits.max_logit_rows})
     program = _native.Program(
-        team, plan.num_bytes, limits.max_tokens, limits.max_logit_rows, activation_bits
+        team, plan.num_bytes, limits.max_tokens, limits.max_logit_rows, activation_bits, ranks
     )
     buffers = {
         value: program.buffer(offset, value.cols, value.dtype, value.rows)
@@ -38,7 +45,7 @@ def compile_graph(
     }
     tables = RopeTables(limits.max_model_len)
     for instruction in graph.instructions:
-        _emit(program, instruction, buffers, tables)
+        _emit(program, instruction, buffers, tables, shard)
     return CompiledProgram(program, buffers[graph.result], facts_of(graph.instructions))
 
 
@@ -47,6 +54,7 @@ def _emit(
     instruction: g.Instruction,
     buffers: Mapping[g.Value, int],
     tables: RopeTables,
+    shard: Shard,
 ) -> None:
     out = buffers[instruction.out]
     match instruction:
@@ -61,7 +69,7 @@ def _emit(
             added = -1 if add is None else buffers[add]
             program.layer_norm(out, buffers[x], weight, bias, eps, added, add_scale)
         case g.AttentionNode():
-            _emit_attention(program, out, buffers[instruction.qkv], instruction, tables)
+            _emit_attention(program, out, buffers[instruction.qkv], instruction, tables, shard)
         case g.Moe():
             _emit_moe(program, instruction, buffers)
         case g.Glu(x=x, activation=activation):
@@ -122,7 +130,12 @@ def _emit_moe(program: _native.Program, moe: g.Moe, buffers: Mapping[g.Value, in
 
 
 def _emit_attention(
-    program: _native.Program, out: int, qkv: int, attention: g.AttentionNode, tables: RopeTables
+    program: _native.Program,
+    out: int,
+    qkv: int,
+    attention: g.AttentionNode,
+    tables: RopeTables,
+    shard: Shard,
 ) -> None:
     spec = attention.spec
     program.attention(
@@ -142,4 +155,5 @@ def _emit_attention(
         norm_eps=spec.norm_eps,
         is_causal=spec.is_causal,
         is_whole=attention.is_whole,
+        own_heads=cut_heads(spec.num_heads, spec.num_kv_heads, shard),
     )

@@ -57,7 +57,7 @@ class Recorder:
         return self._add(Embed(self._value(table.cols, None), table, 1.0, of, offset))
 
     def linear(self, x: Value, weight: NativeLinear) -> Value:
-        return self._add(Linear(self._value(weight.weight.rows, x), x, weight))
+        return self._add(Linear(self._value(weight.weight.total_rows, x), x, weight))
 
     def rms_norm(self, x: Value, weight: NDArray[np.float32], eps: float) -> Value:
         return self._add(RmsNorm(self._value(x.cols, x), x, weight, eps))
