@@ -224,10 +224,10 @@ class Program:
         is_whole: bool = False,
         own_heads: tuple[int, int, int, int] | None = None,
     ) -> None:
-        """`own_heads`: the first head that is computed here and how many, then the same of KV
-        heads; None: all. Per-head norms, rope, KV write, then paged causal attention. With is_whole each sequence
+        """Per-head norms, rope, KV write, then paged causal attention. With is_whole each sequence
         is in the step from its first token on, and may see its later tokens too.
-        cos_sin is [max positions, rotary_dim]: cos of each pair, then sin of each pair."""
+        cos_sin is [max positions, rotary_dim]: cos of each pair, then sin of each pair.
+        own_heads: the first head that is computed here and how many, then the same of KV heads."""
     def glu(self, dst: int, src: int, activation: str) -> None: ...
     def activation(self, dst: int, src: int, activation: str) -> None: ...
     def add(self, dst: int, x: int, y: int, scale: float = 1.0) -> None:

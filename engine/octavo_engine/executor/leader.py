@@ -34,14 +34,15 @@ def start_ranks(
     config: EngineConfig,
     files: ModelFiles,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    patience_s: float = BARRIER_PATIENCE_S,
 ) -> LeadingBackend:
     """As many processes as `config.tensor_parallel_size` says, this one included; each loads its
     part of the model. Raises ConfigError, ModelError and WorkerLost; then none is left."""
     local = config.replace(model=str(files.path.absolute()), revision=None)
-    size = config.tensor_parallel_size
-    processes = RankProcesses(local, size)
+    processes = RankProcesses(local, patience_s)
     try:
-        place = RankPlace(Shard(0, size), processes.memory_file, BARRIER_PATIENCE_S)
+        place = RankPlace(Shard(0, processes.size), processes.memory_file, patience_s)
         backend = build_rank(local, files, place, progress)
         processes.expect(messages.WorkerLoaded)
     except BaseException:
@@ -133,7 +134,7 @@ class LeadingBackend:
         assert self._ring is not None, "prepare() comes first"
         if self._ranks.failed >= 0:
             raise self._lost()
-        if not self._ring.put(command.message(body), BARRIER_PATIENCE_S):
+        if not self._ring.put(command.message(body), self._processes.patience_s):
             self._ranks.fail(self._ring.slowest)
             raise self._lost()
 
@@ -148,5 +149,5 @@ class LeadingBackend:
             return self._processes.lost
         return WorkerLost(
             f"rank {self._ranks.failed} of {self._ranks.size} hangs: the others waited for it for "
-            f"{BARRIER_PATIENCE_S:.0f} s"
+            f"{self._processes.patience_s:.0f} s"
         )

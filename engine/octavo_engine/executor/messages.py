@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
-from octavo_engine.backends.backend import BackendLimits
-from octavo_engine.config import EngineConfig
+from octavo_engine.backends.backend import BackendLimits  # noqa: TC001  (msgspec reads it)
+from octavo_engine.config import EngineConfig  # noqa: TC001  (msgspec reads it)
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -22,6 +22,7 @@ class StartWorker(msgspec.Struct, tag=True, frozen=True):
     config: EngineConfig
     rank: int
     size: int
+    patience_s: float  # at barriers
     log_level: int
     log_format: str
 

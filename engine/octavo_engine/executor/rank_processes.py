@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from multiprocessing.connection import Connection, wait
-from queue import Empty, Queue
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from octavo_common.logs import format_in_use
@@ -39,25 +39,30 @@ class RankProcesses:
     """Ranks 1 to size - 1. `on_lost` is called once, on another thread, when one has ended."""
 
     def __init__(
-        self, config: EngineConfig, size: int, command: Sequence[str] = WORKER_COMMAND
+        self,
+        config: EngineConfig,
+        patience_s: float,
+        command: Sequence[str] = WORKER_COMMAND,
     ) -> None:
+        size = config.tensor_parallel_size
         if not hasattr(os, "memfd_create"):
             raise ConfigError("--tensor-parallel-size above 1 needs Linux, for memory to share")
         self.size = size
+        self.patience_s = patience_s
         self.memory_file = os.memfd_create("octavo-ranks")
         self.ring_file = os.memfd_create("octavo-ring")
         self.processes: list[subprocess.Popen[bytes]] = []
         self.lost: WorkerLost | None = None
         self.on_lost: Callable[[int, WorkerLost], None] | None = None
         self._connections: list[Connection] = []
-        self._replies: Queue[messages.FromWorker | None] = Queue()
+        self._replies: SimpleQueue[messages.FromWorker | None] = SimpleQueue()  # None: one is lost
         self._is_closed = False
         try:
             for _ in range(1, size):
                 self._spawn(command)
             level = logging.getLogger("octavo_engine").getEffectiveLevel()
             for rank, connection in enumerate(self._connections, start=1):
-                start = messages.StartWorker(config, rank, size, level, format_in_use())
+                start = messages.StartWorker(config, rank, size, patience_s, level, format_in_use())
                 messages.send(connection, start)
         except BaseException:
             self.close()
@@ -76,16 +81,12 @@ class RankProcesses:
     def expect(self, kind: type[messages.FromWorker]) -> None:
         """Wait until every rank has said so. Raises what ended one of them instead."""
         for _ in self._connections:
-            reply = None
-            while reply is None:
-                try:
-                    reply = self._replies.get(timeout=1.0)
-                except Empty:
-                    pass
-                if self.lost is not None and not isinstance(reply, messages.WorkerFailed):
-                    raise self.lost
+            reply = self._replies.get()
             if isinstance(reply, messages.WorkerFailed):
                 raise _STARTUP_ERRORS.get(reply.kind, OctavoError)(reply.message)
+            if reply is None:
+                assert self.lost is not None
+                raise self.lost
             assert isinstance(reply, kind)
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from octavo_engine.backends.registry import build_rank
 from octavo_engine.backends.step_plan import StepPlan
 from octavo_engine.errors import OctavoError
 from octavo_engine.executor import messages
-from octavo_engine.executor.commands import BARRIER_PATIENCE_S, Command
+from octavo_engine.executor.commands import Command
 from octavo_engine.weights.source import resolve_model
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class RankWorker:
 
     def _serve(self, start: messages.StartWorker) -> None:
         config = start.config
-        place = RankPlace(Shard(start.rank, start.size), self._memory_file, BARRIER_PATIENCE_S)
+        place = RankPlace(Shard(start.rank, start.size), self._memory_file, start.patience_s)
         backend = build_rank(config, resolve_model(config.model), place)
         messages.send(self._connection, messages.WorkerLoaded())
         prepare = self._inbox.get()

@@ -189,7 +189,7 @@ class NativeBackend:
         return self._loaded
 
     def _make_kv(self, num_blocks: int) -> _native.KVCache:
-        c, num_kv_heads = self.config, self._own_heads.kv_count
+        c, num_kv_heads = self.config, self._own_heads.num_kv_heads
         kv = _native.KVCache(
             c.num_layers, num_blocks, num_kv_heads, c.head_dim, self.kv_format.name
         )

@@ -8,8 +8,8 @@ from octavo_engine import _native
 from octavo_engine.backends.native import graph as g
 from octavo_engine.backends.native.facts import OpFacts, facts_of
 from octavo_engine.backends.native.plan import plan_memory
-from octavo_engine.backends.native.shard import Shard, cut_heads
 from octavo_engine.backends.native.rope_table import RopeTables
+from octavo_engine.backends.native.shard import Shard, cut_heads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

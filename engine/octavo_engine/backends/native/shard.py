@@ -34,10 +34,10 @@ class RankPlace(NamedTuple):
 class HeadShard(NamedTuple):
     """The heads that a rank computes, and the KV heads that it keeps for them."""
 
-    first: int
-    count: int
-    first_kv: int
-    kv_count: int
+    first_head: int
+    num_heads: int
+    first_kv_head: int
+    num_kv_heads: int
 
 
 class Piece(NamedTuple):

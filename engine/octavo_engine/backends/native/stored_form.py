@@ -24,11 +24,12 @@ def rows_of(stored: StoredTensor, first: int, end: int) -> StoredTensor:
     if (first, end) == (0, num_rows):
         return stored
     data = stored.data.reshape(num_rows, -1)
-    rows = data[first:end] if stored.row_map is None else data[stored.row_map[first:end]]
+    mapped = None if stored.row_map is None else stored.row_map[first:end]
+    rows = data[first:end] if mapped is None else data[mapped]
     scales = stored.scales
     if scales is not None:
-        by_row = scales.values[np.arange(first, end) // scales.rows]
-        scales = Scales(by_row, 1, scales.columns)
+        which = np.arange(first, end) if mapped is None else mapped
+        scales = Scales(scales.values[which // scales.rows], 1, scales.columns)
     return dataclasses.replace(
         stored, shape=(end - first, columns), data=rows.reshape(-1), row_map=None, scales=scales
     )
