@@ -6,6 +6,7 @@ it can go to another process; row b of its tables is sequence b.
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -153,7 +154,7 @@ def _read(data: bytes) -> Mapping[str, NDArray[np.int32]]:
         sides = struct.Struct(f"<{dimensions}I")
         shape = _unpack(sides, data, place)
         place += sides.size
-        entries = int(np.prod(shape, dtype=object))
+        entries = math.prod(shape)
         if entries > _MAX_ENTRIES or place + 4 * entries > len(data):
             raise StepPlanError(
                 f"{name} of a step plan has the shape {shape}, which its {len(data)} bytes do "

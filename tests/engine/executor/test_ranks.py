@@ -49,7 +49,7 @@ CODE = SamplingParams(
     grammar=GrammarSpec(kind="regex", text="[0-9]{3}-[a-z]{4}"),
 )
 PROMPT = "The capital of France is a city that many people want to see, and its name is"
-ENDLESS = SamplingParams(max_tokens=100, ignore_eos=True)
+ENDLESS = SamplingParams(max_tokens=1900, ignore_eos=True)
 
 
 def workers_of(process: psutil.Process | None = None) -> list[psutil.Process]:
@@ -184,7 +184,7 @@ def test_models_that_cannot_be_shared_out_so() -> None:
 def test_the_core_is_replaced_when_a_rank_is_lost() -> None:
     """Under load, and when nothing is computed."""
     timing = Timing(first_delay=0.05, last_delay=0.1, fast_failure=0.0)
-    config = CONFIG.replace(tensor_parallel_size=2)
+    config = CONFIG.replace(tensor_parallel_size=2, max_model_len=2048, kv_cache_memory_bytes=None)
 
     async def lose_rank(engine: AsyncEngine) -> None:
         core = psutil.Process(engine._client.pid)  # type: ignore[attr-defined,union-attr]
