@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import BackendLimits
 
 _MAGIC = 0x4F53_5031  # "OSP1": another layout has another one
-_HEAD = struct.Struct("<II")  # magic, number of arrays
-_ENTRY = struct.Struct("<HH")  # which array, dimensions; then each dimension
+_HEAD_ENTRIES = 2  # magic, number of arrays
 _MAX_DIMENSIONS = 4
 _MAX_ENTRIES = 1 << 31  # of one array: sizes are multiplied
 
@@ -98,16 +97,17 @@ class StepPlan:
         )
 
     def encode(self) -> bytes:
-        """Hot path: once a step."""
+        """Words of 32 bits: a head; of each array its number, dimensions and sides; all entries."""
+        # Hot path: once a step.
+        head = [_MAGIC, 0]
         parts: list[bytes] = []
         for number, field in enumerate(_FIELDS):
             array: NDArray[np.int32] | None = getattr(self, field.name)
             if array is not None:
-                shape = array.shape
-                parts.append(_ENTRY.pack(number, len(shape)))
-                parts.append(struct.pack(f"<{len(shape)}I", *shape))
+                head += (number, array.ndim, *array.shape)
                 parts.append(array.tobytes())
-        return b"".join((_HEAD.pack(_MAGIC, len(parts) // 3), *parts))
+        head[1] = len(parts)
+        return b"".join((struct.pack(f"<{len(head)}I", *head), *parts))
 
     @classmethod
     def decode(cls, data: bytes) -> StepPlan:
@@ -134,43 +134,53 @@ def max_plan_bytes(limits: BackendLimits) -> int:
 
 
 def _read(data: bytes) -> Mapping[str, NDArray[np.int32]]:
-    if len(data) < _HEAD.size:
+    if len(data) % 4 or len(data) < 4 * _HEAD_ENTRIES:
         raise StepPlanError(f"a step plan of {len(data)} bytes is cut off")
-    magic, count = _HEAD.unpack_from(data)
+    entries = np.frombuffer(data, "<i4")
+    # All that any known arrays can have in front of their entries.
+    words = entries[: _HEAD_ENTRIES + len(_FIELDS) * (2 + _MAX_DIMENSIONS)].view("<u4").tolist()
+    magic, count, *words = words
     if magic != _MAGIC:
         raise StepPlanError(f"a step plan begins with {magic:#x}; it must be {_MAGIC:#x}")
+    shapes = _shapes(words, count)
+    place = _HEAD_ENTRIES + sum(2 + len(shape) for shape in shapes.values())
     arrays: dict[str, NDArray[np.int32]] = {}
-    place = _HEAD.size
-    for _ in range(count):
-        number, dimensions = _unpack(_ENTRY, data, place)
-        place += _ENTRY.size
-        if number >= len(_FIELDS):
-            raise StepPlanError(f"a step plan has an array {number}; {len(_FIELDS)} are known")
-        name = _FIELDS[number].name
-        if name in arrays:
-            raise StepPlanError(f"a step plan has {name} twice")
-        if not 1 <= dimensions <= _MAX_DIMENSIONS:
-            raise StepPlanError(f"{name} of a step plan has {dimensions} dimensions")
-        sides = struct.Struct(f"<{dimensions}I")
-        shape = _unpack(sides, data, place)
-        place += sides.size
-        entries = math.prod(shape)
-        if entries > _MAX_ENTRIES or place + 4 * entries > len(data):
+    for name, shape in shapes.items():
+        size = math.prod(shape)
+        if size > _MAX_ENTRIES or place + size > len(entries):
             raise StepPlanError(
                 f"{name} of a step plan has the shape {shape}, which its {len(data)} bytes do "
                 "not hold"
             )
-        arrays[name] = np.frombuffer(data, "<i4", entries, place).reshape(shape)
-        place += 4 * entries
-    if place != len(data):
-        raise StepPlanError(f"a step plan has {len(data) - place} bytes behind its arrays")
+        array = entries[place : place + size]
+        arrays[name] = array if len(shape) == 1 else array.reshape(shape)
+        place += size
+    if place != len(entries):
+        raise StepPlanError(f"a step plan has {4 * (len(entries) - place)} bytes behind its arrays")
     return arrays
 
 
-def _unpack(layout: struct.Struct, data: bytes, place: int) -> tuple[int, ...]:
-    if place + layout.size > len(data):
-        raise StepPlanError(f"a step plan of {len(data)} bytes is cut off")
-    return layout.unpack_from(data, place)
+def _shapes(words: list[int], count: int) -> dict[str, tuple[int, ...]]:
+    """Of so many arrays, in their order."""
+    if count > len(_FIELDS):
+        raise StepPlanError(f"a step plan has {count} arrays; {len(_FIELDS)} are known")
+    shapes: dict[str, tuple[int, ...]] = {}
+    place = 0
+    for _ in range(count):
+        number, dimensions = words[place : place + 2] if place + 2 <= len(words) else (0, 0)
+        place += 2
+        if number >= len(_FIELDS):
+            raise StepPlanError(f"a step plan has an array {number}; {len(_FIELDS)} are known")
+        name = _FIELDS[number].name
+        if name in shapes:
+            raise StepPlanError(f"a step plan has {name} twice")
+        if not 1 <= dimensions <= _MAX_DIMENSIONS:
+            raise StepPlanError(f"{name} of a step plan has {dimensions} dimensions")
+        if place + dimensions > len(words):
+            raise StepPlanError("the head of a step plan is cut off")
+        shapes[name] = tuple(words[place : place + dimensions])
+        place += dimensions
+    return shapes
 
 
 def _check_sides(field: _Field, shape: tuple[int, ...], sides: dict[str, int]) -> None:

@@ -74,22 +74,25 @@ def test_a_plan_is_small() -> None:
 DATA = StepPlan.of(STEP).encode()
 
 
-def with_dimension(offset: int, value: int) -> bytes:
-    return DATA[:offset] + struct.pack("<I", value) + DATA[offset + 4 :]
+def with_word(place: int, value: int) -> bytes:
+    return DATA[: 4 * place] + struct.pack("<I", value) + DATA[4 * place + 4 :]
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (b"", "of 0 bytes is cut off"),
+        (DATA[:-1], "is cut off"),
         (b"abcdefgh", "begins with"),
-        (DATA[:-1], "copies of a step plan has the shape"),
-        (DATA[:40], "token_ids of a step plan has the shape"),
+        (DATA[:-4], "copies of a step plan has the shape"),
+        (DATA[:40], "the head of a step plan is cut off"),
         (DATA + b"\0\0\0\0", "4 bytes behind its arrays"),
-        (with_dimension(12, 1 << 31), "token_ids of a step plan has the shape"),
-        (with_dimension(8, 0x0001_0063), "has an array 99; 8 are known"),
-        (with_dimension(8, 0x0009_0000), "has 9 dimensions"),
-        (with_dimension(4, 7), "bytes behind its arrays"),
+        (with_word(1, 9), "has 9 arrays; 8 are known"),
+        (with_word(1, 7), "bytes behind its arrays"),
+        (with_word(2, 99), "has an array 99; 8 are known"),
+        (with_word(3, 9), "token_ids of a step plan has 9 dimensions"),
+        (with_word(4, 1 << 31), "token_ids of a step plan has the shape"),
+        (with_word(5, 0), "has token_ids twice"),
         (struct.pack("<II", 0x4F535031, 0), "without token_ids"),
     ],
 )

@@ -162,7 +162,7 @@ def test_every_leaf_of_the_spec_changes_something():
         "autoscaling.targets.ttft",
     }  # fmt: skip
     refused = {  # and say so: nothing can carry them out yet
-        "engine.executor", "engine.tensorParallelSize", "engine.pipelineParallelSize",
+        "engine.pipelineParallelSize",
         "adapters.[].name", "adapters.[].uri",
     }  # fmt: skip
     all_leaves = {".".join(path) for path in leaves(spec_schema())}
@@ -233,6 +233,11 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine.maxNumBatchedTokens": _engine("maxNumBatchedTokens", 512),
     "engine.kvCacheMemory": _engine("kvCacheMemory", "1Gi"),
     "engine.prefixCaching": _engine("prefixCaching", False),
+    "engine.tensorParallelSize": (
+        {"engine": {"executor": "mp"}},
+        {"engine": {"executor": "mp", "tensorParallelSize": 2}},
+    ),
+    "engine.executor": _engine("executor", "mp"),
     "engine.startupTimeout": _engine("startupTimeout", "1m"),
     "engine.image": _engine("image", "a:1"),
     "engine.args.{}": _engine("args", {"max-queue": 2}),
