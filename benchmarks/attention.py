@@ -75,10 +75,11 @@ class Decode:
     ) -> None:
         per_seq = context // BLOCK_SIZE
         num_blocks = num_seqs * per_seq
-        sizes = (num_blocks, shape.num_kv_heads, shape.head_dim)
         layer_bytes = block_bytes(shape, kv_format) * num_blocks
         self.num_layers = min(MAX_LAYERS, -(-FAR_BEYOND_CACHES // layer_bytes))
-        self.kv = _native.KVCache(self.num_layers, *sizes, kv_format)
+        self.kv = _native.KVCache(
+            num_blocks, [layer_of(shape, index) for index in range(self.num_layers)], [0], kv_format
+        )
         self.kv_bytes = self.num_layers * layer_bytes
         self._program = _program(team, shape, self.num_layers, max(num_seqs, BLOCK_SIZE))
         tables = np.random.default_rng(1).permutation(num_blocks).astype(np.int32)
@@ -107,18 +108,23 @@ class Decode:
             self.kv,
             token_ids=np.arange(num_tokens, dtype=np.int32),
             positions=positions.astype(np.int32),
-            slots=slots.astype(np.int32),
+            slots=slots.astype(np.int32)[None],
             seq_starts=np.linspace(0, num_tokens, num_seqs + 1).astype(np.int32),
             seq_lens=np.array(lens, np.int32),
             rows=np.arange(num_seqs, dtype=np.int32),
-            block_tables=self._tables,
+            block_tables=self._tables[None],
             logit_rows=np.zeros(0, np.int32),
         )
 
 
 def block_bytes(shape: Shape, kv_format: FormatName) -> int:
     """Of one layer."""
-    return _native.KVCache(1, 1, shape.num_kv_heads, shape.head_dim, kv_format).bytes_per_block
+    return _native.KVCache(1, [layer_of(shape, 0)], [0], kv_format).bytes_per_block
+
+
+def layer_of(shape: Shape, index: int) -> tuple[int, int, int, int]:
+    """Group, region, KV heads and their columns."""
+    return 0, index, shape.num_kv_heads, shape.head_dim
 
 
 def _program(team: _native.Team, shape: Shape, num_layers: int, max_tokens: int) -> _native.Program:

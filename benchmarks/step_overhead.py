@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo_engine.backends.backend import BackendLimits
+from octavo_engine.caches import KVSpec, one_group
 from octavo_engine.config import SchedulerConfig
 from octavo_engine.executor.uni import UniExecutor
 from octavo_engine.sampling.batch import Sampled
@@ -38,6 +39,7 @@ class NullBackend:
     name = "null"
     vocab_size = 32000
     kv_bytes_per_block = 1
+    cache_layout = one_group([KVSpec(num_kv_heads=1, head_dim=1)])
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         return None

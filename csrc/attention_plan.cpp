@@ -56,7 +56,7 @@ void AttentionPlan::add_tiles(const Step& step, int64_t seq) {
         }
         for (int64_t head = 0; head < shape_.num_kv_heads; ++head) {
             tiles_.push_back({
-                .block_table = step.block_table(seq),
+                .block_table = step.block_table(shape_.group, seq),
                 .first_token = static_cast<int32_t>(token),
                 .num_tokens = static_cast<int32_t>(count),
                 .first_position = static_cast<int32_t>(position),

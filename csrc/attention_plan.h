@@ -16,6 +16,7 @@ struct AttentionShape {
     int64_t head_dim;
     int64_t window;
     bool is_causal = true;
+    int64_t group = 0;  // whose block tables say where the keys and values lie
 
     bool operator==(const AttentionShape&) const = default;
 };

@@ -8,6 +8,7 @@
 #include "common/team.h"
 #include "cpu/isa.h"
 #include "cpu/quants.h"
+#include "cpu/runnable.h"
 #include "packed.h"
 
 namespace octavo {
@@ -54,6 +55,7 @@ void bind_machine(nb::module_& module) {
         }
         return names;
     });
+    module.def("runnable_isas", &cpu::runnable_isas);
     module.def("available_cores", &available_cores, nb::arg("cgroups") = "/sys/fs/cgroup",
                nb::arg("membership") = "/proc/self/cgroup");
     nb::class_<Team>(module, "Team", nb::is_weak_referenceable())

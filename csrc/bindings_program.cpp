@@ -19,18 +19,31 @@ Rows parse_rows(const std::string& name) {
 
 cpu::Activation parse_activation(const std::string& name) {
     using enum cpu::Activation;
-    constexpr std::array<std::pair<const char*, cpu::Activation>, 6> known{{{"", None},
+    constexpr std::array<std::pair<const char*, cpu::Activation>, 7> known{{{"", None},
                                                                             {"silu", Silu},
                                                                             {"gelu", Gelu},
                                                                             {"gelu_tanh", GeluTanh},
                                                                             {"relu", Relu},
+                                                                            {"relu2", Relu2},
                                                                             {"tanh", Tanh}}};
     for (const auto& [known_name, activation] : known) {
         if (name == known_name) {
             return activation;
         }
     }
-    fail("activation '", name, "' is not known; there are: silu, gelu, gelu_tanh, relu, tanh");
+    fail("activation '", name, "' is not known; there are: silu, gelu, gelu_tanh, relu, relu2, ",
+         "tanh");
+}
+
+cpu::HeadNorm parse_head_norm(const std::string& name) {
+    if (name == "rms") {
+        return cpu::HeadNorm::Rms;
+    }
+    if (name == "layer") {
+        return cpu::HeadNorm::Layer;
+    }
+    check(name == "row", "attention: norm '", name, "' is not known; there are: rms, layer, row");
+    return cpu::HeadNorm::Row;
 }
 
 cpu::LinearMode parse_mode(const std::string& name) {
@@ -87,7 +100,8 @@ void poison_blocks(KVCache& kv, const std::vector<int64_t>& block_ids) {
 }
 
 nb::object read_block(const KVCache& kv, int64_t layer, int64_t block) {
-    const cpu::KVLayer shape = kv.layer(0);
+    check(layer >= 0 && layer < kv.num_layers(), "read: layer ", layer, " of ", kv.num_layers());
+    const cpu::KVLayer& shape = kv.layer(layer);
     const std::array<size_t, 3> sides{static_cast<size_t>(shape.num_kv_heads), 16,
                                       static_cast<size_t>(shape.head_dim)};
     NewArray<float, 3> keys(sides);
@@ -96,17 +110,22 @@ nb::object read_block(const KVCache& kv, int64_t layer, int64_t block) {
     return nb::make_tuple(nb::cast(keys.array), nb::cast(values.array));
 }
 
+using PartFields = std::tuple<int64_t, int64_t, int64_t, int64_t>;
+
 void bind_kv_cache(nb::module_& module) {
     nb::class_<KVCache>(module, "KVCache")
         .def(
             "__init__",
-            [](KVCache* self, int64_t num_layers, int64_t num_blocks, int64_t num_kv_heads,
-               int64_t head_dim, const std::string& dtype) {
-                new (self)
-                    KVCache(num_layers, num_blocks, num_kv_heads, head_dim, parse_kv_format(dtype));
+            [](KVCache* self, int64_t num_blocks, const std::vector<PartFields>& layers,
+               std::vector<int64_t> windows, const std::string& dtype) {
+                std::vector<KVPart> parts;
+                for (const auto& [group, region, num_kv_heads, head_dim] : layers) {
+                    parts.push_back({group, region, num_kv_heads, head_dim});
+                }
+                new (self) KVCache(num_blocks, std::move(parts), std::move(windows),
+                                   parse_kv_format(dtype));
             },
-            arg("num_layers"), arg("num_blocks"), arg("num_kv_heads"), arg("head_dim"),
-            arg("dtype"))
+            arg("num_blocks"), arg("layers"), arg("windows"), arg("dtype"))
         .def_prop_ro("bytes_per_block", &KVCache::bytes_per_block)
         .def("copy", &copy_blocks, arg("copies").noconvert())
         .def("poison", &poison_blocks, arg("block_ids"))
@@ -120,8 +139,9 @@ void add_attention(
     const std::optional<nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>>&
         cos_sin,
     int64_t window, float soft_cap, const std::optional<Floats>& q_norm,
-    const std::optional<Floats>& k_norm, float norm_eps, bool is_causal, bool is_whole,
-    const std::optional<std::array<int64_t, 4>>& own_heads) {
+    const std::optional<Floats>& k_norm, float norm_eps, const std::string& norm,
+    bool norm_after_rope, const std::optional<Floats>& alibi, bool is_causal, bool is_whole,
+    int64_t group, const std::optional<std::array<int64_t, 4>>& own_heads) {
     check(!cos_sin || static_cast<int64_t>(cos_sin->shape(1)) == rotary_dim,
           "attention: cos_sin has ", cos_sin ? cos_sin->shape(1) : 0, " columns; rotary_dim is ",
           rotary_dim);
@@ -129,7 +149,7 @@ void add_attention(
         own_heads.value_or(std::array<int64_t, 4>{0, num_heads, 0, num_kv_heads});
     program.attention(dst, qkv,
                       {.layer = layer,
-                       .shape = {own_count, own_kv_count, head_dim, window, is_causal},
+                       .shape = {own_count, own_kv_count, head_dim, window, is_causal, group},
                        .heads = {num_heads, num_kv_heads, first_head, first_kv_head},
                        .scale = scale,
                        .rotary_dim = rotary_dim,
@@ -138,15 +158,60 @@ void add_attention(
                        .q_norm = span_of(q_norm),
                        .k_norm = span_of(k_norm),
                        .norm_eps = norm_eps,
+                       .norm = parse_head_norm(norm),
+                       .norm_after_rope = norm_after_rope,
+                       .alibi = span_of(alibi),
                        .is_whole = is_whole});
+}
+
+using FloatTable = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+FloatMatrix matrix_of(const FloatTable& table) {
+    return {table.data(), static_cast<int64_t>(table.shape(0)),
+            static_cast<int64_t>(table.shape(1))};
+}
+
+void add_to_adapter(PackedAdapter& adapter, const AdapterSlots& slots, int64_t site,
+                    const std::vector<int64_t>& parts, const std::vector<FloatTable>& downs,
+                    const std::vector<FloatTable>& ups, const std::vector<float>& scales) {
+    check(
+        downs.size() == parts.size() && ups.size() == parts.size() && scales.size() == parts.size(),
+        "add: parts, downs, ups and scales differ in number");
+    std::vector<AdapterPart> all;
+    for (size_t i = 0; i < parts.size(); ++i) {
+        all.push_back({parts[i], matrix_of(downs[i]), matrix_of(ups[i]), scales[i]});
+    }
+    const nb::gil_scoped_release release;
+    adapter.add(slots, site, all);
+}
+
+void bind_adapters(nb::module_& module) {
+    nb::class_<PackedAdapter>(module, "PackedAdapter")
+        .def(nb::init<const AdapterSlots&>(), arg("slots"))
+        .def("add", &add_to_adapter, arg("slots"), arg("site"), arg("parts"), arg("downs"),
+             arg("ups"), arg("scales"))
+        .def_prop_ro("nbytes", &PackedAdapter::num_bytes);
+    nb::class_<AdapterSlots>(module, "AdapterSlots")
+        .def(
+            "__init__",
+            [](AdapterSlots* self, int64_t num_slots, int64_t max_rank, const std::string& dtype) {
+                new (self) AdapterSlots(num_slots, max_rank, parse_dtype(dtype));
+            },
+            arg("num_slots"), arg("max_rank"), arg("dtype"))
+        .def("add_site", &AdapterSlots::add_site, arg("sizes"), arg("cols"))
+        .def("shrunken_cols", &AdapterSlots::shrunken_cols, arg("site"))
+        .def("set", &AdapterSlots::set, arg("slot"), arg("adapter").none());
 }
 
 using Times = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const Ints& positions,
-              const Ints& slots, const Ints& seq_starts, const Ints& seq_lens, const Ints& rows,
-              const IntTable& block_tables, const Ints& logit_rows,
-              const std::optional<Ints>& type_ids, const std::optional<Times>& op_times) {
+              const IntTable& slots, const Ints& seq_starts, const Ints& seq_lens, const Ints& rows,
+              const IntTables& block_tables, const Ints& logit_rows,
+              const std::optional<Ints>& type_ids, const std::optional<Times>& op_times,
+              const std::optional<Ints>& adapters) {
+    check(slots.shape(0) == block_tables.shape(0), "step: slots are of ", slots.shape(0),
+          " groups, block_tables of ", block_tables.shape(0));
     const Step step{
         .token_ids = span_of(token_ids),
         .positions = span_of(positions),
@@ -155,10 +220,12 @@ void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const 
         .seq_lens = span_of(seq_lens),
         .rows = span_of(rows),
         .block_tables = block_tables.data(),
-        .table_rows = static_cast<int64_t>(block_tables.shape(0)),
-        .table_cols = static_cast<int64_t>(block_tables.shape(1)),
+        .num_groups = static_cast<int64_t>(block_tables.shape(0)),
+        .table_rows = static_cast<int64_t>(block_tables.shape(1)),
+        .table_cols = static_cast<int64_t>(block_tables.shape(2)),
         .logit_rows = span_of(logit_rows),
         .type_ids = span_of(type_ids),
+        .adapters = span_of(adapters),
         .op_times = op_times ? std::span<int64_t>(op_times->data(), op_times->size())
                              : std::span<int64_t>(),
     };
@@ -186,6 +253,7 @@ nb::object read_buffer(nb::handle self, int index, int64_t num_rows) {
 
 void bind_program(nb::module_& module) {
     bind_kv_cache(module);
+    bind_adapters(module);
     nb::class_<Program>(module, "Program", nb::is_weak_referenceable())
         .def(nb::init<Team&, int64_t, int64_t, int64_t, int, Ranks*>(), arg("team"),
              arg("arena_bytes"), arg("max_tokens"), arg("max_logit_rows"),
@@ -222,19 +290,23 @@ void bind_program(nb::module_& module) {
             "linear",
             [](Program& self, int dst, int src, const Packed& weight,
                const std::optional<Floats>& bias, const std::string& mode,
-               const std::string& activation, float scale) {
+               const std::string& activation, float scale, const AdapterSlots* adapters,
+               int64_t site, int u) {
                 self.linear(dst, src, weight, span_of(bias), parse_mode(mode),
-                            parse_activation(activation), scale);
+                            parse_activation(activation), scale, {adapters, site, u});
             },
             arg("dst"), arg("src"), arg("weight"), arg("bias").noconvert().none() = nb::none(),
             arg("mode") = "store", arg("activation") = "", arg("scale") = 1.0F,
-            nb::keep_alive<1, 4>())
+            arg("adapters").none() = nb::none(), arg("site") = 0, arg("u") = -1,
+            nb::keep_alive<1, 4>(), nb::keep_alive<1, 9>())
         .def("attention", &add_attention, arg("dst"), arg("qkv"), arg("layer"), arg("num_heads"),
              arg("num_kv_heads"), arg("head_dim"), arg("scale"), arg("rotary_dim") = 0,
              arg("cos_sin").noconvert().none() = nb::none(), arg("window") = 0,
              arg("soft_cap") = 0.0F, arg("q_norm").noconvert().none() = nb::none(),
              arg("k_norm").noconvert().none() = nb::none(), arg("norm_eps") = 1e-6F,
-             arg("is_causal") = true, arg("is_whole") = false, arg("own_heads") = nb::none(),
+             arg("norm") = "rms", arg("norm_after_rope") = false,
+             arg("alibi").noconvert().none() = nb::none(), arg("is_causal") = true,
+             arg("is_whole") = false, arg("group") = 0, arg("own_heads") = nb::none(),
              nb::keep_alive<1, 10>())
         .def(
             "moe",
@@ -262,6 +334,7 @@ void bind_program(nb::module_& module) {
         .def("add", &Program::add, arg("dst"), arg("x"), arg("y"), arg("scale") = 1.0F)
         .def("scale", &Program::scale, arg("dst"), arg("src"), arg("factor"))
         .def("soft_cap", &Program::soft_cap, arg("dst"), arg("src"), arg("cap"))
+        .def("clamp", &Program::clamp, arg("dst"), arg("src"), arg("limit"))
         .def("gate", &Program::gate, arg("dst"), arg("src"), arg("scores"))
         .def("convert", &Program::convert, arg("dst"), arg("src"))
         .def("select_rows", &Program::select_rows, arg("dst"), arg("src"))
@@ -275,7 +348,8 @@ void bind_program(nb::module_& module) {
              arg("positions").noconvert(), arg("slots").noconvert(), arg("seq_starts").noconvert(),
              arg("seq_lens").noconvert(), arg("rows").noconvert(), arg("block_tables").noconvert(),
              arg("logit_rows").noconvert(), arg("type_ids").noconvert().none() = nb::none(),
-             arg("op_times").noconvert().none() = nb::none())
+             arg("op_times").noconvert().none() = nb::none(),
+             arg("adapters").noconvert().none() = nb::none())
         .def("read", &read_buffer, arg("buffer"), arg("num_rows"));
 }
 

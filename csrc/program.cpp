@@ -54,6 +54,7 @@ Program::Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t ma
                std::numeric_limits<int32_t>::max(),
                0,
                1 << 30,
+               0,
                false,
                false};
 }
@@ -129,7 +130,8 @@ cpu::NormArgs Program::norm_args(const char* name, int dst, int src, std::span<c
 }
 
 void Program::linear(int dst, int src, const Packed& weight, std::span<const float> bias,
-                     cpu::LinearMode mode, cpu::Activation activation, float scale) {
+                     cpu::LinearMode mode, cpu::Activation activation, float scale,
+                     const AdapterOptions& adapters) {
     const Buffer& to = at("linear", dst);
     const Buffer& from = at("linear", src);
     const Packed::Cut& cut = weight.cut();
@@ -167,7 +169,38 @@ void Program::linear(int dst, int src, const Packed& weight, std::span<const flo
     if (args.weight.is_quantized()) {
         quantize(from, args);
     }
+    if (adapters.slots != nullptr) {
+        adapt(to, from, weight, adapters, args);
+    }
     instructions_.push_back({to.rows, Product{args, weight.is_cut()}});
+}
+
+// What shrinks the rows of a linear layer, before it.
+void Program::adapt(const Buffer& to, const Buffer& src, const Packed& weight,
+                    const AdapterOptions& options, cpu::LinearArgs& args) {
+    const AdapterSlots& slots = *options.slots;
+    const AdapterSite& site = slots.site(options.site);
+    check(site.rows() == weight.rows() && site.cols == weight.cols(), "linear: adapter site ",
+          options.site, " is of ", site.rows(), " x ", site.cols, ", the weight of ", weight.rows(),
+          " x ", weight.cols());
+    check(adapters_ == nullptr || adapters_ == &slots, "linear: adapters of two sets of slots");
+    const Buffer& u = at("linear", options.u);
+    check_dtype("linear", "u", u.matrix.dtype, Dtype::F32);
+    check_cols("linear", "u", u.matrix.cols, slots.shrunken_cols(options.site));
+    check_rows("linear", u.rows, src.rows);
+    check_overlap("linear", u, src, false);
+    check_overlap("linear", u, to, false);
+    check(src.matrix.dtype == Dtype::F32 || slots.dtype() == Dtype::BF16,
+          "linear: adapters in f32 for rows in bf16");
+    adapters_ = &slots;
+    limits_.num_adapter_slots = slots.num_slots();
+    args.adapters = slots.of_site(options.site);
+    args.u = u.matrix;
+    scratch_bytes_ =
+        std::max(scratch_bytes_, team_.kernels().shrink_scratch_bytes(src.matrix.cols));
+    const cpu::ShrinkArgs shrink{
+        .src = src.matrix, .u = u.matrix, .dtype = slots.dtype(), .adapters = args.adapters};
+    instructions_.push_back({src.rows, Shrink{shrink}});
 }
 
 // Rows of a linear layer of integers, before it.
@@ -198,6 +231,7 @@ void Program::attention(int dst, int qkv, const AttentionOptions& options) {
           " up to ", cpu::kMaxHeadDim);
     check(options.layer >= 0, "attention: layer ", options.layer);
     check(shape.window >= 0, "attention: window ", shape.window);
+    check(shape.group >= 0, "attention: group ", shape.group);
     check_dtype("attention", "qkv", from.matrix.dtype, Dtype::F32);
     const cpu::HeadRange& heads = options.heads;
     check(heads.num_heads >= 1 && heads.num_heads <= 65536 && heads.num_kv_heads >= 1 &&
@@ -242,14 +276,12 @@ void Program::attention(int dst, int qkv, const AttentionOptions& options) {
     check(shape.is_causal || options.is_whole,
           "attention: only whole sequences can see their later tokens");
     limits_.is_whole = limits_.is_whole || options.is_whole;
-    for (const auto& [norm, to_fill] :
-         {std::pair{options.q_norm, &args.q_norm}, std::pair{options.k_norm, &args.k_norm}}) {
-        if (!norm.empty()) {
-            check(static_cast<int64_t>(norm.size()) == shape.head_dim,
-                  "attention: q_norm or k_norm has ", norm.size(), " values for head_dim ",
-                  shape.head_dim);
-            *to_fill = keep(norm, norm.size());
-        }
+    add_head_norms(options, args);
+    if (!options.alibi.empty()) {
+        check(static_cast<int64_t>(options.alibi.size()) == heads.num_heads,
+              "attention: alibi has ", options.alibi.size(), " values for ", heads.num_heads,
+              " heads");
+        args.alibi = keep(options.alibi, options.alibi.size()) + heads.first_head;
     }
     const int64_t query_bytes = max_tokens_ * shape.num_heads * shape.head_dim * 4;
     if (queries_.size() < query_bytes) {
@@ -258,6 +290,36 @@ void Program::attention(int dst, int qkv, const AttentionOptions& options) {
     scratch_bytes_ = std::max(scratch_bytes_,
                               team_.kernels().attend_scratch_bytes(args.group(), shape.head_dim));
     instructions_.push_back({to.rows, instruction});
+}
+
+void Program::add_head_norms(const AttentionOptions& options, cpu::AttentionArgs& args) {
+    args.norm = options.norm;
+    args.norm_after_rope = options.norm_after_rope;
+    check(options.norm != cpu::HeadNorm::Row || !options.norm_after_rope,
+          "attention: a norm of all heads goes before the rope");
+    const AttentionShape& shape = options.shape;
+    const auto size_of = [](std::span<const float> norm) {
+        return static_cast<int64_t>(norm.size());
+    };
+    const cpu::HeadRange& heads = options.heads;
+    args.norm_by_head = size_of(options.q_norm) == heads.num_heads * shape.head_dim &&
+                        (heads.num_heads > 1 || options.norm == cpu::HeadNorm::Row);
+    struct Of {
+        std::span<const float> norm;
+        int64_t heads;
+        const float** to_fill;
+    };
+    for (const Of& of : {Of{options.q_norm, heads.num_heads, &args.q_norm},
+                         Of{options.k_norm, heads.num_kv_heads, &args.k_norm}}) {
+        if (!of.norm.empty()) {
+            check(size_of(of.norm) == shape.head_dim * (args.norm_by_head ? of.heads : 1),
+                  "attention: q_norm or k_norm has ", of.norm.size(), " values for head_dim ",
+                  shape.head_dim, " and ", of.heads, " heads");
+            *of.to_fill = keep(of.norm, of.norm.size());
+        }
+    }
+    check(options.norm != cpu::HeadNorm::Row || args.norm_by_head,
+          "attention: a norm of all heads needs a weight for each of their columns");
 }
 
 size_t Program::plan_for(const AttentionShape& shape) {
@@ -348,6 +410,11 @@ void Program::scale(int dst, int src, float factor) {
 void Program::soft_cap(int dst, int src, float cap) {
     check(cap > 0, "soft_cap: cap is ", cap, "; it must be above 0");
     row_op("soft_cap", dst, src, {.op = cpu::RowOp::SoftCap, .factor = cap});
+}
+
+void Program::clamp(int dst, int src, float limit) {
+    check(limit > 0, "clamp: limit is ", limit, "; it must be above 0");
+    row_op("clamp", dst, src, {.op = cpu::RowOp::Clamp, .factor = limit});
 }
 
 void Program::gate(int dst, int src, int scores) {

@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "adapters.h"
 #include "attention_plan.h"
 #include "common/memory.h"
 #include "common/ranks.h"
@@ -40,7 +41,17 @@ struct AttentionOptions {
     std::span<const float> q_norm;
     std::span<const float> k_norm;
     float norm_eps;
-    bool is_whole;  // nothing is kept: all of a sequence is in the step
+    cpu::HeadNorm norm;
+    bool norm_after_rope;
+    std::span<const float> alibi;  // [num_heads], or empty
+    bool is_whole;                 // nothing is kept: all of a sequence is in the step
+};
+
+// Where a linear layer's adapters are, and the buffer for the rows as they shrink them.
+struct AdapterOptions {
+    const AdapterSlots* slots = nullptr;  // null: there are none
+    int64_t site = 0;
+    int u = -1;
 };
 
 struct MoeOptions {
@@ -76,7 +87,8 @@ class Program {
     void layer_norm(int dst, int src, std::span<const float> weight, std::span<const float> bias,
                     float eps, int add, float add_scale);
     void linear(int dst, int src, const Packed& weight, std::span<const float> bias,
-                cpu::LinearMode mode, cpu::Activation activation, float scale);
+                cpu::LinearMode mode, cpu::Activation activation, float scale,
+                const AdapterOptions& adapters = {});
     void attention(int dst, int qkv, const AttentionOptions& options);
     void moe(const MoeBuffers& buffers, const MoeOptions& options);
     void glu(int dst, int src, cpu::Activation activation);
@@ -84,6 +96,7 @@ class Program {
     void add(int dst, int x, int y, float scale);
     void scale(int dst, int src, float factor);
     void soft_cap(int dst, int src, float cap);
+    void clamp(int dst, int src, float limit);
     void gate(int dst, int src, int scores);
     void convert(int dst, int src);
     void select_rows(int dst, int src);
@@ -128,6 +141,9 @@ class Program {
     struct Quantize {
         cpu::LinearArgs args;  // of the instruction after it
     };
+    struct Shrink {
+        cpu::ShrinkArgs args;  // of the instruction after it
+    };
     struct Gate {
         cpu::RowOpArgs scale;  // by a factor that each row brings
         cpu::Matrix scores;
@@ -141,7 +157,7 @@ class Program {
     };
     struct Instruction {
         Rows rows;
-        std::variant<Embed, cpu::NormArgs, LayerNorm, Quantize, Product, cpu::RowOpArgs,
+        std::variant<Embed, cpu::NormArgs, LayerNorm, Quantize, Shrink, Product, cpu::RowOpArgs,
                      cpu::PoolArgs, Attention, Gate, Moe>
             args;
         bool feeds_own_rows = false;  // each worker quantises the rows that it wrote itself
@@ -153,9 +169,12 @@ class Program {
     void check_overlap(const char* name, const Buffer& dst, const Buffer& src, bool in_place) const;
     cpu::NormArgs norm_args(const char* name, int dst, int src, std::span<const float> weight,
                             float eps, int add, float add_scale);
+    void add_head_norms(const AttentionOptions& options, cpu::AttentionArgs& args);
     const float* keep(std::span<const float> values, size_t padded);
     void row_op(const char* name, int dst, int src, const cpu::RowOpArgs& args);
     void quantize(const Buffer& src, const cpu::LinearArgs& args);
+    void adapt(const Buffer& to, const Buffer& src, const Packed& weight,
+               const AdapterOptions& options, cpu::LinearArgs& args);
     size_t plan_for(const AttentionShape& shape);
 
     // program_experts.cpp
@@ -169,6 +188,8 @@ class Program {
 
     // program_run.cpp
     void prepare(const KVCache& kv, const Step& step);
+    void place_adapters(const Step& step);
+    void check_cache(const Attention& attention, const KVCache& kv) const;
     void run_worker(const KVCache& kv, const Step& step, int worker);
     void embed_rows(const Embed& embed, const Step& step, int64_t count, int worker);
     void multiply(const Product& product, std::atomic<int64_t>& next_part, int worker);
@@ -189,6 +210,15 @@ class Program {
     std::vector<Instruction> instructions_;
     std::deque<std::vector<float>> constants_;
     StepLimits limits_;
+
+    const AdapterSlots* adapters_ = nullptr;
+    // Of the step under way, for rows of tokens and those whose logits are wanted:
+    struct RowSlots {
+        std::vector<int32_t> slots;
+        std::vector<int32_t> adapted;  // rows with an adapter, by its slot
+    };
+    RowSlots row_slots_[2];
+    const RowSlots& slots_of(Rows rows) const { return row_slots_[static_cast<size_t>(rows)]; }
 
     Pairs pairs_;  // of the mixture of experts under way
 

@@ -48,7 +48,8 @@ void Program::run(const KVCache& kv, const Step& step) {
     if (!step.op_times.empty()) {
         const auto num_ops = static_cast<size_t>(
             std::ranges::count_if(instructions_, [](const Instruction& instruction) {
-                return !std::holds_alternative<Quantize>(instruction.args);
+                return !std::holds_alternative<Quantize>(instruction.args) &&
+                       !std::holds_alternative<Shrink>(instruction.args);
             }));
         check(step.op_times.size() == num_ops + 1, "run: op_times must hold ", num_ops + 1,
               " times; got ", step.op_times.size());
@@ -65,19 +66,13 @@ void Program::run(const KVCache& kv, const Step& step) {
 // All that may fail, before the team starts.
 void Program::prepare(const KVCache& kv, const Step& step) {
     limits_.num_blocks = kv.num_blocks();
+    limits_.windows = kv.windows();
     check_step(step, limits_);
+    place_adapters(step);
     for (const Instruction& instruction : instructions_) {
-        const auto* attention = std::get_if<Attention>(&instruction.args);
-        if (attention == nullptr) {
-            continue;
+        if (const auto* attention = std::get_if<Attention>(&instruction.args)) {
+            check_cache(*attention, kv);
         }
-        const cpu::KVLayer& wanted = attention->args.kv;
-        const cpu::KVLayer have = kv.layer(0);
-        check(attention->layer < kv.num_layers(), "run: attention of layer ", attention->layer,
-              ", but the KV cache has ", kv.num_layers());
-        check(wanted.num_kv_heads == have.num_kv_heads && wanted.head_dim == have.head_dim,
-              "run: attention of ", wanted.num_kv_heads, " KV heads of ", wanted.head_dim,
-              " columns, but the KV cache has ", have.num_kv_heads, " of ", have.head_dim);
     }
     const int64_t num_threads = team_.num_threads();
     if (scratch_.size() < scratch_bytes_ * num_threads) {
@@ -112,6 +107,56 @@ void Program::meet() {
     }
 }
 
+// The slot of each row, and the rows that have one.
+void Program::place_adapters(const Step& step) {
+    for (RowSlots& rows : row_slots_) {
+        rows.slots.clear();
+        rows.adapted.clear();
+    }
+    if (std::ranges::all_of(step.adapters, [](int32_t slot) { return slot < 0; })) {
+        return;
+    }
+    auto& tokens = row_slots_[static_cast<size_t>(Rows::Tokens)].slots;
+    for (size_t seq = 0; seq < step.adapters.size(); ++seq) {
+        const int32_t slot = step.adapters[seq];
+        check(slot < 0 || adapters_->is_set(slot), "step: adapters[", seq, "] is slot ", slot,
+              ", which is empty");
+        const int32_t count = step.seq_starts[seq + 1] - step.seq_starts[seq];
+        tokens.insert(tokens.end(), static_cast<size_t>(count), slot);
+    }
+    auto& selected = row_slots_[static_cast<size_t>(Rows::Selected)].slots;
+    for (const int32_t token : step.logit_rows) {
+        selected.push_back(tokens[static_cast<size_t>(token)]);
+    }
+    for (RowSlots& rows : row_slots_) {
+        for (size_t row = 0; row < rows.slots.size(); ++row) {
+            if (rows.slots[row] >= 0) {
+                rows.adapted.push_back(static_cast<int32_t>(row));
+            }
+        }
+        std::ranges::stable_sort(rows.adapted, {},
+                                 [&](int32_t row) { return rows.slots[static_cast<size_t>(row)]; });
+    }
+}
+
+void Program::check_cache(const Attention& attention, const KVCache& kv) const {
+    check(attention.layer < kv.num_layers(), "run: attention of layer ", attention.layer,
+          ", but the KV cache has ", kv.num_layers());
+    const cpu::KVLayer& wanted = attention.args.kv;
+    const cpu::KVLayer& have = kv.layer(attention.layer);
+    check(wanted.num_kv_heads == have.num_kv_heads && wanted.head_dim == have.head_dim,
+          "run: attention of ", wanted.num_kv_heads, " KV heads of ", wanted.head_dim,
+          " columns, but the KV cache has ", have.num_kv_heads, " of ", have.head_dim, " in layer ",
+          attention.layer);
+    const int64_t group = plans_[attention.plan].shape().group;
+    check(group == kv.group(attention.layer), "run: attention of layer ", attention.layer,
+          " is of group ", group, ", but in the KV cache of group ", kv.group(attention.layer));
+    const int64_t held = kv.windows()[static_cast<size_t>(group)];
+    const int64_t seen = attention.args.window;
+    check(held == 0 || (seen > 0 && seen <= held), "run: attention of layer ", attention.layer,
+          " sees ", seen, " tokens (0: all), but its group's blocks hold ", held);
+}
+
 void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
     const cpu::Kernels& kernels = team_.kernels();
     const Share share = all(worker);
@@ -119,14 +164,16 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
     size_t op = 0;  // as the caller counts: rows are quantised for the product behind
     for (const Instruction& instruction : instructions_) {
         const bool is_quantize = std::holds_alternative<Quantize>(instruction.args);
-        op += is_quantize ? 0 : 1;
+        const bool is_shrink = std::holds_alternative<Shrink>(instruction.args);
+        op += is_quantize || is_shrink ? 0 : 1;
         const int64_t count =
             instruction.rows == Rows::Tokens ? step.num_tokens() : step.num_logit_rows();
         if (count == 0) {
             continue;
         }
         const bool shares_rows = count > kOwnRows;
-        if (!shares_rows && is_quantize) {
+        const RowSlots& slots = slots_of(instruction.rows);
+        if ((!shares_rows && is_quantize) || (is_shrink && slots.adapted.empty())) {
             continue;
         }
         std::atomic<int64_t>& next_part = next_part_[turn];
@@ -143,10 +190,22 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                 [&](const Quantize& quantize) {
                     kernels.quantize_rows(quantize.args, rows.begin, rows.end, quantized_.data());
                 },
+                [&](const Shrink& shrink) {
+                    cpu::ShrinkArgs args = shrink.args;
+                    args.slots = slots.slots.data();
+                    args.rows = slots.adapted.data();
+                    const auto num_adapted = static_cast<int64_t>(slots.adapted.size());
+                    const Range mine = split(num_adapted, share.worker, share.workers);
+                    kernels.shrink(args, mine.begin, mine.end, scratch(worker));
+                },
                 [&](Product product) {
-                    product.args.num_rows = count;
-                    if (shares_rows && product.args.weight.is_quantized()) {
-                        product.args.quantized = quantized_.data();
+                    cpu::LinearArgs& args = product.args;
+                    args.num_rows = count;
+                    if (args.adapters != nullptr && !slots.adapted.empty()) {
+                        args.slots = slots.slots.data();
+                    }
+                    if (shares_rows && args.weight.is_quantized()) {
+                        args.quantized = quantized_.data();
                     }
                     multiply(product, next_part, worker);
                 },
@@ -174,7 +233,7 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
         if (!(shares_rows && instruction.feeds_own_rows)) {
             meet();
         }
-        if (worker == 0 && !is_quantize && !step.op_times.empty()) {
+        if (worker == 0 && !is_quantize && !is_shrink && !step.op_times.empty()) {
             step.op_times[op] = now_ns();
         }
     }
@@ -230,6 +289,10 @@ void Program::multiply(const Product& product, std::atomic<int64_t>& next_part, 
             of_block.quantized = args.quantized + first * kernels.quantized_row_bytes(args);
         }
         of_block.dst.data = args.dst.row(first);
+        if (args.slots != nullptr) {
+            of_block.slots = args.slots + first;
+            of_block.u.data = args.u.row(first);
+        }
         const Range mine = split(pairs, part % parts_of_block, parts_of_block);
         kernels.linear(of_block, 2 * mine.begin, std::min(2 * mine.end, args.units()),
                        scratch(worker));
@@ -245,7 +308,7 @@ void Program::attend(const Attention& attention, const KVCache& kv, const Step& 
     args.q = reinterpret_cast<float*>(queries_.data());
     args.kv = kv.layer(attention.layer);
     args.positions = step.positions.data();
-    args.slots = step.slots.data();
+    args.slots = step.slots_of(plan.shape().group);
 
     const Range units = split(step.num_tokens() * args.head_units(), worker, workers);
     kernels.prepare_heads(args, units.begin, units.end);

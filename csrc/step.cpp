@@ -1,5 +1,7 @@
 #include "step.h"
 
+#include <algorithm>
+
 #include "common/check.h"
 #include "cpu/kernels.h"
 
@@ -21,7 +23,35 @@ void check_values(const char* name, std::span<const int32_t> array, int64_t end)
     }
 }
 
-// One sequence's tokens must be its last ones, and lie in the slots that its block table names.
+// What attention over the group's layers reads must be blocks of the cache; before that the table
+// may hold anything: those blocks were given back. The sequence's tokens must lie in the slots that
+// the table names.
+void check_table(const Step& step, const StepLimits& limits, int64_t group, int64_t seq) {
+    const auto at = static_cast<size_t>(seq);
+    const int64_t begin = step.seq_starts[at];
+    const int64_t end = step.seq_starts[at + 1];
+    const int64_t length = step.seq_lens[at];
+    const int64_t window = limits.windows[static_cast<size_t>(group)];
+    const int64_t first = length - (end - begin);  // position of the first token
+    const int64_t seen_from = window > 0 ? std::max<int64_t>(0, first + 1 - window) : 0;
+    const int64_t num_blocks = (length + kBlockTokens - 1) / kBlockTokens;
+    const int32_t* table = step.block_table(group, seq);
+    for (int64_t i = seen_from / kBlockTokens; i < num_blocks; ++i) {
+        check(table[i] >= 0 && table[i] < limits.num_blocks, "step: block_tables[", group, "][",
+              step.rows[at], "][", i, "] is ", table[i], "; the cache has ", limits.num_blocks,
+              " blocks");
+    }
+    const int32_t* slots = step.slots_of(group);
+    for (int64_t token = begin; token < end; ++token) {
+        const int64_t position = first + token - begin;
+        const int64_t slot =
+            table[position / kBlockTokens] * kBlockTokens + position % kBlockTokens;
+        check(slots[token] == slot, "step: slots[", group, "][", token, "] is ", slots[token],
+              "; by block_tables it must be ", slot);
+    }
+}
+
+// One sequence's tokens must be its last ones.
 void check_seq(const Step& step, const StepLimits& limits, int64_t seq) {
     const auto at = static_cast<size_t>(seq);
     const int64_t begin = step.seq_starts[at];
@@ -38,20 +68,14 @@ void check_seq(const Step& step, const StepLimits& limits, int64_t seq) {
     const int64_t num_blocks = (length + kBlockTokens - 1) / kBlockTokens;
     check(num_blocks <= step.table_cols, "step: seq_lens[", seq, "] is ", length, ", which takes ",
           num_blocks, " blocks; block_tables has ", step.table_cols, " columns");
-    const int32_t* table = step.block_table(seq);
-    for (int64_t i = 0; i < num_blocks; ++i) {
-        check(table[i] >= 0 && table[i] < limits.num_blocks, "step: block_tables[", step.rows[at],
-              "][", i, "] is ", table[i], "; the cache has ", limits.num_blocks, " blocks");
-    }
     for (int64_t token = begin; token < end; ++token) {
         const auto t = static_cast<size_t>(token);
         const int64_t position = length - end + token;
         check(step.positions[t] == position, "step: positions[", token, "] is ", step.positions[t],
               "; by seq_starts and seq_lens it must be ", position);
-        const int64_t slot =
-            table[position / kBlockTokens] * kBlockTokens + position % kBlockTokens;
-        check(step.slots[t] == slot, "step: slots[", token, "] is ", step.slots[t],
-              "; by block_tables it must be ", slot);
+    }
+    for (int64_t group = 0; group < step.num_groups; ++group) {
+        check_table(step, limits, group, seq);
     }
 }
 
@@ -65,7 +89,10 @@ void check_step(const Step& step, const StepLimits& limits) {
     check(step.num_logit_rows() <= limits.max_logit_rows, "step: ", step.num_logit_rows(),
           " logit_rows; the program was planned for ", limits.max_logit_rows);
     check_size("positions", step.positions, tokens);
-    check_size("slots", step.slots, tokens);
+    check(step.num_groups == static_cast<int64_t>(limits.windows.size()),
+          "step: block_tables are of ", step.num_groups, " groups; the cache has ",
+          limits.windows.size());
+    check_size("slots", step.slots, step.num_groups * tokens);
     check_size("seq_starts", step.seq_starts, seqs + 1);
     check_size("rows", step.rows, seqs);
     check(step.seq_starts.front() == 0, "step: seq_starts[0] is ", step.seq_starts.front(),
@@ -77,6 +104,14 @@ void check_step(const Step& step, const StepLimits& limits) {
     if (!step.type_ids.empty()) {
         check_size("type_ids", step.type_ids, tokens);
         check_values("type_ids", step.type_ids, limits.num_types);
+    }
+    if (!step.adapters.empty()) {
+        check_size("adapters", step.adapters, seqs);
+        for (size_t i = 0; i < step.adapters.size(); ++i) {
+            check(step.adapters[i] >= -1 && step.adapters[i] < limits.num_adapter_slots,
+                  "step: adapters[", i, "] is ", step.adapters[i], "; there are ",
+                  limits.num_adapter_slots, " slots");
+        }
     }
     if (limits.is_pooled) {
         check_size("logit_rows", step.logit_rows, seqs);

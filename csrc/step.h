@@ -9,15 +9,17 @@ namespace octavo {
 struct Step {
     std::span<const int32_t> token_ids;   // [T]
     std::span<const int32_t> positions;   // [T]
-    std::span<const int32_t> slots;       // [T]
+    std::span<const int32_t> slots;       // [G, T]
     std::span<const int32_t> seq_starts;  // [B + 1]
     std::span<const int32_t> seq_lens;    // [B]
     std::span<const int32_t> rows;        // [B]
-    const int32_t* block_tables;          // [table_rows, table_cols]
+    const int32_t* block_tables;          // [G, table_rows, table_cols]
+    int64_t num_groups;
     int64_t table_rows;
     int64_t table_cols;
-    std::span<const int32_t> logit_rows;  // [S]
-    std::span<const int32_t> type_ids;    // [T], or empty: all zero
+    std::span<const int32_t> logit_rows;     // [S]
+    std::span<const int32_t> type_ids;       // [T], or empty: all zero
+    std::span<const int32_t> adapters = {};  // [B] slots, -1: none; or empty: none at all
     // When the step began, then when each instruction was done; empty: nobody asks. Instructions
     // without rows stay 0.
     std::span<int64_t> op_times = {};
@@ -25,9 +27,10 @@ struct Step {
     int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
     int64_t num_seqs() const { return static_cast<int64_t>(seq_lens.size()); }
     int64_t num_logit_rows() const { return static_cast<int64_t>(logit_rows.size()); }
-    const int32_t* block_table(int64_t seq) const {
-        return block_tables + rows[static_cast<size_t>(seq)] * table_cols;
+    const int32_t* block_table(int64_t group, int64_t seq) const {
+        return block_tables + (group * table_rows + rows[static_cast<size_t>(seq)]) * table_cols;
     }
+    const int32_t* slots_of(int64_t group) const { return slots.data() + group * num_tokens(); }
 };
 
 // The largest values that a program can take.
@@ -38,8 +41,10 @@ struct StepLimits {
     int64_t max_positions;  // of the shortest cos_sin or position table
     int64_t num_blocks;     // of the KV cache
     int64_t num_types;      // of the smallest table of token types
-    bool is_whole;          // each sequence from its first token on
-    bool is_pooled;         // one logit row for each sequence
+    int64_t num_adapter_slots;
+    bool is_whole;                          // each sequence from its first token on
+    bool is_pooled;                         // one logit row for each sequence
+    std::span<const int64_t> windows = {};  // of the cache's groups: tokens that they hold; 0: all
 };
 
 // Throws ValueError unless the arrays agree with one another and with the limits: a wrong index

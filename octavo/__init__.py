@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from octavo_engine.core.async_engine import AsyncEngine
     from octavo_engine.core.beam_search import BeamSearchParams
     from octavo_engine.core.offline.llm import LLM
+    from octavo_engine.core.offline.lora_request import LoRARequest
     from octavo_engine.core.offline.structured_output import structured_output
     from octavo_engine.state.sampling_params import RequestOutputKind, SamplingParams
 
     __version__: str
 
 __all__ = [
-    "LLM", "AsyncEngine", "BeamSearchParams", "EngineConfig", "RequestOutputKind",
+    "LLM", "AsyncEngine", "BeamSearchParams", "EngineConfig", "LoRARequest", "RequestOutputKind",
     "SamplingParams", "__version__", "structured_output",
 ]  # fmt: skip
 
@@ -32,6 +33,7 @@ _HOMES = {
     "AsyncEngine": "octavo_engine.core.async_engine",
     "BeamSearchParams": "octavo_engine.core.beam_search",
     "structured_output": "octavo_engine.core.offline.structured_output",
+    "LoRARequest": "octavo_engine.core.offline.lora_request",
     "EngineConfig": "octavo_engine.config",
     "RequestOutputKind": "octavo_engine.state.sampling_params",
     "SamplingParams": "octavo_engine.state.sampling_params",

@@ -19,5 +19,5 @@ def require(path: Path) -> Any:
     try:
         from matplotlib import figure
     except ImportError:
-        raise ConfigError("--plot needs matplotlib; install octavo[plot]") from None
+        raise ConfigError("--plot needs matplotlib: pip install matplotlib") from None
     return figure

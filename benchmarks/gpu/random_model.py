@@ -151,11 +151,11 @@ class Bench:
         return BackendStep(
             token_ids=ids.astype(np.int32),
             positions=positions,
-            slots=slots.astype(np.int32),
+            slots=slots.astype(np.int32)[None],
             seq_starts=seq_starts,
             seq_lens=np.array(starts, np.int32) + np.array(counts, np.int32),
             rows=rows,
-            block_tables=self.tables,
+            block_tables=self.tables[None],
             logit_rows=(seq_starts[1:] - 1).astype(np.int32),
             copies=np.zeros((0, 3), np.int32),
             table_versions=np.zeros(len(self.tables), np.int64),  # nobody writes to them

@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu.run [--out gpu.json] [--layers 32] [--only decode1 prefill …]
 
-From the repository's root, with octavo[cuda] installed (or PYTHONPATH=.:common:engine). Takes about
-three minutes and 40 GB of device memory; --layers 8 needs a quarter of it, but then shares of
-ceilings are those of a smaller model.
+From the repository's root, with torch and triton installed (or PYTHONPATH=.:common:engine).
+Takes about three minutes and 40 GB of device memory; --layers 8 needs a quarter of it, but then
+shares of ceilings are those of a smaller model.
 """
 
 from __future__ import annotations

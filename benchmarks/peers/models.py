@@ -3,7 +3,7 @@
     python -m benchmarks.peers.models FOLDER
 
 writes FOLDER/smollm2 (safetensors, config, tokenizer), FOLDER/smollm2-bf16.gguf, and a link to
-the 4-bit file they come from. Needs the packages gguf, transformers and torch: octavo[test].
+the 4-bit file they come from. Needs gguf, transformers and torch, which `make test` installs.
 """
 
 from __future__ import annotations

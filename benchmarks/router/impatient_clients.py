@@ -61,7 +61,7 @@ class Scale:
 
 
 FULL = Scale(peak_s=8.0, learning_s=10.0, overload_s=30.0, after_s=8.0)
-QUICK = Scale(peak_s=3.0, learning_s=10.0, overload_s=16.0, after_s=4.0)
+QUICK = Scale(peak_s=6.0, learning_s=10.0, overload_s=26.0, after_s=4.0)
 
 
 @dataclass(slots=True)

@@ -244,7 +244,8 @@ def serve(stack: ExitStack, place: Place, scale: Scale) -> Rig:
         "server": {"port": router_port},
         "discovery": {"upstreams": [{"url": engine.url}]},
         "timeouts": {"write_s": scale.write_timeout_s},
-        "flow": {"max_in_flight": 2 * scale.num_readers},
+        # All of them are served in the end, as by the engine alone.
+        "flow": {"max_in_flight": 2 * scale.num_readers, "queue_timeout_s": 600.0},
     }
     config.write_text(json.dumps(settings))  # which is YAML
     command = [*octavo, "router", "--config", str(config)]

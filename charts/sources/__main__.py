@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CHART = Path("charts/octavo")
-CRD = Path("crds/llmdeployments.octavo.dev.yaml")
+CRDS = (Path("crds/llmdeployments.octavo.dev.yaml"), Path("crds/llmadapters.octavo.dev.yaml"))
 
 
 def sources() -> Iterator[tuple[Path, str]]:
@@ -28,7 +28,8 @@ def sources() -> Iterator[tuple[Path, str]]:
     yield CHART / "values.schema.json", values_schema.render(settings)
     page = Path("docs/chart.md")
     yield page, values_docs.put_into(page.read_text(encoding="utf-8"), settings)
-    yield CHART / "files" / CRD.name, CRD.read_text(encoding="utf-8")
+    for crd in CRDS:
+        yield CHART / "files" / crd.name, crd.read_text(encoding="utf-8")
     yield CHART / "files/operator-rules.yaml", _operator_rules()
     yield CHART / "files/rules.yaml", alerts.render()
     page = Path("docs/runbook.md")

@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,9 +101,25 @@ def set_up_logging(log_format: str, level: str | int) -> None:
 
 def write_to_stderr(formatter: logging.Formatter) -> None:
     """Whatever is logged in this process, and to nowhere else."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = TerminalHandler() if sys.stderr.isatty() else logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     logging.getLogger().handlers[:] = [handler]
+
+
+if TYPE_CHECKING:
+    _Handler = logging.StreamHandler[TextIO]
+else:
+    _Handler = logging.StreamHandler
+
+
+class TerminalHandler(_Handler):
+    """Of a terminal: where this process or its parent draws a progress bar, a line replaces it."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"\r\033[K{super().format(record)}"
 
 
 def change_level(level: str | int) -> None:

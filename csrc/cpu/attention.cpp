@@ -213,6 +213,14 @@ class Attend {
         }
     }
 
+    // From the row's token to the 16 that begin at column i of the tile: none or negative.
+    Vec distance(int64_t r, int64_t i) const {
+        alignas(64) static constexpr float kOwn[kLanes] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                           8, 9, 10, 11, 12, 13, 14, 15};
+        const int64_t first = start_ + i - (tile_.first_position + r / group_);
+        return broadcast(static_cast<float>(first)) + load(kOwn);
+    }
+
     // The highest score of those that the row sees.
     float scale_scores(int64_t r, Range seen) const {
         float* s = scores(r);
@@ -220,6 +228,8 @@ class Attend {
         const Vec scale = broadcast(args_.scale);
         const Vec cap = broadcast(soft_cap);
         const Vec nothing = broadcast(-INFINITY);
+        const int64_t head = tile_.kv_head * group_ + r % group_;
+        const Vec slope = broadcast(args_.alibi == nullptr ? 0.0F : args_.alibi[head]);
         Vec highest = nothing;
         for (int64_t i = seen.begin / kLanes * kLanes; i < seen.end; i += kLanes) {
             Vec score = load(s + i);
@@ -229,6 +239,9 @@ class Attend {
             score = score * scale;
             if (soft_cap > 0) {
                 score = cap * tanh(score / cap);
+            }
+            if (args_.alibi != nullptr) {
+                score = fma(slope, distance(r, i), score);
             }
             store(s + i, score);
             if (!all_lanes(i, seen)) {

@@ -40,6 +40,12 @@ void compute_row(const RowOpArgs& args, std::byte* dst, const std::byte* src, in
                 return factor * tanh(load_some(x + i, n) / factor);
             });
             return;
+        case RowOp::Clamp:  // in this order of arguments a NaN survives
+            fill_row<To>(dst, cols, [=](int64_t i, int64_t n) {
+                const Vec below = min(factor, load_some(x + i, n));
+                return max(broadcast(0.0F) - factor, below);
+            });
+            return;
         case RowOp::Activation:
             fill_row<To>(dst, cols, [=, &args](int64_t i, int64_t n) {
                 return activate(args.activation, load_some(x + i, n));

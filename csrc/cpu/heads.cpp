@@ -9,20 +9,40 @@
 namespace octavo::cpu::OCTAVO_ISA {
 namespace {
 
-// to = from, normed if there is a weight; then rotated: pairs (i, i + rotary_dim / 2).
-void norm_and_rotate(const AttentionArgs& args, const float* from, const float* weight,
-                     int64_t position, float* to) {
-    const int64_t dim = args.kv.head_dim;
-    if (weight == nullptr) {
-        for (int64_t i = 0; i < dim; i += kLanes) {
-            store(to + i, load(from + i));
-        }
-    } else {
-        const Vec factor = broadcast(inverse_rms(from, dim, args.norm_eps));
-        for (int64_t i = 0; i < dim; i += kLanes) {
-            store(to + i, load(from + i) * factor * load(weight + i));
-        }
+// One of the heads that lie side by side in a token's row.
+struct Head {
+    const float* row;
+    int64_t count;
+    int64_t index;
+    const float* weights;  // of the norm; null: none
+
+    const float* values(int64_t dim) const { return row + index * dim; }
+    const float* weight(const AttentionArgs& args) const {
+        return args.norm_by_head ? weights + index * args.kv.head_dim : weights;
     }
+};
+
+void norm_head(const AttentionArgs& args, const Head& head, const float* from, float* to) {
+    const int64_t dim = args.kv.head_dim;
+    const float* weight = head.weight(args);
+    if (args.norm == HeadNorm::Layer) {
+        const Moments m = moments(from, dim, args.norm_eps);
+        for (int64_t i = 0; i < dim; i += kLanes) {
+            const Vec distance = load(from + i) - broadcast(m.mean);
+            store(to + i, distance * broadcast(m.factor) * load(weight + i));
+        }
+        return;
+    }
+    const bool is_row = args.norm == HeadNorm::Row;
+    const Vec factor = broadcast(is_row ? inverse_rms(head.row, head.count * dim, args.norm_eps)
+                                        : inverse_rms(from, dim, args.norm_eps));
+    for (int64_t i = 0; i < dim; i += kLanes) {
+        store(to + i, load(from + i) * factor * load(weight + i));
+    }
+}
+
+// Pairs (i, i + rotary_dim / 2).
+void rotate(const AttentionArgs& args, int64_t position, float* to) {
     const int64_t half = args.rotary_dim / 2;
     const float* cos = args.cos_sin + position * args.rotary_dim;
     const float* sin = cos + half;
@@ -34,6 +54,23 @@ void norm_and_rotate(const AttentionArgs& args, const float* from, const float* 
         const Vec y = load_some(to + half + i, n);
         store_some(to + i, x * c - y * s, n);
         store_some(to + half + i, y * c + x * s, n);
+    }
+}
+
+// to = the head, normed if there is a weight, and rotated.
+void norm_and_rotate(const AttentionArgs& args, const Head& head, int64_t position, float* to) {
+    const int64_t dim = args.kv.head_dim;
+    const float* from = head.values(dim);
+    if (head.weights == nullptr || args.norm_after_rope) {
+        for (int64_t i = 0; i < dim; i += kLanes) {
+            store(to + i, load(from + i));
+        }
+    } else {
+        norm_head(args, head, from, to);
+    }
+    rotate(args, position, to);
+    if (head.weights != nullptr && args.norm_after_rope) {
+        norm_head(args, head, to, to);
     }
 }
 
@@ -150,6 +187,7 @@ void write(const KVLayer& kv, int64_t slot, int64_t head, const float* row) {
 void prepare_heads(const AttentionArgs& args, int64_t begin, int64_t end) {
     const int64_t dim = args.kv.head_dim;
     const int64_t num_heads = args.num_heads;
+    const HeadRange& all = args.heads;
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t token = unit / args.head_units();
         const int64_t index = unit % args.head_units();
@@ -157,15 +195,16 @@ void prepare_heads(const AttentionArgs& args, int64_t begin, int64_t end) {
         const int64_t position = args.positions[token];
         if (index < num_heads) {
             float* q = args.q + (token * num_heads + index) * dim;
-            norm_and_rotate(args, qkv + (args.heads.first_head + index) * dim, args.q_norm,
+            norm_and_rotate(args, {qkv, all.num_heads, all.first_head + index, args.q_norm},
                             position, q);
             continue;
         }
         const int64_t head = index - num_heads;
-        const float* k = qkv + (args.heads.num_heads + args.heads.first_kv_head + head) * dim;
-        const float* v = k + args.heads.num_kv_heads * dim;
+        const float* keys = qkv + all.num_heads * dim;
+        const int64_t in_row = all.first_kv_head + head;
+        const float* v = keys + (all.num_kv_heads + in_row) * dim;
         float rotated[kMaxHeadDim];
-        norm_and_rotate(args, k, args.k_norm, position, rotated);
+        norm_and_rotate(args, {keys, all.num_kv_heads, in_row, args.k_norm}, position, rotated);
         write<Keys>(args.kv, args.slots[token], head, rotated);
         write<Values>(args.kv, args.slots[token], head, v);
     }

@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "common/check.h"
-#include "common/machine.h"
+#include "cpu/runnable.h"
 
 namespace octavo::cpu {
 
@@ -30,54 +30,41 @@ const Kernels& kernels();
 
 namespace {
 
-#ifdef OCTAVO_EMULATE
-constexpr bool kIsEmulated = true;  // what AVX2 has not is made of AVX2
-#else
-constexpr bool kIsEmulated = false;
+// All tables that were compiled in.
+std::vector<const Kernels*> built_kernels() {
+    return {
+#ifdef OCTAVO_HAS_AMX
+        &amx::kernels(),
 #endif
-
-bool has_all(std::initializer_list<const char*> features) {
-    return std::all_of(features.begin(), features.end(), has_feature);
+#ifdef OCTAVO_HAS_AVX512BF16
+        &avx512bf16::kernels(),
+#endif
+#ifdef OCTAVO_HAS_AVX512
+        &avx512::kernels(),
+#endif
+#ifdef OCTAVO_HAS_AVX2
+        &avx2::kernels(),
+#endif
+#ifdef OCTAVO_HAS_NEON
+        &neon::kernels(),
+#endif
+        &generic::kernels(),
+    };
 }
 
 }  // namespace
 
 std::vector<const Kernels*> available_kernels() {
-    const bool avx2 = has_all({"avx2", "fma", "f16c"});
-    [[maybe_unused]] const bool avx512 =
-        avx2 && (kIsEmulated || has_all({"avx512f", "avx512bw", "avx512vl", "avx512dq"}));
-    [[maybe_unused]] const bool bf16 =
-        avx512 && (kIsEmulated || has_all({"avx512_bf16", "avx512_vnni"}));
-    [[maybe_unused]] const bool tiles = bf16 && (kIsEmulated || has_all({"amx_tile", "amx_bf16"}));
-    [[maybe_unused]] const bool neon = kIsEmulated ? avx2 : has_feature("neon");
-    std::vector<const Kernels*> tables;
-#ifdef OCTAVO_HAS_AMX
-    if (tiles) {
-        tables.push_back(&amx::kernels());
+    const std::vector<const Kernels*> built = built_kernels();
+    std::vector<const Kernels*> available;
+    for (const std::string& name : runnable_isas()) {
+        const auto table = std::find_if(built.begin(), built.end(),
+                                        [&](const Kernels* one) { return one->isa == name; });
+        if (table != built.end()) {
+            available.push_back(*table);
+        }
     }
-#endif
-#ifdef OCTAVO_HAS_AVX512BF16
-    if (bf16) {
-        tables.push_back(&avx512bf16::kernels());
-    }
-#endif
-#ifdef OCTAVO_HAS_AVX512
-    if (avx512) {
-        tables.push_back(&avx512::kernels());
-    }
-#endif
-#ifdef OCTAVO_HAS_AVX2
-    if (avx2) {
-        tables.push_back(&avx2::kernels());
-    }
-#endif
-#ifdef OCTAVO_HAS_NEON
-    if (neon) {
-        tables.push_back(&neon::kernels());
-    }
-#endif
-    tables.push_back(&generic::kernels());
-    return tables;
+    return available;
 }
 
 const Kernels& select_kernels(const std::string& isa) {

@@ -1,6 +1,7 @@
 // The table of one instruction set.
 #include "cpu/kernels.h"
 
+#include "cpu/adapters.h"
 #include "cpu/attention.h"
 #include "cpu/elementwise.h"
 #include "cpu/embed.h"
@@ -28,6 +29,8 @@ const Kernels& kernels() {
         .quantized_row_bytes = quantized_row_bytes,
         .quantize_rows = quantize_rows,
         .linear = linear,
+        .shrink_scratch_bytes = shrink_scratch_bytes,
+        .shrink = shrink,
         .rms_norm = rms_norm,
         .layer_norm = layer_norm,
         .pool = pool,

@@ -15,7 +15,7 @@
 
 namespace octavo::cpu {
 
-enum class Activation : uint8_t { None, Silu, Gelu, GeluTanh, Relu, Tanh };
+enum class Activation : uint8_t { None, Silu, Gelu, GeluTanh, Relu, Relu2, Tanh };
 
 // Rows of a buffer lie one behind the other: a matrix [rows, cols].
 struct Matrix {
@@ -70,6 +70,37 @@ struct Panels {
     }
 };
 
+constexpr int64_t kMaxAdapterRank = 256;
+
+// What an adapter adds to a panel of a linear layer's outputs: of `pairs` pairs of shrunken values
+// from `first` on, weights as a panel has them.
+struct AdapterPanel {
+    int64_t offset;  // of its bytes
+    int32_t first;
+    int32_t pairs;  // 0: it adds nothing
+};
+
+// An adapter's share in one linear layer: first panels of 16 ranks over the layer's columns, then
+// panels of 16 outputs over ranks.
+struct AdapterWeights {
+    Dtype dtype;
+    int64_t num_ranks;  // of all parts, padded to whole panels
+    int64_t down_panel_bytes;
+    const std::byte* data;
+    const AdapterPanel* panels;  // one for each panel of the layer
+    const float* scales;         // one for each rank
+};
+
+// u = scale * down · src, for rows whose slot has an adapter.
+struct ShrinkArgs {
+    Matrix src = {};
+    Matrix u = {};
+    Dtype dtype = Dtype::BF16;                        // of the adapters
+    const int32_t* rows = nullptr;                    // which rows, those of a slot side by side
+    const int32_t* slots = nullptr;                   // of each row of src
+    const AdapterWeights* const* adapters = nullptr;  // by slot; null: nothing for this layer
+};
+
 enum class LinearMode : uint8_t { Store, Add, Glu };
 
 struct LinearArgs {
@@ -84,6 +115,9 @@ struct LinearArgs {
     int64_t first_column = 0;  // of dst, where the weight has only some of the layer's outputs
     int activation_bits = 16;  // 8 or 16: what rows are rounded to where weights are integers
     const std::byte* quantized = nullptr;  // the rows as quantize_rows leaves them, if it did
+    const int32_t* slots = nullptr;        // of each row's adapter, -1: none; null: no row has one
+    const AdapterWeights* const* adapters = nullptr;  // by slot
+    Matrix u = {};                                    // what shrink left
 
     // Work is shared out in panels; for Glu in pairs of panels, one of each half.
     int64_t units() const { return mode == LinearMode::Glu ? weight.count() / 2 : weight.count(); }
@@ -99,7 +133,7 @@ struct NormArgs {
     const float* bias = nullptr;  // layer_norm only; null: none
 };
 
-enum class RowOp : uint8_t { Convert, Select, Add, Scale, SoftCap, Activation, Glu };
+enum class RowOp : uint8_t { Convert, Select, Add, Scale, SoftCap, Clamp, Activation, Glu };
 
 struct RowOpArgs {
     RowOp op = RowOp::Convert;
@@ -107,7 +141,7 @@ struct RowOpArgs {
     Matrix src = {};
     Matrix other = {};  // Add
     Activation activation = Activation::None;
-    float factor = 1.0F;            // Add, Scale; the cap of SoftCap
+    float factor = 1.0F;            // Add, Scale; the cap of SoftCap, the limit of Clamp
     const int32_t* rows = nullptr;  // Select: which row of src becomes row i of dst
 };
 
@@ -141,6 +175,9 @@ struct HeadRange {
     int64_t first_kv_head = 0;
 };
 
+// Of a head's columns by themselves, or of all heads' columns together.
+enum class HeadNorm : uint8_t { Rms, Layer, Row };
+
 struct AttentionArgs {
     Matrix dst = {};
     Matrix qkv = {};
@@ -151,14 +188,18 @@ struct AttentionArgs {
     int64_t rotary_dim = 0;
     int64_t window = 0;              // 0: everything before
     const float* cos_sin = nullptr;  // [positions, rotary_dim]
-    const float* q_norm = nullptr;   // [head_dim], or null
+    const float* q_norm = nullptr;   // [head_dim], or [heads * head_dim], or null
     const float* k_norm = nullptr;
+    const float* alibi = nullptr;  // [num_heads]: what a score gains for each position of distance
     const int32_t* positions = nullptr;
     const int32_t* slots = nullptr;
     float scale = 1.0F;
     float soft_cap = 0.0F;  // 0: none
     float norm_eps = 0.0F;
-    bool is_causal = true;  // else a token sees later ones too, as far as its window
+    HeadNorm norm = HeadNorm::Rms;
+    bool norm_after_rope = false;
+    bool norm_by_head = false;  // each head has weights of its own
+    bool is_causal = true;      // else a token sees later ones too, as far as its window
 
     int64_t group() const { return num_heads / kv.num_kv_heads; }
     // Work of prepare_heads: each q head and each KV head of each token.
@@ -220,6 +261,8 @@ struct Kernels {
     int64_t (*quantized_row_bytes)(const LinearArgs&);
     void (*quantize_rows)(const LinearArgs&, int64_t begin, int64_t end, std::byte* rows);
     void (*linear)(const LinearArgs&, int64_t begin, int64_t end, std::byte* scratch);
+    int64_t (*shrink_scratch_bytes)(int64_t cols);
+    void (*shrink)(const ShrinkArgs&, int64_t begin, int64_t end, std::byte* scratch);
     void (*rms_norm)(const NormArgs&, int64_t begin, int64_t end);
     void (*layer_norm)(const NormArgs&, int64_t begin, int64_t end);
     void (*pool)(const PoolArgs&, int64_t begin, int64_t end);

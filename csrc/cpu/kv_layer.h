@@ -24,6 +24,7 @@ struct KVLayer {
     int64_t num_kv_heads = 0;
     int64_t head_dim = 0;
     KVFormat format = KVFormat::F32;
+    int64_t stride = 0;  // bytes from one block to the next, at least block_bytes()
 
     OCTAVO_INLINE bool is_scaled() const { return format >= KVFormat::Int8; }
     OCTAVO_INLINE int64_t element_bytes() const {
@@ -38,7 +39,7 @@ struct KVLayer {
     OCTAVO_INLINE int64_t block_bytes() const { return num_kv_heads * head_bytes(); }
 
     OCTAVO_INLINE std::byte* keys(int64_t block, int64_t head) const {
-        return data + block * block_bytes() + head * head_bytes();
+        return data + block * stride + head * head_bytes();
     }
     OCTAVO_INLINE std::byte* values(int64_t block, int64_t head) const {
         return keys(block, head) + panels_bytes();

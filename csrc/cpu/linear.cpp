@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "cpu/adapters.h"
 #include "cpu/dot.h"
 #include "cpu/linear_finish.h"
 #include "cpu/linear_quantized.h"
+#include "cpu/rows.h"
 #ifdef __AMX_BF16__
 #include "cpu/linear_amx.h"
 #endif
@@ -27,52 +29,6 @@ int64_t block_rows(const Panels& weight) {
     const int64_t fitting = kBlockBytes / (weight.pairs() * 2 * 4) / kTileRows * kTileRows;
     return std::clamp(fitting, kMinBlockRows, kMaxBlockRows);
 }
-
-// Rows as floats, padded to whole pairs of columns.
-struct FloatRows {
-    static constexpr int64_t kBytesPerPair = 8;
-
-    static const void* prepare(const Matrix& src, int64_t row, std::byte* scratch) {
-        if (src.dtype == Dtype::F32 && src.cols % 2 == 0) {
-            return src.row(row);
-        }
-        auto* to = reinterpret_cast<float*>(scratch);
-        if (src.dtype == Dtype::F32) {
-            copy(reinterpret_cast<const float*>(src.row(row)), to, src.cols);
-        } else {
-            copy(reinterpret_cast<const uint16_t*>(src.row(row)), to, src.cols);
-        }
-        if (src.cols % 2 != 0) {
-            to[src.cols] = 0.0F;
-        }
-        return scratch;
-    }
-
-    template <class T>
-    static void copy(const T* from, float* to, int64_t count) {
-        for (int64_t i = 0; i < count; i += kLanes) {
-            store_some(to + i, load_some(from + i, count - i), count - i);
-        }
-    }
-};
-
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
-// Rows as pairs of bf16.
-struct PairRows {
-    static constexpr int64_t kBytesPerPair = 4;
-
-    static const void* prepare(const Matrix& src, int64_t row, std::byte* scratch) {
-        if (src.cols % 2 == 0) {
-            return src.row(row);
-        }
-        const auto* from = reinterpret_cast<const uint16_t*>(src.row(row));
-        auto* to = reinterpret_cast<uint16_t*>(scratch);
-        std::copy(from, from + src.cols, to);
-        to[src.cols] = 0;
-        return scratch;
-    }
-};
-#endif
 
 template <class Weights, class Rows>
 class Linear {
@@ -137,6 +93,13 @@ class Linear {
             for (int64_t i = 0; i < width; ++i) {
                 fetched[0][i] += steps * fetch_step;
                 fetched[1][i] += steps * fetch_step;
+            }
+            if (args_.slots != nullptr) {
+                add_delta(args_, first_row_ + r, rows, unit, width, y[0], width * kLanes);
+                if (args_.mode == LinearMode::Glu) {
+                    add_delta(args_, first_row_ + r, rows, args_.units() + unit, width, y[1],
+                              width * kLanes);
+                }
             }
             for (int64_t i = 0; i < rows * width; ++i) {
                 finish(args_, first_row_ + r + i / width, unit + i % width, y[0] + i * kLanes,

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/adapters.h"
 #include "cpu/linear_finish.h"
 
 namespace octavo::cpu::OCTAVO_ISA {
@@ -193,6 +194,14 @@ class AmxLinear {
     template <bool kTwoWide>
     void finish_tile(int64_t row, int index, int64_t first_panel, int64_t second_panel) {
         const int64_t start = start_of(row);
+        if (args_.slots != nullptr) {
+            const int64_t count = std::min(height_, num_rows_ - row);
+            const int64_t panels[2] = {first_panel, second_panel};
+            for (int i = 0; i < (kTwoWide ? 2 : 1); ++i) {
+                add_delta(args_, first_row_ + row, count, panels[i], 1,
+                          y_[index][i] + (row - start) * kLanes, kLanes);
+            }
+        }
         for (int64_t r = row; r < std::min(row + height_, num_rows_); ++r) {
             const float* left = y_[index][0] + (r - start) * kLanes;
             const float* right = y_[index][1] + (r - start) * kLanes;

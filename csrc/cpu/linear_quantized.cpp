@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "cpu/adapters.h"
 #include "cpu/integer_dot.h"
 #include "cpu/linear_finish.h"
 
@@ -83,6 +84,8 @@ class QuantizedLinear {
             if (args_.mode == LinearMode::Glu) {
                 for (int64_t unit = begin; unit < end; ++unit) {
                     multiply(args_.weight.panel(unit), args_.weight.panel(args_.units() + unit));
+                    adapt(unit, 1, 0);
+                    adapt(args_.units() + unit, 1, 1);
                     for (int64_t r = 0; r < num_rows_; ++r) {
                         finish(args_, first_row_ + r, unit, y(r, 0), y(r, 1));
                     }
@@ -93,6 +96,7 @@ class QuantizedLinear {
                 const int64_t count = std::min<int64_t>(kIntegerPanels, end - unit);
                 count == 2 ? multiply(args_.weight.panel(unit), args_.weight.panel(unit + 1))
                            : multiply(args_.weight.panel(unit));
+                adapt(unit, count, 0);
                 for (int64_t r = 0; r < num_rows_; ++r) {
                     for (int64_t i = 0; i < count; ++i) {
                         finish(args_, first_row_ + r, unit + i, y(r, i), nullptr);
@@ -128,6 +132,14 @@ class QuantizedLinear {
                 of_right.unpack(right.data, group, count, work_.groups + 1);
                 sweep(of_left, group, count, 0, 2);
             }
+        }
+    }
+
+    // Of the layer's `count` panels from `panel` on, whose sums begin with panel `index` of y.
+    void adapt(int64_t panel, int64_t count, int64_t index) {
+        if (args_.slots != nullptr) {
+            add_delta(args_, first_row_, num_rows_, panel, count, work_.y + index * kLanes,
+                      kOutStride);
         }
     }
 

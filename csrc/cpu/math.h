@@ -92,6 +92,11 @@ OCTAVO_INLINE Vec gelu_tanh(Vec x) {
 
 OCTAVO_INLINE Vec relu(Vec x) { return max(broadcast(0.0F), x); }
 
+OCTAVO_INLINE Vec relu2(Vec x) {
+    const Vec kept = relu(x);
+    return kept * kept;
+}
+
 OCTAVO_INLINE Vec activate(Activation activation, Vec x) {
     switch (activation) {
         case Activation::Silu:
@@ -102,6 +107,8 @@ OCTAVO_INLINE Vec activate(Activation activation, Vec x) {
             return gelu_tanh(x);
         case Activation::Relu:
             return relu(x);
+        case Activation::Relu2:
+            return relu2(x);
         case Activation::Tanh:
             return tanh(x);
         case Activation::None:

@@ -20,10 +20,17 @@ void write_normed(T* dst, const float* x, const float* weight, float factor, int
     }
 }
 
-struct Moments {
-    float mean;
-    float factor;  // 1 / sqrt(variance + eps)
-};
+template <class T>
+void write_layer_normed(T* dst, const float* x, const NormArgs& args, Moments m, int64_t count) {
+    for (int64_t i = 0; i < count; i += kLanes) {
+        const int64_t n = count - i;
+        const Vec normed = (load_some(x + i, n) - broadcast(m.mean)) * broadcast(m.factor);
+        const Vec bias = args.bias == nullptr ? broadcast(0.0F) : load_some(args.bias + i, n);
+        store_some(dst + i, fma(normed, load_some(args.weight + i, n), bias), n);
+    }
+}
+
+}  // namespace
 
 // Two passes: the squares are those of the distances, so that no digits cancel out.
 Moments moments(const float* x, int64_t count, float eps) {
@@ -43,18 +50,6 @@ Moments moments(const float* x, int64_t count, float eps) {
     const float variance = reduce_add(squares) / static_cast<float>(count);
     return {mean, 1.0F / std::sqrt(variance + eps)};
 }
-
-template <class T>
-void write_layer_normed(T* dst, const float* x, const NormArgs& args, Moments m, int64_t count) {
-    for (int64_t i = 0; i < count; i += kLanes) {
-        const int64_t n = count - i;
-        const Vec normed = (load_some(x + i, n) - broadcast(m.mean)) * broadcast(m.factor);
-        const Vec bias = args.bias == nullptr ? broadcast(0.0F) : load_some(args.bias + i, n);
-        store_some(dst + i, fma(normed, load_some(args.weight + i, n), bias), n);
-    }
-}
-
-}  // namespace
 
 float inverse_rms(const float* x, int64_t count, float eps) {
     Vec squares = broadcast(0.0F);

@@ -54,7 +54,7 @@ def link(kernels: Path, out: Path, nvcc: Path | None) -> None:
     """With the binding; `nvcc` None: for the host."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
-        raise SystemExit("torch is not installed; pip install 'octavo[cuda]'")
+        raise SystemExit("torch is not installed: pip install torch triton")
     torch = Path(found.origin).parent
     device = [] if nvcc is None else [
         "-DOCTAVO_ON_DEVICE", "-DUSE_CUDA", f"-I{nvcc.parents[1] / 'include'}",

@@ -236,7 +236,8 @@ int compare_norm(bool is_layer_norm, int64_t cols) {
 }
 
 Bytes random_cache(KVLayer kv, int64_t num_blocks) {
-    const int64_t size = num_blocks * kv.block_bytes();
+    kv.stride = kv.block_bytes();
+    const int64_t size = num_blocks * kv.stride;
     if (!kv.is_scaled()) {
         const Dtype dtype = kv.format == KVFormat::F32 ? Dtype::F32 : Dtype::BF16;
         return bytes_of(random_floats(size / size_of(dtype)), dtype);
@@ -266,6 +267,7 @@ int compare_attention(KVFormat format, int64_t window) {
         args.dst = {y.data(), kHeads * kDim, Dtype::F32};
         args.q = queries.data();
         args.kv = {kv.data(), kKVHeads, kDim, format};
+        args.kv.stride = args.kv.block_bytes();
         args.num_heads = kHeads;
         args.window = window;
         args.scale = 0.2F;

@@ -22,6 +22,9 @@ def available_isas() -> list[str]:
     """Instruction sets that were compiled in and can run here, best first: e.g. ["avx2",
     "generic"]."""
 
+def runnable_isas() -> list[str]:
+    """Instruction sets that this processor runs, compiled in or not, best first."""
+
 def available_cores(cgroups: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgroup") -> int:
     """Cores this process may use: affinity and cgroup quota respected."""
 
@@ -97,15 +100,23 @@ def dequantize(data: NDArray[np.uint8], source_dtype: str, num_values: int) -> N
 
 class KVCache:
     """K and V of all layers in blocks of 16 tokens; dtype "f32", "bf16", "int8", "fp8_e4m3" or
-    "fp8_e5m2". In 8 bits each token and head has a scale, in bf16."""
+    "fp8_e5m2". In 8 bits each token and head has a scale, in bf16.
+
+    A layer is (group, region, KV heads, head_dim). A block belongs to one group at a time, and no
+    two layers of a group share a region. `windows`: how many of a sequence's last tokens each
+    group's blocks hold; 0: all."""
 
     def __init__(
-        self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: str
+        self,
+        num_blocks: int,
+        layers: Sequence[tuple[int, int, int, int]],
+        windows: Sequence[int],
+        dtype: str,
     ) -> None: ...
     @property
     def bytes_per_block(self) -> int: ...
     def copy(self, copies: NDArray[np.int32]) -> None:
-        """Rows (source block, target block, number of tokens), over all layers."""
+        """Rows (source block, target block, number of tokens), in all regions."""
     def poison(self, block_ids: list[int]) -> None: ...
     def read(self, layer: int, block: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """K and V of one block, each [num_kv_heads, 16, head_dim]; for tests."""
@@ -140,6 +151,34 @@ class Ring:
         """By rank 0. False: a rank has read nothing for so long that there is no room."""
     def take(self) -> bytes:
         """By the others; waits for the next one."""
+
+class PackedAdapter:
+    """A LoRA adapter as the kernels want it, for slots with these sites."""
+
+    def __init__(self, slots: AdapterSlots) -> None: ...
+    def add(
+        self,
+        slots: AdapterSlots,
+        site: int,
+        parts: list[int],
+        downs: list[NDArray[np.float32]],
+        ups: list[NDArray[np.float32]],
+        scales: list[float],
+    ) -> None:
+        """What it adds to some parts of a site, ascending: scale * up · (down · x). Raises
+        ValueError where shapes do not fit."""
+    @property
+    def nbytes(self) -> int: ...
+
+class AdapterSlots:
+    """The adapters that steps may use, in f32 or bf16, at the sites that were added."""
+
+    def __init__(self, num_slots: int, max_rank: int, dtype: str) -> None: ...
+    def add_site(self, sizes: list[int], cols: int) -> int:
+        """A linear layer whose outputs are made of parts of these sizes. Returns its number."""
+    def shrunken_cols(self, site: int) -> int: ...
+    def set(self, slot: int, adapter: PackedAdapter | None) -> None:
+        """Not while a program runs."""
 
 class Program:
     """Instructions over buffers in one arena, run as a whole.
@@ -198,10 +237,14 @@ class Program:
         mode: str = "store",
         activation: str = "",
         scale: float = 1.0,
+        adapters: AdapterSlots | None = None,
+        site: int = 0,
+        u: int = -1,
     ) -> None:
         """mode "store": dst = y, or activation(y); "add": dst += scale * y; "glu": dst =
         activation(y left) * y right, where left and right are the two halves of weight's rows.
-        y = src · weightᵀ + bias.
+        y = src · weightᵀ + bias, and between the two what adapters add at `site`; u is a buffer of
+        shrunken_cols(site) columns that they use meanwhile.
         src has the dtype of the weight, or is f32 for integers, which bring it to 15-bit ones;
         dst is f32, or with an activation f32 | bf16."""
     def attention(
@@ -220,8 +263,12 @@ class Program:
         q_norm: NDArray[np.float32] | None = None,
         k_norm: NDArray[np.float32] | None = None,
         norm_eps: float = 1e-6,
+        norm: str = "rms",
+        norm_after_rope: bool = False,
+        alibi: NDArray[np.float32] | None = None,
         is_causal: bool = True,
         is_whole: bool = False,
+        group: int = 0,
         own_heads: tuple[int, int, int, int] | None = None,
     ) -> None:
         """Per-head norms, rope, KV write, then paged causal attention. With is_whole each sequence
@@ -234,6 +281,7 @@ class Program:
         """dst = x + scale * y; dst may be x."""
     def scale(self, dst: int, src: int, factor: float) -> None: ...
     def soft_cap(self, dst: int, src: int, cap: float) -> None: ...
+    def clamp(self, dst: int, src: int, limit: float) -> None: ...
     def gate(self, dst: int, src: int, scores: int) -> None:
         """dst = src * sigmoid(scores), which has one column; dst may be src."""
     def convert(self, dst: int, src: int) -> None:
@@ -275,8 +323,12 @@ class Program:
         logit_rows: NDArray[np.int32],
         type_ids: NDArray[np.int32] | None = None,
         op_times: NDArray[np.int64] | None = None,
+        adapters: NDArray[np.int32] | None = None,
     ) -> None:
         """Run a step. Raises ValueError when the arrays do not agree or exceed the plan.
+
+        `slots` is [groups, tokens], `block_tables` [groups, rows, blocks]. Entries of a table that
+        no token of the step sees through its group's window may be anything.
 
         `op_times`, one longer than there are instructions, takes when the step began and when each
         was done, by time.perf_counter_ns; one that had no rows is 0."""

@@ -16,6 +16,8 @@ BLOCK_SIZE = 16
 
 MAX_THREADS = 1024  # the extension's own bound
 MAX_RANKS = 64  # the extension's own bound
+MAX_ADAPTER_SLOTS = 1024
+MAX_LORA_RANK = 256
 MAX_SPECULATION = 64  # tokens guessed ahead: what a step has rows of logits for beside its own
 
 Device = Literal["auto", "cpu", "cuda", "plugin", "torch", "sim"]
@@ -176,6 +178,10 @@ class EngineConfig:
     chat_template: str | None = None  # file or template text that replaces the model's own
     kv_events_config: str | None = None  # JSON with the fields of KVEventsConfig
     speculative_config: str | None = None  # JSON with the fields of SpeculationConfig and a method
+    enable_lora: bool = False  # requests may name LoRA adapters
+    max_loras: int = 16  # adapters in one step
+    max_cpu_loras: int | None = None  # adapters in the host's memory; default: 4 times max_loras
+    max_lora_rank: int = 64  # of an adapter that is loaded
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     sim: SimConfig = field(default_factory=SimConfig)
 
@@ -218,6 +224,14 @@ class EngineConfig:
         if self.kv_events.is_on:
             _check(s.enable_prefix_caching,
                    "--kv-events-config needs --enable-prefix-caching", False)  # fmt: skip
+        _check(1 <= self.max_loras <= MAX_ADAPTER_SLOTS,
+               f"--max-loras must be from 1 to {MAX_ADAPTER_SLOTS}", self.max_loras)  # fmt: skip
+        _check(self.max_cpu_loras is None or self.max_cpu_loras >= self.max_loras,
+               f"--max-cpu-loras must be at least --max-loras, {self.max_loras}",
+               self.max_cpu_loras)  # fmt: skip
+        rank = self.max_lora_rank
+        _check(1 <= rank <= MAX_LORA_RANK, f"--max-lora-rank must be from 1 to {MAX_LORA_RANK}",
+               rank)  # fmt: skip
         _ = self.speculation  # refused at start, not with the first request
         _check(not (self.async_scheduling and self.speculation),
                "--async-scheduling plans before tokens are known, --speculative-config guesses "
@@ -237,6 +251,9 @@ class EngineConfig:
         _check_choice("--distributed-executor-backend", backend, ExecutorBackend)
         _check(size == 1 or backend != "uni", "--distributed-executor-backend uni is one process; "
                "use mp, or --tensor-parallel-size 1", f"--tensor-parallel-size {size}")  # fmt: skip
+        _check(size == 1 or not self.enable_lora,
+               "--enable-lora needs --tensor-parallel-size 1: adapters are computed by one process",
+               size)  # fmt: skip
         _check(size == 1 or self.device in ("auto", "cpu"),
                f"--tensor-parallel-size {size} is computed by --device cpu only; it must be 1 here",
                f"--device {self.device}")  # fmt: skip
@@ -255,6 +272,11 @@ class EngineConfig:
         """None: nothing is guessed."""
         text = self.speculative_config
         return None if text is None else SpeculationConfig.parse(text)
+
+    @property
+    def num_held_adapters(self) -> int:
+        """What the host's memory holds at most."""
+        return self.max_cpu_loras or 4 * self.max_loras
 
     @property
     def names(self) -> tuple[str, ...]:

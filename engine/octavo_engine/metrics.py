@@ -58,6 +58,7 @@ COUNTERS = (
     (names.CORRUPTED_REQUESTS, "Requests failed by logits that were NaN.", "nan_failures"),
     (names.GRAMMAR_CACHE_HITS, "Requests whose grammar was compiled before.", "grammar_cache_hits"),
     (names.GRAMMAR_FAILURES, "Grammars that did not compile, or not in time.", "grammar_failures"),
+    (names.LORA_LOAD_FAILURES, "LoRA adapters that could not be read.", "adapter_load_failures"),
     (names.SPEC_DECODE_NUM_DRAFTS, "Times that tokens were guessed ahead.", "spec_drafts"),
     (names.SPEC_DECODE_NUM_DRAFT_TOKENS, "Tokens guessed ahead.", "spec_draft_tokens"),
     (names.SPEC_DECODE_NUM_ACCEPTED_TOKENS, "Of those, right.", "spec_accepted_tokens"),
@@ -138,6 +139,7 @@ class MetricsSnapshot:
     block_size: int = 16
     kv_cache_dtype: str = "auto"
     is_sleeping: bool = False
+    max_loras: int = 0  # adapters that can take part in a step; 0: there are none
 
 
 class EngineMetrics:
@@ -228,7 +230,10 @@ class EngineMetrics:
         yield self._one_hot(names.ENGINE_SLEEP_STATE, "whether the engine sleeps", "sleep_state",
                             SLEEP_STATES, SLEEP_STATES[snapshot.is_sleeping])  # fmt: skip
         yield self._waiting(stats)
-        yield self._lora()
+        yield self._lora(snapshot)
+        yield self._gauge(
+            names.LORA_ADAPTERS_HELD, "LoRA adapters in memory.", stats.num_adapters_held
+        )
         yield self._cache_config(snapshot)
         for name, text, attribute in COUNTERS:
             yield self._counter(name, text, {(): self._totals[attribute]})
@@ -303,7 +308,14 @@ class EngineMetrics:
         ):
             yield self._histogram(name, text, histogram)
         yield self._histogram(
-            names.GRAMMAR_COMPILE_SECONDS, "Compiling one grammar.", _compile_times(stats)
+            names.GRAMMAR_COMPILE_SECONDS,
+            "Compiling one grammar.",
+            _core_times(stats.grammar_compile_counts, stats.grammar_compile_seconds),
+        )
+        yield self._histogram(
+            names.LORA_LOAD_SECONDS,
+            "Reading one LoRA adapter.",
+            _core_times(stats.adapter_load_counts, stats.adapter_load_seconds),
         )
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
@@ -320,21 +332,27 @@ class EngineMetrics:
     def _waiting(self, stats: EngineStats) -> Metric:
         family = GaugeMetricFamily(
             names.NUM_REQUESTS_WAITING_BY_REASON,
-            "Sequences that wait, for room or for their grammar.",
+            "Sequences that wait, for room or for their grammar or adapter.",
             labels=[*self._labels, "reason"],
         )
-        capacity = stats.num_waiting - stats.num_waiting_grammar
-        for reason, count in (("capacity", capacity), ("deferred", stats.num_waiting_grammar)):
+        deferred = stats.num_waiting_grammar + stats.num_waiting_adapter
+        for reason, count in (("capacity", stats.num_waiting - deferred), ("deferred", deferred)):
             family.add_metric([*self._labels.values(), reason], count)
         return family
 
-    def _lora(self) -> Metric:
-        """There are no adapters; endpoint pickers look for the metric all the same."""
-        none = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    def _lora(self, snapshot: MetricsSnapshot) -> Metric:
+        """vLLM's: the facts are in the labels, the value is the time."""
+        stats = snapshot.stats
+        facts = {
+            "max_lora": str(snapshot.max_loras),
+            "running_lora_adapters": ",".join(stats.running_adapters),
+            "waiting_lora_adapters": ",".join(stats.waiting_adapters),
+        }
         family = GaugeMetricFamily(
-            names.LORA_REQUESTS_INFO, "LoRA adapters in use.", labels=[*self._labels, *none]
+            names.LORA_REQUESTS_INFO, "LoRA adapters in use.", labels=[*self._labels, *facts]
         )
-        family.add_metric([*self._labels.values(), *none.values()], 0.0)
+        at = time.time() if snapshot.max_loras else 0.0
+        family.add_metric([*self._labels.values(), *facts.values()], at)
         return family
 
     def _cache_config(self, snapshot: MetricsSnapshot) -> Metric:
@@ -365,11 +383,11 @@ class EngineMetrics:
         return family
 
 
-def _compile_times(stats: EngineStats) -> BucketHistogram:
+def _core_times(counts: list[int], seconds: float) -> BucketHistogram:
     """The core counts these itself; they begin at zero again with it."""
     histogram = BucketHistogram(SECONDS_BUCKETS)
-    if stats.grammar_compile_counts:
-        histogram.load(stats.grammar_compile_counts, stats.grammar_compile_seconds)
+    if counts:
+        histogram.load(counts, seconds)
     return histogram
 
 

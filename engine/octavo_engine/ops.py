@@ -27,7 +27,8 @@ Experts: TypeAlias = Any  # as many weights [out, in] as there are experts
 Embedding: TypeAlias = Any  # a table [vocabulary, hidden]
 Vector: TypeAlias = Any  # a float32 vector, such as a norm's weight
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "tanh"]
+HeadNorm = Literal["rms", "layer", "row"]  # row: rms of all heads' columns together
 Pool = Literal["mean", "max", "mean_sqrt_len", "weightedmean"]
 
 
@@ -55,9 +56,14 @@ class AttentionSpec:
     rope: Rope | None = None
     window: int | None = None  # a token sees itself and the window - 1 tokens before it
     soft_cap: float | None = None  # scores become cap * tanh(score / cap)
-    q_norm: Vector | None = None  # RMS norm of each head, before rope
+    # Norms of each head before rope, by a weight for its columns or for those of all heads.
+    q_norm: Vector | None = None
     k_norm: Vector | None = None
     norm_eps: float = 1e-6
+    norm: HeadNorm = "rms"
+    norm_after_rope: bool = False
+    # Of each q head: a score gains slope * (the key's position - the query's).
+    alibi: NDArray[np.float32] | None = None
     is_causal: bool = True  # else a token sees later ones too; encoder_attention only
 
 
@@ -108,11 +114,20 @@ class Ops(Protocol):
     def embedding(self, table: Embedding, *, scale: float = 1.0) -> Value:
         """The step's token ids looked up in `table`, times scale: [T, hidden]."""
 
+    def table(
+        self, table: Embedding, of: Literal["positions", "types"], *, offset: int = 0
+    ) -> Value:
+        """Rows of a table by the tokens' positions, or the texts of a pair that they are of, plus
+        `offset`: [T, hidden]."""
+
     def linear(self, x: Value, weight: Linear) -> Value:
         """x · weightᵀ + bias in float32; x is rounded to what the weight's format wants."""
 
     def rms_norm(self, x: Value, weight: Vector, eps: float) -> Value:
         """x / sqrt(mean(x²) + eps) * weight, row by row."""
+
+    def layer_norm(self, x: Value, weight: Vector | None, bias: Vector | None, eps: float) -> Value:
+        """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, row by row."""
 
     def attention(self, qkv: Value, spec: AttentionSpec) -> Value:
         """Norm and rotate q and k, cache k and v, attend: [T, num_heads * head_dim]."""
@@ -138,6 +153,9 @@ class Ops(Protocol):
     def gate(self, x: Value, scores: Value) -> Value:
         """x * sigmoid(scores), of which there is one for each row."""
 
+    def clamp(self, x: Value, limit: float) -> Value:
+        """Values beyond ±limit become it."""
+
     def soft_cap(self, x: Value, cap: float) -> Value:
         """cap * tanh(x / cap)."""
 
@@ -147,15 +165,6 @@ class Ops(Protocol):
 
 class EncoderOps(Ops, Protocol):
     """What models that read whole texts and generate nothing are composed of besides."""
-
-    def table(
-        self, table: Embedding, of: Literal["positions", "types"], *, offset: int = 0
-    ) -> Value:
-        """Rows of a table by the tokens' positions, or the texts of a pair that they are of, plus
-        `offset`: [T, hidden]."""
-
-    def layer_norm(self, x: Value, weight: Vector, bias: Vector | None, eps: float) -> Value:
-        """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, row by row."""
 
     def encoder_attention(self, qkv: Value, spec: AttentionSpec) -> Value:
         """As `attention`, over texts that are whole in the step; nothing is kept. Unless causal, a

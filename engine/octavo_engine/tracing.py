@@ -71,8 +71,8 @@ def make_tracing(
         raise ConfigError(f"--otlp-endpoint: {error}") from None
     except ImportError as error:
         raise ConfigError(
-            f"--otlp-endpoint needs opentelemetry-sdk and its OTLP exporter ({error}): install "
-            "octavo[tracing]"
+            f"--otlp-endpoint needs opentelemetry-sdk and its OTLP exporter ({error}): "
+            "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
         ) from error
     return EngineTracing(processor, sample_ratio=sample_ratio, version=version, instance=instance)
 

@@ -23,6 +23,16 @@ Message = dict[str, str]
 class ChatBackend(Protocol):
     """Streams answers; closing an answer's iterator stops its generation."""
 
+    counts_tokens: bool  # set to have `last_tokens` after each answer
+
+    @property
+    def title(self) -> str:
+        """Which model answers, and where."""
+
+    @property
+    def last_tokens(self) -> int | None:
+        """Of the last answer, where it is known."""
+
     def chat(
         self, messages: list[Message], options: dict[str, Any]
     ) -> AsyncGenerator[str, None]: ...
@@ -33,8 +43,16 @@ class ChatBackend(Protocol):
 class LocalBackend:
     """An engine of our own."""
 
+    counts_tokens = False
+
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
+        self.last_tokens: int | None = None
+
+    @property
+    def title(self) -> str:
+        info = self._engine.info
+        return f"{info.names[0]}, in this process on {info.backend}"
 
     @classmethod
     async def start(cls, config: EngineConfig) -> LocalBackend:
@@ -80,16 +98,25 @@ class LocalBackend:
             defaults["top_k"] = int(defaults["top_k"])
         params = SamplingParams(**{"max_tokens": None, **defaults, **options})
         stream = self._engine.generate(ids, params, request_id=secrets.token_hex(8))
+        num_tokens = 0
         async with aclosing(stream) as outputs:
             async for output in outputs:
                 for answer in output.outputs:
+                    num_tokens += len(answer.token_ids)
                     yield answer.text
+        self.last_tokens = num_tokens
 
 
 class RemoteBackend:
     """Another server's model, through HTTP."""
 
-    def __init__(self, address: ServerAddress, model: str, headers: dict[str, str]) -> None:
+    counts_tokens = False
+
+    def __init__(
+        self, url: str, address: ServerAddress, model: str, headers: dict[str, str]
+    ) -> None:
+        self.title = f"{model} at {url}"
+        self.last_tokens: int | None = None
         self._address = address
         self._model = model
         self._headers = headers
@@ -104,7 +131,7 @@ class RemoteBackend:
                 model = (await get_json(address, "/v1/models", headers))["data"][0]["id"]
             except (ValueError, KeyError, IndexError, TypeError):
                 raise ServerError(f"{url} does not list its models; name one") from None
-        return cls(address, str(model), headers)
+        return cls(url, address, str(model), headers)
 
     async def chat(
         self, messages: list[Message], options: dict[str, Any]
@@ -126,7 +153,10 @@ class RemoteBackend:
     async def _stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
         connection = await HttpConnection.connect(self._address)
         events: asyncio.Queue[bytes] = asyncio.Queue()
+        if self.counts_tokens:
+            body = {"stream_options": {"include_usage": True}, **body}
         payload = json.dumps({"model": self._model, "stream": True, **body}).encode()
+        self.last_tokens = None
         request = asyncio.create_task(
             connection.request(
                 "POST", path, payload, headers=self._headers,
@@ -136,7 +166,9 @@ class RemoteBackend:
         request.add_done_callback(lambda _: events.put_nowait(DONE))
         try:
             while (data := await events.get()) != DONE:
-                for choice in _choices(data):
+                choices, num_tokens = _read_event(data)
+                self.last_tokens = num_tokens if num_tokens is not None else self.last_tokens
+                for choice in choices:
                     yield choice
             reply = await request
             if reply.status != 200 or not reply.is_stream:
@@ -147,14 +179,17 @@ class RemoteBackend:
             await asyncio.wait((request,))
 
 
-def _choices(data: bytes) -> list[dict[str, Any]]:
-    """Of one event. Raises ServerError for the event of an error, and for what is none of ours."""
+def _read_event(data: bytes) -> tuple[list[dict[str, Any]], int | None]:
+    """Choices, and the tokens of the answer where they are in it. Raises ServerError for the event
+    of an error, and for what is none of ours."""
     try:
         event = json.loads(data)
         if "error" in event:
             raise ServerError(str(event["error"]["message"]))
-        return [choice for choice in event["choices"] if isinstance(choice, dict)]
-    except (ValueError, KeyError, TypeError):
+        count = (event.get("usage") or {}).get("completion_tokens")
+        choices = [choice for choice in event["choices"] if isinstance(choice, dict)]
+        return choices, count if isinstance(count, int) else None
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise ServerError(
             f"the server's stream is none of the OpenAI API: {data[:80].decode(errors='replace')!r}"
         ) from None

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import threading
+import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
+from octavo.chat.terminal_input import PROMPT, READER, TerminalInput
+from octavo.http_client import ServerError
+from octavo.local.home import Home
 from octavo.options.parser import CommandParser, positive
 from octavo.options.settings import add_engine_options, engine_config
 from octavo_engine.errors import ConfigError, RequestError
@@ -20,7 +25,11 @@ if TYPE_CHECKING:
 
     from octavo.chat.backends import ChatBackend, Message
 
-PROMPT = "> "
+HISTORY = "chat_history"
+HELP = """/help            this list
+/reset           begin a new conversation
+/system TEXT     set the system message; without TEXT, remove it
+/exit            end the program, as Ctrl-D does"""
 
 
 class Dialogue(Protocol):
@@ -31,19 +40,23 @@ class Dialogue(Protocol):
     ) -> AsyncGenerator[str, None]: ...
     def answered(self, line: str, answer: str) -> None: ...
     def reset(self) -> None: ...
+    def instruct(self, text: str) -> str:
+        """Sets the system message; what is printed then."""
 
 
 class ChatDialogue:
     """A chat: each line is sent with the conversation so far."""
 
     def __init__(self, system: str | None = None) -> None:
-        self._opening: list[Message] = [{"role": "system", "content": system}] if system else []
-        self._messages = list(self._opening)
+        self._system = system or ""
+        self._messages: list[Message] = []
 
     def ask(
         self, talker: ChatBackend, line: str, options: dict[str, Any]
     ) -> AsyncGenerator[str, None]:
-        return talker.chat([*self._messages, {"role": "user", "content": line}], options)
+        opening = [{"role": "system", "content": self._system}] if self._system else []
+        question = {"role": "user", "content": line}
+        return talker.chat([*opening, *self._messages, question], options)
 
     def answered(self, line: str, answer: str) -> None:
         self._messages += [
@@ -52,7 +65,11 @@ class ChatDialogue:
         ]
 
     def reset(self) -> None:
-        self._messages = list(self._opening)
+        self._messages = []
+
+    def instruct(self, text: str) -> str:
+        self._system = text
+        return "(system message set)" if text else "(no system message)"
 
 
 class CompletionDialogue:
@@ -68,6 +85,9 @@ class CompletionDialogue:
 
     def reset(self) -> None:
         pass
+
+    def instruct(self, text: str) -> str:
+        return "(a text that is continued has no system message; octavo chat has)"
 
 
 def parser(prog: str, description: str) -> argparse.ArgumentParser:
@@ -100,9 +120,6 @@ def run(args: argparse.Namespace, dialogue: Dialogue) -> int:
     return code
 
 
-READER = "octavo-stdin"
-
-
 async def _main(args: argparse.Namespace, dialogue: Dialogue, options: dict[str, Any]) -> int:
     talker = await _talker(args)
     try:
@@ -132,15 +149,50 @@ async def _talker(args: argparse.Namespace) -> ChatBackend:
 async def _converse(
     talker: ChatBackend, dialogue: Dialogue, options: dict[str, Any], interrupts: Interrupts
 ) -> None:
-    while True:
-        line = await interrupts.race(_read_line())
-        if line is None or line.strip() in ("/exit", "/quit"):
-            return
-        if line.strip() == "/reset":
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    talker.counts_tokens = is_terminal
+    if is_terminal:
+        print(f"{talker.title}\n/help lists the commands. Ctrl-C stops an answer.\n")
+    reader = TerminalInput(Home.find(os.environ).path / HISTORY if is_terminal else None)
+    try:
+        was_interrupted = False
+        while True:
+            line = await interrupts.race(reader.line())
+            if line is None and reader.is_waiting and is_terminal and not was_interrupted:
+                was_interrupted = True
+                print(f"\n(Ctrl-C again, or /exit, ends the program)\n{PROMPT}", end="", flush=True)
+                continue
+            was_interrupted = False
+            if line is None or line.strip() in ("/exit", "/quit"):
+                return
+            if (reply := command_reply(line, dialogue)) is not None:
+                print(reply)
+            elif line.strip():
+                try:
+                    await _answer(talker, dialogue, line, options, interrupts)
+                except ServerError as error:
+                    print(f"octavo: {error}", file=sys.stderr)
+                if is_terminal:
+                    print()
+    finally:
+        reader.close()
+
+
+def command_reply(line: str, dialogue: Dialogue) -> str | None:
+    """What is printed for a line that is a command; None for one that is for the model."""
+    word, _, rest = line.strip().partition(" ")
+    rest = rest.strip()
+    match word:
+        case "/help" | "/?":
+            return HELP
+        case "/reset":
             dialogue.reset()
-            print("(forgotten)")
-        elif line.strip():
-            await _answer(talker, dialogue, line, options, interrupts)
+            return "(forgotten)"
+        case "/system":
+            return dialogue.instruct(rest)
+    if re.fullmatch(r"/[a-z]+", word) and not rest:
+        return f"{word} is no command; /help lists them"
+    return None
 
 
 async def _answer(
@@ -151,10 +203,13 @@ async def _answer(
     interrupts: Interrupts,
 ) -> int:
     said: list[str] = []
+    first_at: list[float] = []
 
     async def stream() -> bool:
         async with aclosing(dialogue.ask(talker, line, options)) as pieces:
             async for piece in pieces:
+                if piece and not first_at:
+                    first_at.append(time.monotonic())
                 said.append(piece)
                 print(piece, end="", flush=True)
         return True
@@ -165,28 +220,23 @@ async def _answer(
         print(f"octavo: {error.message}", file=sys.stderr)
         return 1
     print()
+    if talker.counts_tokens:
+        since_s = time.monotonic() - first_at[0] if first_at else 0.0
+        print(describe_speed(talker.last_tokens if whole else None, since_s, is_whole=bool(whole)))
     dialogue.answered(line, "".join(said))
     return 0 if whole else 130
 
 
-async def _read_line() -> str | None:
-    """A line from stdin, or None at its end. In its own thread: reading cannot be cancelled."""
-    loop = asyncio.get_running_loop()
-    line: asyncio.Future[str | None] = loop.create_future()
-
-    def settle(text: str | None) -> None:
-        if not line.done():
-            line.set_result(text)
-
-    def read() -> None:
-        try:
-            text: str | None = input(PROMPT if sys.stdin.isatty() else "")
-        except (EOFError, UnicodeDecodeError):
-            text = None
-        loop.call_soon_threadsafe(settle, text)
-
-    threading.Thread(target=read, name=READER, daemon=True).start()
-    return await line
+def describe_speed(tokens: int | None, since_first_s: float, *, is_whole: bool) -> str:
+    """The line below an answer. The first token is not counted: it waits for the prompt."""
+    if not is_whole:
+        return "(stopped)"
+    if tokens is None:
+        return f"({since_first_s:.1f} s)"
+    plural = "" if tokens == 1 else "s"
+    if tokens < 2 or since_first_s <= 0:
+        return f"({tokens} token{plural})"
+    return f"({tokens} tokens, {(tokens - 1) / since_first_s:.1f} tokens per second)"
 
 
 class Interrupts:

@@ -14,6 +14,7 @@ from octavo_engine.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from octavo.study.adapters import AdapterSetup
     from octavo.study.engine_models import EngineModel
     from octavo.study.figures import Figures
     from octavo.study.simulation import Setup
@@ -25,6 +26,7 @@ DEFAULT_REQUESTS = 2000  # of a synthetic workload
 _EXAMPLE = """examples:
   octavo bench router --trace requests.jsonl.gz --load 0.9
   octavo bench router --workload multi-turn --workload random --engines 4 --plot study.png
+  octavo bench router --workload random --adapters 1000 --adapter-slots 16
 
 Schedulers, KV pools, prefix caches and the router are the real ones; only the time that steps take
 is modelled. A load of 1 is what the engines could just serve if no prompt were ever found cached.
@@ -35,6 +37,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
     args = _make_parser(prog).parse_args(argv)
     from octavo import plotting
     from octavo.study import plot, report
+    from octavo.study.adapters import with_adapters
     from octavo.study.simulation import Setup, compare
 
     policies = _policies(args.policies)
@@ -44,10 +47,16 @@ def main(prog: str, argv: Sequence[str]) -> int:
         signal_delay_s=args.signal_delay_ms / 1e3,
         shape=args.shape,
         seed=args.seed,
+        adapters=_adapters(args),
     )
     if args.plot is not None:
         plotting.require(args.plot)
     workloads = list(_workloads(args, setup))
+    if setup.adapters is not None:
+        workloads = [
+            with_adapters(one, setup.adapters, zipf=args.adapter_zipf, seed=args.seed)
+            for one in workloads
+        ]
     is_quiet = args.json == "-"
     figures: list[dict[str, Any]] = []
     drawn: list[tuple[str, Sequence[Figures]]] = []
@@ -106,6 +115,7 @@ def _make_parser(prog: str) -> CommandParser:
         "--shape", choices=("ids", "text"), default="ids",
         help="prompts of token ids (default), or chats of text, whose tokens the router must guess",
     )  # fmt: skip
+    _add_adapters(parser)
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N")
     parser.add_argument(
         "--block-tokens", type=positive, default=512, metavar="N",
@@ -123,9 +133,28 @@ def _make_parser(prog: str) -> CommandParser:
         "--plot",
         type=Path,
         metavar="FILE",
-        help="plot the results: .png, .svg or .pdf (octavo[plot])",
+        help="plot the results: .png, .svg or .pdf (needs matplotlib)",
     )
     return parser
+
+
+def _add_adapters(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--adapters", type=positive, metavar="N",
+        help="each request is for one of N LoRA adapters; default: for the base model",
+    )  # fmt: skip
+    parser.add_argument(
+        "--adapter-slots", type=positive, default=16, metavar="N",
+        help="adapters that one engine holds (default: 16)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--adapter-load-ms", type=above_zero, default=50.0, metavar="MS",
+        help="how long an engine loads an adapter (default: 50)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--adapter-zipf", type=not_below_zero, default=1.0, metavar="S",
+        help="the n-th adapter is asked for 1/n^S as often as the first (default: 1)",
+    )  # fmt: skip
 
 
 def above_zero(text: str) -> float:
@@ -170,6 +199,16 @@ def _engine_model(args: argparse.Namespace) -> EngineModel:
             f"--engine-model: there is no {args.engine_model!r}; there are {', '.join(models)}"
         )
     return model if args.kv_blocks is None else model.with_blocks(args.kv_blocks)
+
+
+def _adapters(args: argparse.Namespace) -> AdapterSetup | None:
+    from octavo.study.adapters import AdapterSetup
+
+    if args.adapters is None:
+        return None
+    return AdapterSetup(
+        num_adapters=args.adapters, slots=args.adapter_slots, load_s=args.adapter_load_ms / 1e3
+    )
 
 
 def _workloads(args: argparse.Namespace, setup: Setup) -> Iterator[Workload]:

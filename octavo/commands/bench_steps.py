@@ -18,16 +18,9 @@ if TYPE_CHECKING:
     from octavo.measure.study import StudySizes
     from octavo_engine.config import EngineConfig
 
-_EXAMPLE = """examples:
-  octavo bench steps demo://smollm2 --quantization none --plot roofline.png
-  octavo bench --shape 1.5b                      # random weights: no checkpoint is needed
-  octavo bench --shape 1.5b --quantization int4 --batch-sizes 1,8,64 --context-len 512
-  octavo bench --shape path/to/config.json
-  octavo bench --shape 8b --device cuda          # beside the GPU's own copy and matrix product
-
-The engine runs in this process, without HTTP. "of bandwidth" compares a step with the least time in
-which this machine could read its weights and cache, "of peak" with that in which it could multiply
-its numbers; the greater of the two is how near the step is to the machine's limit.
+_EPILOG = """The engine runs in this process, without HTTP. "of bandwidth" compares a step with the
+least time in which this machine could read its weights and cache, "of peak" with that in which it
+could multiply its numbers; the greater of the two is how near the step is to the machine's limit.
 """
 
 
@@ -57,7 +50,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
 
 def _make_parser(prog: str) -> CommandParser:
     parser = CommandParser(prog, "Measure steps of the engine beside the limits of this machine.")
-    parser.epilog = _EXAMPLE
+    parser.epilog = _EPILOG
     parser.add_argument(
         "--shape", metavar="SHAPE",
         help="random weights of this shape: 135m, 360m, 0.5b, 1.5b, 3b, 8b, tiny, or a config.json",
@@ -86,7 +79,7 @@ def _make_parser(prog: str) -> CommandParser:
         "--plot",
         type=Path,
         metavar="FILE",
-        help="draw a roofline: .png, .svg or .pdf (octavo[plot])",
+        help="draw a roofline: .png, .svg or .pdf (needs matplotlib)",
     )
     add_engine_options(parser)
     return parser

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Chat with a model in the terminal.
 
-/reset begins anew, /exit ends; Ctrl-C stops an answer."""
+/help lists its commands. Ctrl-C stops an answer."""
 
 
 def main(prog: str, argv: Sequence[str]) -> int:

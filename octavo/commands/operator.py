@@ -20,6 +20,6 @@ def main(prog: str, argv: Sequence[str]) -> int:
     try:
         import kopf  # noqa: F401  # only to say so in one sentence
     except ImportError as error:
-        print(f"{prog}: {error}; install octavo[operator]", file=sys.stderr)
+        print(f"{prog}: {error}: pip install kopf aiohttp", file=sys.stderr)
         return EXIT_SETTINGS
     return run(args)

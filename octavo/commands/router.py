@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
     from octavo_router.config.load import ConfigFlag
 
-_EXAMPLE = """examples:
-  octavo router --upstreams http://10.0.0.1:8000,http://10.0.0.2:8000
-  octavo router --config router.yaml
-  octavo router --kubernetes
-
-Each flag is also an environment variable: --queue-timeout is OCTAVO_ROUTER_QUEUE_TIMEOUT.
+_EPILOG = """Each flag is also a variable: --queue-timeout is OCTAVO_ROUTER_QUEUE_TIMEOUT.
 Precedence: flag > environment > file > default. The file has far more settings than flags.
 """
 
@@ -50,7 +45,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
 
 def _make_parser(prog: str, flags: Sequence[ConfigFlag]) -> CommandParser:
     parser = CommandParser(prog, "Route requests to the engines that hold their prefixes.")
-    parser.epilog = _EXAMPLE
+    parser.epilog = _EPILOG
     parser.add_argument(
         "--config",
         metavar="FILE",

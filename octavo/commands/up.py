@@ -19,16 +19,9 @@ if TYPE_CHECKING:
     from octavo.local.screen import LiveScreen, PlainScreen
     from octavo.local.watch import DocumentWatch
 
-_EXAMPLES = """examples:
-  octavo up demo://smollm2 --replicas 2
-  octavo up -f llmdeployment.yaml      edit the file, and what runs follows
-  octavo status; octavo down           from another terminal
-"""
-
 
 def main(prog: str, argv: Sequence[str]) -> int:
     parser = CommandParser(prog, "Run the whole platform on this machine.")
-    parser.epilog = _EXAMPLES
     parser.add_argument(
         "model", metavar="MODEL", nargs="?",
         help="folder, .gguf file, hf://ORG/NAME, ORG/NAME, demo://NAME, or another URI",

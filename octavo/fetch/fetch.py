@@ -104,7 +104,9 @@ def open_source(request: FetchRequest, http: Http, environ: Mapping[str, str]) -
         case "pvc":
             return local.claim(location)
         case "demo":
-            return local.demo(request.uri)
+            from octavo.fetch.demo import ensure_demo
+
+            return local.LocalFiles(ensure_demo(location))
         case _:
             return local.LocalFiles(Path(location))
 

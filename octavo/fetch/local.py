@@ -1,4 +1,4 @@
-"""Models on this machine: file://, the demo package, and the volume of a pvc:// that is mounted."""
+"""Models on this machine: file://, and the volume of a pvc:// that is mounted."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from pathlib import Path
 
 from octavo.fetch.errors import FetchError, FetchReason
 from octavo.fetch.source import RemoteFile, SourceListing, choose
-from octavo_engine.errors import ModelError
-from octavo_engine.weights.source import locate
 
 CLAIM_MOUNT = Path("/var/lib/octavo/claim")  # where the operator mounts spec.model's claim
 
@@ -31,13 +29,6 @@ class LocalFiles:
                 FetchReason.UNAUTHORIZED, f"{path} may not be read by this user"
             ) from None
         raise FetchError(FetchReason.NOT_FOUND, f"{path} does not exist; check the path")
-
-
-def demo(uri: str) -> LocalFiles:
-    try:
-        return LocalFiles(locate(uri))
-    except ModelError as error:
-        raise FetchError(FetchReason.NOT_FOUND, str(error)) from None
 
 
 def claim(location: str) -> LocalFiles:

@@ -6,17 +6,17 @@ import base64
 import binascii
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from octavo_engine.errors import ConfigError, ModelError
-from octavo_engine.protocol.kubernetes import KIND
+from octavo_engine.protocol.kubernetes import ADAPTER_KIND, KIND
 from octavo_engine.weights.hub import parse_name
 from octavo_operator.errors import SpecInvalid
-from octavo_operator.spec import API_VERSION, LLMDeployment
+from octavo_operator.spec import API_VERSION, LLMAdapter, LLMDeployment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,6 +61,7 @@ def read_documents(texts: Mapping[str, str]) -> Documents:
     deployments: dict[str, LLMDeployment] = {}
     references: References = {}
     skipped: set[str] = set()
+    adapters: list[LLMAdapter] = []
     for name, text in texts.items():
         for number, body in enumerate(_load(name, text), start=1):
             where = f"{name}, document {number}"
@@ -69,6 +70,9 @@ def read_documents(texts: Mapping[str, str]) -> Documents:
             kind = body.get("kind") if isinstance(body, dict) else None
             if kind in ("Secret", "ConfigMap"):
                 _keep_reference(references, body, where)
+                continue
+            if kind == ADAPTER_KIND and body.get("apiVersion") == API_VERSION:
+                _keep_adapter(adapters, body, where)
                 continue
             if isinstance(kind, str) and kind != KIND and body.get("apiVersion") != API_VERSION:
                 skipped.add(kind)
@@ -79,7 +83,8 @@ def read_documents(texts: Mapping[str, str]) -> Documents:
             deployments[deployment.pool] = deployment
     if not deployments:
         raise ConfigError(f"{', '.join(texts)}: no LLMDeployment is in it; octavo down ends all")
-    return Documents(tuple(deployments.values()), references, tuple(sorted(skipped)))
+    found = _with_adapters(deployments, adapters)
+    return Documents(tuple(found), references, tuple(sorted(skipped)))
 
 
 def parse(body: object, where: str) -> LLMDeployment:
@@ -154,6 +159,42 @@ def _check_local(deployment: LLMDeployment) -> None:
             f"{model.uri} is a volume of a cluster; on this machine name the folder: file:///PATH",
             reason="Unsupported",
         )
+
+
+def _keep_adapter(adapters: list[LLMAdapter], body: Mapping[str, Any], where: str) -> None:
+    try:
+        adapter = LLMAdapter.parse(body)
+    except SpecInvalid as error:
+        raise ConfigError(f"{where}: {error}") from None
+    if any((one.namespace, one.name) == (adapter.namespace, adapter.name) for one in adapters):
+        raise ConfigError(f"{where}: LLMAdapter {adapter.name} is there twice")
+    adapters.append(adapter)
+
+
+def _with_adapters(
+    deployments: Mapping[str, LLMDeployment], adapters: Sequence[LLMAdapter]
+) -> list[LLMDeployment]:
+    """Each LLMDeployment with the adapters of its LLMAdapters too. Raises ConfigError."""
+    taken = {name: one for one in deployments.values() for name in one.names}
+    found = dict(deployments)
+    for one in adapters:
+        where, pool = f"LLMAdapter {one.name}", f"{one.namespace}/{one.deployment}"
+        deployment = found.get(pool)
+        if deployment is None:
+            raise ConfigError(f"{where}: there is no LLMDeployment {pool} in these files")
+        if deployment.room_for_adapters is None:
+            raise ConfigError(
+                f"{where}: the engines of LLMDeployment {one.deployment} take no adapters; add "
+                "spec.lora to it"
+            )
+        if (owner := taken.get(one.adapter.name)) is not None:
+            raise ConfigError(
+                f"{where}: the name {one.adapter.name} already belongs to LLMDeployment "
+                f"{owner.name}"
+            )
+        taken[one.adapter.name] = deployment
+        found[pool] = replace(deployment, adapters=(*deployment.adapters, one.adapter))
+    return list(found.values())
 
 
 def _keep_reference(references: References, body: Mapping[str, Any], where: str) -> None:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from octavo.local.fetching import Fetching
 from octavo.local.replica import LocalReplica
-from octavo.local.snapshot import PoolRow, ReplicaRow
+from octavo.local.snapshot import AdapterRow, PoolRow, ReplicaRow
 from octavo_operator.decide import autoscale, canary
+from octavo_operator.decide.adapters import TakenAdapter
 from octavo_operator.decide.canary import CanaryBaseline, CanaryState, CanaryVerdict
 from octavo_operator.decide.plan import Target, plan_capacity
 from octavo_operator.decide.rollout import RevisionReplica, group_replicas, victims
 from octavo_operator.objects import names
+from octavo_operator.report.adapters import find_reports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -168,6 +170,24 @@ class Pool:
             phase=self._phase(),
             message=self._message(),
             replicas=rows,
+            adapters=self._adapter_rows(),
+        )
+
+    def _adapter_rows(self) -> tuple[AdapterRow, ...]:
+        ids = {replica.url: replica.id for replica in self.replicas}
+        taken = [TakenAdapter(adapter) for adapter in self.deployment.adapters]
+        reports = find_reports(
+            taken,
+            self._demand.adapter_states(self.name),
+            {
+                name: tuple(sorted(ids[url] for url in urls if url in ids))
+                for name, urls in self._demand.adapter_holders(self.name).items()
+            },
+            has_engine=bool(self.serving),
+        )
+        return tuple(
+            AdapterRow(name, report.phase, report.pods, report.message)
+            for name, report in reports.items()
         )
 
     # -- what is

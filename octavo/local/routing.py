@@ -6,10 +6,13 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from octavo_operator.desired.service import routed_adapters
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from octavo.local.pool import Pool
+    from octavo_operator.spec import LLMDeployment
 
 # Clients of a laptop do not look the address up again: what comes after SIGTERM comes at once.
 ACCEPT_WHILE_DRAINING_S = 0.3
@@ -39,7 +42,7 @@ def router_config(
             "replica": "local",
         },
         "discovery": {"file": upstreams_file},
-        "routing": {"pools": [{"name": d.pool, "policy": d.routing.policy} for d in deployments]},
+        "routing": {"pools": [_pool(deployment) for deployment in deployments]},
         "models": _models(pools),
         "flow": {"hold_timeout_s": hold_s},
     }
@@ -67,6 +70,16 @@ def upstreams(pools: Iterable[Pool]) -> str:
         if replica.is_listed
     ]
     return json.dumps({"upstreams": listed}, indent=1)
+
+
+def _pool(deployment: LLMDeployment) -> dict[str, Any]:
+    pool: dict[str, Any] = {"name": deployment.pool, "policy": deployment.routing.policy}
+    if deployment.adapters and (room := deployment.room_for_adapters) is not None:
+        pool |= {
+            "adapters": routed_adapters(deployment.adapters),
+            "adapter_slots": room.slots,
+        }
+    return pool
 
 
 def _models(pools: Sequence[Pool]) -> list[dict[str, Any]]:

@@ -102,6 +102,10 @@ def render(snapshot: PlatformSnapshot) -> Group:
             )  # fmt: skip
             if replica.detail and replica.detail != pool.message:
                 lines.append(Text(f"{replica.id}: {replica.detail}", "dim"))
+        for adapter in pool.adapters:
+            if adapter.phase != "Loaded" or adapter.message:
+                text = f"adapter {adapter.name}: {adapter.phase}: {adapter.message}"
+                lines.append(Text(text, "red" if adapter.phase == "Failed" else "dim"))
     if snapshot.problem:
         lines.append(Text(f"kept the running state: {snapshot.problem}", "red"))
     return Group(*lines)

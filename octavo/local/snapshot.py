@@ -22,6 +22,14 @@ class ReplicaRow:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterRow:
+    name: str
+    phase: str
+    replicas: tuple[str, ...]  # that have it loaded
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class PoolRow:
     """One LLMDeployment."""
 
@@ -34,6 +42,7 @@ class PoolRow:
     phase: str
     message: str
     replicas: tuple[ReplicaRow, ...]
+    adapters: tuple[AdapterRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,10 @@ class PlatformSnapshot:
                         **pool,
                         "served_names": tuple(pool["served_names"]),
                         "replicas": tuple(ReplicaRow(**row) for row in pool["replicas"]),
+                        "adapters": tuple(
+                            AdapterRow(**{**row, "replicas": tuple(row["replicas"])})
+                            for row in pool["adapters"]
+                        ),
                     }
                 )
                 for pool in fields["pools"]

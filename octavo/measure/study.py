@@ -104,7 +104,7 @@ def measure(
     try:
         files = resolve(config)
         assert files is not None  # only the simulator has none
-        per_token = info.kv_bytes / info.num_blocks / BLOCK_SIZE
+        per_token = info.kv_bytes / info.num_blocks * info.num_cache_groups / BLOCK_SIZE
         work = ModelWork.of(
             config, files, kv_bytes_per_token=per_token, has_fp8="fp8" in limits.gemm_gflop_s
         )

@@ -94,6 +94,11 @@ ENGINE_FLAGS = (
     Flag("chat_template", "file or text that replaces the model's chat template"),
     Flag("kv_events_config", "KV events in vLLM's format: JSON with vLLM's fields"),
     Flag("speculative_config", 'speculative decoding: {"method": "ngram", …}'),
+    Flag("enable_lora", "let requests name LoRA adapters as their model"),
+    Flag("max_loras", "maximum LoRA adapters per step; requests for more wait"),
+    Flag("max_cpu_loras",
+         "LoRA adapters kept in memory; others are read again; default: 4 times --max-loras"),
+    Flag("max_lora_rank", "highest rank of a LoRA adapter; up to 256"),
     Flag("scheduler.max_num_seqs", "maximum sequences per step"),
     Flag("scheduler.max_num_batched_tokens", "maximum tokens per step"),
     Flag("scheduler.policy", "order in which requests run", "scheduling-policy"),
@@ -159,10 +164,14 @@ SERVER_FLAGS = (
     Flag("response_store", "store responses of /v1/responses in memory, to fetch and to continue"),
     Flag("files_dir", "folder for files and batches; without it both are disabled"),
     Flag("batch_concurrency", "maximum requests of batches in flight"),
+    Flag("lora_modules", "LoRA adapters to serve from the start: NAME=PATH, or JSON"),
+    Flag("allow_runtime_lora_updating",
+         "allow /v1/load_lora_adapter and /v1/unload_lora_adapter"),
     Flag("vllm_metrics", "expose every metric under vLLM's name too, which other tools read"),
     Flag("access_log", "which requests get a log line"),
     Flag("log_requests", "log each request as it comes, without its text", "enable-log-requests"),
     Flag("log_outputs", "log each answer once it is done, without its text", "enable-log-outputs"),
+    Flag("log_stats", "log a line of statistics every ten seconds while there is work"),
     Flag("max_log_len", "longest text shown by these two at level debug"),
     Flag("otlp_endpoint", "URL of an OpenTelemetry collector; default: no traces"),
     Flag("otlp_sample_ratio", "share of requests that are traced where their caller does not say"),
@@ -243,8 +252,9 @@ def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag], root: type
     for flag in flags:
         kind, default = lookup(root, flag.path)
         note = (
-            f"{flag.help} (default: {_show(default)})" if default not in (None, ()) else flag.help
+            flag.help if default in (None, (), "") else f"{flag.help} (default: {_show(default)})"
         )
+        note = f"{note} [{flag.env}]"
         options: dict[str, Any] = {"dest": flag.dest, "default": argparse.SUPPRESS, "help": note}
         core = _core(kind)
         if core is bool:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from octavo.options.help import HELP
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_VARIABLE = re.compile(r" \[OCTAVO_[A-Z0-9_]+\]$")
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -17,13 +24,64 @@ class CommandParser(argparse.ArgumentParser):
             description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
+            add_help=False,
         )
+        self._help = HELP.get(prog.removeprefix("octavo "))
+        if self._help is not None:
+            examples = "".join(f"\n  {example}" for example in self._help.examples)
+            self.description = f"{description}\n\nexamples:{examples}"
+        has_more = bool(self._help and self._help.common)
+        self.add_argument(
+            "-h", "--help", action=_Help, nargs="?", metavar="all",
+            help="show this, or with --help=all every option" if has_more else "show this",
+        )  # fmt: skip
+
+    def show_help(self, *, is_whole: bool) -> None:
+        """The whole of it, or what most people need. Changes the parser: the program ends next."""
+        common = self._help.common if self._help is not None else frozenset[str]()
+        if common:
+            words = [f"[{action.metavar}]" for action in self._actions if not action.option_strings]
+            self.usage = " ".join([self.prog, *words, "[options]"])
+        if common and not is_whole:
+            flags = {f"--{name}" for name in common} | {"--help"}
+            hidden = [
+                action
+                for action in self._actions
+                if action.option_strings and not flags.intersection(action.option_strings)
+            ]
+            for action in self._actions:
+                action.help = _VARIABLE.sub("", action.help or "")
+            for action in hidden:
+                action.help = argparse.SUPPRESS
+            more = f"{self.prog} --help=all shows {len(hidden)} more options, and their variables."
+            self.epilog = f"{self.epilog}\n{more}" if self.epilog else more
+        if not common:  # it takes `all` too, but there is no more
+            self._option_string_actions["--help"].nargs = 0
+        self.print_help()
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         near = get_close_matches(unknown[1], self._option_string_actions, 1) if unknown else []
         hint = f"did you mean {near[0]}?" if near else f"{self.prog} --help lists all there is"
         self.exit(2, f"{self.prog}: {message}; {hint}\n")
+
+
+class _Help(argparse.Action):
+    """`--help`, and `--help=all`."""
+
+    def __init__(self, *, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, default=argparse.SUPPRESS, **options)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        assert isinstance(parser, CommandParser)
+        parser.show_help(is_whole=values == "all")
+        parser.exit()
 
 
 def whole_number(text: str) -> int:

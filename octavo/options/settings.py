@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from octavo.options import flags
+from octavo.options.vllm_flags import check_file, environment_advice
 from octavo_engine.config import EngineConfig
 from octavo_engine.errors import ConfigError
 
@@ -23,7 +24,9 @@ def add_engine_options(parser: argparse.ArgumentParser, *, positional: bool = Tr
         parser.add_argument("model_positional", metavar="MODEL", nargs="?", help="same as --model")
     group = parser.add_argument_group("engine")
     flags.add_flags(group, flags.ENGINE_FLAGS, EngineConfig)  # type: ignore[arg-type]  # a group adds as a parser does
-    parser.add_argument("--config", metavar="FILE", help="TOML file with the same names as keys")
+    parser.add_argument(
+        "--config", metavar="FILE", help="TOML or YAML file with the same names as keys"
+    )
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
@@ -58,8 +61,11 @@ def serve_settings(
 
 
 def warn_of_unknown_environment(environ: Mapping[str, str] = os.environ) -> None:
-    for name in flags.unknown_environment(environ):
-        print(f"octavo: warning: {name} is set, but nothing reads it", file=sys.stderr)
+    unknown = flags.unknown_environment(environ)
+    advice = environment_advice(unknown, flags.ENV_PREFIX)
+    for name in unknown:
+        why = advice.get(name, "nothing reads it")
+        print(f"octavo: warning: {name} is set, but {why}", file=sys.stderr)
 
 
 def render_config(
@@ -109,15 +115,30 @@ def _resolve(
 
 
 def _read(path: str) -> dict[str, Any]:
+    """TOML, or YAML as vLLM has it, by the file's ending."""
     import tomllib
 
+    is_yaml = path.endswith((".yaml", ".yml"))
     try:
         with open(path, "rb") as file:
-            return tomllib.load(file)
+            return check_file(_read_yaml(path, file) if is_yaml else tomllib.load(file))
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path} is not valid TOML: {error}") from None
+
+
+def _read_yaml(path: str, file: IO[bytes]) -> dict[str, Any]:
+    import yaml
+
+    try:
+        settings = yaml.safe_load(file)
+    except yaml.YAMLError as error:
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"--config {path} is not valid YAML: {problem}") from None
+    if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
+        raise ConfigError(f"--config {path} must be a YAML mapping of flags to values")
+    return settings
 
 
 def _get(root: Any, path: str) -> Any:

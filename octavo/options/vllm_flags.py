@@ -1,11 +1,14 @@
-"""Flags of vLLM's that are called otherwise here, or are not needed: taken all the same."""
+"""vLLM's flags: taken where they have another name here, refused with advice where they cannot."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from octavo_engine.errors import ConfigError
+from octavo_engine.protocol.vllm_options import UNSUPPORTED_OPTIONS, own_value, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 RENAMED = {
     "--h11-max-header-count": "--max-headers",
@@ -18,6 +21,7 @@ RENAMED = {
 REPLACED = {
     "--disable-fastapi-docs": ("--no-docs",),
     "--disable-log-requests": ("--no-enable-log-requests",),
+    "--disable-log-stats": ("--no-log-stats",),
     "--disable-response-store": ("--no-response-store",),
     "--disable-uvicorn-access-log": ("--access-log", "none"),
 }
@@ -31,7 +35,6 @@ IGNORED = frozenset(
 ALWAYS_SO = frozenset(
     (
         "--async-scheduling",
-        "--disable-log-stats",  # nothing is logged; /metrics has them
         "--enable-chunked-prefill",
         "--enable-offline-docs",
         "--enable-prompt-tokens-details",
@@ -43,20 +46,89 @@ ALWAYS_SO = frozenset(
 
 
 def translate(argv: Sequence[str]) -> list[str]:
-    """The same setting in our own flags. Unknown words stay for the parser to judge."""
+    """The same setting in our own flags. Unknown words stay for the parser to judge. Raises
+    ConfigError for what cannot be had here."""
     result: list[str] = []
-    words = iter(argv)
-    for word in words:
-        flag, equals, value = word.partition("=")
+    words = list(argv)
+    while words:
+        flag, equals, value = words.pop(0).partition("=")
         if flag in IGNORED:
-            if not equals:
-                next(words, None)  # its value
+            if not equals and words:
+                words.pop(0)  # its value
         elif flag in ALWAYS_SO:
             continue
         elif flag in REPLACED:
             result += REPLACED[flag]
         elif flag in RENAMED:
             result.append(RENAMED[flag] + equals + value)
+        elif _is_unsupported(flag):
+            _check_flag(flag, value if equals else None, words)
+        elif flag == "-O" or (flag.startswith("-O") and flag[2:].isdigit()):
+            raise ConfigError(f"{flag}: {UNSUPPORTED_OPTIONS['compilation-config'].advice}")
+        elif equals:
+            result.append(f"{flag}={_own(flag, value)}")
         else:
-            result.append(word)
+            result.append(flag)
+            if words and not words[0].startswith("-"):
+                result.append(_own(flag, words.pop(0)))
     return result
+
+
+def check_file(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a configuration file, in our own names. Raises ConfigError."""
+    result = {}
+    for key, value in settings.items():
+        name = key.replace("_", "-")
+        if name in UNSUPPORTED_OPTIONS:
+            _refuse(f"config file: {key}", name, value)
+        elif f"--{name}" in RENAMED:
+            result[RENAMED[f"--{name}"].removeprefix("--")] = value
+        elif f"--{name}" not in ALWAYS_SO | IGNORED:
+            result[key] = _own(f"config file: {key}", value, name)
+    return result
+
+
+def environment_advice(names: Iterable[str], prefix: str) -> dict[str, str]:
+    """What to do instead of setting these variables, where they stand for settings of vLLM's."""
+    found = {}
+    for variable in names:
+        option = variable.removeprefix(prefix).lower().replace("_", "-")
+        if option in UNSUPPORTED_OPTIONS:
+            found[variable] = UNSUPPORTED_OPTIONS[option].advice
+    return found
+
+
+def _is_unsupported(flag: str) -> bool:
+    return flag.startswith("--") and _option_of(flag) in UNSUPPORTED_OPTIONS
+
+
+def _option_of(flag: str) -> str:
+    """vLLM takes underscores too, and `--no-` before a switch."""
+    name = flag.removeprefix("--").replace("_", "-")
+    plain = name.removeprefix("no-")
+    is_negated = name != plain and plain in UNSUPPORTED_OPTIONS
+    return plain if is_negated and UNSUPPORTED_OPTIONS[plain].is_switch else name
+
+
+def _check_flag(flag: str, value: str | None, words: list[str]) -> None:
+    """Takes its value from `words`, where it has one."""
+    name = _option_of(flag)
+    given: object = value
+    if UNSUPPORTED_OPTIONS[name].is_switch:
+        given = value or not flag.startswith("--no")
+    elif value is None:
+        given = words.pop(0) if words and not words[0].startswith("--") else "(no value)"
+    _refuse(flag, name, given)
+
+
+def _refuse(where: str, name: str, value: object) -> None:
+    advice = refusal(name, value, UNSUPPORTED_OPTIONS)
+    if advice is not None:
+        raise ConfigError(f"{where} is not supported: {advice}")
+
+
+def _own(where: str, value: Any, name: str = "") -> Any:
+    try:
+        return own_value(name or where.removeprefix("--").replace("_", "-"), value)
+    except ValueError as error:
+        raise ConfigError(f"{where} {value} is not supported: {error}") from None

@@ -38,6 +38,7 @@ class Figures:
     work_imbalance: float  # the same of seconds spent computing
     predicted_within_block: float  # of requests: the router foresaw what the engine found
     num_preemptions: int
+    num_adapter_loads: int = 0
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class StudyTally:
 
     def figures(
         self, policy: str, *, requests: Sequence[int], busy_s: Sequence[float],
-        num_prefilled_tokens: int, num_preemptions: int,
+        num_prefilled_tokens: int, num_preemptions: int, num_adapter_loads: int = 0,
     ) -> Figures:  # fmt: skip
         """`requests` and `busy_s` by engine."""
         count = len(self.ttfts)
@@ -111,6 +112,7 @@ class StudyTally:
             work_imbalance=_imbalance(busy_s),
             predicted_within_block=self.num_exact / max(count, 1),
             num_preemptions=num_preemptions,
+            num_adapter_loads=num_adapter_loads,
         )
 
 

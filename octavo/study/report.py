@@ -28,12 +28,13 @@ COLUMNS: dict[str, Callable[[Figures], str]] = {
     "makespan s": lambda f: f"{f.makespan_s:,.1f}",
     "foreseen": lambda f: f"{f.predicted_within_block:.1%}",
     "refused": lambda f: str(f.num_refused),
+    "loads": lambda f: f"{f.num_adapter_loads:,}",
 }
 
 LEGEND = (
     "Times in milliseconds. hit rate: prompt tokens found in an engine's cache; prefilled: prompt "
     "tokens computed; busy: share of the time in which engines computed; foreseen: requests of "
-    "which the router knew the cached tokens to within one block."
+    "which the router knew the cached tokens to within one block; loads: of adapters."
 )
 
 
@@ -67,6 +68,7 @@ def as_json(workload: Workload, setup: Setup, results: Sequence[Figures]) -> dic
         "signal_delay_s": setup.signal_delay_s,
         "shape": setup.shape,
         "seed": setup.seed,
+        "adapters": None if setup.adapters is None else asdict(setup.adapters),
         "policies": [asdict(figures) for figures in results],
     }
 

@@ -21,12 +21,14 @@ from octavo_router.routing.outcome import AttemptResult, Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from octavo.study.adapters import AdapterSetup
     from octavo.study.engine_models import EngineModel
     from octavo.study.figures import Figures
     from octavo.study.shapes import Prepared, Shape
     from octavo.study.workload import Workload
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import SequenceOutput
+    from octavo_router.adapters.fleet import AdapterFleet
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.routing.dispatcher import Lease
 
@@ -42,6 +44,7 @@ class Setup:
     signal_delay_s: float = 0.01  # from an engine's step to the router's knowing of it
     shape: ShapeName = "ids"
     seed: int = 0
+    adapters: AdapterSetup | None = None  # that requests are for; None: all are for the base model
 
 
 class RoutingStudy:
@@ -97,6 +100,7 @@ class _Run:
         self._router = StudyRouter(
             policy, setup.model, self._timeline,
             num_engines=setup.num_engines, seed=setup.seed, hot_path=hot_path,
+            adapters=setup.adapters,
         )  # fmt: skip
         self._engines: dict[str, SimulatedEngine] = {}
         self._num_placed: dict[str, int] = {}
@@ -126,26 +130,47 @@ class _Run:
             busy_s=[engine.busy_s for engine in engines],
             num_prefilled_tokens=sum(engine.num_prefilled_tokens for engine in engines),
             num_preemptions=sum(engine.scheduler.stats().preemptions for engine in engines),
+            num_adapter_loads=self._router.num_adapter_loads,
         )
 
     def _arrive_after(self, delay_s: float, number: int) -> None:
         self._timeline.after(delay_s, lambda: self._arrive(number))
 
     def _arrive(self, number: int) -> None:
-        """Place it; where an engine refuses, elsewhere."""
-        prepared = self._shape.prepare(self._arrivals[number])
+        """Place it, once its adapter is loaded; where an engine refuses, elsewhere."""
+        arrival, now = self._arrivals[number], self._timeline.now
+        prepared = self._shape.prepare(arrival)
+        fleet = self._router.adapters
+        if fleet is None or not arrival.adapter:
+            self._place(number, prepared, now)
+            return
+        prepared.request.adapter = arrival.adapter
+        fleet.note(prepared.request)
+        self._place_adapter(fleet, number, prepared, now)
+
+    def _place_adapter(
+        self, fleet: AdapterFleet, number: int, prepared: Prepared, arrived_at: float
+    ) -> None:
+        if not fleet.needed(prepared.request):
+            self._place(number, prepared, arrived_at)
+            return
+        fleet.wait(
+            prepared.request, lambda _: self._place_adapter(fleet, number, prepared, arrived_at)
+        )
+
+    def _place(self, number: int, prepared: Prepared, arrived_at: float) -> None:
         refused: list[Endpoint] = []
         while True:
             lease = self._router.dispatcher.place(prepared.request, exclude=refused)
             if lease is None:
                 self._give_up(number)
                 return
-            if self._submit(number, prepared, lease):
+            if self._submit(number, prepared, lease, arrived_at):
                 return
             refused.append(lease.endpoint)
             lease.finish(Outcome(AttemptResult.REFUSED))
 
-    def _submit(self, number: int, prepared: Prepared, lease: Lease) -> bool:
+    def _submit(self, number: int, prepared: Prepared, lease: Lease, arrived_at: float) -> bool:
         arrival = self._arrivals[number]
         name = lease.endpoint.id
         request_id = str(number)
@@ -157,7 +182,7 @@ class _Run:
             return False
         self._num_placed[name] += 1
         record = RequestOutcome(
-            self._timeline.now,
+            arrived_at,
             num_prompt_tokens=len(prepared.tokens),
             num_predicted_tokens=min(lease.decision.matched_tokens, len(prepared.tokens) - 1),
         )

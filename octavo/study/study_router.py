@@ -6,9 +6,11 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+from octavo.study.adapters import SimulatedAdapterCalls
 from octavo.study.shapes import POOL
 from octavo_engine.protocol.stream import Hello, Snapshot
-from octavo_router.config.settings import RouterConfig, RoutingConfig
+from octavo_router.adapters.fleet import AdapterFleet
+from octavo_router.config.settings import AdapterConfig, PoolConfig, RouterConfig, RoutingConfig
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 from octavo_router.endpoints.registry import Registry
 from octavo_router.metrics.counts import SignalCounts
@@ -16,6 +18,7 @@ from octavo_router.routing.build import build_dispatcher
 from octavo_router.signals.follow import Follower
 
 if TYPE_CHECKING:
+    from octavo.study.adapters import AdapterSetup
     from octavo.study.engine_models import EngineModel
     from octavo.study.timeline import Timeline
     from octavo_router.endpoints.endpoint import Endpoint
@@ -36,6 +39,7 @@ class StudyRouter:
         num_engines: int,
         seed: int,
         hot_path: HotPath,
+        adapters: AdapterSetup | None = None,
     ) -> None:
         self._index = index = hot_path.ResidencyIndex()
         self.registry = Registry(index)
@@ -47,6 +51,9 @@ class StudyRouter:
             rng=Random(seed),
         )
         self.dispatcher.health = None
+        self.adapters: AdapterFleet | None = None
+        if adapters is not None:
+            self._make_fleet(adapters, timeline)
         self._timeline = timeline
         specs = [
             EndpointSpec(f"engine-{i}", Address(f"10.0.0.{i + 1}", 8000), POOL, kind="octavo")
@@ -61,6 +68,19 @@ class StudyRouter:
         self.followers = [self.follow(e) for e in self.registry.replace("study", specs).added]
         self._tick()
 
+    @property
+    def num_adapter_loads(self) -> int:
+        return 0 if self.adapters is None else self.adapter_calls.num_loads
+
+    def _make_fleet(self, setup: AdapterSetup, timeline: Timeline) -> None:
+        self.adapter_calls = SimulatedAdapterCalls(setup, timeline)
+        fleet = AdapterFleet(self.registry, self.adapter_calls, clock=timeline.clock)
+        self.adapters = self.adapter_calls.fleet = fleet
+        configs = tuple(AdapterConfig(name=name, uri=name) for name in setup.names)
+        pool = PoolConfig(name=POOL, adapters=configs, adapter_slots=setup.slots)
+        fleet.configure((pool,))
+        self.dispatcher.on_adapter_idle = fleet.idle
+
     def follow(self, endpoint: Endpoint) -> Follower:
         """Its engine serves from now on, and nothing is cached there yet."""
         follower = Follower(
@@ -74,4 +94,6 @@ class StudyRouter:
 
     def _tick(self) -> None:
         self.dispatcher.tick()
+        if self.adapters is not None:
+            self.adapters.tick()
         self._timeline.after(TICK_S, self._tick)

@@ -28,6 +28,7 @@ class Arrival:
     delay_s: float
     after: int | None = None  # place of an earlier arrival
     session: str = ""
+    adapter: str = ""  # "" for the base model
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -21,6 +21,9 @@ class Reason(StrEnum):
     UNSUPPORTED_VERSION = "UnsupportedVersion"
     NAME_CONFLICT = "NameConflict"
     SERVED_NAME_CONFLICT = "ServedNameConflict"
+    ADAPTER_NAME_CONFLICT = "AdapterNameConflict"
+    DEPLOYMENT_NOT_FOUND = "DeploymentNotFound"
+    LORA_DISABLED = "LoraDisabled"
     # the API server refuses what we apply, or a ReplicaSet's pods
     QUOTA_EXCEEDED = "QuotaExceeded"
     LIMIT_RANGE_VIOLATED = "LimitRangeViolated"
@@ -77,6 +80,8 @@ class Reason(StrEnum):
     NODE_REFUSED_POD = "NodeRefusedPod"
     # the way to the pod
     NOT_ROUTABLE = "NotRoutable"
+    # adapters
+    ADAPTER_NOT_LOADED = "AdapterNotLoaded"
     # the rollout
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     CANARY_REJECTED = "CanaryRejected"
@@ -95,6 +100,9 @@ class Reason(StrEnum):
     CANARY_RUNNING = "CanaryRunning"
     SCALING = "Scaling"
     COMPLETE = "Complete"
+    ADAPTER_LOADED = "AdapterLoaded"
+    ADAPTER_LOADING = "AdapterLoading"
+    ADAPTER_UNLOADED = "AdapterUnloaded"
     AS_EXPECTED = "AsExpected"
     FEWER_REPLICAS = "FewerReplicas"
     WAITING_FOR_DELETION = "WaitingForDeletion"
@@ -120,6 +128,18 @@ ADVICE: dict[Reason, Advice] = {
     R.SERVED_NAME_CONFLICT: Advice(
         "Another LLMDeployment, in any namespace, already uses the model name.",
         "Set another spec.model.servedName or alias in one of them.",
+    ),
+    R.ADAPTER_NAME_CONFLICT: Advice(
+        "A model or another adapter already has the name.",
+        "Set another spec.name in the LLMAdapter.",
+    ),
+    R.DEPLOYMENT_NOT_FOUND: Advice(
+        "The LLMDeployment that an LLMAdapter names does not exist in its namespace.",
+        "Correct spec.deployment, or create the LLMDeployment.",
+    ),
+    R.LORA_DISABLED: Advice(
+        "The engines of the LLMDeployment take no adapters.",
+        "Set spec.lora of the LLMDeployment; its pods are replaced once.",
     ),
     R.QUOTA_EXCEEDED: Advice(
         "The namespace's ResourceQuota does not allow it.",
@@ -302,6 +322,10 @@ ADVICE: dict[Reason, Advice] = {
         "Check that the routers run, that NetworkPolicies let them reach the engine and the "
         "operator reach them, and that the operator has their state token (see its log).",
     ),
+    R.ADAPTER_NOT_LOADED: Advice(
+        "No engine could load the adapter.",
+        "Correct spec.uri or the adapter's files as the message says; the load is retried.",
+    ),
     R.PROGRESS_DEADLINE_EXCEEDED: Advice(
         "The rollout made no progress for spec.rollout.progressDeadline.",
         "Follow condition Ready, or revert the change; the previous revision still serves.",
@@ -328,6 +352,11 @@ ADVICE: dict[Reason, Advice] = {
     ),
     R.SCALING: Advice("Replicas are starting or leaving.", ""),
     R.COMPLETE: Advice("All replicas have the current revision and are routable.", ""),
+    R.ADAPTER_LOADED: Advice("At least one engine has loaded the adapter.", ""),
+    R.ADAPTER_LOADING: Advice("An engine is loading the adapter.", ""),
+    R.ADAPTER_UNLOADED: Advice(
+        "No engine has the adapter now; a request for it makes one load it.", ""
+    ),
     R.AS_EXPECTED: Advice("No problem was found.", ""),
     R.FEWER_REPLICAS: Advice("Fewer replicas serve than the spec requires.", ""),
     R.WAITING_FOR_DELETION: Advice(

@@ -15,6 +15,7 @@ from octavo_operator.cluster.execute import execute, set_gates
 from octavo_operator.cluster.guard import NotLeader
 from octavo_operator.decide import adopt, autoscale, canary, readiness_gate
 from octavo_operator.decide.accepted_spec import accept
+from octavo_operator.decide.adapters import decide_adapters
 from octavo_operator.decide.autoscale import ReplicaCount, ScaleHistory
 from octavo_operator.decide.observed import waits_for_gate
 from octavo_operator.decide.plan import Target, plan_capacity, plan_changes
@@ -116,6 +117,7 @@ class Reconciler:
         body = self._world.deployment(key)
         if body is None:  # deleted: owner references clean up
             self._forget(key)
+            await self._report_orphans(key)
             return KeyOutcome(is_gone=True)
         if body["metadata"].get("deletionTimestamp"):
             return KeyOutcome()
@@ -172,11 +174,11 @@ class Reconciler:
 
     def _check(self, key: DeploymentKey, deployment: LLMDeployment) -> None:
         """What the parser cannot check. Raises SpecInvalid."""
-        if found := self._world.other_owner(key, deployment.model.names):
+        if found := self._world.other_owner(key, deployment.names):
             name, owner = found
             where = "" if owner.namespace == key.namespace else f" in namespace {owner.namespace}"
             raise SpecInvalid(
-                "spec.model",
+                "spec.model" if name in deployment.model.names else "spec.adapters",
                 f"uses the name {name}, which already belongs to LLMDeployment {owner.name}{where}",
                 reason="ServedNameConflict",
             )
@@ -214,10 +216,12 @@ class Reconciler:
             verdict=self._judge(deployment, state, memory),
             now=self._epoch_clock(),
         )
+        adapters = decide_adapters(deployment, self._world.adapters(key), self._world.adapter_owner)
         traffic = Traffic(
             replicas=count.replicas,
             weights=capacity.weights,
             scaled_to_zero=_is_scaled_to_zero(deployment, count.replicas),
+            adapters=tuple(one.adapter for one in adapters.taken),
         )
         desired = desired_objects(deployment, self.settings, traffic, revision=revision)
         plan = plan_changes(
@@ -234,7 +238,7 @@ class Reconciler:
             text = f"a rollout of another LLMDeployment to end (at most {most} at a time)"
             plan = replace(plan, hold=(*plan.hold, text))
         return ReconcileSnapshot(
-            accepted, revision, target, observed, replicas, capacity, plan, count.scaling
+            accepted, revision, target, observed, replicas, capacity, plan, count.scaling, adapters
         )
 
     def _count(
@@ -313,6 +317,15 @@ class Reconciler:
         endpoint = self.settings.router.endpoint
         await self._reporter.report(body, snapshot, memory.reported, refusals, endpoint=endpoint)
 
+    async def _report_orphans(self, key: DeploymentKey) -> None:
+        """LLMAdapters of an LLMDeployment that does not exist."""
+        try:
+            await self._reporter.report_orphans(key.name, self._world.adapters(key))
+        except NotLeader:
+            return
+        except ClusterError as error:  # the next event or list of theirs tries again
+            logger.warning("Refused", extra={"key": str(key), "error": str(error)})
+
     async def _read(self, key: DeploymentKey, body: Object) -> Object | None:
         """The resource as the API server has it now, or None where it is gone: children of what is
         gone would be created, and collected, for ever."""
@@ -370,6 +383,8 @@ def _again_after(
     """When time alone may change the decision; None: only an event can."""
     after_s = _next_tick(snapshot, loading)
     retries = [_retry_of(snapshot.accepted.refusal)]
+    if any(one.reason == Reason.ADAPTER_NAME_CONFLICT for one in snapshot.adapters.refused):
+        retries.append(RIVAL_TICK_S)
     if any(fault.reason == Reason.NAME_CONFLICT for fault in faults):
         retries.append(CONFLICT_TICK_S)
     return min((s for s in (after_s, *retries) if s is not None), default=None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from octavo_operator.decide.accepted_spec import Accepted
+    from octavo_operator.decide.adapters import AdapterDecision
     from octavo_operator.decide.autoscale import Scaling
     from octavo_operator.decide.observed import Observed
     from octavo_operator.decide.plan import CapacityPlan, ReconcilePlan, Target
@@ -26,6 +27,7 @@ class ReconcileSnapshot:
     capacity: CapacityPlan
     plan: ReconcilePlan
     scaling: Scaling | None
+    adapters: AdapterDecision
 
     @property
     def deployment(self) -> LLMDeployment:

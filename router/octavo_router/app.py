@@ -17,6 +17,7 @@ from octavo_common.logs import change_level
 from octavo_common.loop_watch import LoopWatch
 from octavo_engine.protocol.endpoints import STATE_PATH
 from octavo_router.access_log import AccessLog
+from octavo_router.adapters.fleet import AdapterFleet
 from octavo_router.admin.routes import OwnRoutes, is_for_admins
 from octavo_router.admin.state import StateReporter
 from octavo_router.config.show import differences
@@ -37,6 +38,7 @@ from octavo_router.http.network import Network
 from octavo_router.http.tls import ClientTls
 from octavo_router.metrics import RouterMetrics
 from octavo_router.observer import MetricsObserver
+from octavo_router.proxy.adapter_calls import EngineAdapterCalls
 from octavo_router.proxy.canary import Canaries
 from octavo_router.proxy.interfaces import ProxyParts
 from octavo_router.proxy.service import Proxy
@@ -111,7 +113,7 @@ class App:
             clock=clock, rng=self._rng, observer=MetricsObserver(self.metrics),
             make_underway=hot_path.Underway,
         )  # fmt: skip
-        self.models = Models(self.registry, config.models)
+        self.models = Models(self.registry, config.models, config.routing.pools)
         self._rooms = PoolCapacity(self.registry, config.flow)
         self._keys_file = KeysFile(config.flow, environment)
         table = self._keys_file.load()
@@ -130,6 +132,11 @@ class App:
             tls=self._tls, engine_key=engine_key, passes_keys=not table.is_required,
         )  # fmt: skip
         self.registry.subscribe(self.upstreams.changed)
+        self._adapter_calls = EngineAdapterCalls(self.upstreams)
+        self.adapters = AdapterFleet(self.registry, self._adapter_calls, clock=clock)
+        self._adapter_calls.fleet = self.adapters
+        self.adapters.configure(config.routing.pools)
+        self.dispatcher.on_adapter_idle = self.adapters.idle
         self.admin = AdminAccess(config.server.admin_key, is_trusted=self.gate.tenants.is_trusted)
         self.own = OwnRoutes(self.models, self.metrics, self.admin, started_at=time.time())
         self.admin_routes = self.own.table()
@@ -140,6 +147,7 @@ class App:
             token=config.server.state_token,
             is_open=config.server.open_state,
             known_pools=lambda: self._pool_routes,
+            adapters=self.adapters.states,
         )  # fmt: skip
         if config.server.debug_endpoints:
             from octavo_router.admin.debug import Debug
@@ -149,7 +157,7 @@ class App:
                 self.dispatcher,
                 index,
                 config=lambda: self.config,
-                understand=RequestReader(hot_path.scan, self.models, self.registry),
+                understand=RequestReader(hot_path.scan, self.models),
                 admin=self.admin,
                 now=clock,
             ).routes()
@@ -187,6 +195,7 @@ class App:
                 admin=self.admin,
                 routes=self.routes,
                 tracing=self._tracing,
+                adapters=self.adapters,
             )
         )
         self._memory = MemoryWatch(
@@ -239,6 +248,7 @@ class App:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._canaries.stop()
+        self._adapter_calls.stop()
         self.proxy.mirrors.stop()
         await self._stack.aclose()
         self.upstreams.close()
@@ -263,7 +273,10 @@ class App:
             metrics=self.metrics,
             access_log=self.access_log,
             is_ready=lambda: not self.own.not_ready,
+            quarantine=self.proxy.quarantine,
+            note_quarantine=self.proxy.note_quarantine,
             admin=self.admin,
+            adapters=self.adapters,
         )
         try:
             self.picker = await self._stack.enter_async_context(make_server(parts))
@@ -310,7 +323,8 @@ class App:
             change_level(config.server.log_level)
         self.config = config
         self._keys_file = keys_file
-        self.models.replace(merged.models, self._claims())
+        self.models.replace(merged.models, self._claims(), merged.routing.pools)
+        self.adapters.configure(merged.routing.pools)
         self._rooms.config = self.gate.config = config.flow
         self._replace_keys(table)
         self._throttle.config = config.retry
@@ -353,7 +367,8 @@ class App:
             reconfigure(self.dispatcher, merged, self._rng)
         except ConfigInvalid as error:
             logger.warning("Ignored a pool's routing settings: %s", error)
-        self.models.replace(merged.models, self._claims())
+        self.models.replace(merged.models, self._claims(), merged.routing.pools)
+        self.adapters.configure(merged.routing.pools)
 
     def _merged(self, config: RouterConfig) -> RouterConfig:
         """The configuration, and what pools say of themselves where it says nothing of them."""
@@ -394,6 +409,7 @@ class App:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
+            self.adapters.tick()
             for endpoint in self.dispatcher.tick():
                 self._canaries.start(endpoint)
             if self._tls.look():

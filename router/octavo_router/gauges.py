@@ -23,7 +23,7 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[Endpoint], float | None]], ...
     (
         names.ROUTER_ENDPOINT_IN_FLIGHT,
         "Requests of this router there.",
-        lambda endpoint: endpoint.in_flight,
+        lambda endpoint: endpoint.num_requests,
     ),
     (
         names.ROUTER_ENDPOINT_PENDING_TOKENS,

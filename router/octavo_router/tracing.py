@@ -47,7 +47,10 @@ def make_tracing(endpoint: str, *, sample_ratio: float, instance: str = "") -> R
     except ValueError as error:
         raise ConfigInvalid("tracing.endpoint", str(error)) from None
     except ImportError as error:
-        problem = f"needs opentelemetry-sdk and its OTLP exporter ({error}): install octavo[router]"
+        problem = (
+            f"needs opentelemetry-sdk and its OTLP exporter ({error}): "
+            "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+        )
         raise ConfigInvalid("tracing.endpoint", problem) from error
     return RouterTracing(
         processor, sample_ratio=sample_ratio, version=installed_version(), instance=instance

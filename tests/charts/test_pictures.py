@@ -153,7 +153,7 @@ def test_durations_are_read(text, expected):
 
 
 def test_a_dashboard_becomes_a_picture_of_its_size(tmp_path, capsys):
-    pytest.importorskip("matplotlib", reason="octavo[plot] is not installed")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     with prometheus() as (url, _):
         given = ["--prometheus", url, "--until", str(SPAN.end), "--minutes", "4"]
         assert main([*given, "--to", str(tmp_path), "cost"]) == 0
@@ -172,14 +172,14 @@ def test_a_dashboard_becomes_a_picture_of_its_size(tmp_path, capsys):
     ],
 )
 def test_what_cannot_be_drawn_is_told(arguments, problem, capsys):
-    pytest.importorskip("matplotlib", reason="octavo[plot] is not installed")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     with pytest.raises(SystemExit):
         main(["--prometheus", "http://127.0.0.1:9", *arguments])
     assert problem in capsys.readouterr().err
 
 
 def test_a_prometheus_that_does_not_answer_is_named(tmp_path, capsys):
-    pytest.importorskip("matplotlib", reason="octavo[plot] is not installed")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     assert main(["--prometheus", "http://127.0.0.1:9", "--to", str(tmp_path), "cost"]) == 1
     assert "http://127.0.0.1:9 does not answer" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-GENERATED = ("api.md", "errors.md", "llmdeployment.md")
+GENERATED = ("api.md", "errors.md", "llmdeployment.md", "models.md")
 _FENCE = re.compile(
     r"^(?P<mark><!--[^\n]*-->\n)?^(?P<indent> *)```(?P<language>\w*)[^\n]*\n"
     r"(?P<text>.*?)^(?P=indent)```",

@@ -82,7 +82,7 @@ def help_of(command: str) -> str:
     output = io.StringIO()
     for sub in ([], *([kind] for kind in KINDS)) if command == "bench" else ([],):
         with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
-            main(f"octavo {command}", [*sub, "--help"])
+            main(f"octavo {command}", [*sub, "--help=all"])
     return output.getvalue()
 
 

@@ -30,6 +30,7 @@ FOREIGN = frozenset(
         "--set", "--create-namespace", "--take-ownership", "--reuse-values",  # helm
         "--server-side",  # kubectl
         "--no-deps",  # pip
+        "--install",  # wsl
         "--target", "--build-arg", "--reproducible",  # docker, kaniko
     )
 )  # fmt: skip
@@ -53,7 +54,7 @@ def flags_of(command: str) -> frozenset[str]:
 def _said(main, command: str, words: list[str]) -> str:
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        main(f"octavo {command}", [*words, "--help"])
+        main(f"octavo {command}", [*words, "--help=all"])
     return re.sub(r"-\n\s+", "-", said.getvalue())  # argparse breaks long words at their dashes
 
 

@@ -54,7 +54,7 @@ def test_drawings_are_whole_and_say_what_they_show():
 
 def test_the_site_builds_without_a_warning(tmp_path):
     if find_spec("mkdocs") is None or find_spec("material") is None:
-        pytest.skip("needs mkdocs-material: pip install 'octavo[docs]'")
+        pytest.skip("needs mkdocs-material: pip install mkdocs-material")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)

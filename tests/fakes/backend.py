@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from octavo_engine.caches import CacheGroup, CacheLayout, KVSpec
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.sampling.processors import apply_processors
 from tests.kernels import sampling_reference
@@ -32,6 +33,9 @@ POISON = 0  # no digest is ever 0
 class FakeBackend:
     """Computes digests instead of attention. A broken promise of `BackendStep` is an error.
 
+    There is a group of layers for each of `windows`, and a number for each; the next token depends
+    on what each of them sees.
+
     With `peak` at its default the true token is chosen at any ordinary temperature too; lower it to
     see real sampling. `fail_after(prefix)` makes the logits after that prefix NaN; `on_execute` is
     called with each step before it is computed, and may raise or wait.
@@ -40,13 +44,24 @@ class FakeBackend:
     name = "fake"
     kv_bytes_per_block = 2 * BLOCK_SIZE
 
-    def __init__(self, num_blocks: int, vocab_size: int = 512, *, peak: float = 40.0) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        vocab_size: int = 512,
+        *,
+        peak: float = 40.0,
+        windows: Sequence[int | None] = (None,),
+    ) -> None:
         self.num_blocks = num_blocks
+        specs = [KVSpec(num_kv_heads=1, head_dim=1, window=window) for window in windows]
+        self.cache_layout = CacheLayout(
+            tuple(specs), tuple(CacheGroup(w, (i,)) for i, w in enumerate(windows))
+        )
         self.vocab_size = vocab_size
         self.peak = peak
         self.kv = np.full(num_blocks * BLOCK_SIZE, POISON, np.uint64)
         self.limits: BackendLimits | None = None
-        self._versions: dict[int, tuple[int, list[int]]] = {}  # of block tables, as last seen
+        self._versions: dict[int, tuple[int, list[list[int]]]] = {}  # of block tables, as last seen
         self.num_steps = 0
         self.num_tokens = 0  # computed, recomputed ones included
         self.is_closed = False
@@ -55,14 +70,14 @@ class FakeBackend:
 
     def truth(self, token_ids: Sequence[int]) -> int:
         """The token that comes after `token_ids`."""
-        return self._next_token(self._digests(token_ids))
+        return self._next_token(self._seen(self._digests(token_ids)))
 
     def continuation(self, token_ids: Sequence[int], num_tokens: int) -> list[int]:
         """The next `num_tokens` tokens, each the truth of all before it."""
         digests: list[int] = self._digests(token_ids).tolist()
         tokens: list[int] = []
         for _ in range(num_tokens):
-            tokens.append(self._next_token(np.array(digests, np.uint64)))
+            tokens.append(self._next_token(self._seen(np.array(digests, np.uint64))))
             digests.append(_digest(digests[-1], tokens[-1], len(digests)))
         return tokens
 
@@ -72,7 +87,7 @@ class FakeBackend:
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """The row of logits after `token_ids`; the truth is its greatest."""
-        return self._logits(self._digests(token_ids))
+        return self._logits(self._seen(self._digests(token_ids)))
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         return None
@@ -93,10 +108,11 @@ class FakeBackend:
             blocks = self.kv.reshape(-1, BLOCK_SIZE)
             blocks[target, :num_tokens] = blocks[source, :num_tokens]
             blocks[target, num_tokens:] = POISON
-        for token, position, slot, table in self._tokens(step):
-            before = int(self.kv[_slot(table, position - 1)]) if position else 1
-            # A token computed upon poison is poison, as NaN would be.
-            self.kv[slot] = POISON if before == POISON else _digest(before, token, position)
+        for token, position, slots, tables in self._tokens(step):
+            for slot, table in zip(slots, tables, strict=True):
+                before = int(self.kv[_slot(table, position - 1)]) if position else 1
+                # A token computed upon poison is poison, as NaN would be.
+                self.kv[slot] = POISON if before == POISON else _digest(before, token, position)
         logits = self._all_logits(step)
         apply_processors(sampling.processed, logits)
         return sampling_reference.sample(logits, sampling)
@@ -107,16 +123,16 @@ class FakeBackend:
     def close(self) -> None:
         self.is_closed = True
 
-    def _tokens(self, step: BackendStep) -> list[tuple[int, int, int, NDArray[np.int32]]]:
-        """(token, position, slot, block table) of each token of the step."""
+    def _tokens(self, step: BackendStep) -> list[tuple[int, int, list[int], NDArray[np.int32]]]:
+        """(token, position, slots, block tables) of each token of the step."""
         owner = np.repeat(np.arange(len(step.rows)), np.diff(step.seq_starts))
-        tables = step.block_tables[step.rows]
+        tables = step.block_tables[:, step.rows]
         return [
-            (token, position, slot, tables[b])
-            for token, position, slot, b in zip(
+            (token, position, slots, tables[:, b])
+            for token, position, slots, b in zip(
                 step.token_ids.tolist(),
                 step.positions.tolist(),
-                step.slots.tolist(),
+                step.slots.T.tolist(),
                 owner.tolist(),
                 strict=True,
             )
@@ -126,10 +142,12 @@ class FakeBackend:
         logits = np.empty((len(step.logit_rows), self.vocab_size), np.float32)
         tokens = self._tokens(step)
         for s, t in enumerate(step.logit_rows.tolist()):
-            _, position, _, table = tokens[t]
-            slots = np.arange(position + 1)
-            slots = table[slots // BLOCK_SIZE] * BLOCK_SIZE + slots % BLOCK_SIZE
-            logits[s] = self._logits(self.kv[slots])
+            _, position, _, tables = tokens[t]
+            seen = []
+            for table, window in zip(tables, self.cache_layout.windows, strict=True):
+                slots = np.arange(_seen_from(position, window), position + 1)
+                seen.append(table[slots // BLOCK_SIZE] * BLOCK_SIZE + slots % BLOCK_SIZE)
+            logits[s] = self._logits(self.kv[np.concatenate(seen)])
         return logits
 
     def _logits(self, digests: NDArray[np.uint64]) -> NDArray[np.float32]:
@@ -143,6 +161,12 @@ class FakeBackend:
         hashed = hashlib.blake2b(digests.tobytes(), digest_size=8).digest()
         return int.from_bytes(hashed, "little") % self.vocab_size
 
+    def _seen(self, digests: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """What all groups see of a prefix, from its last token."""
+        last = len(digests) - 1
+        firsts = (_seen_from(last, window) for window in self.cache_layout.windows)
+        return np.concatenate([digests[first:] for first in firsts])
+
     def _digests(self, token_ids: Sequence[int]) -> NDArray[np.uint64]:
         assert len(token_ids), "a prefix has at least one token"
         digests = np.empty(len(token_ids), np.uint64)
@@ -154,12 +178,15 @@ class FakeBackend:
     def _check(self, step: BackendStep, sampling: SamplingBatch) -> None:
         """The promises that `BackendStep` and `SamplingBatch` make."""
         assert step.awaited is None, "this backend waits for each step"
-        for name in set(step.__slots__) - {"awaited", "table_versions"}:
+        for name in set(step.__slots__) - {"awaited", "table_versions", "adapters"}:
             assert getattr(step, name).dtype == np.int32, name
         self._check_versions(step)
         num_tokens, num_seqs, num_logits = len(step.token_ids), len(step.rows), len(step.logit_rows)
         counts = np.diff(step.seq_starts)
-        assert len(step.positions) == len(step.slots) == num_tokens > 0
+        num_groups = len(self.cache_layout.groups)
+        assert step.slots.shape == (num_groups, num_tokens)
+        assert len(step.positions) == num_tokens > 0
+        assert step.block_tables.ndim == 3 and len(step.block_tables) == num_groups
         assert len(step.seq_starts) == num_seqs + 1 and len(step.seq_lens) == num_seqs
         assert step.seq_starts[0] == 0 and step.seq_starts[-1] == num_tokens
         assert (counts > 0).all()
@@ -171,13 +198,13 @@ class FakeBackend:
         assert len(sampling.rows) == len(sampling.positions) == len(sampling.targets) == num_logits
         slots = []
         for b, (first, end) in enumerate(zip(step.seq_starts, step.seq_starts[1:], strict=False)):
-            table = step.block_tables[step.rows[b]]
             positions = np.arange(step.seq_lens[b] - counts[b], step.seq_lens[b])
-            expected = table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
             assert (step.positions[first:end] == positions).all(), "a sequence's last tokens"
-            assert (step.slots[first:end] == expected).all(), "slots follow the block table"
-            slots += expected.tolist()
-        assert len(set(slots)) == num_tokens, "two tokens of one step share a slot"
+            for group, table in enumerate(step.block_tables[:, step.rows[b]]):
+                expected = table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+                assert (step.slots[group, first:end] == expected).all(), "slots follow the table"
+                slots += expected.tolist()
+        assert len(set(slots)) == num_groups * num_tokens, "two tokens of one step share a slot"
         assert all(0 <= slot < len(self.kv) for slot in slots)
         owner = np.repeat(step.rows, counts)[step.logit_rows]
         assert (sampling.rows == owner).all()
@@ -192,12 +219,17 @@ class FakeBackend:
         """A table that was written to has another version."""
         assert step.table_versions is not None
         for row, length in zip(step.rows.tolist(), step.seq_lens.tolist(), strict=True):
-            blocks = step.block_tables[row, : -(-length // BLOCK_SIZE)].tolist()
+            blocks = step.block_tables[:, row, : -(-length // BLOCK_SIZE)].T.tolist()
             version, seen = self._versions.get(row, (-1, []))
             if version == step.table_versions[row]:
                 both = min(len(seen), len(blocks))
                 assert seen[:both] == blocks[:both], "a table changed and its version did not"
             self._versions[row] = int(step.table_versions[row]), blocks
+
+
+def _seen_from(position: int, window: int | None) -> int:
+    """The first position that the one at `position` sees."""
+    return 0 if window is None else max(0, position - window + 1)
 
 
 def _slot(table: NDArray[np.int32], position: int) -> int:

@@ -21,7 +21,8 @@ from octavo_engine.core.pooling.async_pooling import check_items
 from octavo_engine.core.text.logprobs import DecodedLogprobs, TokenChoice
 from octavo_engine.core.text.outputs import CompletionOutput, RequestOutput
 from octavo_engine.core.validate import settle_params
-from octavo_engine.errors import InvalidRequest
+from octavo_engine.errors import InvalidRequest, ModelUnknown
+from octavo_engine.state.adapter import AdapterRef
 from octavo_engine.state.outputs import EngineStats
 
 if TYPE_CHECKING:
@@ -124,6 +125,9 @@ class FakeEngine:
         self.stopped: set[str] = set()  # by their ids
         self.pooled: list[tuple[list[PoolingItem], PoolingParams]] = []
         self.num_resets = 0
+        self.num_adapter_loads = 0
+        self.refused_adapters: set[str] = set()
+        self.unloaded_adapters: list[str] = []
         self.sleeps: list[bool] = []
         self.sleep_levels: list[int] = []
         self.profiles: list[str] = []  # started, then the file each went to
@@ -171,6 +175,15 @@ class FakeEngine:
             self.stopped.add(request_id)
             self.release.set()
         return known
+
+    async def load_adapter(self, name: str, path: str, *, is_pinned: bool = False) -> AdapterRef:
+        if path in self.refused_adapters:
+            raise ModelUnknown("there is none", param="lora_path", code="adapter_not_found")
+        self.num_adapter_loads += 1
+        return AdapterRef(name, path, f"{path}-{self.num_adapter_loads}")
+
+    async def unload_adapter(self, digest: str) -> None:
+        self.unloaded_adapters.append(digest)
 
     async def reset_prefix_cache(self) -> None:
         self.num_resets += 1

@@ -24,6 +24,7 @@ from octavo_router.epp.wire import blob, blobs, fields, number_field
 from octavo_router.flow.admin import AdminAccess
 from octavo_router.flow.admission import AdmissionGate
 from octavo_router.flow.keys import KeyTable
+from octavo_router.flow.quarantine import Quarantine
 from octavo_router.metrics import RouterMetrics
 from octavo_router.residency import native
 from octavo_router.routing.build import build_dispatcher
@@ -236,6 +237,7 @@ class PickerRig:
     leases: Leases
     server: EppServer
     channel: grpc.aio.Channel
+    quarantined: list[tuple[str, str]]  # paths and digests
     is_ready: bool = True
     calls: list[Any] = field(default_factory=list)
 
@@ -379,6 +381,9 @@ async def picking(
     )
     dispatcher.on_room = gate.wake
     metrics, records = RouterMetrics(), Records()
+    quarantine = Quarantine(config.retry, clock)
+    registry.subscribe(quarantine.changed)
+    quarantined: list[tuple[str, str]] = []
     epp_server = EppServer(
         PickerParts(
             admin=AdminAccess(is_trusted=gate.tenants.is_trusted),
@@ -391,13 +396,17 @@ async def picking(
             metrics=metrics,
             access_log=records,
             is_ready=lambda: rig.is_ready,
+            quarantine=quarantine,
+            note_quarantine=lambda _, path, digest: quarantined.append((path, digest)),
         )
     )
     async with (
         epp_server,
         grpc.aio.insecure_channel(f"127.0.0.1:{epp_server.port}") as channel,
     ):
-        rig = PickerRig(registry, index, gate, metrics, records.all, leases, epp_server, channel)
+        rig = PickerRig(
+            registry, index, gate, metrics, records.all, leases, epp_server, channel, quarantined
+        )
         rig.add(*(make_spec(number, kind="octavo") for number in range(num_endpoints)))
         try:
             yield rig

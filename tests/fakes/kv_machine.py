@@ -14,7 +14,7 @@ from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.state.outputs import StepResult, TokenLogprobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from octavo_engine.scheduling.scheduler import Scheduler
     from octavo_engine.state.batch import ScheduledBatch
@@ -50,31 +50,35 @@ def true_output(prompt: list[int], num_tokens: int) -> list[int]:
 
 class KVMachine:
     """Executes batches. Keeps rows as a runner would: written at admission, grown block by
-    block."""
+    block, in each group of layers. Each group holds the digests, and what one sees through its
+    window must be there."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, windows: Sequence[int | None] = (None,)) -> None:
         self.slots: list[int | None] = [None] * (num_blocks * BLOCK_SIZE)
-        self.tables: dict[int, list[int]] = {}  # by row
+        self.windows = windows
+        self.tables: dict[int, list[list[int]]] = {}  # by row, of each group
         self.tokens: dict[int, list[int]] = {}
         self.num_computed = 0
         self.fails: Callable[[list[int]], bool] = lambda tokens: False
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         for sequence in batch.admitted:
-            self.tables[sequence.row] = list(sequence.block_table)
+            self.tables[sequence.row] = [list(table) for table in sequence.block_tables]
             self.tokens[sequence.row] = list(sequence.token_ids)
         for growth in batch.grown:
-            assert len(self.tables[growth.row]) == growth.place
-            self.tables[growth.row].append(growth.block_id)
+            table = self.tables[growth.row][growth.group]
+            if growth.place == len(table):
+                table.append(growth.block_id)
+            assert table[growth.place] == growth.block_id
         self._copy(batch)
         result = StepResult(tokens=[])
         for index, row in enumerate(batch.rows):
             start, count = batch.starts[index], batch.counts[index]
-            tokens, table = self.tokens[row], self.tables[row]
+            tokens, tables = self.tokens[row], self.tables[row]
             drafts = batch.drafts.get(index, [])
             tokens += drafts
             for position in range(start, start + count):
-                self._compute(tokens, table, position)
+                self._compute(tokens, tables, position)
             end = start + count
             token = -1
             if batch.samples[index]:
@@ -83,11 +87,11 @@ class KVMachine:
                 if drafts:
                     end -= len(drafts)
                     del tokens[end:]
-                    while drafts and self._read(table, end - 1) % VOCABULARY == drafts[0]:
+                    while drafts and self._read_all(tables, end - 1) % VOCABULARY == drafts[0]:
                         tokens.append(drafts[0])
                         drafts, end = drafts[1:], end + 1
                     result.accepted[index] = tokens[start + 1 :]
-                token = self._read(table, end - 1) % VOCABULARY
+                token = self._read_all(tables, end - 1) % VOCABULARY
                 if self.fails(tokens):
                     token = -1
                     result.failed.append(index)
@@ -100,6 +104,12 @@ class KVMachine:
                 scores = [TokenLogprobs(t, 0.0, 1, [], []) for t in scored]
                 result.prompt_logprobs[index] = scores
         return result
+
+    def forget(self, block_ids: Iterable[int]) -> None:
+        """Nobody may read them any more."""
+        for block_id in block_ids:
+            first = block_id * BLOCK_SIZE
+            self.slots[first : first + BLOCK_SIZE] = [None] * BLOCK_SIZE
 
     def _copy(self, batch: ScheduledBatch) -> None:
         # All reads before all writes, as copies may run in any order: none may depend on another.
@@ -115,13 +125,24 @@ class KVMachine:
         sources = {copy.source for copy in batch.copies}
         assert not sources & {copy.target for copy in batch.copies}
 
-    def _compute(self, tokens: list[int], table: list[int], position: int) -> None:
-        before = self._read(table, position - 1) if position else 1
-        slot = table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
-        self.slots[slot] = continue_digest(before, tokens[position])
+    def _compute(self, tokens: list[int], tables: list[list[int]], position: int) -> None:
+        before = self._read_all(tables, position - 1) if position else 1
+        for table in tables:
+            slot = table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+            assert slot >= 0, "written to a block that was given back"
+            self.slots[slot] = continue_digest(before, tokens[position])
         self.num_computed += 1
+        for table, window in zip(tables, self.windows, strict=True):
+            if window is not None:  # the first token that it sees
+                self._read(table, max(0, position - window + 1))
+
+    def _read_all(self, tables: list[list[int]], position: int) -> int:
+        digests = {self._read(table, position) for table in tables}
+        assert len(digests) == 1, "the groups do not hold the same tokens"
+        return digests.pop()
 
     def _read(self, table: list[int], position: int) -> int:
+        assert table[position // BLOCK_SIZE] >= 0, "read from a block that was given back"
         digest = self.slots[table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE]
         assert digest is not None, "read before it was computed"
         return digest
@@ -132,7 +153,7 @@ class Loop:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.machine = KVMachine(len(scheduler.kv.pool.blocks))
+        self.machine = KVMachine(len(scheduler.kv.pool.blocks), scheduler.windows)
         self.outputs: dict[str, list[int]] = {}
         self.reasons: dict[str, str] = {}
         self.batches: list[ScheduledBatch] = []
@@ -150,6 +171,7 @@ class Loop:
         outputs = scheduler.take_finished()
         if not batch.is_empty:
             outputs += scheduler.update(batch, result, self.step_s)
+        self.machine.forget(b.id for b in scheduler.kv.pool.free_blocks() if not b.is_published)
         scheduler.check_invariants()
         for output in outputs:
             self.take(output)
@@ -186,6 +208,7 @@ class Loop:
             assert start == sequence.num_computed_tokens
             assert start + count - num_drafts <= sequence.num_tokens
             assert start + count < sequence.max_num_tokens
-            assert start + count <= len(sequence.block_table) * BLOCK_SIZE
+            for table in sequence.block_tables:
+                assert start + count <= len(table) * BLOCK_SIZE
         grown = {growth.row for growth in batch.grown}
         assert not grown & {sequence.row for sequence in batch.admitted}

@@ -12,6 +12,8 @@ from octavo_engine.state.sequence import Sequence
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from octavo_engine.state.adapter import AdapterRef
+
 _numbers = itertools.count()
 
 
@@ -26,6 +28,7 @@ def make_request(
     cache_salt: str = "",
     seed: int = 0,
     group: str = "",
+    adapter: AdapterRef | None = None,
     **params: Any,
 ) -> EngineRequest:
     """A request. A number as prompt gives so many tokens; `params` are sampling parameters."""
@@ -41,6 +44,7 @@ def make_request(
         cache_salt=cache_salt,
         seed=seed,
         group=group,
+        adapter=adapter,
     )
 
 

@@ -25,6 +25,10 @@ def uri(text: str) -> dict[str, Any]:
     return {"model": {"uri": text}}
 
 
+def adapter(uri: str) -> dict[str, Any]:
+    return {"adapters": [{"name": "lora", "uri": uri}]}
+
+
 def engine(**fields: Any) -> dict[str, Any]:
     return {"engine": fields}
 
@@ -320,10 +324,13 @@ CASES = [
     ),
     Case("one host", engine(executor="mp"), engine(executor="ray"), "use mp or uni"),
     Case(
-        "no adapters",
-        {"adapters": []},
-        {"adapters": [{"name": "lora", "uri": "hf://org/lora"}]},
-        "cannot be loaded by this version's engine; serve a merged model",
+        "adapters of schemes that engines read",
+        adapter("hf://org/lora"), adapter("pvc://claim/lora"),
+        "must start with one of hf://, s3://, gs://, oci://, http://, https://, file://",
+    ),
+    Case(
+        "memory for a step", {"lora": {"maxLoras": 4, "maxCpuLoras": 4}},
+        {"lora": {"maxLoras": 4, "maxCpuLoras": 3}}, "maxCpuLoras must be at least maxLoras",
     ),
     Case("weights differ", canary(5, 50), canary(5, 5), "Duplicate"),
     Case("weights", canary(99), canary(100), "weight"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo_engine import _native
+from octavo_engine.caches import KVSpec, one_group
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.sampling.sampler import sample
 from octavo_engine.tokenization.bytes_tokenizer import EOS, ByteTokenizer
@@ -39,6 +40,7 @@ class TalkativeBackend:
     name = "talkative"
     vocab_size = VOCAB
     kv_bytes_per_block = 2 * BLOCK_SIZE
+    cache_layout = one_group([KVSpec(num_kv_heads=1, head_dim=1)])
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = [text.encode() for text in texts]
@@ -59,12 +61,12 @@ class TalkativeBackend:
         for source, target, num_tokens in step.copies.tolist():
             blocks[target, :num_tokens] = blocks[source, :num_tokens]
             blocks[target, num_tokens:] = _NOBODY
-        self._tokens[step.slots] = step.token_ids
+        self._tokens[step.slots[0]] = step.token_ids
         owners = np.repeat(step.rows, np.diff(step.seq_starts))
         logits = np.empty((len(step.logit_rows), VOCAB), np.float32)
         for row, token in enumerate(step.logit_rows.tolist()):
             at = np.arange(int(step.positions[token]) + 1)
-            table = step.block_tables[owners[token]]
+            table = step.block_tables[0, owners[token]]
             said = self._tokens[table[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE]
             assert (said != _NOBODY).all(), "a slot is read that nobody wrote"
             logits[row] = self._row(said.tobytes())

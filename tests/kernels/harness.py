@@ -38,6 +38,14 @@ def pack(team: _native.Team, matrix: Floats, dtype: str) -> _native.Packed:
     return packed
 
 
+def uniform_kv(
+    num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: str
+) -> _native.KVCache:
+    """A cache of layers that are all alike and keep all tokens."""
+    layers = [(0, layer, num_kv_heads, head_dim) for layer in range(num_layers)]
+    return _native.KVCache(num_blocks, layers, [0], dtype)
+
+
 class Recorder:
     """A program whose buffers lie one behind the other in a large arena."""
 
@@ -71,11 +79,11 @@ class StepArrays:
         arrays: dict[str, object] = {
             "token_ids": count,
             "positions": count,
-            "slots": count,
+            "slots": count[None],
             "seq_starts": [0, self.num_tokens],
             "seq_lens": [self.num_tokens],
             "rows": [0],
-            "block_tables": np.arange(-(-self.num_tokens // 16) or 1)[None],
+            "block_tables": np.arange(-(-self.num_tokens // 16) or 1)[None, None],
             "logit_rows": self.logit_rows,
         }
         return {name: np.asarray(v, np.int32) for name, v in (arrays | self.changes).items()}
@@ -96,7 +104,7 @@ def run_rows(
     table = pack(team, x if len(x) else np.zeros((1, x.shape[1]), np.float32), "f32")
     recorder.program.embed(src, table, 1.0)
     dst = build(recorder, src)
-    kv = _native.KVCache(1, len(x) // 16 + 1, 1, 16, "f32")
+    kv = uniform_kv(1, len(x) // 16 + 1, 1, 16, "f32")
     recorder.program.run(kv, **StepArrays(len(x), logit_rows).arrays())
     return recorder.program.read(dst, len(x) if rows == "T" else len(logit_rows)).copy()
 
@@ -147,7 +155,7 @@ class PagedAttention:
         self.outputs = [np.zeros((0, case.num_heads * case.head_dim), np.float32) for _ in qkv]
         widths = [-(-len(rows) // 16) for rows in qkv]
         num_blocks = sum(widths) + 3
-        self.kv = _native.KVCache(1, num_blocks, case.num_kv_heads, case.head_dim, case.kv_dtype)
+        self.kv = uniform_kv(1, num_blocks, case.num_kv_heads, case.head_dim, case.kv_dtype)
         self.kv.poison(list(range(num_blocks)))
         free = iter(np.random.default_rng(seed).permutation(num_blocks))
         self.block_tables = np.full((len(qkv), max(widths) + 1), -1, np.int32)
@@ -191,11 +199,11 @@ class PagedAttention:
             self.kv,
             as_ints(ids),
             as_ints(positions),
-            as_ints(slots),
+            as_ints(slots)[None],
             np.array(starts, np.int32),
             np.array(lens, np.int32),
             np.array([seq for seq, _ in counts], np.int32),
-            self.block_tables,
+            self.block_tables[None],
             np.zeros(0, np.int32),
         )
         rows = self.program.read(self._dst, starts[-1])

@@ -9,8 +9,9 @@ import pytest
 
 from octavo_engine import _native
 from octavo_engine.backends.native.kv_format import FormatName, settle_kv_format
+from octavo_engine.caches import KVSpec
 from octavo_engine.config import KVCacheDType
-from tests.kernels.harness import AttentionCase, PagedAttention
+from tests.kernels.harness import AttentionCase, PagedAttention, uniform_kv
 
 FORMATS = get_args(FormatName)
 
@@ -27,13 +28,13 @@ def written_cache(kv_dtype: str) -> tuple[_native.KVCache, int]:
 @pytest.mark.parametrize("kv_cache_dtype", get_args(KVCacheDType))
 def test_bytes_per_block_are_what_python_says(kv_cache_dtype: KVCacheDType) -> None:
     kv_format = settle_kv_format(kv_cache_dtype, "bf16")
-    kv = _native.KVCache(3, 5, 2, 48, kv_format.name)
-    assert kv.bytes_per_block == kv_format.bytes_per_block(3, 2, 48)
+    kv = uniform_kv(3, 5, 2, 48, kv_format.name)
+    assert kv.bytes_per_block == 3 * kv_format.bytes_of(KVSpec(2, 48))
 
 
 def test_bytes_of_one_token() -> None:
     """48 numbers each of K and V for two heads, in 8 bits with a scale of two bytes for each."""
-    sizes = {name: _native.KVCache(1, 1, 2, 48, name).bytes_per_block / 16 for name in FORMATS}
+    sizes = {name: uniform_kv(1, 1, 2, 48, name).bytes_per_block / 16 for name in FORMATS}
     assert sizes == {
         "f32": 768, "bf16": 384, "int8": 200, "fp8_e4m3": 200, "fp8_e5m2": 200,
     }  # fmt: skip
@@ -53,7 +54,7 @@ def test_copy_of_the_first_tokens(dtype: str, count: int) -> None:
 
 
 def test_copies_run_in_order_and_in_all_layers() -> None:
-    kv = _native.KVCache(2, 3, 1, 16, "f32")
+    kv = uniform_kv(2, 3, 1, 16, "f32")
     kv.poison([0])
     kv.copy(np.array([[0, 1, 16], [1, 2, 4]], np.int32))
     for layer in range(2):
@@ -79,7 +80,7 @@ def test_poison_leaves_other_blocks_alone(dtype: str) -> None:
     ],
 )
 def test_bad_copies_are_refused(copies: list[list[int]], message: str) -> None:
-    kv = _native.KVCache(1, 3, 1, 16, "f32")
+    kv = uniform_kv(1, 3, 1, 16, "f32")
     with pytest.raises(ValueError, match=message):
         kv.copy(np.array(copies, np.int32))
 
@@ -95,8 +96,40 @@ def test_bad_copies_are_refused(copies: list[list[int]], message: str) -> None:
 )
 def test_bad_shapes_are_refused(shape: tuple[int, int, int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        _native.KVCache(*shape, "f32")
+        uniform_kv(*shape, "f32")
     with pytest.raises(ValueError, match="there are: f32, bf16, int8, fp8_e4m3, fp8_e5m2"):
-        _native.KVCache(1, 1, 1, 16, "fp4")
+        uniform_kv(1, 1, 1, 16, "fp4")
     with pytest.raises(ValueError, match="block 7 of a cache of 3"):
-        _native.KVCache(1, 3, 1, 16, "f32").poison([7])
+        uniform_kv(1, 3, 1, 16, "f32").poison([7])
+
+
+# -- layers in groups
+
+
+def test_layers_of_two_groups_share_regions_as_large_as_the_larger_part() -> None:
+    kv = _native.KVCache(
+        4, [(0, 0, 4, 32), (1, 0, 1, 16), (0, 1, 1, 16), (1, 1, 2, 64)], [0, 24], "f32"
+    )
+    assert kv.bytes_per_block == 2 * 16 * 4 * (4 * 32 + 2 * 64)
+    assert [part.shape for part in kv.read(0, 3)] == [(4, 16, 32)] * 2
+    assert [part.shape for part in kv.read(3, 3)] == [(2, 16, 64)] * 2
+    kv.poison([2])
+    assert all(np.isnan(part).all() for layer in range(4) for part in kv.read(layer, 2))
+    assert all(np.isfinite(part).all() for layer in range(4) for part in kv.read(layer, 1))
+
+
+@pytest.mark.parametrize(
+    ("layers", "windows", "message"),
+    [
+        ([(0, 0, 1, 16), (0, 0, 1, 16)], [0], "two layers of group 0 lie in region 0"),
+        ([(1, 0, 1, 16)], [0], "layer 0 is of group 1 of 1"),
+        ([(0, 7, 1, 16)], [0], "layer 0 lies in region 7"),
+        ([(0, 0, 1, 16)], [], "there must be a group"),
+        ([(0, 0, 1, 16)], [-1], "a group's window is -1"),
+    ],
+)
+def test_bad_groups_are_refused(
+    layers: list[tuple[int, int, int, int]], windows: list[int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        _native.KVCache(3, layers, windows, "f32")

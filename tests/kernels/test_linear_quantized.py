@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from octavo_engine import _native
 from tests.kernels import quantized_reference as reference
-from tests.kernels.harness import ISAS, Recorder, StepArrays, bf16, pack, raw, run_rows
+from tests.kernels.harness import ISAS, Recorder, StepArrays, bf16, pack, raw, run_rows, uniform_kv
 
 FORMS = list(reference.FORMS)  # every integer packing
 BITS = [16, 8]  # of activations
@@ -269,7 +269,7 @@ def embedded(team: _native.Team, table: _native.Packed, ids: np.ndarray) -> np.n
     recorder = Recorder(team, len(ids))
     dst = recorder.buffer(table.cols)
     recorder.program.embed(dst, table, 0.5)
-    kv = _native.KVCache(1, 4, 1, 16, "f32")
+    kv = uniform_kv(1, 4, 1, 16, "f32")
     changes: dict[str, object] = {"token_ids": ids}
     recorder.program.run(kv, **StepArrays(len(ids), changes=changes).arrays())
     return recorder.program.read(dst, len(ids)).copy()

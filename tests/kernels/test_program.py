@@ -12,7 +12,7 @@ import pytest
 
 from octavo_engine import _native
 from tests.kernels import reference
-from tests.kernels.harness import ISAS, Recorder, StepArrays, bf16, pack, run_rows
+from tests.kernels.harness import ISAS, Recorder, StepArrays, bf16, pack, run_rows, uniform_kv
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,7 +142,7 @@ def test_embedding_gathers_from_the_panels(dtype: str, isa: str) -> None:
     recorder.program.embed(dst, pack(team, table, dtype), 3.0)
     ids = [36, 0, 17, 17, 15, 16]
     arrays = StepArrays(6, changes={"token_ids": ids}).arrays()
-    recorder.program.run(_native.KVCache(1, 1, 1, 16, "f32"), **arrays)
+    recorder.program.run(uniform_kv(1, 1, 1, 16, "f32"), **arrays)
     stored = table if dtype == "f32" else bf16(table)
     np.testing.assert_array_equal(recorder.program.read(dst, 6), stored[ids] * np.float32(3))
 
@@ -180,7 +180,7 @@ def test_read_is_a_view_that_keeps_the_program_alive() -> None:
     recorder = Recorder(team, 2)
     buffer = recorder.buffer(4)
     recorder.program.embed(buffer, pack(team, np.ones((2, 4), np.float32), "f32"), 1.0)
-    kv = _native.KVCache(1, 1, 1, 16, "f32")
+    kv = uniform_kv(1, 1, 1, 16, "f32")
     view = recorder.program.read(buffer, 2)
     recorder.program.run(kv, **StepArrays(2).arrays())
     gone = weakref.ref(recorder.program)
@@ -200,7 +200,7 @@ def test_operations_tell_when_each_was_done(num_threads: int) -> None:
     embedded, selected = recorder.buffer(4), recorder.buffer(4, "f32", "S")
     recorder.program.embed(embedded, pack(team, np.ones((3, 4), np.float32), "f32"), 1.0)
     recorder.program.select_rows(selected, embedded)
-    kv = _native.KVCache(1, 1, 1, 16, "f32")
+    kv = uniform_kv(1, 1, 1, 16, "f32")
     times = np.full(3, -1, np.int64)
     before = time.perf_counter_ns()
     recorder.program.run(kv, **StepArrays(3, [2]).arrays(), op_times=times)
@@ -218,7 +218,7 @@ def valid_program() -> tuple[Recorder, _native.KVCache]:
     recorder.program.embed(qkv, pack(team, np.ones((30, 48), np.float32), "f32"), 1.0)
     table = np.ones((25, 16), np.float32)
     recorder.program.attention(out, qkv, 0, 1, 1, 16, 1.0, 16, table)
-    return recorder, _native.KVCache(1, 3, 1, 16, "f32")
+    return recorder, uniform_kv(1, 3, 1, 16, "f32")
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def valid_program() -> tuple[Recorder, _native.KVCache]:
         ({"positions": np.arange(19)}, "positions has 19 entries; it must have 20"),
         ({"positions": np.arange(20) + 6}, r"positions\[19\] is 25; it must be between 0 and 24"),
         ({"positions": np.arange(20)[::-1]}, r"positions\[0\] is 19; by seq_starts and seq_lens"),
-        ({"slots": np.arange(20) + 1}, r"slots\[0\] is 1; by block_tables it must be 0"),
+        ({"slots": np.arange(20)[None] + 1}, r"slots\[0\]\[0\] is 1; by block_tables it must be 0"),
         ({"seq_starts": [0]}, "seq_starts has 1 entries; it must have 2"),
         ({"seq_starts": [1, 20]}, r"seq_starts\[0\] is 1; it must be 0"),
         ({"seq_starts": [0, 19]}, "seq_starts ends at 19, but there are 20 tokens"),
@@ -240,8 +240,8 @@ def valid_program() -> tuple[Recorder, _native.KVCache]:
         ({"seq_lens": [33]}, r"takes 3 blocks; block_tables has 2 columns"),
         ({"rows": [1]}, r"rows\[0\] is 1; it must be between 0 and 0"),
         ({"rows": []}, "rows has 0 entries; it must have 1"),
-        ({"block_tables": [[0, 3]]}, r"block_tables\[0\]\[1\] is 3; the cache has 3 blocks"),
-        ({"block_tables": [[0, -1]]}, r"block_tables\[0\]\[1\] is -1"),
+        ({"block_tables": [[[0, 3]]]}, r"block_tables\[0\]\[0\]\[1\] is 3; the cache has 3 blocks"),
+        ({"block_tables": [[[0, -1]]]}, r"block_tables\[0\]\[0\]\[1\] is -1"),
         (
             {"seq_starts": [0, 30, 20], "seq_lens": [30, 5], "rows": [0, 0]},
             r"seq_starts\[1\] is 30, but there are 20 tokens",
@@ -259,7 +259,7 @@ def test_a_step_that_does_not_agree_is_refused(changes: dict[str, Any], message:
 def test_a_cache_of_another_shape_is_refused() -> None:
     recorder, _ = valid_program()
     with pytest.raises(ValueError, match="1 KV heads of 16 columns, but the KV cache has 2 of 16"):
-        recorder.program.run(_native.KVCache(1, 3, 2, 16, "f32"), **StepArrays(20).arrays())
+        recorder.program.run(uniform_kv(1, 3, 2, 16, "f32"), **StepArrays(20).arrays())
 
 
 def test_other_integers_are_refused() -> None:

@@ -336,8 +336,10 @@ def test_the_doctor_speaks_to_people_and_machines(capsys, monkeypatch):
     assert code == int(any(finding["state"] == "missing" for finding in machine))
 
 
-def test_what_is_missing_comes_with_advice(monkeypatch):
+def test_what_is_missing_comes_with_advice(monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path))
 
     missing = [*doctor._packages(), doctor._accelerator()]
     assert [finding.state for finding in missing] == ["optional", "optional"]

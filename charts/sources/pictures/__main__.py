@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     try:
         from charts.sources.pictures.draw import draw
     except ImportError:
-        parser.error("pictures need matplotlib; install octavo[plot]")
+        parser.error("pictures need matplotlib: pip install matplotlib")
     known = sorted(path.stem for path in DASHBOARDS.glob("*.json"))
     for name in args.dashboards:
         if name not in known:

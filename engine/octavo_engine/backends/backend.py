@@ -9,24 +9,29 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from octavo_engine.caches import CacheLayout
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
+    from octavo_engine.state.adapter import PackedAdapter
+    from octavo_engine.weights.adapter import AdapterFiles
 
 
 @dataclass(slots=True)
 class BackendStep:
-    """One step as flat arrays: B sequences, T tokens, S rows of logits, R rows of the runner's.
+    """One step as flat arrays: B sequences, T tokens, S rows of logits, R rows of the runner's, G
+    groups of layers that share block tables (`CacheLayout`).
 
     Sequence b owns tokens [seq_starts[b], seq_starts[b + 1]); they are the last ones of its
-    `seq_lens[b]` tokens. Its block table is `block_tables[rows[b]]`.
+    `seq_lens[b]` tokens. Its block table in group g is `block_tables[g, rows[b]]`; what of that its
+    tokens do not see through the group's window may be anything.
     """
 
     token_ids: NDArray[np.int32]  # [T]
     positions: NDArray[np.int32]  # [T]
-    slots: NDArray[np.int32]  # [T]  block id * 16 + offset: where the token's k and v go
+    slots: NDArray[np.int32]  # [G, T]  block id * 16 + offset: where the token's k and v go
     seq_starts: NDArray[np.int32]  # [B + 1]
     seq_lens: NDArray[np.int32]  # [B]  tokens of the sequence once this step is done
     rows: NDArray[np.int32]  # [B]
-    block_tables: NDArray[np.int32]  # [R, blocks per sequence]
+    block_tables: NDArray[np.int32]  # [G, R, blocks per sequence]
     logit_rows: NDArray[np.int32]  # [S]  which tokens' logits are wanted
     copies: NDArray[np.int32]  # [C, 3]  source block, target block, tokens; done before the step
     # [T]  the row whose token, sampled by a step still under way, this one is; -1: it is known.
@@ -34,6 +39,7 @@ class BackendStep:
     awaited: NDArray[np.int32] | None = None
     # [R]  how often each row of `block_tables` was written to. None: nobody counted.
     table_versions: NDArray[np.int64] | None = None
+    adapters: NDArray[np.int32] | None = None  # [B]  slot of each sequence's adapter; -1: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +63,12 @@ class Backend(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def cache_layout(self) -> CacheLayout:
+        """What its layers remember, and which of them share block tables."""
+
+    @property
     def kv_bytes_per_block(self) -> int:
-        """Bytes that one block of 16 tokens takes over all layers."""
+        """Bytes of one block: 16 tokens in the layers of one group."""
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         """Bytes of the device's own memory for KV: `fraction` of what is free beside the largest
@@ -94,6 +104,18 @@ class LaunchesSteps(Protocol):
 
     def launch(self, step: BackendStep, sampling: SamplingBatch) -> PendingSample:
         """As `execute`, which is this and `wait`. All arrays may change afterwards."""
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """A backend with slots for LoRA adapters."""
+
+    def pack_adapter(self, files: AdapterFiles) -> PackedAdapter:
+        """In the form that a slot takes. In any thread, while steps are computed. Raises ModelError
+        where it does not fit the model."""
+
+    def set_adapter(self, slot: int, packed: PackedAdapter | None) -> None:
+        """What the slot holds from the next step on; None: nothing."""
 
 
 class CompileListener(Protocol):

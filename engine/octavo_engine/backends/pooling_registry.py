@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
+from octavo_engine.models.decoder_names import under_our_names
 from octavo_engine.models.encoder_names import decoder_rename, encoder_rename
 from octavo_engine.weights.open import open_checkpoint
 from octavo_engine.weights.safetensors import SafetensorsCheckpoint
@@ -83,7 +84,7 @@ def _build_torch(
     try:
         import torch
     except ImportError as error:
-        raise ConfigError("--device torch needs torch; pip install 'octavo[torch]'") from error
+        raise ConfigError("--device torch needs torch: pip install torch") from error
     from octavo_engine.backends.torch.pooling import TorchPoolingBackend
     from octavo_engine.backends.torch.precision import Precision
 
@@ -103,8 +104,13 @@ def _open(config: EngineConfig, pooling: PoolingConfig, files: ModelFiles) -> Ch
     if config.load_format == "dummy":
         return checkpoint  # has whatever is asked for
     body = pooling.body
-    rename = decoder_rename if isinstance(body, ModelConfig) else encoder_rename(body.family)
-    renamed = Renamed(checkpoint, rename)
+    if isinstance(body, ModelConfig):
+        is_llama = body.family.naming == "llama"
+        renamed = under_our_names(
+            body, Renamed(checkpoint, decoder_rename) if is_llama else checkpoint
+        )
+    else:
+        renamed = Renamed(checkpoint, encoder_rename(body.family))
     if pooling.is_classifier:
         return renamed
     folders = [layer.name.removesuffix(".linear") for layer in pooling.dense]

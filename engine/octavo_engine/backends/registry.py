@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo_engine.backends.adapters import AdapterLimits
 from octavo_engine.backends.text_part import TextPart
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
+from octavo_engine.models.decoder_names import under_our_names
 from octavo_engine.weights.open import open_checkpoint
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ def build_backend(
     """
     _check_kv_cache_dtype(config)
     check_activation_bits(config)
+    _check_lora(config)
     if config.device == "sim":
         from octavo_engine.backends.sim.backend import SimBackend
 
@@ -76,6 +79,18 @@ def _check_kv_cache_dtype(config: EngineConfig) -> None:
         )
 
 
+def _check_lora(config: EngineConfig) -> None:
+    if config.enable_lora and config.device in ("cuda", "plugin"):
+        raise ConfigError(
+            f"--enable-lora is not computed by --device {config.device} yet: use --device cpu, or "
+            "serve a model with the adapter merged into it"
+        )
+
+
+def _adapter_limits(config: EngineConfig) -> AdapterLimits | None:
+    return AdapterLimits(config.max_loras, config.max_lora_rank) if config.enable_lora else None
+
+
 def check_activation_bits(config: EngineConfig) -> None:
     """Raises ConfigError where they are asked for and nothing would come of it."""
     if config.activation_bits == 16:
@@ -116,6 +131,7 @@ def _build_native(
         activation_bits=config.activation_bits,
         kv_cache_dtype=config.kv_cache_dtype,
         num_threads=config.num_threads,
+        adapters=_adapter_limits(config),
         progress=progress,
         place=place,
     )
@@ -132,7 +148,7 @@ def _build_torch(
     try:
         import torch
     except ImportError as error:
-        raise ConfigError("--device torch needs torch; pip install 'octavo[torch]'") from error
+        raise ConfigError("--device torch needs torch: pip install torch") from error
     from octavo_engine.backends.torch.backend import TorchBackend
     from octavo_engine.backends.torch.precision import Precision
 
@@ -144,6 +160,7 @@ def _build_torch(
         max_model_len=max_model_len,
         precision=Precision(storage=storage),
         num_threads=config.num_threads,
+        adapters=_adapter_limits(config),
         progress=progress,
     )
 
@@ -159,9 +176,9 @@ def _build_cuda(
     try:
         from octavo_engine.backends.torch.build_cuda import build_cuda, build_plugin
     except ImportError as error:
-        extra = "cuda" if config.device == "cuda" else "torch"
+        packages = "torch triton" if config.device == "cuda" else "torch"
         raise ConfigError(
-            f"--device {config.device} needs torch; pip install 'octavo[{extra}]'"
+            f"--device {config.device} needs torch: pip install {packages}"
         ) from error
     build = build_plugin if config.device == "plugin" else build_cuda
     return build(
@@ -175,5 +192,9 @@ def _build_cuda(
 
 def _open(config: EngineConfig, model: ModelConfig, files: ModelFiles) -> Checkpoint:
     checkpoint = open_checkpoint(files, load_format=config.load_format, seed=config.seed)
-    is_whole = model.is_part and config.load_format != "dummy"
-    return TextPart(checkpoint) if is_whole else checkpoint
+    if config.load_format == "dummy":
+        return checkpoint  # has whatever is asked for
+    if model.is_part:
+        checkpoint = TextPart(checkpoint)
+    # A GGUF's names are ours already.
+    return checkpoint if files.kind == "gguf" else under_our_names(model, checkpoint)

@@ -41,16 +41,18 @@ class _Field(NamedTuple):
     is_optional: bool = False
 
 
-# B sequences, T tokens, S rows of logits, C copies, N blocks. A new array goes to the end.
+# B sequences, T tokens, S rows of logits, C copies, G groups of layers, N blocks. A new array goes
+# to the end.
 _FIELDS = (
     _Field("token_ids", ("T",)),
     _Field("positions", ("T",)),
-    _Field("slots", ("T",)),
+    _Field("slots", ("G", "T")),
     _Field("seq_starts", ("B+1",)),
     _Field("seq_lens", ("B",)),
-    _Field("block_tables", ("B", "N")),
+    _Field("block_tables", ("G", "B", "N")),
     _Field("logit_rows", ("S",)),
     _Field("copies", ("C", 3)),
+    _Field("adapters", ("B",), is_optional=True),
 )
 
 
@@ -63,9 +65,10 @@ class StepPlan:
     slots: NDArray[np.int32]
     seq_starts: NDArray[np.int32]
     seq_lens: NDArray[np.int32]
-    block_tables: NDArray[np.int32]  # [B, the most blocks that one of them has]
+    block_tables: NDArray[np.int32]  # [G, B, the most blocks that one of them has]
     logit_rows: NDArray[np.int32]
     copies: NDArray[np.int32]
+    adapters: NDArray[np.int32] | None = None
 
     @classmethod
     def of(cls, step: BackendStep) -> StepPlan:
@@ -78,9 +81,10 @@ class StepPlan:
             step.slots,
             step.seq_starts,
             step.seq_lens,
-            step.block_tables[step.rows, :num_blocks],
+            step.block_tables[:, step.rows, :num_blocks],
             step.logit_rows,
             step.copies,
+            step.adapters,
         )
 
     def step(self) -> BackendStep:
@@ -94,6 +98,7 @@ class StepPlan:
             block_tables=self.block_tables,
             logit_rows=self.logit_rows,
             copies=self.copies,
+            adapters=self.adapters,
         )
 
     def encode(self) -> bytes:
@@ -125,11 +130,15 @@ class StepPlan:
         return cls(**arrays)
 
 
-def max_plan_bytes(limits: BackendLimits) -> int:
-    """Of the largest step there can be."""
+def max_plan_bytes(limits: BackendLimits, num_groups: int = 1) -> int:
+    """Of the largest step there can be, of a model with so many groups of layers."""
     blocks = -(-limits.max_model_len // BLOCK_SIZE)
-    per_sequence = blocks + 3 + 8  # and up to two copies
-    entries = 3 * limits.max_tokens + per_sequence * limits.max_seqs + limits.max_logit_rows
+    per_sequence = num_groups * (blocks + 6) + 3  # and up to two copies in each group
+    entries = (
+        (2 + num_groups) * limits.max_tokens
+        + per_sequence * limits.max_seqs
+        + limits.max_logit_rows
+    )
     return 4 * entries + 4096
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import secrets
 import time
 from contextlib import aclosing
 from functools import partial
@@ -27,6 +28,7 @@ from octavo_engine.core.validate import check_choices, settle_params, tokenized_
 from octavo_engine.errors import EngineDead, InvalidRequest, OctavoError, QueueFull
 from octavo_engine.protocol.admission import retry_after_s
 from octavo_engine.protocol.loading import FETCHING
+from octavo_engine.state.adapter import AdapterRef
 from octavo_engine.state.outputs import EngineStats, ProfileWritten
 from octavo_engine.state.request import BACKGROUND
 from octavo_engine.state.sampling_params import RequestOutputKind
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.text.output_stream import InlineSink, OutputSink
     from octavo_engine.core.text.outputs import RequestOutput
     from octavo_engine.errors import RequestError
+    from octavo_engine.state.adapter import AdapterLoaded
     from octavo_engine.state.outputs import StepOutput
     from octavo_engine.state.pooling import PoolingParams
     from octavo_engine.state.sampling_params import SamplingParams
@@ -97,6 +100,7 @@ class AsyncEngine:
         self._idle.set()
         self._draining = False
         self._profile: asyncio.Future[ProfileWritten] | None = None  # who waits for it
+        self._loads: dict[str, asyncio.Future[AdapterLoaded]] = {}  # of adapters, by their ids
         self._download = LoadMeter(FETCHING)
         self._loading = asyncio.create_task(self._load(), name="octavo-load")
 
@@ -262,6 +266,22 @@ class AsyncEngine:
             raise InvalidRequest(written.error)
         return written.events
 
+    async def load_adapter(self, name: str, path: str, *, is_pinned: bool = False) -> AdapterRef:
+        """Read a LoRA adapter into the core's memory. Raises a RequestError."""
+        self._check_open()
+        load_id = f"adapter-{secrets.token_hex(8)}"
+        loading = self._loads[load_id] = asyncio.get_running_loop().create_future()
+        self._send(wire.LoadAdapter(load_id, path, is_pinned))
+        try:
+            loaded = await loading
+        finally:
+            self._loads.pop(load_id, None)
+        return AdapterRef(name, path, loaded.digest)
+
+    async def unload_adapter(self, digest: str) -> None:
+        """Forget an adapter's content; what runs with it goes on."""
+        self._send(wire.UnloadAdapter(digest))
+
     def settle_seed(self, seed: int | None) -> int:
         """The seed that a request will use, for one that must be known before it runs."""
         return self._seeds.settle(seed)
@@ -300,12 +320,20 @@ class AsyncEngine:
             self._apply(self._outputs.process(step.outputs, now=time.monotonic()))
         if step.pooled:
             self._pooling.receive(step.pooled)
+        for loaded in step.adapters:
+            loading = self._loads.get(loaded.load_id)
+            if loading is not None and not loading.done():
+                loading.set_result(loaded)
         if step.profile is not None:
             self._settle_profile(step.profile)
         self.residency.on_step(step)
 
     def on_refused(self, sequence_id: str, error: RequestError) -> None:
-        if not self._pooling.refuse(sequence_id, error):
+        loading = self._loads.get(sequence_id)
+        if loading is not None:
+            if not loading.done():
+                loading.set_exception(error)
+        elif not self._pooling.refuse(sequence_id, error):
             self._apply(self._outputs.refuse(sequence_id, error))
 
     def on_lost(self, error: RequestError) -> None:
@@ -313,6 +341,9 @@ class AsyncEngine:
         if self._processor is not None:
             self._wake(self._processor.lose_all(error))
         self._pooling.lose_all(error)
+        for loading in self._loads.values():
+            if not loading.done():
+                loading.set_exception(EngineDead(error.message, retry_after_s=1))
         self._settle_profile(ProfileWritten("", error="the engine core was lost"))
         self.residency.on_lost()
 
@@ -408,6 +439,7 @@ class AsyncEngine:
             priority=submission.priority,
             is_whole=(not submission.stream or params.output_kind is RequestOutputKind.FINAL_ONLY),
             cache_salt=submission.cache_salt,
+            adapter=submission.adapter,
             labels=submission.labels,
             group=submission.group,
         )

@@ -8,7 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from octavo_engine.backends.backend import BackendLimits
+from octavo_engine.backends.backend import BackendLimits, LaunchesSteps, TakesAdapters
 from octavo_engine.core.capacity import Capacity, check_context, gib, kv_memory, settle_capacity
 from octavo_engine.core.engine import Engine
 from octavo_engine.core.extension import require_extension
@@ -19,6 +19,7 @@ from octavo_engine.core.kv_events.recorder import KVEventRecorder
 from octavo_engine.core.memory import free_memory
 from octavo_engine.errors import ConfigError
 from octavo_engine.executor.uni import UniExecutor
+from octavo_engine.kv.needs import KVNeeds
 from octavo_engine.scheduling.scheduler import SPARE_LOGITS, Scheduler
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import Backend
     from octavo_engine.config import EngineConfig
+    from octavo_engine.core.adapters import AdapterQueue
     from octavo_engine.core.grammar_queue import GrammarQueue
     from octavo_engine.grammar.compiler import CompilerSettings
     from octavo_engine.tokenization.tokenizer import Tokenizer
@@ -119,6 +121,7 @@ def build_engine(
         eos_token_ids=identity.eos_token_ids,
         num_blocks=capacity.num_blocks,
         kv_bytes=kv_bytes,
+        num_cache_groups=len(backend.cache_layout.groups),
         backend=backend.name,
         default_params=identity.default_params,
         load_seconds=time.monotonic() - started,
@@ -168,8 +171,12 @@ def _capacity(config: EngineConfig, backend: Backend, own_max_model_len: int) ->
         )
         max_blocks = memory // backend.kv_bytes_per_block
         where = f"the KV cache of {gib(memory)}"
+    needs = KVNeeds(
+        backend.cache_layout.windows,
+        _max_under_way(config, backend) * config.scheduler.max_num_batched_tokens,
+    )
     return settle_capacity(
-        config, own_max_model_len=own_max_model_len, max_blocks=max_blocks, where=where
+        config, needs, own_max_model_len=own_max_model_len, max_blocks=max_blocks, where=where
     )
 
 
@@ -190,18 +197,44 @@ def _assemble(
     scheduler = Scheduler(
         settings,
         num_blocks=capacity.num_blocks,
+        windows=backend.cache_layout.windows,
+        max_under_way=_max_under_way(config, backend),
         cache_key=cache_key,
         speculation=config.speculation,
+        num_adapter_slots=config.max_loras if config.enable_lora else 0,
         now=now,
     )
     launches = executor if _runs_ahead(config, executor) else None
     engine = Engine(scheduler, executor, launches=launches, now=now)
+    if config.enable_lora:
+        engine.use_adapters(_make_adapters(config, backend, now))
     engine.use_grammars(
         lambda: make_grammars(
             make_tokenizer, vocab_size=backend.vocab_size, eos_token_ids=eos_token_ids, now=now
         )
     )
     return engine
+
+
+def _make_adapters(
+    config: EngineConfig, backend: Backend, now: Callable[[], float]
+) -> AdapterQueue:
+    from octavo_engine.core.adapters import AdapterQueue
+
+    if not isinstance(backend, TakesAdapters):
+        raise ConfigError(f"--enable-lora: the backend {backend.name} takes no adapters")
+    return AdapterQueue(
+        backend.pack_adapter,
+        max_held=config.num_held_adapters,
+        max_rank=config.max_lora_rank,
+        now=now,
+    )
+
+
+def _max_under_way(config: EngineConfig, backend: Backend) -> int:
+    """Batches that may be planned and not reported yet."""
+    may_launch = isinstance(backend, LaunchesSteps) and config.async_scheduling is not False
+    return 2 if may_launch else 1
 
 
 def _runs_ahead(config: EngineConfig, executor: UniExecutor) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.config import BLOCK_SIZE, HOST_MEMORY_FRACTION, EngineConfig
 from octavo_engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from octavo_engine.kv.needs import KVNeeds
 
 # A context cut to less is of no use; --max-model-len sets one.
 MIN_CONTEXT = 128
@@ -43,26 +46,30 @@ def check_context(config: EngineConfig, own_max_model_len: int) -> None:
 
 
 def settle_capacity(
-    config: EngineConfig, *, own_max_model_len: int, max_blocks: int, where: str
+    config: EngineConfig, needs: KVNeeds, *, own_max_model_len: int, max_blocks: int, where: str
 ) -> Capacity:
-    """`max_blocks` is what there is room for; `where` names that room in errors.
+    """`max_blocks` is what there is room for; `where` names that room in errors. `needs` says how
+    many of them a sequence takes.
 
     Never more blocks than `max_num_seqs` sequences of full length can use. A context that was asked
     for and does not fit is an error; the model's own is cut.
     """
     check_context(config, own_max_model_len)
     asked = config.max_model_len
-    length = min(asked or own_max_model_len, max_blocks * BLOCK_SIZE)
+    most = asked or own_max_model_len
+    length = min(most, needs.tokens(max_blocks, most))
     wanted = asked or min(MIN_CONTEXT, own_max_model_len)
     if length < wanted:
         raise ConfigError(
-            f"one sequence of {wanted} tokens needs {_blocks(wanted)} KV blocks, but {where} holds "
-            f"{max_blocks}; free memory, raise --kv-cache-memory-bytes or --memory-fraction, "
+            f"one sequence of {wanted} tokens needs {needs.blocks(wanted)} KV blocks, but {where} "
+            f"holds {max_blocks}; free memory, raise --kv-cache-memory-bytes or --memory-fraction, "
             "or lower --max-model-len"
         )
-    num_blocks = min(max_blocks, config.scheduler.max_num_seqs * _blocks(length))
+    num_blocks = min(max_blocks, config.scheduler.max_num_seqs * needs.blocks(length))
     note = f"{num_blocks} KV blocks of {BLOCK_SIZE} tokens, sequences of up to {length} tokens"
-    if length < (asked or own_max_model_len):
+    if needs.windowed:
+        note += f" in {needs.blocks(length)} blocks each at most"
+    if length < most:
         note += f" (cut from the model's own {own_max_model_len}: that is what {where} holds)"
     return Capacity(num_blocks, length, note)
 
@@ -72,7 +79,3 @@ def gib(num_bytes: int) -> str:
     if num_bytes < 2**20:
         return f"{num_bytes / 2**10:.1f} KiB"
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**28 else f"{num_bytes / 2**20:.1f} MiB"
-
-
-def _blocks(num_tokens: int) -> int:
-    return -(-num_tokens // BLOCK_SIZE)

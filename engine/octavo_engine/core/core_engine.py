@@ -34,6 +34,13 @@ class CoreEngine(Protocol):
     def add_pooling(self, requests: Sequence[PoolingRequest]) -> None:
         """Take texts in, all of them or none. Raises RequestError."""
 
+    def load_adapter(self, load_id: str, path: str, *, is_pinned: bool = False) -> None:
+        """Read a LoRA adapter into memory. Raises RequestError. What comes of it is in a step's
+        output, or among the refused."""
+
+    def unload_adapter(self, digest: str) -> None:
+        """Forget an adapter that no name stands for any more."""
+
     def abort(self, request_id: str, *, has_left: bool = False) -> SequenceOutput | None:
         """End a request now. Unknown or finished: None. See `Scheduler.abort`."""
 

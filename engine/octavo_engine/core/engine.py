@@ -26,6 +26,7 @@ from octavo_engine.state.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from octavo_engine.core.adapters import AdapterQueue
     from octavo_engine.core.grammar_queue import GrammarQueue
     from octavo_engine.core.kv_events.publisher import KVEventPublisher
     from octavo_engine.core.kv_events.recorder import KVEventRecorder
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from octavo_engine.grammar.run import GrammarRun
     from octavo_engine.profile import StepProfile
     from octavo_engine.scheduling.scheduler import Scheduler
+    from octavo_engine.state.adapter import AdapterLoaded, HeldAdapter
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.pooling import PoolingRequest
 
@@ -72,6 +74,9 @@ class Engine:
         self._failed_steps = 0
         self._make_grammars: Callable[[], GrammarQueue] | None = None
         self._grammars: GrammarQueue | None = None  # made when first needed
+        self._adapters: AdapterQueue | None = None
+        self._adapted: dict[str, HeldAdapter] = {}  # of requests that wait for their grammar
+        self._loaded: list[AdapterLoaded] = []
         self._refused: list[tuple[str, RequestError]] = []
         self._kv_events: tuple[KVEventRecorder, KVEventPublisher] | None = None
         self._warm_up_stats = EngineStats()  # not part of what users count
@@ -81,6 +86,7 @@ class Engine:
         return (
             self.scheduler.has_work
             or bool(self._grammars)
+            or (self._adapters is not None and self._adapters.has_work)
             or bool(self._refused)
             or bool(self._ahead)
         )
@@ -88,12 +94,22 @@ class Engine:
     def add(self, request: EngineRequest) -> None:
         """Take a request in. Raises RequestError: it is full, or this one can never be served."""
         self._processors.resolve(request.params.logits_processors)
-        grammar = None
-        if request.params.grammar is not None:
-            grammar = self._submit_grammar(request)
-            if grammar is None:
-                return  # it comes in line once its grammar is compiled
-        self._take_in(request, grammar)
+        adapter = None
+        if request.adapter is not None:
+            adapter = self._adapter_queue("model").submit(request)
+            if adapter is None:
+                return  # it comes in line once its adapter is read
+        self._compile(request, adapter)
+
+    def load_adapter(self, load_id: str, path: str, *, is_pinned: bool = False) -> None:
+        """Read an adapter into the host's memory. What comes of it is in the output of a step, or
+        among the refused."""
+        self._adapter_queue("lora_name").load(load_id, path, is_pinned=is_pinned)
+
+    def unload_adapter(self, digest: str) -> None:
+        """Forget it. Requests that have it keep it; those to come read it again."""
+        if self._adapters is not None:
+            self._adapters.unload(digest)
 
     def add_pooling(self, requests: Sequence[PoolingRequest]) -> None:
         raise WrongTask("this model generates; it has no embeddings or scores", param="model")
@@ -101,8 +117,11 @@ class Engine:
     def abort(self, request_id: str, *, has_left: bool = False) -> SequenceOutput | None:
         """End a sequence now, wherever it stands. Unknown or finished: None."""
         self._live.discard(request_id)
+        self._adapted.pop(request_id, None)
         if self.profile is not None:
             self.profile.leave(request_id)
+        if self._adapters is not None and (out := self._adapters.abort(request_id)) is not None:
+            return out
         if self._grammars is not None and (out := self._grammars.abort(request_id)) is not None:
             return out
         return self.scheduler.abort(request_id, has_left=has_left)
@@ -115,14 +134,16 @@ class Engine:
         profile, was_under_way = self.profile, bool(self._ahead)
         if profile is not None:
             profile.start_step()
-        ended = [] if self._grammars is None else self._settle_grammars(self._grammars)
+        ended = [] if self._adapters is None else self._settle_adapters(self._adapters)
+        if self._grammars is not None:
+            ended += self._settle_grammars(self._grammars)
         outputs: list[SequenceOutput] = []
         batch = self._turn(outputs) if self._ahead is None else self._turn_ahead(outputs)
         outputs += [*self.scheduler.take_finished(), *ended]
         self._live.difference_update(o.request_id for o in outputs if o.finish_reason is not None)
         self.last_step_was_empty = is_empty = batch.is_empty and not was_under_way
-        if is_empty and self._grammars is not None and not outputs and not self._refused:
-            self._grammars.wait(0.002)  # for a caller that steps without a pause
+        if is_empty and not outputs and not self._refused:
+            self._wait(0.002)  # for a caller that steps without a pause
         report = self.report(outputs)
         if profile is not None and not is_empty and report.stats is not None:
             profile.laps.mark("report")
@@ -144,7 +165,8 @@ class Engine:
             batch = recorder.take()
             if batch is not None:
                 publisher.publish(batch)
-        return StepOutput(outputs=outputs, stats=self.stats(), residency=residency)
+        loaded, self._loaded = self._loaded, []
+        return StepOutput(outputs=outputs, stats=self.stats(), residency=residency, adapters=loaded)
 
     def watch_workers(self, when_lost: Callable[[WorkerLost], None]) -> None:
         """Call it, on any thread, when a process that computes with this one has ended."""
@@ -154,6 +176,10 @@ class Engine:
     def use_grammars(self, make: Callable[[], GrammarQueue]) -> None:
         """How to get what compiles grammars; it is made when a request first brings one."""
         self._make_grammars = make
+
+    def use_adapters(self, adapters: AdapterQueue) -> None:
+        """What reads LoRA adapters. The scheduler has slots for them."""
+        self._adapters = adapters
 
     def take_refused(self) -> list[tuple[str, RequestError]]:
         """Requests that were taken in and cannot be served after all; each is handed out once."""
@@ -172,6 +198,8 @@ class Engine:
         stats, before = self.scheduler.stats(), self._warm_up_stats
         for counter in _COUNTERS:
             setattr(stats, counter, getattr(stats, counter) - getattr(before, counter))
+        if self._adapters is not None:
+            self._adapters.add_stats(stats)
         if self._grammars is not None:
             compiles = self._grammars.compiler.stats
             stats.num_waiting += len(self._grammars)
@@ -228,6 +256,8 @@ class Engine:
     def close(self) -> None:
         if self._kv_events is not None:
             self._kv_events[1].close()
+        if self._adapters is not None:
+            self._adapters.close()
         if self._grammars is not None:
             self._grammars.close()
         self.executor.close()
@@ -272,8 +302,21 @@ class Engine:
         self.profile.laps.mark("update")
         return outputs
 
-    def _take_in(self, request: EngineRequest, grammar: GrammarRun | None) -> None:
-        self.scheduler.add(request, grammar)
+    def _compile(self, request: EngineRequest, adapter: HeldAdapter | None) -> None:
+        """Put it in line, now or once its grammar is compiled. Raises RequestError."""
+        grammar = None
+        if request.params.grammar is not None:
+            grammar = self._submit_grammar(request)
+            if grammar is None:
+                if adapter is not None:
+                    self._adapted[request.request_id] = adapter
+                return
+        self._take_in(request, grammar, adapter)
+
+    def _take_in(
+        self, request: EngineRequest, grammar: GrammarRun | None, adapter: HeldAdapter | None
+    ) -> None:
+        self.scheduler.add(request, grammar, adapter)
         self._live.add(request.request_id)
         if self.profile is not None:
             self.profile.waits(request.request_id)
@@ -291,10 +334,40 @@ class Engine:
         self._refused += refused
         for request, grammar in ready:
             try:
-                self._take_in(request, grammar)
+                adapter = self._adapted.pop(request.request_id, None)
+                self._take_in(request, grammar, adapter)
             except RequestError as error:
                 self._refused.append((request.request_id, error))
+        for output in finished:
+            self._adapted.pop(output.request_id, None)
+        for request_id, _ in refused:
+            self._adapted.pop(request_id, None)
         return finished
+
+    def _adapter_queue(self, param: str) -> AdapterQueue:
+        if self._adapters is None:
+            raise InvalidRequest(
+                "this server takes no LoRA adapters; start it with --enable-lora", param=param
+            )
+        return self._adapters
+
+    def _settle_adapters(self, adapters: AdapterQueue) -> list[SequenceOutput]:
+        """Take those further whose adapter is read. Returns what ended instead."""
+        settled = adapters.settle()
+        self._refused += settled.refused
+        self._loaded += settled.loaded
+        for request, adapter in settled.ready:
+            try:
+                self._compile(request, adapter)
+            except RequestError as error:
+                self._refused.append((request.request_id, error))
+        return settled.finished
+
+    def _wait(self, timeout_s: float) -> None:
+        if self._grammars is not None and len(self._grammars):
+            self._grammars.wait(timeout_s)
+        elif self._adapters is not None and self._adapters.has_work:
+            self._adapters.wait(timeout_s)
 
     def _fail(self, batches: Sequence[ScheduledBatch], error: Exception) -> list[SequenceOutput]:
         """End what was being computed; if not even that is known, end all there is."""

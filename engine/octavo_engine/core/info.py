@@ -20,8 +20,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int  # tokens in one sequence, prompt and output together
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    num_blocks: int  # of the KV pool, 16 tokens each
+    num_blocks: int  # of the KV pool, 16 tokens of a group of layers each
     kv_bytes: int  # that pool's memory; 0 for the simulator
+    num_cache_groups: int = 1  # of layers that share block tables
     backend: str  # such as "native/avx2"
     default_params: dict[str, int | float]  # of generation_config.json, under SamplingParams' names
     load_seconds: float

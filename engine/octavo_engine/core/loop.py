@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -58,7 +59,7 @@ class CoreLoop:
             refused = engine.take_refused()
             for request_id, error in refused:
                 self._emit(wire.refusal(request_id, error))
-            idled = engine.last_step_was_empty and not step.outputs
+            idled = engine.last_step_was_empty and not step.outputs and not step.adapters
             if step.outputs or step.pooled or messages or refused or not idled:
                 step.profile, self._written = self._written, None
                 self._emit(wire.Outputs(step))
@@ -105,6 +106,11 @@ class CoreLoop:
                 self._engine.watch(on=on)
             case wire.ProfileCommand(on, path):
                 self._profile(path, on=on)
+            case wire.LoadAdapter(load_id, path, is_pinned):
+                load = partial(self._engine.load_adapter, load_id, path, is_pinned=is_pinned)
+                self._take_in([load_id], load)
+            case wire.UnloadAdapter(digest):
+                self._engine.unload_adapter(digest)
             case wire.Shutdown(graceful):
                 self._closing = True
                 self._stopped = not graceful

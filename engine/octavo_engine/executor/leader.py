@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.backends.native.backend import NativeBackend
+    from octavo_engine.caches import CacheLayout
     from octavo_engine.config import EngineConfig
     from octavo_engine.profile import Laps
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
@@ -74,6 +75,10 @@ class LeadingBackend:
         return self._backend.vocab_size
 
     @property
+    def cache_layout(self) -> CacheLayout:
+        return self._backend.cache_layout
+
+    @property
     def kv_bytes_per_block(self) -> int:
         return self._backend.kv_bytes_per_block
 
@@ -89,7 +94,8 @@ class LeadingBackend:
         return self._backend.kv_memory(limits, fraction)
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
-        slot_bytes = 1 + max_plan_bytes(limits)
+        num_groups = len(self.cache_layout.groups)
+        slot_bytes = 1 + max_plan_bytes(limits, num_groups)
         size = self._processes.size
         self._ring = _native.Ring(0, size, self._processes.ring_file, slot_bytes)
         self._processes.send(messages.PrepareWorker(limits, num_blocks, slot_bytes))

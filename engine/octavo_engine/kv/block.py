@@ -11,15 +11,16 @@ if TYPE_CHECKING:
 class Block:
     """Sixteen token positions of KV memory: how many use it, and under which name it is cached.
 
-    `parent` and `tokens` are set while it is published in the prefix cache; `digest` too if it is
-    full.
+    `parent` and `tokens` are set while it is published in a prefix cache, that of `group`; `digest`
+    too if it is full.
     """
 
-    __slots__ = ("digest", "id", "next", "parent", "previous", "ref_count", "tokens")
+    __slots__ = ("digest", "group", "id", "next", "parent", "previous", "ref_count", "tokens")
 
     def __init__(self, block_id: int) -> None:
         self.id = block_id
         self.ref_count = 0
+        self.group = 0
         self.parent: bytes | None = None
         self.tokens = b""
         self.digest: bytes | None = None

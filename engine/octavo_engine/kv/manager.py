@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.kv.group_match import match_groups
+from octavo_engine.kv.needs import KVNeeds
 from octavo_engine.kv.pool import BlockPool
 from octavo_engine.kv.prefix_cache import CachedPrefix
 from octavo_engine.kv.residency import ResidencyLabels
@@ -14,48 +16,83 @@ from octavo_engine.protocol.prefix_hash import (
     pack_tokens,
     root_digest,
 )
-from octavo_engine.state.batch import BlockCopy
+from octavo_engine.state.batch import BlockCopy, BlockGrowth
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from collections.abc import Sequence as List
+
     from octavo_engine.kv.block import Block
     from octavo_engine.kv.listener import CacheListener
     from octavo_engine.state.sequence import Sequence
 
 
+GIVEN_BACK = -1  # in a block table: the block left the window
+
+
 class PrefixMatch(NamedTuple):
     """How a waiting sequence could start."""
 
-    prefix: CachedPrefix
-    num_blocks: (
-        int  # that would leave the free queue: fresh ones, hits on free ones, the copy's source
-    )
+    prefixes: list[CachedPrefix]  # in each group of layers, all of equally many tokens
+    # That would leave the free queue, or be promised: fresh ones, hits on free ones, the copies'
+    # sources.
+    num_blocks: int
     awaits: bytes | None  # the digest it needs next, if another sequence is computing just that
 
     @property
+    def prefix(self) -> CachedPrefix:
+        """In the first group."""
+        return self.prefixes[0]
+
+    @property
     def num_tokens(self) -> int:
-        return self.prefix.num_tokens
+        return self.prefixes[0].num_tokens
 
 
 class KVManager:
     """Blocks by sequence. A sequence is admitted with blocks for all tokens it has, then grows by
     one at a time; so only sequences that decode can ever run out of memory.
 
+    Layers whose window is narrow are the exception, and keep to the same rule: there a sequence is
+    admitted with the most blocks that it holds at a time. What leaves the window is given back, and
+    as many blocks are *promised* to it until its prompt is computed. `windows` are those of the
+    groups of layers, and `max_step_tokens` is what one sequence computes between two reports.
+
     A block is published once its tokens are computed, never before. What is being computed is known
     too: a sequence that needs exactly that waits for it instead of computing it again.
     """
 
-    def __init__(self, num_blocks: int, *, cache_key: bytes = b"", caching: bool = True) -> None:
-        self.pool = BlockPool(num_blocks)
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        windows: List[int | None] = (None,),
+        max_step_tokens: int = 1,
+        cache_key: bytes = b"",
+        caching: bool = True,
+    ) -> None:
+        self.pool = BlockPool(num_blocks, len(windows))
+        self.needs = KVNeeds(windows, max_step_tokens)
+        self.num_groups = len(windows)
+        self.has_windows = bool(self.needs.windowed)
+        # Free blocks that are spoken for: promised ones, and one for each further holder of a block
+        # in a window. Whoever shares it may be left alone with it.
+        self._num_promised = 0
         self.residency = ResidencyLabels(self.pool.cache)
         self.computing: dict[bytes, Sequence] = {}  # digest of a block to come -> its sequence
         self.pinned: list[Block] = []  # sources of this step's copies: they must survive until then
         self._cache_key = cache_key
-        self._named: tuple[list[int], str, list[bytes]] | None = None  # a prompt, salt, digests
+        self._named: tuple[list[int], bytes, list[bytes]] | None = None  # a prompt, root, digests
         self._caching = caching
         self.listen(self.residency)
 
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be taken without breaking a promise, cached ones among them."""
+        return self.pool.num_free - self._num_promised
+
     def listen(self, listener: CacheListener) -> None:
-        """Have it hear of every full block that comes into the cache or leaves it."""
+        """Have it hear of every full block that comes into the first group's cache or leaves it."""
         self.pool.cache.listeners.append(listener)
 
     def name_blocks(self, sequence: Sequence) -> None:
@@ -63,11 +100,13 @@ class KVManager:
         if not self._caching:
             return
         request = sequence.request
-        sequence.root = root_digest(self._cache_key, salt=request.cache_salt)
+        # All that a block's content depends on beside its tokens and those before it.
+        adapter = "" if request.adapter is None else request.adapter.digest
+        sequence.root = root_digest(self._cache_key, salt=request.cache_salt, adapter=adapter)
         if not sequence.digests and self._named is not None:
-            prompt, salt, digests = self._named
+            prompt, root, digests = self._named
             # The answers to one prompt share it, and come one after the other.
-            if prompt is request.prompt_token_ids and salt == request.cache_salt:
+            if prompt is request.prompt_token_ids and root == sequence.root:
                 sequence.digests = digests[:]
         known = len(sequence.digests)
         parent = sequence.digests[-1] if known else sequence.root
@@ -77,64 +116,122 @@ class KVManager:
         )
         num_prompt_blocks = sequence.num_prompt_tokens // BLOCK_SIZE
         digests = sequence.digests[:num_prompt_blocks]
-        self._named = (request.prompt_token_ids, request.cache_salt, digests)
+        self._named = (request.prompt_token_ids, sequence.root, digests)
         tail = tokens[len(sequence.digests) * BLOCK_SIZE :]
         parent = sequence.digests[-1] if sequence.digests else sequence.root
         sequence.tail_digest = block_digest(parent, pack_tokens(tail)) if tail else None
 
     def match(self, sequence: Sequence) -> PrefixMatch:
         """What it would find cached now, what that would cost, and whether it had better wait."""
-        pool = self.pool
         total = -(-len(sequence.token_ids) // BLOCK_SIZE)
         limit = len(sequence.token_ids) - 1  # the last token is computed: its logits are needed
         if sequence.wants_prompt_scores:
             limit = min(limit, sequence.num_scored_tokens)  # so are those of all after it
         unread = sequence.request.params.skip_reading_prefix_cache
         if not self._caching or unread or limit == 0:
-            return PrefixMatch(CachedPrefix([], None, 0), total, None)
-        prefix = pool.cache.match(sequence.root, sequence.digests, sequence.token_ids, limit)
-        num_blocks = total - len(prefix.blocks)
-        num_blocks += sum(block.ref_count == 0 for block in prefix.blocks)
-        if prefix.source is not None and prefix.source.ref_count == 0:
-            if num_blocks < pool.num_free:
-                num_blocks += 1
-            else:  # no room to hold the source through the copy: compute those tokens
-                prefix = CachedPrefix(prefix.blocks, None, 0)
+            nothing = [CachedPrefix([], None, 0)] * self.num_groups
+            return PrefixMatch(nothing, self._cost(nothing, total), None)
+        prefixes = match_groups(
+            self.pool.caches,
+            self.needs.groups,
+            sequence.root,
+            sequence.digests,
+            sequence.token_ids,
+            limit,
+        )
+        num_blocks = self._cost(prefixes, total)
+        if prefixes[0].source is not None:
+            num_sources = self._source_cost(prefixes)
+            if num_sources and num_blocks + num_sources > self.num_available:
+                # No room to hold the sources through the copy: compute those tokens.
+                prefixes = [p._replace(source=None, num_copied=0) for p in prefixes]
+            else:
+                num_blocks += num_sources
         awaits = None
-        if prefix.num_tokens < limit and not sequence.wants_prompt_scores:
-            following = sequence.digests[len(prefix.blocks) :]
+        if prefixes[0].num_tokens < limit and not sequence.wants_prompt_scores:
+            following = sequence.digests[prefixes[0].num_full :]
             needed = following[0] if following else sequence.tail_digest
             awaits = needed if needed in self.computing else None
-        return PrefixMatch(prefix, num_blocks, awaits)
+        return PrefixMatch(prefixes, num_blocks, awaits)
 
-    def admit(self, sequence: Sequence, match: PrefixMatch) -> BlockCopy | None:
-        """Give it the blocks of `match` and fresh ones for the rest of its tokens."""
-        pool = self.pool
-        prefix = match.prefix
+    def admit(self, sequence: Sequence, match: PrefixMatch) -> list[BlockCopy]:
+        """Give it the blocks of `match` and fresh ones for the rest of its tokens, as far as its
+        windows let it hold them at a time."""
         num_tokens = len(sequence.token_ids)
-        pool.touch(prefix.blocks)
-        if prefix.source is not None:
-            pool.touch((prefix.source,))
-            self.pinned.append(prefix.source)
-        fresh = pool.allocate(-(-num_tokens // BLOCK_SIZE) - len(prefix.blocks))
-        sequence.block_table = [block.id for block in (*prefix.blocks, *fresh)]
+        total = -(-num_tokens // BLOCK_SIZE)
+        tables, copies = [], []
+        # All hits are held before any block is taken: none of them may be what is taken.
+        for group, prefix in enumerate(match.prefixes):
+            self._touch(group, prefix.blocks)
+            if prefix.source is not None:
+                self._touch(group, (prefix.source,))
+                self.pinned.append(prefix.source)
+        for group, prefix in enumerate(match.prefixes):
+            num_held = self.needs.groups[group].blocks(total - prefix.first)
+            fresh = self.pool.allocate(num_held - len(prefix.blocks), group)
+            held = [block.id for block in (*prefix.blocks, *fresh)]
+            tables.append([GIVEN_BACK] * prefix.first + held if prefix.first else held)
+            if prefix.source is not None:
+                copies.append(BlockCopy(prefix.source.id, fresh[0].id, prefix.num_copied))
+        sequence.set_block_tables(tables)
+        if self.has_windows:
+            sequence.held_from = [prefix.first for prefix in match.prefixes]
+        first, num_full = match.prefix.first, match.prefix.num_full
         sequence.num_computed_tokens = match.num_tokens
-        sequence.num_published_blocks = len(prefix.blocks)
+        sequence.num_published_blocks = num_full
         sequence.num_admitted_tokens = num_tokens
         for digest in self._uncomputed(sequence):
             self.computing.setdefault(digest, sequence)
-        self.residency.reached(sequence, 0, len(prefix.blocks))
-        if prefix.source is None:
-            return None
-        return BlockCopy(prefix.source.id, fresh[0].id, prefix.num_copied)
+        self.residency.reached(sequence, first, num_full)
+        return copies
 
-    def grow(self, sequence: Sequence) -> int | None:
-        """One more block for its next token; None if none is free."""
-        if self.pool.num_free == 0:
-            return None
-        block_id = self.pool.allocate(1)[0].id
-        sequence.block_table.append(block_id)
-        return block_id
+    def grow(self, sequence: Sequence) -> list[BlockGrowth]:
+        """One more block in each group for its next token; nothing if too few are free."""
+        if sequence.num_promised_blocks:
+            return self.extend(sequence, (len(sequence.block_table) + 1) * BLOCK_SIZE)
+        if self.num_available < self.num_groups:
+            return []
+        place = len(sequence.block_table)
+        grown = []
+        for group, table in enumerate(sequence.block_tables):
+            assert len(table) == place, "it has blocks for all its tokens before it grows"
+            block_id = self.pool.allocate(1, group)[0].id
+            table.append(block_id)
+            grown.append(BlockGrowth(sequence.row, place, block_id, group))
+        return grown
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> list[BlockGrowth]:
+        """The blocks promised to it that its next chunk writes, which reaches `num_tokens`."""
+        end = -(-num_tokens // BLOCK_SIZE)
+        grown = []
+        for group, table in enumerate(sequence.block_tables):
+            missing = end - len(table)
+            if missing <= 0:
+                continue
+            assert missing <= sequence.num_promised_blocks, "more blocks than it was promised"
+            for block in self.pool.allocate(missing, group):
+                grown.append(BlockGrowth(sequence.row, len(table), block.id, group))
+                table.append(block.id)
+            sequence.num_promised_blocks -= missing
+            self._num_promised -= missing
+        return grown
+
+    def trim(self, sequence: Sequence) -> None:
+        """Give back what left its windows; what is published stays cached until it is needed."""
+        num_blocks = -(-sequence.num_admitted_tokens // BLOCK_SIZE)
+        for group, needs in enumerate(self.needs.groups):
+            before, first = sequence.held_from[group], needs.first(sequence.num_computed_tokens)
+            if first <= before:
+                continue
+            table = sequence.block_tables[group]
+            self._give_back(group, table[before:first])
+            table[before:first] = [GIVEN_BACK] * (first - before)
+            sequence.held_from[group] = first
+            to_come = num_blocks - len(table)
+            num_more = needs.promised(len(table) - first, to_come)
+            num_more -= needs.promised(len(table) - before, to_come)
+            sequence.num_promised_blocks += num_more
+            self._num_promised += num_more
 
     def publish(self, sequence: Sequence) -> None:
         """Let others find its computed blocks; the partly filled last one too, once it caught
@@ -148,9 +245,11 @@ class KVManager:
             parent = digests[index - 1] if index else sequence.root
             if index == len(digests):
                 digests.append(block_digest(parent, tokens))
-            block = self.pool.blocks[sequence.block_table[index]]
-            if self.pool.cache.publish(block, parent, tokens, digests[index]):
-                for listener in self.pool.cache.listeners:
+            for cache, table in zip(self.pool.caches, sequence.block_tables, strict=True):
+                block = self.pool.blocks[table[index]]
+                if not cache.publish(block, parent, tokens, digests[index]):
+                    continue
+                for listener in cache.listeners:  # of the first group only there are any
                     listener.stored(sequence, index)
             self._computed(digests[index], sequence)
         self.residency.reached(sequence, sequence.num_published_blocks, num_full)
@@ -169,29 +268,68 @@ class KVManager:
     def release_spoiled(self, sequence: Sequence) -> None:
         """Take its blocks back and forget what they hold: its numbers went wrong somewhere, perhaps
         in an earlier chunk, perhaps in blocks that it found; no other sequence may find them."""
-        for block_id in sequence.block_table:
-            block = self.pool.blocks[block_id]
-            if block.parent is not None:
-                self.pool.cache.retract(block)
+        for cache, table in zip(self.pool.caches, sequence.block_tables, strict=True):
+            blocks = [self.pool.blocks[block_id] for block_id in table if block_id != GIVEN_BACK]
+            if len(blocks) < len(table):  # of those that left the window only the names are left
+                named = map(cache.get, sequence.digests)
+                blocks += [block for block in named if block is not None]
+            for block in blocks:
+                if block.parent is not None:
+                    cache.retract(block)
         self._free(sequence)
 
     def end_step(self) -> None:
         """The step's copies are done: their sources may go."""
         if self.pinned:
-            self.pool.free(self.pinned)
+            for block in self.pinned:
+                self._give_back(block.group, (block.id,))
             self.pinned = []
 
     def clear_cache(self) -> None:
         """Forget all cached blocks. Only while no sequence holds any."""
         assert all(block.ref_count == 0 for block in self.pool.blocks)
-        self.pool.cache.clear()
+        for cache in self.pool.caches:
+            cache.clear()
 
     def _free(self, sequence: Sequence) -> None:
         for digest in self._uncomputed(sequence):
             self._computed(digest, sequence)
-        self.pool.free(self.pool.blocks[block_id] for block_id in reversed(sequence.block_table))
-        sequence.block_table = []
+        for group, table in enumerate(sequence.block_tables):
+            held = table[sequence.held_from[group] :] if sequence.held_from else table
+            self._give_back(group, reversed(held))
+        self._num_promised -= sequence.num_promised_blocks
+        sequence.num_promised_blocks = 0
+        sequence.set_block_tables([[] for _ in range(self.num_groups)])
+        sequence.held_from = []
         sequence.num_computed_tokens = sequence.num_published_blocks = 0
+
+    def _cost(self, prefixes: List[CachedPrefix], total: int) -> int:
+        """Of a sequence of `total` blocks, without the copies' sources. A block in a window costs
+        the same whether others hold it or not: they may give it back first."""
+        num_blocks = 0
+        for needs, prefix in zip(self.needs.groups, prefixes, strict=True):
+            num_blocks += needs.blocks(total - prefix.first)
+            if needs.behind is None:
+                num_blocks -= sum(block.ref_count > 0 for block in prefix.blocks)
+        return num_blocks
+
+    def _source_cost(self, prefixes: List[CachedPrefix]) -> int:
+        return sum(
+            needs.behind is not None or prefix.source.ref_count == 0
+            for needs, prefix in zip(self.needs.groups, prefixes, strict=True)
+            if prefix.source is not None
+        )
+
+    def _touch(self, group: int, blocks: Iterable[Block]) -> None:
+        if self.has_windows and self.needs.groups[group].behind is not None:
+            self._num_promised += sum(block.ref_count > 0 for block in blocks)
+        self.pool.touch(blocks)
+
+    def _give_back(self, group: int, block_ids: Iterable[int]) -> None:
+        blocks = [self.pool.blocks[block_id] for block_id in block_ids]
+        if self.has_windows and self.needs.groups[group].behind is not None:
+            self._num_promised -= sum(block.ref_count > 1 for block in blocks)
+        self.pool.free(blocks)
 
     def _publish_tail(self, sequence: Sequence) -> None:
         index, num_filled = divmod(sequence.num_computed_tokens, BLOCK_SIZE)
@@ -201,8 +339,8 @@ class KVManager:
         # till then, holds the same tokens, and the cache keeps only what adds something.
         parent = sequence.digests[index - 1] if index else sequence.root
         tokens = self._tokens(sequence, index)[: num_filled * 4]
-        block = self.pool.blocks[sequence.block_table[index]]
-        self.pool.cache.publish(block, parent, tokens, None)
+        for cache, table in zip(self.pool.caches, sequence.block_tables, strict=True):
+            cache.publish(self.pool.blocks[table[index]], parent, tokens, None)
 
     def _tokens(self, sequence: Sequence, index: int) -> bytes:
         return pack_tokens(sequence.token_ids[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])

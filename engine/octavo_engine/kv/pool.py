@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 
 class BlockPool:
     """A fixed number of blocks, each either free (without an owner) or held by `ref_count` owners.
+    They go to whichever group of layers needs one; each group has a cache of its own.
 
     Eviction is lazy: a freed block stays published, and can be hit, until its memory is needed.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
-        self.cache = PrefixCache()
+        self.caches = [PrefixCache() for _ in range(num_groups)]
+        self.cache = self.caches[0]
         self._free = FreeBlockQueue()
         for block in self.blocks:
             self._free.append(block)
@@ -29,14 +31,16 @@ class BlockPool:
         """Blocks that can be allocated, cached ones among them."""
         return len(self._free)
 
-    def allocate(self, count: int) -> list[Block]:
-        """Take `count` blocks, each counted once. The caller has seen that so many are free."""
+    def allocate(self, count: int, group: int = 0) -> list[Block]:
+        """Take `count` blocks for a group, each counted once. The caller has seen that so many are
+        free."""
         assert count <= len(self._free), f"{count} blocks wanted, {len(self._free)} free"
         taken = []
         for _ in range(count):
             block = self._free.pop_left()
             if block.parent is not None:
-                self.cache.retract(block)
+                self.caches[block.group].retract(block)
+            block.group = group
             block.ref_count = 1
             taken.append(block)
         return taken

@@ -16,20 +16,27 @@ if TYPE_CHECKING:
 
 
 class CachedPrefix(NamedTuple):
-    """Full blocks that can be shared, and a block whose first `num_copied` tokens come next."""
+    """Full blocks that can be shared, from place `first` on, and a block whose first `num_copied`
+    tokens come next."""
 
     blocks: list[Block]
     source: Block | None
     num_copied: int
+    first: int = 0
+
+    @property
+    def num_full(self) -> int:
+        """Places before those that are still to be computed."""
+        return self.first + len(self.blocks)
 
     @property
     def num_tokens(self) -> int:
-        return len(self.blocks) * BLOCK_SIZE + self.num_copied
+        return self.num_full * BLOCK_SIZE + self.num_copied
 
 
 class PrefixCache:
-    """The index of published blocks. It holds no references: who owns or evicts a block tells it
-    so.
+    """The index of published blocks of one group of layers. It holds no references: who owns or
+    evicts a block tells it so.
 
     Blocks with the same parent are *siblings*, kept sorted by their packed tokens. The sibling with
     the longest common prefix to any run of tokens is then beside the place where that run
@@ -108,12 +115,11 @@ class PrefixCache:
             blocks.append(block)
             parent = digest
         start = len(blocks) * BLOCK_SIZE
-        source, num_copied = self._longest(
-            parent, token_ids[start : min(start + BLOCK_SIZE, limit)]
-        )
+        source, num_copied = self.longest(parent, token_ids[start : min(start + BLOCK_SIZE, limit)])
         return CachedPrefix(blocks, source, num_copied)
 
-    def _longest(self, parent: bytes, token_ids: Sequence[int]) -> tuple[Block | None, int]:
+    def longest(self, parent: bytes, token_ids: Sequence[int]) -> tuple[Block | None, int]:
+        """The block behind `parent` that begins like `token_ids` for longest, and for how long."""
         siblings = self._siblings.get(parent)
         if siblings is None or not token_ids:
             return None, 0

@@ -46,21 +46,26 @@ class BuiltStep:
 
 
 class StepInputs:
-    """The arrays of all rows: row r has tokens `token_ids[r, :n]`, blocks `block_tables[r, :m]`."""
+    """The arrays of all rows: row r has tokens `token_ids[r, :n]`, and in group g of the layers
+    blocks `block_tables[g, r, :m]`."""
 
     def __init__(
         self,
         *,
         max_num_seqs: int,
         max_model_len: int,
+        num_groups: int = 1,
         processors: ProcessorRegistry | None = None,
     ) -> None:
         width = -(-max_model_len // BLOCK_SIZE)
         # Zero pages: memory that no sequence ever reaches is never touched.
         self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
-        self.block_tables = np.zeros((max_num_seqs, width), np.int32)
+        self.block_tables = np.zeros((num_groups, max_num_seqs, width), np.int32)
+        self._only_table = self.block_tables[0] if num_groups == 1 else None
         self.table_versions = np.zeros(max_num_seqs, np.int64)
         self.table = new_table(max_num_seqs)
+        self.adapters = np.full(max_num_seqs, -1, np.int32)  # each row's slot; -1: none
+        self._num_adapted = 0  # rows that have one
         self.fills = np.zeros(max_num_seqs, np.int64)  # how often each row got a new sequence
         self.row_params = RowParams(processors)
         # Constants to take slices of.
@@ -72,8 +77,8 @@ class StepInputs:
         """Take in what changed since the last step, then lay out this one."""
         for sequence in batch.admitted:
             self._admit(sequence)
-        for row, place, block_id in batch.grown:
-            self.block_tables[row, place] = block_id
+        for row, place, block_id, group in batch.grown:
+            self.block_tables[group, row, place] = block_id
             self.table_versions[row] += 1
         for index, drafts in batch.drafts.items():
             end = batch.starts[index] + batch.counts[index]
@@ -86,6 +91,8 @@ class StepInputs:
         )  # fmt: skip
         layout = self._decode_step if is_decode else self._mixed_step
         built = layout(batch, rows, starts)
+        if self._num_adapted:
+            built.step.adapters = self.adapters[rows]
         if batch.awaited:
             built.step.awaited = awaited = np.full(len(built.step.token_ids), -1, np.int32)
             awaited[built.step.seq_starts[batch.awaited]] = rows[batch.awaited]
@@ -101,11 +108,22 @@ class StepInputs:
     def _admit(self, sequence: Sequence) -> None:
         row = sequence.row
         self.fills[row] += 1
+        self._num_adapted += int(sequence.adapter_slot >= 0) - int(self.adapters[row] >= 0)
+        self.adapters[row] = sequence.adapter_slot
         self.token_ids[row, : len(sequence.token_ids)] = sequence.token_ids
-        self.block_tables[row, : len(sequence.block_table)] = sequence.block_table
+        for group, table in enumerate(sequence.block_tables):
+            self.block_tables[group, row, : len(table)] = table
         self.table_versions[row] += 1
         fill_row(self.table, row, sequence.request)
         self.row_params.fill(row, sequence.request)
+
+    def _slots(self, rows: Ints, positions: Ints) -> Ints:
+        """[G, T]: where each of the rows' tokens goes."""
+        blocks, offsets = np.divmod(positions, BLOCK_SIZE)
+        if self._only_table is not None:
+            slots: Ints = self._only_table[rows, blocks] * BLOCK_SIZE + offsets
+            return slots[None]
+        return np.ascontiguousarray(self.block_tables[:, rows, blocks] * BLOCK_SIZE + offsets)
 
     def _copies(self, copies: list[BlockCopy]) -> Ints:
         return np.array(copies, np.int32) if copies else self._no_copies
@@ -113,13 +131,12 @@ class StepInputs:
     def _decode_step(self, batch: ScheduledBatch, rows: Ints, positions: Ints) -> BuiltStep:
         # Hot path: once per step of nothing but decoding.
         num_seqs = len(rows)
-        blocks, offsets = np.divmod(positions, BLOCK_SIZE)
         ends = positions + 1
         ramp = self._arange[: num_seqs + 1]
         step = BackendStep(
             token_ids=self.token_ids[rows, positions],
             positions=positions,
-            slots=self.block_tables[rows, blocks] * BLOCK_SIZE + offsets,
+            slots=self._slots(rows, positions),
             seq_starts=ramp,
             seq_lens=ends,
             rows=rows,
@@ -154,11 +171,10 @@ class StepInputs:
         for index in batch.drafts:
             is_scored[logit_starts[index] : logit_starts[index + 1]] = False
         targets[is_scored] = self.token_ids[logit_owners[is_scored], after[is_scored]]
-        blocks, offsets = np.divmod(positions, BLOCK_SIZE)
         step = BackendStep(
             token_ids=self.token_ids[token_rows, positions],
             positions=positions,
-            slots=self.block_tables[token_rows, blocks] * BLOCK_SIZE + offsets,
+            slots=self._slots(token_rows, positions),
             seq_starts=seq_starts,
             seq_lens=starts + counts,
             rows=rows,

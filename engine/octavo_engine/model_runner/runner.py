@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from octavo_engine.backends.backend import LaunchesSteps
+from octavo_engine.backends.backend import LaunchesSteps, TakesAdapters
 from octavo_engine.grammar.masks import StepMasks
 from octavo_engine.model_runner.inputs import StepInputs
 from octavo_engine.model_runner.verify import accept_drafts
@@ -69,6 +69,7 @@ class ModelRunner:
         self.inputs = StepInputs(
             max_num_seqs=scheduler_config.max_num_seqs,
             max_model_len=limits.max_model_len,
+            num_groups=len(backend.cache_layout.groups),
             processors=processors,
         )
 
@@ -99,6 +100,9 @@ class ModelRunner:
         return self._take(batch, built, guided, sampled, is_same=is_same)
 
     def _build(self, batch: ScheduledBatch) -> tuple[BuiltStep, Guided | None]:
+        for slot, adapter in batch.placed:
+            assert isinstance(self.backend, TakesAdapters)
+            self.backend.set_adapter(slot, adapter.packed)
         built = self.inputs.build(batch)
         guided = self._guide(batch, built) if any(s.grammar for s in batch.sequences) else None
         if self.laps is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+from octavo_engine.caches import KVSpec
+from octavo_engine.models.block import PLAIN, BlockConfig
 from octavo_engine.models.families import find_family
 from octavo_engine.models.fields import ConfigFields
 from octavo_engine.models.rope_config import MAX_POSITIONS, read_ropes
@@ -12,6 +14,7 @@ from octavo_engine.models.rope_config import MAX_POSITIONS, read_ropes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from octavo_engine.caches import CacheSpec
     from octavo_engine.models.families import Family
     from octavo_engine.models.rope import RopeConfig
     from octavo_engine.models.rope_config import RopeConfigs
@@ -33,7 +36,9 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 
@@ -85,12 +90,19 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     experts: ExpertsConfig | None = None
+    block: BlockConfig = PLAIN  # of the gpt page
     is_whole: bool = False  # texts are read whole, for a vector or a score: nothing is cached
     is_part: bool = False  # the text part of a model that also sees pictures
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    def caches(self) -> tuple[CacheSpec, ...]:
+        """What each layer remembers."""
+        return tuple(
+            KVSpec(self.num_kv_heads, self.head_dim, layer.window) for layer in self.layers
+        )
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
@@ -103,7 +115,7 @@ class ModelConfig:
             raise outer.error("text_config", "must be an object")
         text = config if part is None else {**_shared(config), **part}
         path = "config.json" if part is None else "config.json: text_config"
-        fields = ConfigFields(text, defaults=family.defaults, path=path)
+        fields = ConfigFields(text, defaults=family.defaults, aliases=family.aliases, path=path)
         return _read(cls, fields, family, architecture=architecture, is_part=part is not None)
 
 
@@ -132,32 +144,47 @@ def _read(
     num_heads = fields.integer("num_attention_heads", maximum=MAX_HEADS)
     head_dim = _head_dim(fields, hidden_size, num_heads)
     max_positions = fields.integer("max_position_embeddings", maximum=MAX_POSITIONS)
-    ropes = read_ropes(fields, family, head_dim=head_dim, max_positions=max_positions)
     attention_bias = fields.boolean("attention_bias")
-    return cls(
-        architecture=architecture,
-        family=family,
-        vocab_size=fields.integer("vocab_size", maximum=MAX_VOCABULARY),
-        hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size", maximum=MAX_WIDTH),
-        num_heads=num_heads,
-        num_kv_heads=_num_kv_heads(fields, num_heads),
-        head_dim=head_dim,
-        layers=_layers(fields, family, ropes),
-        experts=_experts(fields, family),
-        max_position_embeddings=max_positions,
-        norm_eps=fields.positive("rms_norm_eps"),
-        activation=_activation(fields),
-        qkv_bias=_qkv_bias(fields, family, attention_bias=attention_bias),
-        output_bias=attention_bias if family.output_bias is None else family.output_bias,
-        mlp_bias=fields.boolean("mlp_bias"),
-        tie_word_embeddings=fields.boolean("tie_word_embeddings"),
-        torch_dtype=read_torch_dtype(fields),
-        bos_token_id=fields.optional_integer("bos_token_id", minimum=0, maximum=MAX_VOCABULARY),
-        eos_token_ids=fields.integers("eos_token_id", maximum=MAX_VOCABULARY),
-        is_part=is_part,
+    common: dict[str, Any] = {
+        "architecture": architecture,
+        "family": family,
+        "vocab_size": fields.integer("vocab_size", maximum=MAX_VOCABULARY),
+        "hidden_size": hidden_size,
+        "intermediate_size": _intermediate_size(fields, family, hidden_size),
+        "num_heads": num_heads,
+        "num_kv_heads": _num_kv_heads(fields, num_heads),
+        "head_dim": head_dim,
+        "experts": _experts(fields, family),
+        "max_position_embeddings": max_positions,
+        "norm_eps": fields.positive("rms_norm_eps"),
+        "activation": _activation(fields),
+        "qkv_bias": _qkv_bias(fields, family, attention_bias=attention_bias),
+        "output_bias": attention_bias if family.output_bias is None else family.output_bias,
+        "mlp_bias": fields.boolean("mlp_bias"),
+        "tie_word_embeddings": fields.boolean("tie_word_embeddings"),
+        "torch_dtype": read_torch_dtype(fields),
+        "bos_token_id": fields.optional_integer("bos_token_id", minimum=0, maximum=MAX_VOCABULARY),
+        "eos_token_ids": fields.integers("eos_token_id", maximum=MAX_VOCABULARY),
+        "block": family.block,
+        "is_part": is_part,
         **_scales(fields, family, hidden_size=hidden_size, head_dim=head_dim),
-    )
+    }
+    common |= family.read(fields, family.block)
+    if "layers" in common:
+        return cls(**common)
+    if common["block"].positions == "rope":
+        ropes = read_ropes(fields, family, head_dim=head_dim, max_positions=max_positions)
+        layers = _layers(fields, family, ropes)
+    else:
+        layers = _layers(fields, family, None)
+    return cls(**common, layers=layers)
+
+
+def _intermediate_size(fields: ConfigFields, family: Family, hidden_size: int) -> int:
+    size = fields.optional_integer("intermediate_size", maximum=MAX_WIDTH)
+    if size is None and family.has_mlp_ratio:
+        return hidden_size * (fields.optional_integer("expansion_ratio", maximum=64) or 4)
+    return fields.integer("intermediate_size", maximum=MAX_WIDTH) if size is None else size
 
 
 def _head_dim(fields: ConfigFields, hidden_size: int, num_heads: int) -> int:
@@ -247,7 +274,9 @@ def _has_experts(fields: ConfigFields, family: Family, num_layers: int) -> list[
     return [index not in plain and (index + 1) % step == 0 for index in range(num_layers)]
 
 
-def _layers(fields: ConfigFields, family: Family, ropes: RopeConfigs) -> tuple[LayerConfig, ...]:
+def _layers(
+    fields: ConfigFields, family: Family, ropes: RopeConfigs | None
+) -> tuple[LayerConfig, ...]:
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     if fields.boolean("use_bidirectional_attention"):
         raise fields.error("use_bidirectional_attention", "must be false: only causal models")
@@ -256,11 +285,13 @@ def _layers(fields: ConfigFields, family: Family, ropes: RopeConfigs) -> tuple[L
     if family.windows != "none" and fields.boolean("use_sliding_window"):  # else it may be 0
         window = fields.optional_integer("sliding_window", maximum=MAX_POSITIONS)
     is_local = _is_local(fields, family, num_layers, has_rope)
+    if family.global_nope and window is not None:
+        has_rope = is_local
     has_experts = _has_experts(fields, family, num_layers)
     return tuple(
         LayerConfig(
             window=window if local else None,
-            rope=None if not rope else ropes.local if local else ropes.full,
+            rope=None if ropes is None or not rope else ropes.local if local else ropes.full,
             has_experts=experts,
         )
         for rope, local, experts in zip(has_rope, is_local, has_experts, strict=True)

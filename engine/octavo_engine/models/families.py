@@ -4,28 +4,54 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from octavo_engine.errors import ModelError
+from octavo_engine.models import block as b
+from octavo_engine.models.block import BlockConfig
+from octavo_engine.models.plugins import find_plugin, plugin_architectures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from octavo_engine.models.block import Reader
+    from octavo_engine.ops import Loader, Model
+
+Naming = Literal[
+    "llama", "gpt2", "neox", "gptj", "falcon", "bloom", "mpt", "bigcode", "starcoder2", "opt",
+    "phi", "stablelm", "dbrx", "glm4", "exaone", "internlm2", "baichuan", "hunyuan", "granitemoe",
+]  # fmt: skip
+
+
+class Page(Protocol):
+    """A model's class: made of its ModelConfig, its weights and the longest sequence to serve."""
+
+    def __call__(self, config: Any, loader: Loader, max_model_len: int, /) -> Model: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """How to read a family's config.json, and on which page of this package it is written."""
 
-    page: Literal["llama", "gemma"] = "llama"
+    page: Literal["llama", "gemma", "gpt"] | Page = "llama"  # of this package, or another's
+    block: BlockConfig = b.PLAIN  # of the gpt page
+    # The family's own names for fields that others share; a dot leads into an object.
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    read: Reader = b.no_particulars
+    naming: Naming = "llama"  # how its files name weights, and in which order rows lie
+    turns_neighbours: bool = False  # rope's pairs are (2 i, 2 i + 1) of a head
     qkv_bias: bool | None = None  # None: as `attention_bias` says
     output_bias: bool | None = None
     qk_norm: bool = False
-    fused_projections: bool = False  # qkv_proj and gate_up_proj are stored as one matrix each
+    fused_qkv: bool = False  # qkv_proj is stored as one matrix
+    fused_gate_up: bool = False
+    has_mlp_ratio: bool = False  # an MLP is 4 times as wide unless the file says otherwise
     scales: Literal["plain", "granite", "gemma"] = "plain"
     # Which layers see only a window: all; from `max_window_layers` on; those without rope; all but
     # every `sliding_window_pattern`-th. A list `layer_types` overrules the last three.
     windows: Literal["none", "all", "upper", "nope", "pattern"] = "none"
     nope: bool = False  # some layers have no rope
+    global_nope: bool = False  # where some layers have a window, the others have no rope
     local_rope: bool = False  # layers with a window have a rope of their own
     yarn_is_longrope: bool = False  # an old spelling
     # How a mixture of experts names its parts and weighs them; shared: one more sees every token.
@@ -35,8 +61,15 @@ class Family:
 
 def find_family(architecture: str) -> Family:
     """The family of an architecture, by its name in config.json."""
+    if architecture in _REFUSED:
+        raise ModelError(
+            f"config.json: architecture {architecture!r} is not supported: {_REFUSED[architecture]}"
+        )
     if architecture not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
+        plugin = find_plugin(architecture, Family)
+        if plugin is not None:
+            return plugin
+        known = ", ".join(sorted({*FAMILIES, *plugin_architectures()}))
         raise ModelError(
             f"config.json: architecture {architecture!r} is not supported; supported are: {known}"
         )
@@ -82,6 +115,457 @@ _LLAMA = Family(defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
 _GEMMA3_FAMILY = Family(
     page="gemma", scales="gemma", windows="pattern", qk_norm=True, local_rope=True, defaults=_GEMMA3
 )
+_GRANITE = {
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+    "embedding_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
+_GLM = {
+    "rms_norm_eps": 1.5625e-7,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "attention_bias": True,
+    "partial_rotary_factor": 0.5,
+}
+_BAICHUAN = Family(
+    page="gpt",
+    block=BlockConfig(norm="rms", is_gated=True),
+    naming="baichuan",
+    fused_qkv=True,
+    aliases={"max_position_embeddings": "model_max_length"},
+    read=b.read_baichuan,
+    defaults={"rms_norm_eps": 1e-6},
+)
+
+# Formats that only code beside the weights can read, or that no page can, and what to do.
+_GLM_CODE = "it is GLM in the format of its own code; use a repository whose name ends in -hf"
+_LATER = "it is {} in the format of its own code; use a later revision of the repository ({})"
+_REFUSED = {
+    "ChatGLMModel": _GLM_CODE,
+    "ChatGLMForConditionalGeneration": _GLM_CODE,
+    "QWenLMHeadModel": "it is Qwen 1 in the format of its own code; use Qwen 1.5 or later",
+    "RWForCausalLM": _LATER.format("Falcon", "FalconForCausalLM"),
+    "MixFormerSequentialForCausalLM": _LATER.format("Phi", "PhiForCausalLM"),
+    "StableLMEpochForCausalLM": _LATER.format("StableLM", "StableLmForCausalLM"),
+    "MiniCPM3ForCausalLM": "it has latent attention; use MiniCPM 1, 2 or 4",
+}
+
+# Fields that GPT-2's descendants name as it does.
+_GPT2_FIELDS = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "intermediate_size": "n_inner",
+    "hidden_act": "activation_function",
+    "rms_norm_eps": "layer_norm_epsilon",
+}
+_BIASED: dict[str, Any] = {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-5}
+_TABLE = BlockConfig(positions="table")
+_RMS = BlockConfig(norm="rms", is_gated=True)
+
+# Layer norms, plain MLPs, positions of all kinds.
+_GPT: dict[str, Family] = {
+    "GPT2LMHeadModel": Family(
+        page="gpt",
+        block=_TABLE,
+        naming="gpt2",
+        fused_qkv=True,
+        has_mlp_ratio=True,
+        aliases=_GPT2_FIELDS,
+        read=b.read_gpt2,
+        defaults=_BIASED
+        | {
+            "hidden_act": "gelu_new",
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 1024,
+        },
+    ),
+    "GPTBigCodeForCausalLM": Family(
+        page="gpt",
+        block=_TABLE,
+        naming="bigcode",
+        fused_qkv=True,
+        has_mlp_ratio=True,
+        aliases=_GPT2_FIELDS,
+        read=b.read_bigcode,
+        defaults=_BIASED
+        | {
+            "hidden_act": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 1024,
+            "multi_query": True,
+        },
+    ),
+    "OPTForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(positions="table", position_offset=2),
+        naming="opt",
+        aliases={"intermediate_size": "ffn_dim", "hidden_act": "activation_function"},
+        read=b.read_opt,
+        defaults={
+            "hidden_act": "relu",
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "enable_bias": True,
+        },
+    ),
+    "GPTNeoXForCausalLM": Family(
+        page="gpt",
+        naming="neox",
+        fused_qkv=True,
+        aliases={
+            "rms_norm_eps": "layer_norm_eps",
+            "rope_theta": "rotary_emb_base",
+            "partial_rotary_factor": "rotary_pct",
+        },
+        read=b.read_neox,
+        defaults=_BIASED
+        | {"hidden_act": "gelu", "use_parallel_residual": True, "partial_rotary_factor": 0.25},
+    ),
+    "GPTJForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(wiring="parallel", head_bias=True),
+        naming="gptj",
+        turns_neighbours=True,
+        has_mlp_ratio=True,
+        qkv_bias=False,
+        output_bias=False,
+        aliases=_GPT2_FIELDS,
+        defaults=_BIASED | {"hidden_act": "gelu_new", "rotary_dim": 64},
+    ),
+    "FalconForCausalLM": Family(
+        page="gpt",
+        naming="falcon",
+        fused_qkv=True,
+        has_mlp_ratio=True,
+        aliases={
+            "rms_norm_eps": "layer_norm_epsilon",
+            "intermediate_size": "ffn_hidden_size",
+            "hidden_act": "activation",
+        },
+        read=b.read_falcon,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "hidden_act": "gelu",
+            "max_position_embeddings": 2048,
+            "multi_query": True,
+            "parallel_attn": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "BloomForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(positions="alibi", has_embedding_norm=True),
+        naming="bloom",
+        fused_qkv=True,
+        has_mlp_ratio=True,
+        aliases={
+            "hidden_size": "n_embed",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "seq_length",
+            "rms_norm_eps": "layer_norm_epsilon",
+        },
+        read=b.read_bloom,
+        defaults=_BIASED
+        | {
+            "hidden_act": "gelu_pytorch_tanh",
+            "max_position_embeddings": 2048,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "MptForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(positions="alibi", norm_bias=False, alibi_order="strided"),
+        naming="mpt",
+        fused_qkv=True,
+        has_mlp_ratio=True,
+        aliases={
+            "hidden_size": "d_model",
+            "num_hidden_layers": "n_layers",
+            "num_attention_heads": "n_heads",
+            "max_position_embeddings": "max_seq_len",
+            "rms_norm_eps": "layer_norm_epsilon",
+        },
+        read=b.read_mpt,
+        defaults={
+            "hidden_act": "gelu",
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 2048,
+            "tie_word_embeddings": True,
+            "attn_config.alibi_bias_max": 8,
+        },
+    ),
+    "Starcoder2ForCausalLM": Family(
+        page="gpt",
+        naming="starcoder2",
+        windows="all",
+        aliases={"rms_norm_eps": "norm_epsilon"},
+        read=b.read_use_bias,
+        defaults={
+            "hidden_act": "gelu_pytorch_tanh",
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "num_key_value_heads": 2,
+            "use_bias": True,
+            "use_sliding_window": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "PhiForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(wiring="parallel", head_bias=True),
+        naming="phi",
+        aliases={"rms_norm_eps": "layer_norm_eps"},
+        read=b.read_phi,
+        defaults=_BIASED
+        | {
+            "hidden_act": "gelu_new",
+            "max_position_embeddings": 2048,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    "StableLmForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(is_gated=True),
+        naming="stablelm",
+        output_bias=False,
+        aliases={"rms_norm_eps": "layer_norm_eps"},
+        read=b.read_stablelm,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "partial_rotary_factor": 0.25,
+        },
+    ),
+    "NemotronForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(norm_offset=1.0),
+        aliases={"rms_norm_eps": "norm_eps"},
+        defaults={
+            "hidden_act": "relu2",
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    "CohereForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(wiring="parallel", norm_bias=False, is_gated=True),
+        turns_neighbours=True,
+        aliases={"rms_norm_eps": "layer_norm_eps"},
+        read=b.read_cohere,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 8192,
+            "logit_scale": 0.0625,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Cohere2ForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(wiring="parallel", norm_bias=False, is_gated=True),
+        turns_neighbours=True,
+        windows="pattern",
+        global_nope=True,
+        aliases={"rms_norm_eps": "layer_norm_eps"},
+        read=b.read_cohere,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 8192,
+            "logit_scale": 0.0625,
+            "tie_word_embeddings": True,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "use_sliding_window": True,
+        },
+    ),
+    "OlmoForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(norm_weight=False, norm_bias=False, is_gated=True),
+        read=b.read_clip,
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
+    ),
+    "DbrxForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(norm_bias=False, is_gated=True),
+        naming="dbrx",
+        fused_qkv=True,
+        experts="mixtral",
+        aliases={
+            "hidden_size": "d_model",
+            "num_hidden_layers": "n_layers",
+            "num_attention_heads": "n_heads",
+            "max_position_embeddings": "max_seq_len",
+            "num_key_value_heads": "attn_config.kv_n_heads",
+            "rope_theta": "attn_config.rope_theta",
+            "clip_qkv": "attn_config.clip_qkv",
+            "intermediate_size": "ffn_config.ffn_hidden_size",
+            "num_local_experts": "ffn_config.moe_num_experts",
+            "num_experts_per_tok": "ffn_config.moe_top_k",
+            "hidden_act": "ffn_config.ffn_act_fn.name",
+        },
+        read=b.read_dbrx,
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
+    ),
+    "OlmoeForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(norm="rms", is_gated=True, qk_norm="row"),
+        experts="qwen",
+        aliases={"moe_intermediate_size": "intermediate_size"},
+        read=b.read_olmoe,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 1,
+        },
+    ),
+    "ArceeForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(norm="rms"),
+        defaults={"hidden_act": "relu2", "rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+    ),
+    "Olmo2ForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(norm="rms", is_gated=True, wiring="norm_after", qk_norm="row"),
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
+    ),
+    "Olmo3ForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(norm="rms", is_gated=True, wiring="norm_after", qk_norm="row"),
+        windows="pattern",
+        local_rope=True,
+        aliases={"rope_local_base_freq": "rope_theta"},
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 2048,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "use_sliding_window": True,
+        },
+    ),
+    "Exaone4ForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(norm="rms", is_gated=True, wiring="norm_after", qk_norm="head"),
+        windows="pattern",
+        global_nope=True,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 2048,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "use_sliding_window": True,
+        },
+    ),
+    "Glm4ForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(norm="rms", is_gated=True, wiring="norm_around"),
+        naming="glm4",
+        turns_neighbours=True,
+        fused_gate_up=True,
+        output_bias=False,
+        defaults=_GLM,
+    ),
+    "GemmaForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(norm="rms", is_gated=True, norm_offset=1.0),
+        read=b.read_gemma,
+        defaults={
+            "rms_norm_eps": 1e-6,
+            "hidden_act": "gelu_pytorch_tanh",
+            "head_dim": 256,
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "HunYuanDenseV1ForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(norm="rms", is_gated=True, qk_norm="head", qk_norm_after_rope=True),
+        naming="hunyuan",
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
+    ),
+    "BaichuanForCausalLM": _BAICHUAN,
+    "BaiChuanForCausalLM": _BAICHUAN,
+}
+_GPT["MPTForCausalLM"] = _GPT["MptForCausalLM"]  # as its makers spell it
+
+# Llama's page under other names.
+_LIKE_LLAMA: dict[str, Family] = {
+    "GlmForCausalLM": Family(
+        turns_neighbours=True, fused_gate_up=True, output_bias=False, defaults=_GLM
+    ),
+    "InternLMForCausalLM": Family(
+        aliases={"attention_bias": "bias"},
+        defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "bias": True},
+    ),
+    "InternLM2ForCausalLM": Family(
+        naming="internlm2",
+        fused_qkv=True,
+        aliases={"attention_bias": "bias"},
+        defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
+    ),
+    "InternLM3ForCausalLM": Family(
+        aliases={"mlp_bias": "bias", "attention_bias": "qkv_bias"},
+        read=b.read_internlm3,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 2,
+        },
+    ),
+    "MiniCPMForCausalLM": Family(
+        read=b.read_minicpm,
+        defaults={
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 2048,
+            "scale_emb": 1,
+            "scale_depth": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "ExaoneForCausalLM": Family(
+        naming="exaone",
+        aliases={
+            "num_hidden_layers": "num_layers",
+            "rms_norm_eps": "layer_norm_epsilon",
+            "hidden_act": "activation_function",
+        },
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
+    ),
+    "SeedOssForCausalLM": Family(
+        read=b.read_seed_oss,
+        defaults={
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 524288,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "attention_bias": True,
+        },
+    ),
+    "Ernie4_5ForCausalLM": Family(
+        turns_neighbours=True,
+        read=b.read_use_bias,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "GraniteMoeForCausalLM": Family(
+        scales="granite",
+        naming="granitemoe",
+        experts="mixtral",
+        defaults=_GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+}
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -164,7 +648,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Phi3ForCausalLM": Family(
             qkv_bias=False,
             output_bias=False,
-            fused_projections=True,
+            fused_qkv=True,
+            fused_gate_up=True,
             windows="all",
             yarn_is_longrope=True,
             defaults={
@@ -174,21 +659,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "use_sliding_window": True,
             },
         ),
-        "GraniteForCausalLM": Family(
-            scales="granite",
-            defaults={
-                "rms_norm_eps": 1e-6,
-                "max_position_embeddings": 2048,
-                "embedding_multiplier": 1.0,
-                "attention_multiplier": 1.0,
-                "residual_multiplier": 1.0,
-                "logits_scaling": 1.0,
-            },
-        ),
+        "GraniteForCausalLM": Family(scales="granite", defaults=_GRANITE),
         "Gemma2ForCausalLM": Family(
             page="gemma", scales="gemma", windows="pattern", defaults=_GEMMA2
         ),
         "Gemma3ForCausalLM": _GEMMA3_FAMILY,
         "Gemma3ForConditionalGeneration": _GEMMA3_FAMILY,  # its text part
+        **_GPT,
+        **_LIKE_LLAMA,
     }
 )

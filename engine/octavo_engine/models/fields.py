@@ -23,20 +23,42 @@ class ConfigFields:
         values: Mapping[str, Any],
         *,
         defaults: Mapping[str, Any] | None = None,
+        aliases: Mapping[str, str] | None = None,
         path: str = "config.json",
     ) -> None:
+        """`aliases` are a family's own names for fields; a dot leads into an object."""
         self._values = values
         self._defaults = defaults or {}
+        self._aliases = aliases or {}
         self.path = path
 
     def raw(self, name: str) -> Any:
         """The value as it stands, or its default, or None."""
-        return self._values[name] if name in self._values else self._defaults.get(name)
+        found, value = self._find(self._spelled(name))
+        return value if found else self._defaults.get(name)
+
+    def _find(self, spelling: str) -> tuple[bool, Any]:
+        values: Any = self._values
+        *outer, last = spelling.split(".")
+        for part in outer:
+            values = values.get(part) if isinstance(values, dict) else None
+        if (values is self._values or isinstance(values, dict)) and last in values:
+            return True, values[last]
+        return False, None
+
+    def _spelled(self, name: str) -> str:
+        """As the file has it: by the family's own name, but where it uses only the common one."""
+        own = self._aliases.get(name, name)
+        return name if name in self._values and not self._find(own)[0] else own
+
+    def has(self, name: str) -> bool:
+        """Whether the file itself has a field of exactly this name."""
+        return name in self._values
 
     def error(self, name: str, rule: str) -> ModelError:
         value = repr(self.raw(name))
         got = value if len(value) <= 80 else value[:77] + "..."
-        return ModelError(f"{self.path}: {name} {rule}; got {got}")
+        return ModelError(f"{self.path}: {self._spelled(name)} {rule}; got {got}")
 
     def integer(self, name: str, *, maximum: int, minimum: int = 1) -> int:
         value = self.optional_integer(name, minimum=minimum, maximum=maximum)
@@ -128,7 +150,9 @@ class ConfigFields:
         return ConfigFields(value, path=f"{self.path}: {name}")
 
     def _missing(self, name: str) -> ModelError:
-        return ModelError(f"{self.path}: {name} is missing; the model cannot be built without it")
+        return ModelError(
+            f"{self.path}: {self._spelled(name)} is missing; the model cannot be built without it"
+        )
 
 
 def _is_number(value: object) -> bool:

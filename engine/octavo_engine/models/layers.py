@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from octavo_engine.models.alibi import alibi_slopes
 from octavo_engine.models.rope import make_rope
 from octavo_engine.ops import AttentionSpec, ExpertsSpec
 
@@ -44,7 +45,7 @@ class Attention:
         prefix = f"model.layers.{index}.self_attn"
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
-        if config.family.fused_projections:
+        if config.family.fused_qkv:
             self.qkv = loader.linear(
                 f"{prefix}.qkv_proj", config.hidden_size, q_size + 2 * kv_size, bias=config.qkv_bias
             )
@@ -58,10 +59,14 @@ class Attention:
         self.output = loader.linear(
             f"{prefix}.o_proj", q_size, config.hidden_size, bias=config.output_bias
         )
+        block = config.block
         q_norm = k_norm = None
-        if config.family.qk_norm:
+        if config.family.qk_norm or block.qk_norm == "head":
             q_norm = loader.vector(f"{prefix}.q_norm.weight", config.head_dim, offset=norm_offset)
             k_norm = loader.vector(f"{prefix}.k_norm.weight", config.head_dim, offset=norm_offset)
+        elif block.qk_norm != "none":
+            q_norm = loader.vector(f"{prefix}.q_norm.weight", q_size)
+            k_norm = loader.vector(f"{prefix}.k_norm.weight", kv_size)
         self.is_whole = config.is_whole
         layer = config.layers[index]
         self.spec = AttentionSpec(
@@ -76,10 +81,16 @@ class Attention:
             q_norm=q_norm,
             k_norm=k_norm,
             norm_eps=config.norm_eps,
+            norm="row" if block.qk_norm == "row" else block.qk_norm_kind,
+            norm_after_rope=block.qk_norm_after_rope,
+            alibi=alibi_slopes(config) if block.positions == "alibi" else None,
         )
+        self.clip = block.qkv_clip
 
     def forward(self, ops: Ops, x: Value) -> Value:
         qkv = ops.linear(x, self.qkv)
+        if self.clip is not None:
+            qkv = ops.clamp(qkv, self.clip)
         if self.is_whole:
             x = cast("EncoderOps", ops).encoder_attention(qkv, self.spec)
         else:
@@ -101,7 +112,7 @@ class Mlp:
     ) -> None:
         prefix = f"model.layers.{index}.{name}"
         width = width or config.intermediate_size
-        if config.family.fused_projections:
+        if config.family.fused_gate_up:
             self.gate_up = loader.linear(
                 f"{prefix}.gate_up_proj", config.hidden_size, 2 * width, bias=config.mlp_bias
             )
@@ -188,7 +199,9 @@ class OutputHead:
         if config.tie_word_embeddings:
             self.weight = loader.tied(embedding)
         else:
-            self.weight = loader.linear("lm_head", config.hidden_size, config.vocab_size)
+            self.weight = loader.linear(
+                "lm_head", config.hidden_size, config.vocab_size, bias=config.block.head_bias
+            )
 
     def forward(self, ops: Ops, x: Value) -> Value:
         logits = ops.linear(x, self.weight)

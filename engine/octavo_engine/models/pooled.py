@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from octavo_engine.errors import ModelError
 from octavo_engine.models.bert import Bert
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.gemma import GemmaBody
+from octavo_engine.models.gpt import GptBody
 from octavo_engine.models.llama import LlamaBody
 from octavo_engine.models.modernbert import ModernBert
 
@@ -26,8 +28,18 @@ class Decoder:
     """The body of a model that generates."""
 
     def __init__(self, config: ModelConfig, loader: Loader, max_model_len: int) -> None:
-        make = LlamaBody if config.family.page == "llama" else GemmaBody
-        self.body = make(config, loader, max_model_len)
+        pages: dict[str, type[LlamaBody | GemmaBody | GptBody]] = {
+            "llama": LlamaBody,
+            "gemma": GemmaBody,
+            "gpt": GptBody,
+        }
+        page = config.family.page
+        if not isinstance(page, str):
+            raise ModelError(
+                f"config.json: architecture {config.architecture!r} comes from another package; "
+                "such models generate text only"
+            )
+        self.body = pages[page](config, loader, max_model_len)
 
     def forward(self, ops: EncoderOps) -> Value:
         return self.body.normed(ops, self.body.forward(ops))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.models.gemma import Gemma
+from octavo_engine.models.gpt import Gpt
 from octavo_engine.models.llama import Llama
 
 if TYPE_CHECKING:
@@ -14,8 +15,13 @@ if TYPE_CHECKING:
 
 def build_model(config: ModelConfig, loader: Loader, max_model_len: int) -> Model:
     """The model with its weights taken from the loader; the caller ends with `loader.finish()`."""
-    match config.family.page:
+    page = config.family.page
+    if not isinstance(page, str):
+        return page(config, loader, max_model_len)
+    match page:
         case "llama":
             return Llama(config, loader, max_model_len)
         case "gemma":
             return Gemma(config, loader, max_model_len)
+        case "gpt":
+            return Gpt(config, loader, max_model_len)

@@ -73,7 +73,7 @@ def _read_rope(
     share = number(
         "partial_rotary_factor", fields.optional_positive("partial_rotary_factor") or 1.0
     )
-    rotary_dim = int(head_dim * share)
+    rotary_dim = fields.optional_integer("rotary_dim", maximum=head_dim) or int(head_dim * share)
     if share > 1 or rotary_dim < 2 or rotary_dim % 2:
         raise fields.error(
             "partial_rotary_factor",
@@ -83,6 +83,11 @@ def _read_rope(
     if not 1 < theta <= MAX_THETA:
         raise (section or fields).error("rope_theta", f"must be above 1 and at most {MAX_THETA:g}")
     kind = _kind(section, family)
+    alpha = section.optional_positive("alpha") if section is not None else None
+    if alpha is not None and kind == "dynamic" and rotary_dim > 2:
+        # Hunyuan's: a larger base, whatever the length.
+        stretched = theta * alpha ** (rotary_dim / (rotary_dim - 2))
+        return RopeConfig(theta=stretched, rotary_dim=rotary_dim, max_positions=limit)
     if section is None or kind == "default":
         return RopeConfig(theta=theta, rotary_dim=rotary_dim, max_positions=limit)
     original = (

@@ -4,6 +4,8 @@ GROUP = "octavo.dev"
 VERSION = "v1alpha1"
 PLURAL = "llmdeployments"
 KIND = "LLMDeployment"
+ADAPTER_PLURAL = "llmadapters"
+ADAPTER_KIND = "LLMAdapter"
 
 # on every object that the operator made, and on the pods
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
@@ -16,7 +18,8 @@ ROUTER_COMPONENT = "router"
 
 # On the LLMDeployment's Service: how a router shall serve it. JSON object (docs/router.md):
 #   {"names": ["smollm2", ..], "policy": "prefix-load", "weights": {"<revision>": 90, ..},
-#    "holdSeconds": 300, "port": 8000, "scaledToZero": false, "prefillFor": ""}
+#    "holdSeconds": 300, "port": 8000, "scaledToZero": false, "prefillFor": "",
+#    "adapters": [{"name": "law", "uri": "/adapters/law", "pinned": true}, ..], "adapterSlots": 64}
 ROUTING_ANNOTATION = "octavo.dev/routing"
 
 # On a pod: true once every router replica sends it traffic.

@@ -41,6 +41,7 @@ class EndpointState:
     max_model_len: int = 0  # tokens; 0: not known yet
     progress: LoadProgress | None = None  # how far that is, in bytes, where it reports them
     model: ModelState | None = None  # what it serves, once known
+    adapters: list[str] = field(default_factory=list)  # that are loaded there
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,15 @@ class RevisionState:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterState:
+    """One of the adapters that a pool is configured to have."""
+
+    name: str
+    state: str  # loaded (on one engine or more) | loading | failed (on all that tried) | unloaded
+    reason: str = ""  # of a failure, in the engine's words
+
+
+@dataclass(frozen=True, slots=True)
 class PoolState:
     """One pool's demand."""
 
@@ -68,6 +78,8 @@ class PoolState:
     in_flight: int = 0
     last_request_age_s: float | None = None  # None: never
     revisions: list[RevisionState] = field(default_factory=list)
+    refused: int = 0  # requests, for lack of room: most of them never reached an engine
+    adapters: list[AdapterState] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ class Delta:
     stored: bytes = b""
     evicted: bytes = b""
     load: Load | None = None  # None: as before
+    adapters: list[str] | None = None  # names that are LoRA adapters now; None: as before
 
 
 @dataclass(frozen=True, slots=True)

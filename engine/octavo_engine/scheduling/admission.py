@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.kv.needs import KVNeeds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as List
@@ -27,14 +27,15 @@ class AdmissionControl:
     thrown out forever.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, needs: KVNeeds | None = None) -> None:
+        self._needs = needs or KVNeeds()
         self.ratio = FIRST_RATIO
 
     def reserve(self, sequence: Sequence) -> float:
         """Blocks to keep free for the output that this sequence is expected to add."""
         still = min(sequence.max_num_tokens - len(sequence.token_ids), MAX_EXPECTED_TOKENS)
         ratio = min(1.0, self.ratio + CAUTION * sequence.num_preemptions)
-        return ratio * still / BLOCK_SIZE
+        return self._needs.growth(len(sequence.token_ids), ratio * still)
 
     def after_step(self) -> None:
         self.ratio = max(LEAST_RATIO, self.ratio - DECAY)

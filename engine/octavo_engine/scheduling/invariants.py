@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.kv.manager import GIVEN_BACK
 from octavo_engine.protocol.prefix_hash import block_digest, pack_tokens
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.config import SchedulerConfig
     from octavo_engine.kv.manager import KVManager
+    from octavo_engine.scheduling.adapter_slots import AdapterSlots
     from octavo_engine.scheduling.policy import WaitingQueue
     from octavo_engine.state.sequence import Sequence
 
@@ -27,6 +29,7 @@ class SchedulerState(Protocol):
     running: list[Sequence]
     suspended: dict[str, Sequence]
     free_rows: list[int]
+    adapter_slots: AdapterSlots
 
 
 def check_invariants(scheduler: SchedulerState) -> None:
@@ -56,9 +59,10 @@ def check_sequences(scheduler: SchedulerState) -> None:
     rows = [s.row for s in running] + scheduler.free_rows
     assert sorted(rows) == list(range(config.max_num_seqs)), "rows are lost or shared"
     assert scheduler.waiting.num_tokens == sum(s.num_tokens for s in waiting)
+    scheduler.adapter_slots.check(running)
     for sequence in [*waiting, *suspended]:
-        assert sequence.row == -1
-        assert not sequence.block_table
+        assert sequence.row == sequence.adapter_slot == -1
+        assert not any(sequence.block_tables)
         assert sequence.num_computed_tokens == 0
     for sequence in scheduler.sequences.values():
         assert not sequence.is_finished
@@ -69,7 +73,14 @@ def check_sequences(scheduler: SchedulerState) -> None:
 def check_blocks(kv: KVManager, running: Iterable[Sequence]) -> None:
     """Every block is counted by exactly those that hold it, and free if none does."""
     pool = kv.pool
-    holders = Counter(block_id for s in running for block_id in s.block_table)
+    running = list(running)
+    holders = Counter(
+        block_id
+        for sequence in running
+        for table in sequence.block_tables
+        for block_id in table
+        if block_id != GIVEN_BACK
+    )
     holders.update(block.id for block in kv.pinned)
     free = pool.free_blocks()
     assert len(free) == pool.num_free == len({block.id for block in free})
@@ -77,28 +88,59 @@ def check_blocks(kv: KVManager, running: Iterable[Sequence]) -> None:
         assert block.ref_count == holders[block.id], f"{block} is held {holders[block.id]} times"
         assert (block.previous is not None) == (block.ref_count == 0), f"{block} is free, or is it?"
     assert len(free) == sum(block.ref_count == 0 for block in pool.blocks)
+    check_promises(kv, running)
+
+
+def check_promises(kv: KVManager, running: Iterable[Sequence]) -> None:
+    """What prompts under way were promised is free, whoever gives up what is shared."""
+    promised = 0
+    for sequence in running:
+        num_blocks = -(-sequence.num_admitted_tokens // BLOCK_SIZE)
+        of_sequence = 0
+        for index, table in enumerate(sequence.block_tables):
+            needs = kv.needs.groups[index]
+            num_held = len(table) - table.count(GIVEN_BACK)
+            of_sequence += needs.promised(num_held, num_blocks - len(table))
+        assert of_sequence == sequence.num_promised_blocks
+        promised += of_sequence
+    is_windowed = [needs.behind is not None for needs in kv.needs.groups]
+    promised += sum(max(0, b.ref_count - 1) for b in kv.pool.blocks if is_windowed[b.group])
+    assert kv.num_available == kv.pool.num_free - promised >= 0
 
 
 def check_cache(kv: KVManager) -> None:
     """Every published block is found under its name, and the name is right."""
     published = [block for block in kv.pool.blocks if block.is_published]
-    assert len(kv.pool.cache) == len(published)
+    assert sum(map(len, kv.pool.caches)) == len(published)
     for block in published:
         assert block.parent is not None
         if block.digest is not None:
             assert len(block.tokens) == 4 * BLOCK_SIZE
             assert block.digest == block_digest(block.parent, block.tokens)
-            assert kv.pool.cache.get(block.digest) is block
+            assert kv.pool.caches[block.group].get(block.digest) is block
 
 
 def check_contents(kv: KVManager, sequence: Sequence) -> None:
-    """A running sequence's table holds its tokens, and no other sequence could write where it
-    does."""
-    table = sequence.block_table
+    """A running sequence's tables hold its tokens as far as they are seen, and no other sequence
+    could write where it does."""
+    for group in range(kv.num_groups):
+        check_table(kv, sequence, group)
+    for digest in kv.computing:
+        assert kv.computing[digest].row >= 0, "a sequence that does not run is waited for"
+
+
+def check_table(kv: KVManager, sequence: Sequence, group: int) -> None:
+    table, needs = sequence.block_tables[group], kv.needs.groups[group]
     assert len(table) * BLOCK_SIZE >= sequence.num_computed_tokens
-    assert len(set(table)) == len(table), "a block stands twice in one table"
-    for index, block_id in enumerate(table):
+    num_gone = sequence.held_from[group] if sequence.held_from else 0
+    assert num_gone <= needs.first(sequence.num_computed_tokens), "what is seen was given back"
+    assert set(table[:num_gone]) <= {GIVEN_BACK}
+    held = table[num_gone:]
+    assert GIVEN_BACK not in held
+    assert len(set(held)) == len(held), "a block stands twice in one table"
+    for index, block_id in enumerate(held, num_gone):
         block = kv.pool.blocks[block_id]
+        assert block.group == group
         begin = index * BLOCK_SIZE
         if begin + BLOCK_SIZE > sequence.num_computed_tokens:
             num_holders = block.ref_count - kv.pinned.count(block)
@@ -109,5 +151,3 @@ def check_contents(kv: KVManager, sequence: Sequence) -> None:
                 f"{block} was published before it was computed"
             )
             assert block.tokens == pack_tokens(sequence.token_ids[begin:end])
-    for digest in kv.computing:
-        assert kv.computing[digest].row >= 0, "a sequence that does not run is waited for"

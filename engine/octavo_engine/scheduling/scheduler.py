@@ -12,6 +12,7 @@ from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import InvalidRequest, QueueFull
 from octavo_engine.kv.manager import KVManager
 from octavo_engine.scheduling import background, limits
+from octavo_engine.scheduling.adapter_slots import AdapterSlots
 from octavo_engine.scheduling.admission import AdmissionControl
 from octavo_engine.scheduling.chunks import MIN_CHUNK, demand, is_long, schedule_chunks
 from octavo_engine.scheduling.deadlines import Deadlines
@@ -23,15 +24,17 @@ from octavo_engine.scheduling.queue_forecast import QueueForecast
 from octavo_engine.scheduling.request_shares import RequestShares
 from octavo_engine.scheduling.speculation import Speculation, count_drafts
 from octavo_engine.scheduling.step_time import StepTimeModel
-from octavo_engine.state.batch import BlockGrowth, ScheduledBatch
+from octavo_engine.state.batch import ScheduledBatch
 from octavo_engine.state.outputs import EngineStats, SequenceOutput
 from octavo_engine.state.sequence import Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from collections.abc import Sequence as List
 
     from octavo_engine.config import SchedulerConfig, SpeculationConfig
     from octavo_engine.kv.manager import PrefixMatch
+    from octavo_engine.state.adapter import HeldAdapter
     from octavo_engine.state.outputs import FinishReason, StepResult
     from octavo_engine.state.request import EngineRequest
     from octavo_engine.state.sequence_grammar import SequenceGrammar
@@ -59,8 +62,11 @@ class Scheduler:
     memory; the last running sequence in policy order then gives its blocks up and waits again.
 
     Call schedule() and update() in turn: a batch is computed and reported before the next is
-    planned, or one batch later, by the rules of `scheduling.ahead`. If computing a batch fails as a
-    whole, update() it with every entry failed; no other sequence was touched by it.
+    planned, or one batch later, by the rules of `scheduling.ahead`: at most `max_under_way` batches
+    are planned and not reported. If computing a batch fails as a whole, update() it with every
+    entry failed; no other sequence was touched by it.
+
+    `windows` are those of the groups of the model's layers (`caches.CacheLayout`).
     """
 
     def __init__(
@@ -68,18 +74,28 @@ class Scheduler:
         config: SchedulerConfig,
         *,
         num_blocks: int,
+        windows: List[int | None] = (None,),
+        max_under_way: int = 1,
         cache_key: bytes = b"",
         speculation: SpeculationConfig | None = None,
+        num_adapter_slots: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self.kv = KVManager(num_blocks, cache_key=cache_key, caching=config.enable_prefix_caching)
+        self.windows = windows
+        self.kv = KVManager(
+            num_blocks,
+            windows=windows,
+            max_step_tokens=max_under_way * config.max_num_batched_tokens,
+            cache_key=cache_key,
+            caching=config.enable_prefix_caching,
+        )
         self.sequences: dict[str, Sequence] = {}  # all live ones: waiting or running
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # in policy order
         self.free_rows = list(reversed(range(config.max_num_seqs)))
         self.max_num_logits = config.max_num_seqs + SPARE_LOGITS
-        self._kv_tokens = num_blocks * BLOCK_SIZE
+        self._kv_tokens = self.kv.needs.tokens(num_blocks, config.max_model_len)
         self._now = now
         self._num_added = 0
         self.suspended: dict[str, Sequence] = {}  # live ones without a reader
@@ -87,13 +103,15 @@ class Scheduler:
         self._behind: list[Sequence] = []  # running ones that had to catch up in the last step
         self._finished: list[SequenceOutput] = []  # outside update()
         self._deadlines = Deadlines()
-        self._admission = AdmissionControl()
+        self._admission = AdmissionControl(self.kv.needs)
         self._step_time = StepTimeModel()
         self._forecast = QueueForecast(config, self._step_time)
         self._background = background.BackgroundAccount(
             self._step_time, max_step_s=config.max_step_ms / 1e3
         )
         self.shares = RequestShares(config, self._step_time)
+        self.adapter_slots = AdapterSlots(num_adapter_slots)
+        self._are_slots_kept = False  # for one that has waited long; others do not overtake it
         self._speculation: Speculation | None = None
         if speculation is not None:
             self._speculation = Speculation(lambda _: NgramGuesser(speculation))
@@ -101,8 +119,13 @@ class Scheduler:
 
     # -- requests come and go --------------------------------------------------------------------
 
-    def add(self, request: EngineRequest, grammar: SequenceGrammar | None = None) -> None:
-        """Put a request in line, with the grammar it must keep to.
+    def add(
+        self,
+        request: EngineRequest,
+        grammar: SequenceGrammar | None = None,
+        adapter: HeldAdapter | None = None,
+    ) -> None:
+        """Put a request in line, with the grammar it must keep to and the adapter it wants.
 
         Raises QueueFull, ContextLengthExceeded or InvalidRequest.
         """
@@ -121,6 +144,7 @@ class Scheduler:
         )
         sequence = Sequence(request, max_num_tokens=max_num_tokens, order=order, added_at=now)
         sequence.grammar = grammar
+        sequence.adapter = adapter
         if request.output_token_ids and (reason := limits.end_of(sequence)) is not None:
             sequence.finish_reason = reason  # a resume of what was complete already
             self._finished.append(limits.last_output(sequence))
@@ -216,7 +240,10 @@ class Scheduler:
                 self._admit(batch, prefills, budget, now)
             spare_logits = self.max_num_logits - len(self.running) - num_drafts
             self._schedule_prefills(batch, prefills, budget, spare_logits)
+        if self.kv.has_windows:
+            self._extend_tables(batch)
         self._behind = prefills.all()
+        batch.placed = self.adapter_slots.take_placed()
         self._forecast.after_schedule(self.waiting, len(self.running), now)
         return batch
 
@@ -226,7 +253,8 @@ class Scheduler:
             self._suspend_idle()
         while self._must_background_yield():
             self._preempt(self.running[-1])
-            if next(iter(self.waiting)).blocked_at is not None:
+            first = next(iter(self.waiting))
+            if first.blocked_at is not None or first.slot_blocked_at is not None:
                 break  # for memory one is given up a step: it may be enough
         if (displaced := self._displaced()) is not None:
             self._preempt(displaced)
@@ -305,6 +333,12 @@ class Scheduler:
             count = min(budget, self._background.pay_prompt(first))
             schedule_chunks(batch, [first], count, spare_logits=spare_logits)
 
+    def _extend_tables(self, batch: ScheduledBatch) -> None:
+        """Promised blocks that the step's tokens need."""
+        for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True):
+            if sequence.num_promised_blocks:
+                batch.grown += self.kv.extend(sequence, start + count)
+
     # -- one step ahead --------------------------------------------------------------------------
 
     def can_plan_ahead(self) -> bool:
@@ -320,7 +354,7 @@ class Scheduler:
                 return False
             start = sequence.num_computed_tokens + sequence.num_ahead
             num_growing += start == len(sequence.block_table) * BLOCK_SIZE
-        return num_growing <= self.kv.pool.num_free
+        return num_growing * self.kv.num_groups <= self.kv.num_available
 
     def update(
         self, batch: ScheduledBatch, result: StepResult, step_s: float
@@ -352,6 +386,8 @@ class Scheduler:
             was_behind = computed <= sequence.num_admitted_tokens
             if was_behind or computed % BLOCK_SIZE < count:
                 self.kv.publish(sequence)
+                if sequence.held_from:
+                    self.kv.trim(sequence)
             output = SequenceOutput(request_id=sequence.request_id)
             if was_behind and sequence.wants_prompt_scores and start >= sequence.num_scored_tokens:
                 sequence.num_scored_tokens = min(computed, sequence.num_prompt_tokens - 1)
@@ -430,16 +466,18 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, batch: ScheduledBatch) -> bool:
         """Give it one more block, the last in line's if need be. False if that was itself."""
-        while (block_id := self.kv.grow(sequence)) is None:
+        while not (grown := self.kv.grow(sequence)):
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False
-        batch.grown.append(BlockGrowth(sequence.row, len(sequence.block_table) - 1, block_id))
+        batch.grown += grown
         return True
 
     def _grow_to_end(self, sequence: Sequence, batch: ScheduledBatch) -> bool:
         """Blocks for all its tokens: forced ones were appended. False if it was preempted."""
+        if len(sequence.token_ids) <= sequence.num_admitted_tokens:
+            return True  # those of its prompt are its own, or promised
         while len(sequence.block_table) * BLOCK_SIZE < len(sequence.token_ids):
             if not self._grow(sequence, batch):
                 return False
@@ -482,7 +520,7 @@ class Scheduler:
         first = next(iter(self.waiting))
         if first.is_background:
             return False
-        is_blocked = first.blocked_at is not None
+        is_blocked = first.blocked_at is not None or first.slot_blocked_at is not None
         return is_blocked or len(self.free_rows) < self.waiting.num_foreground
 
     def _displaced(self) -> Sequence | None:
@@ -507,6 +545,7 @@ class Scheduler:
         lengths = [s.num_tokens - s.num_launched_tokens for s in prefills.regular]
         reserved = sum(self._admission.reserve(sequence) for sequence in self.running)
         num_passed = 0
+        self._are_slots_kept = False
         shares = self.shares
         line = shares.in_order(self.waiting, self.running)
         for sequence in self._forecast.in_turn(line, now):
@@ -521,6 +560,8 @@ class Scheduler:
             if is_further and (prefills.shared or not (shares.has_credit or is_idle)):
                 continue
             if self._awaits_prefix(sequence, sequence.awaits):
+                continue
+            if sequence.adapter is not None and self._lacks_slot(sequence, sequence.adapter, now):
                 continue
             has_no_place = num_long >= MAX_LONG
             if has_no_place and self._stats.steps < sequence.long_until_step:
@@ -543,7 +584,7 @@ class Scheduler:
                 sequence.long_until_step = self._stats.steps + LONG_LOOK_STEPS
                 continue
             # With nothing running all memory is free, and add() saw that it is enough.
-            if self.running and match.num_blocks + reserved + reserve > self.kv.pool.num_free:
+            if self.running and match.num_blocks + reserved + reserve > self.kv.num_available:
                 if sequence.blocked_at is None:
                     sequence.blocked_at = now
                 sequence.num_missing_blocks = match.num_blocks
@@ -574,6 +615,16 @@ class Scheduler:
             return False
         return sequence.is_background or not owner.is_background
 
+    def _lacks_slot(self, sequence: Sequence, adapter: HeldAdapter, now: float) -> bool:
+        """Whether too many other adapters run. Who has waited for `aging_s` seconds gets the next
+        slot: until then no later sequence with an adapter is admitted."""
+        if not self._are_slots_kept and self.adapter_slots.has_room(adapter):
+            return False
+        if sequence.slot_blocked_at is None:
+            sequence.slot_blocked_at = now
+        self._are_slots_kept |= now - sequence.slot_blocked_at >= self.config.aging_s
+        return True
+
     def _holds_all_up(self, sequence: Sequence, now: float) -> bool:
         """It has been passed for so long that no other may overtake it any more."""
         return now - (sequence.blocked_at or now) >= self.config.aging_s
@@ -585,7 +636,7 @@ class Scheduler:
             sequence.blocked_at is not None
             and self._stats.steps < sequence.blocked_until_step
             and bool(self.running)
-            and sequence.num_missing_blocks + reserved > self.kv.pool.num_free
+            and sequence.num_missing_blocks + reserved > self.kv.num_available
         )
 
     def _start(
@@ -593,11 +644,11 @@ class Scheduler:
     ) -> None:
         self._forecast.started(sequence, now)
         self.waiting.remove(sequence)
-        copy = self.kv.admit(sequence, match)
-        if copy is not None:
-            batch.copies.append(copy)
+        batch.copies += self.kv.admit(sequence, match)
         sequence.row = self.free_rows.pop()
-        sequence.blocked_at = sequence.awaits = None
+        sequence.blocked_at = sequence.slot_blocked_at = sequence.awaits = None
+        if sequence.adapter is not None:
+            self.adapter_slots.acquire(sequence)
         insort(self.running, sequence, key=by_order)
         batch.admitted.append(sequence)
         if sequence.num_preemptions + sequence.num_suspensions == 0:
@@ -677,6 +728,8 @@ class Scheduler:
         self.running.remove(sequence)
         self.free_rows.append(sequence.row)
         sequence.row = -1
+        if sequence.adapter_slot >= 0:
+            self.adapter_slots.release(sequence)
 
     # -- limits and facts ------------------------------------------------------------------------
 
@@ -703,6 +756,10 @@ class Scheduler:
         ahead = self.shares.ahead_of(None, self.waiting, self.running)
         stats.queue_wait_s = self._forecast.wait_s(self.waiting, ahead, now)
         stats.longest_wait_s = self._forecast.longest_wait_s(now) if stats.queue_wait_s else 0.0
+        if self.adapter_slots.num_slots:
+            stats.running_adapters = sorted(self.adapter_slots.running)
+            waiting = {s.request.adapter.name for s in self.waiting if s.request.adapter}
+            stats.waiting_adapters = sorted(waiting)
         snapshot = copy(stats)
         snapshot.spec_accepted_per_pos = list(stats.spec_accepted_per_pos)
         return snapshot

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.config import BLOCK_SIZE
-from octavo_engine.state.batch import BlockGrowth
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,10 +131,11 @@ def _with_room(
     """Blocks for the drafts, or fewer drafts. No sequence is preempted for a guess."""
     length = len(sequence.token_ids)
     while len(sequence.block_table) * BLOCK_SIZE < length + len(drafts):
-        block_id = kv.grow(sequence) if kv.pool.num_free > num_decodes else None
-        if block_id is None:
+        has_room = kv.num_available > num_decodes * kv.num_groups
+        grown = kv.grow(sequence) if has_room else []
+        if not grown:
             return drafts[: len(sequence.block_table) * BLOCK_SIZE - length]
-        batch.grown.append(BlockGrowth(sequence.row, len(sequence.block_table) - 1, block_id))
+        batch.grown += grown
     return drafts
 
 

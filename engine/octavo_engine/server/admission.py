@@ -24,6 +24,7 @@ class RequestAdmission:
         self.in_flight = 0  # generation requests between admission and their last byte
         self.is_draining = False
         self.is_sleeping = False
+        self.awaits_adapters = bool(settings.lora_modules)  # that are served from the start
         self.drain_requested = asyncio.Event()  # by the admin route; the process acts on it
         self._idle = asyncio.Event()
         self._idle.set()
@@ -37,6 +38,8 @@ class RequestAdmission:
                 "sleeping", "The server is sleeping; POST /wake_up to wake it.", retry_after_s=5
             )
         health = self._engine.health()
+        if health.state == "ready" and self.awaits_adapters:
+            raise unavailable("loading", "The adapters are loading.", retry_after_s=1)
         match health.state:
             case "ready":
                 pass

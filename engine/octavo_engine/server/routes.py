@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from octavo_engine.protocol.endpoints import DRAIN_PATH, STREAM_PATH
-from octavo_engine.server.admin import dev, drain, probes
+from octavo_engine.server.admin import adapters, dev, drain, probes
 from octavo_engine.server.admin.aborts import Aborted, AbortRequest, abort_requests
 from octavo_engine.server.anthropic import batch_shapes as message_batch_shapes
 from octavo_engine.server.anthropic import batches as message_batches
@@ -214,10 +214,13 @@ ROUTES = (
         says="How far a batch is", answer=batch_shapes.BatchObject, also=(404,)),
     Row("POST", "/v1/batches/{batch_id}/cancel", batches.cancel_batch, "key", needs="files_dir",
         says="End a batch; what is answered is kept", answer=batch_shapes.BatchObject, also=(404,)),
-    Row("POST", "/v1/load_lora_adapter", not_implemented.load_adapter, "admin",
-        says="Not there yet", body=not_implemented.LoadAdapter, also=(501,)),
-    Row("POST", "/v1/unload_lora_adapter", not_implemented.unload_adapter, "admin",
-        says="Not there yet", body=not_implemented.UnloadAdapter, also=(501,)),
+    Row("POST", "/v1/load_lora_adapter", adapters.load_adapter, "admin",
+        says="Serve a LoRA adapter under a name of its own; 403 without "
+        "--allow-runtime-lora-updating", body=adapters.LoadAdapterRequest, media="text/plain",
+        also=(403, 404, 503)),
+    Row("POST", "/v1/unload_lora_adapter", adapters.unload_adapter, "admin",
+        says="Serve a LoRA adapter no longer; what runs with it ends with it",
+        body=adapters.UnloadAdapterRequest, media="text/plain", also=(403, 404)),
     Row("POST", "/abort_requests", abort_requests, "admin",
         says="End requests by their ids", body=AbortRequest, answer=Aborted),
     Row("POST", "/invocations", sagemaker.invocations, "key", works=True,

@@ -14,10 +14,12 @@ from uvicorn.server import Server
 
 from octavo_engine import __version__
 from octavo_engine.server.admin.reload import KeyFiles, Reloader
+from octavo_engine.server.admin.statistics import log_statistics
 from octavo_engine.server.app import build_app
 from octavo_engine.server.http.connection import http_protocol
 from octavo_engine.server.http.tls import TlsFiles
 from octavo_engine.server.openai.batches.shelf import FileStore
+from octavo_engine.server.served_adapters import parse_modules
 from octavo_engine.tokenization.threads import return_freed_memory
 from octavo_engine.tracing import make_tracing
 
@@ -67,6 +69,7 @@ async def serve(
     tls = TlsFiles(settings) if settings.ssl_certfile else None
     shelf = FileStore(settings.files_dir, settings.limits) if settings.files_dir else None
     engine = await start()
+    modules = parse_modules(settings.lora_modules, engine.config.names)
     app = build_app(engine, settings, key_files, tracing, shelf)
     service: Service = app.state.service
     server = make_server(app, settings, tls)
@@ -74,11 +77,17 @@ async def serve(
     stop = asyncio.Event()
     with _signals(stop, reloader):
         reloading = asyncio.create_task(reloader.run(), name="octavo-reload")
+        helpers = [reloading]
         serving = asyncio.create_task(server.serve(sockets=[listener]), name="octavo-http")
         try:
             if await _load(engine, observer, stop, service):
+                await service.model.adapters.load_modules(modules)
+                service.admission.awaits_adapters = False
                 if service.batches is not None:
                     service.batches.start()
+                if settings.log_stats:
+                    statistics = asyncio.create_task(log_statistics(engine), name="octavo-stats")
+                    helpers.append(statistics)
                 await _first(stop.wait(), service.admission.drain_requested.wait())
                 await _drain(engine, service, settings.shutdown_timeout_s, observer)
         finally:
@@ -88,8 +97,9 @@ async def serve(
             await engine.stop()
             server.leave()
             await serving
-            reloading.cancel()
-            await asyncio.wait((reloading,))
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.wait(helpers)
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.text.output_stream import OutputSink
     from octavo_engine.core.text.outputs import RequestOutput
     from octavo_engine.core.text.submission import Submission
+    from octavo_engine.state.adapter import AdapterRef
     from octavo_engine.state.outputs import EngineStats
     from octavo_engine.state.pooling import PoolingParams
     from octavo_engine.tokenization.tokenizer import Tokenizer
@@ -48,6 +49,12 @@ class ServedEngine(Protocol):
         deadline_s: float | None = None,
     ) -> list[NDArray[np.float32]]:
         """One array an item; cancelling it aborts."""
+
+    async def load_adapter(self, name: str, path: str, *, is_pinned: bool = False) -> AdapterRef:
+        """Read a LoRA adapter into memory. Raises a RequestError."""
+
+    async def unload_adapter(self, digest: str) -> None:
+        """Forget an adapter's content; what runs with it goes on."""
 
     def settle_seed(self, seed: int | None) -> int:
         """The seed that a request will use: this one, or a new one."""

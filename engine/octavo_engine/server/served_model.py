@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.errors import ModelUnknown
 from octavo_engine.server.openai.chat.dialect import Dialect, choose, known_formats
 from octavo_engine.server.routers.route_labels import Labeller
+from octavo_engine.server.served_adapters import ServedAdapters
 
 if TYPE_CHECKING:
     from octavo_engine.server.served_engine import ServedEngine
@@ -20,6 +21,7 @@ class ServedModel:
 
     def __init__(self, engine: ServedEngine, settings: ServerSettings) -> None:
         self.names = engine.config.names
+        self.adapters = ServedAdapters(engine, self.names)
         self._engine = engine
         self._settings = settings
         self._labeller: Labeller | None = None
@@ -45,13 +47,11 @@ class ServedModel:
         """The name to answer under. Raises ModelUnknown (404)."""
         if name is None:
             return self.names[0]
-        if name not in self.names:
-            raise ModelUnknown(
-                f"The model `{name[:200]}` does not exist. There are: "
-                + ", ".join(f"`{known}`" for known in self.names[:_MAX_NAMED])
-                + (
-                    f" and {len(self.names) - _MAX_NAMED} more." if self.names[_MAX_NAMED:] else "."
-                ),
-                param="model",
-            )
-        return name
+        if name in self.names or name in self.adapters:
+            return name
+        there = [*self.names, *self.adapters.names]
+        listed = ", ".join(f"`{known}`" for known in there[:_MAX_NAMED])
+        rest = f" and {len(there) - _MAX_NAMED} more." if there[_MAX_NAMED:] else "."
+        raise ModelUnknown(
+            f"The model `{name[:200]}` does not exist. There are: {listed}{rest}", param="model"
+        )

@@ -50,6 +50,7 @@ class Service:
             self.model.names[0], self._snapshot, vllm_names=settings.vllm_metrics
         )
         self.hub = SubscriberHub(engine, self.admission, self.metrics, settings.pod_uid)
+        self.model.adapters.on_changed = lambda: self.hub.set_adapters(self.model.adapters.names)
         self.running = InFlightRequests()
         self.responses = ResponseStore(settings.limits)
         self.sleep = SleepState(engine, self.admission, self.running)
@@ -64,7 +65,7 @@ class Service:
         self.hub.drain(self.settings.shutdown_timeout_s)
 
     def _snapshot(self) -> MetricsSnapshot:
-        health = self.engine.health()
+        health, config = self.engine.health(), self.engine.config
         stats = self.engine.stats
         state = (
             "draining" if self.admission.is_draining and health.state == "ready" else health.state
@@ -75,8 +76,9 @@ class Service:
             load_s = info.load_seconds if info is not None else 0.0
         return MetricsSnapshot(
             stats=stats, state=state, load_s=load_s, block_size=BLOCK_SIZE,
-            kv_cache_dtype=self.engine.config.kv_cache_dtype,
+            kv_cache_dtype=config.kv_cache_dtype,
             is_sleeping=self.admission.is_sleeping,
+            max_loras=config.max_loras if config.enable_lora else 0,
         )  # fmt: skip
 
 

@@ -51,10 +51,13 @@ class ServerSettings:
     response_store: bool = True  # of /v1/responses, in memory; see also limits
     files_dir: str = ""  # of files and batches; empty: there are none
     batch_concurrency: int = 32  # requests of batches at once, of all batches together
+    lora_modules: tuple[str, ...] = ()  # adapters to serve from the start: NAME=PATH, or JSON
+    allow_runtime_lora_updating: bool = False  # load and unload others while the server runs
     vllm_metrics: bool = True  # every metric also under vLLM's name, which other tools read
     access_log: Literal["errors", "all", "none"] = "errors"
     log_requests: bool = False  # a line for each request that comes in, without its text
     log_outputs: bool = False  # a line for each answer that is done, without its text
+    log_stats: bool = True  # a line of statistics every ten seconds while there is work
     max_log_len: int | None = None  # of texts, which level debug shows; None: whole ones
     otlp_endpoint: str = ""  # collector of traces; none: no traces
     otlp_sample_ratio: float = 1.0  # of requests whose caller does not decide it

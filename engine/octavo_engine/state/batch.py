@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from octavo_engine.state.adapter import AdapterPlacement
     from octavo_engine.state.sequence import Sequence
 
 
 class BlockGrowth(NamedTuple):
-    """Block `block_id` took place `place` of the block table in row `row`."""
+    """Block `block_id` took place `place` of the block table in row `row`, in a group of layers."""
 
     row: int
     place: int
     block_id: int
+    group: int = 0
 
 
 class BlockCopy(NamedTuple):
@@ -58,6 +60,7 @@ class ScheduledBatch:
     # Entries of one token that the step before, still under way, is sampling: only the device will
     # have it in time.
     awaited: list[int] = field(default_factory=list)
+    placed: list[AdapterPlacement] = field(default_factory=list)  # before the step is computed
 
     @property
     def is_empty(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from octavo_engine.state.adapter import AdapterLoaded  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.labels import ResidencyChange  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.pooling import PoolingOutput  # noqa: TC001
 
@@ -72,6 +73,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     nan_failures: int = 0
     prompt_tokens_cached: int = 0  # of `prompt_tokens`, those that were not computed again
     num_waiting_grammar: int = 0  # of `num_waiting`, those whose grammar is being compiled
+    num_waiting_adapter: int = 0  # of `num_waiting`, those whose adapter is being read
     step_ms: float = 0.0  # of the last step
     step_tokens: int = 0  # computed in it
     spec_drafts: int = 0  # sequences times steps with tokens that were guessed
@@ -85,6 +87,12 @@ class EngineStats(msgspec.Struct, kw_only=True):
     last_step_at: float = 0.0  # monotonic seconds
     prefill_tokens_per_s: float = 0.0  # lately; 0 while unknown
     queue_wait_s: float = 0.0  # foreseen for one that comes now; 0 while unknown
+    running_adapters: list[str] = []  # names, of the sequences that run
+    waiting_adapters: list[str] = []  # of those that wait
+    num_adapters_held: int = 0  # in the host's memory
+    adapter_load_counts: list[int] = []  # by metrics.SECONDS_BUCKETS
+    adapter_load_seconds: float = 0.0  # in all
+    adapter_load_failures: int = 0
     longest_wait_s: float = 0.0  # a request that would wait longer is refused; 0: none waits
 
 
@@ -104,3 +112,4 @@ class StepOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     residency: ResidencyChange | None = None  # only while it is watched
     pooled: list[PoolingOutput] = []
     profile: ProfileWritten | None = None
+    adapters: list[AdapterLoaded] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from octavo_engine.state.adapter import AdapterRef  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.labels import Labels  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.sampling_params import SamplingParams  # noqa: TC001  (msgspec reads it)
 
@@ -26,5 +27,6 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     priority: int = 0  # lower runs first, under the priority policy
     is_whole: bool = False  # nothing of the answer is shown before its end
     cache_salt: str = ""  # separates prefix caches of tenants
+    adapter: AdapterRef | None = None
     labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
     group: str = ""  # the client's request, where it has several sequences; else empty

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from difflib import get_close_matches
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from octavo_engine.errors import InvalidRequest
+from octavo_engine.protocol.vllm_options import UNSUPPORTED_SAMPLING, refusal
 from octavo_engine.state.grammar import GrammarSpec  # noqa: TC001  (msgspec reads it)
 
 MAX_SEED = 2**63 - 1
@@ -37,7 +40,28 @@ class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
         _range("repetition_detection.min_count", self.min_count, 2, 1 << 16)
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+if TYPE_CHECKING:
+    _NamedStruct = msgspec.Struct
+else:
+
+    class _Naming(type(msgspec.Struct)):
+        """Says what to do instead of a name that is no field; msgspec says that it is none."""
+
+        def __call__(cls, *args: Any, **fields: Any) -> Any:
+            try:
+                return super().__call__(*args, **fields)
+            except TypeError:
+                known = {name: fields.pop(name) for name in cls.__struct_fields__ if name in fields}
+                if args or not fields:
+                    raise
+                _check_names(fields, cls.__struct_fields__)
+                return super().__call__(**known)
+
+    class _NamedStruct(msgspec.Struct, metaclass=_Naming):
+        pass
+
+
+class SamplingParams(_NamedStruct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling parameters under vLLM's names. Raises InvalidRequest that names the field."""
 
     n: int = 1  # answers to the same prompt
@@ -162,3 +186,15 @@ def _finite(name: str, value: float, low: float, high: float) -> None:
         raise InvalidRequest(
             f"{name} must be between {low:g} and {high:g}; got {value}", param=name
         )
+
+
+def _check_names(others: dict[str, Any], known: tuple[str, ...]) -> None:
+    """Of vLLM's parameters that are no fields: those that change nothing pass."""
+    for name, value in others.items():
+        if name not in UNSUPPORTED_SAMPLING:
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+            raise TypeError(f"SamplingParams() has no field {name}; {hint}")
+        advice = refusal(name, value, UNSUPPORTED_SAMPLING)
+        if advice is not None:
+            raise InvalidRequest(f"{name} is not supported: {advice}", param=name)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.state.request import BACKGROUND
 
 if TYPE_CHECKING:
+    from octavo_engine.state.adapter import HeldAdapter
     from octavo_engine.state.guesser import Guesser
     from octavo_engine.state.outputs import FinishReason
     from octavo_engine.state.request import EngineRequest
@@ -26,9 +27,12 @@ class Sequence:
 
     # Plain attributes in slots: the scheduler walks every running sequence twice a step.
     __slots__ = (
+        "adapter",
+        "adapter_slot",
         "added_at",
         "awaits",
         "block_table",
+        "block_tables",
         "blocked_at",
         "blocked_until_step",
         "digests",
@@ -36,6 +40,7 @@ class Sequence:
         "grammar",
         "group",
         "guesser",
+        "held_from",
         "is_background",
         "long_until_step",
         "max_num_tokens",
@@ -48,6 +53,7 @@ class Sequence:
         "num_given_tokens",
         "num_missing_blocks",
         "num_preemptions",
+        "num_promised_blocks",
         "num_prompt_tokens",
         "num_published_blocks",
         "num_scored_tokens",
@@ -58,6 +64,7 @@ class Sequence:
         "request_id",
         "root",
         "row",
+        "slot_blocked_at",
         "stop_ids",
         "tail_digest",
         "token_ids",
@@ -90,6 +97,9 @@ class Sequence:
 
         self.guesser: Guesser | None = None  # where tokens are guessed ahead
 
+        self.adapter: HeldAdapter | None = None  # set before it is scheduled
+        self.adapter_slot = -1  # of the backend, while it runs
+
         # Whether its next token cannot be chosen before the host knows the last one.
         self.needs_host = params.needs_host
 
@@ -100,13 +110,16 @@ class Sequence:
         self.stop_ids: frozenset[int] = frozenset(params.stop_token_ids).union(eos)
 
         # What of it lies in the KV pool (kept by kv.manager).
-        self.block_table: list[int] = []
+        self.block_table: list[int] = []  # of the first group of layers
+        self.block_tables: list[list[int]] = [self.block_table]  # of all groups
+        self.held_from: list[int] = []  # of each group, its first block; empty without windows
         self.root = b""  # of its digest chain
         self.digests: list[bytes] = []  # of its full blocks, as far as tokens are known
         self.tail_digest: bytes | None = (
             None  # of the partly filled block at the end, if there is one
         )
         self.num_published_blocks = 0
+        self.num_promised_blocks = 0  # that it will take for the rest of its chunks
         self.num_admitted_tokens = 0  # tokens to catch up with, when it last began to run
         self.num_cached_tokens = 0  # of the prompt, found in the cache at its first admission
 
@@ -114,12 +127,16 @@ class Sequence:
         self.added_at = added_at
         self.awaits: bytes | None = None  # digest of a block that another sequence is computing
         self.blocked_at: float | None = None  # since when memory does not suffice
+        self.slot_blocked_at: float | None = None  # since when no slot is free for its adapter
         self.num_missing_blocks = 0  # that it needed then,
         self.blocked_until_step = 0  # and how long it is not looked up again for less
         self.long_until_step = 0  # how long it counts as a long prompt without another look
         self.num_preemptions = 0
         self.num_suspensions = 0
         self.queued_s = 0.0  # from arrival to its first admission
+
+    def set_block_tables(self, tables: list[list[int]]) -> None:
+        self.block_table, self.block_tables = tables[0], tables
 
     @property
     def num_tokens(self) -> int:

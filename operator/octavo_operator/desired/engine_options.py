@@ -45,6 +45,14 @@ def engine_options(deployment: LLMDeployment, *, model: str) -> dict[str, Option
         options["tensor-parallel-size"] = engine.tensor_parallel_size
     if engine.executor != "uni":
         options["distributed-executor-backend"] = engine.executor
+    if (room := deployment.room_for_adapters) is not None:
+        options |= {
+            "enable-lora": True,
+            "allow-runtime-lora-updating": True,  # routers load them
+            "max-loras": room.max_loras,
+            "max-cpu-loras": room.slots,
+            "max-lora-rank": room.max_rank,
+        }
     cpu_limit = deployment.resources.limits.get("cpu")
     if cpu_limit is not None and deployment.device == "cpu":
         # NOTE: a limit is a share of time, not fewer cores: as many threads as the node has cores

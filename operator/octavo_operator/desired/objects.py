@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from octavo_operator.settings import OperatorSettings
-    from octavo_operator.spec import LLMDeployment
+    from octavo_operator.spec import AdapterSpec, LLMDeployment
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Traffic:
     replicas: int | None = None  # of this revision; None: the spec's, or unset
     weights: Mapping[str, int] = field(default_factory=dict)  # percent by revision; empty: no split
     scaled_to_zero: bool = False  # routers hold requests instead of refusing them
+    # That routers load on its engines: the spec's and those of LLMAdapters; None: the spec's.
+    adapters: tuple[AdapterSpec, ...] | None = None
 
 
 def desired_objects(
@@ -57,7 +59,12 @@ def desired_objects(
     if deployment.model.is_fetched and deployment.cache.has_own_claim:
         objects.append(volume_claim(deployment))
     objects += [
-        service(deployment, weights=traffic.weights, scaled_to_zero=traffic.scaled_to_zero),
+        service(
+            deployment,
+            weights=traffic.weights,
+            scaled_to_zero=traffic.scaled_to_zero,
+            adapters=deployment.adapters if traffic.adapters is None else traffic.adapters,
+        ),
         headless_service(deployment),
     ]
     if settings.network_policy:

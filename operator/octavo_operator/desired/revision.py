@@ -57,12 +57,14 @@ def asked_for(deployment: LLMDeployment) -> dict[str, Any]:
     engine = _changed(deployment.engine)
     for settled in ("device", "image"):
         engine.pop(settled, None)
+    room = deployment.room_for_adapters
     wanted = {
         "model": _changed(deployment.model),
         "engine": engine,
         "resources": _changed(deployment.resources),
         "cache": cache_source(deployment) if is_fetched(deployment) else {},
-        "adapters": _plain(deployment.adapters),
+        # Room for adapters, not which ones: those are loaded and unloaded while pods run.
+        "lora": {} if room is None else {"enabled": True, **_changed(room)},
         "rollout": {
             name: value
             for name, value in _changed(deployment.rollout).items()

@@ -13,15 +13,21 @@ from octavo_operator.objects import labels, names
 from octavo_operator.objects.quantities import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from octavo_operator.spec import LLMDeployment
+    from octavo_operator.spec import AdapterSpec, LLMDeployment
 
 
 def service(
-    deployment: LLMDeployment, *, weights: Mapping[str, int], scaled_to_zero: bool
+    deployment: LLMDeployment,
+    *,
+    weights: Mapping[str, int],
+    scaled_to_zero: bool,
+    adapters: Sequence[AdapterSpec] = (),
 ) -> dict[str, Any]:
-    annotation = routing_annotation(deployment, weights=weights, scaled_to_zero=scaled_to_zero)
+    annotation = routing_annotation(
+        deployment, weights=weights, scaled_to_zero=scaled_to_zero, adapters=adapters
+    )
     head = child(
         deployment,
         "v1",
@@ -46,7 +52,11 @@ def headless_service(deployment: LLMDeployment) -> dict[str, Any]:
 
 
 def routing_annotation(
-    deployment: LLMDeployment, *, weights: Mapping[str, int], scaled_to_zero: bool
+    deployment: LLMDeployment,
+    *,
+    weights: Mapping[str, int],
+    scaled_to_zero: bool,
+    adapters: Sequence[AdapterSpec] = (),
 ) -> str:
     """How a router shall serve it: JSON, the same text for the same meaning."""
     routing: dict[str, Any] = {
@@ -58,7 +68,18 @@ def routing_annotation(
     }
     if weights:
         routing["weights"] = dict(weights)
+    room = deployment.room_for_adapters
+    if adapters and room is not None:
+        routing |= {"adapters": routed_adapters(adapters), "adapterSlots": room.slots}
     return json.dumps(routing, sort_keys=True)
+
+
+def routed_adapters(adapters: Sequence[AdapterSpec]) -> list[dict[str, Any]]:
+    """As routers are given them."""
+    return [
+        {"name": one.name, "uri": one.lora_path} | ({"pinned": True} if one.pinned else {})
+        for one in adapters
+    ]
 
 
 def _port() -> dict[str, Any]:

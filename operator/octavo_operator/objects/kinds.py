@@ -42,6 +42,7 @@ class Kind:
 
 
 LLM_DEPLOYMENT = Kind(k.GROUP, k.VERSION, k.PLURAL, k.KIND)
+LLM_ADAPTER = Kind(k.GROUP, k.VERSION, k.ADAPTER_PLURAL, k.ADAPTER_KIND)
 DEPLOYMENT = Kind("apps", "v1", "deployments", "Deployment")
 SERVICE = Kind("", "v1", "services", "Service")
 SERVICE_ACCOUNT = Kind("", "v1", "serviceaccounts", "ServiceAccount")
@@ -73,7 +74,7 @@ OWNED = (
     SERVICE_MONITOR,
     SCALED_OBJECT,
 )
-ALL = (LLM_DEPLOYMENT, *OWNED, POD, EVENT, LEASE)
+ALL = (LLM_DEPLOYMENT, LLM_ADAPTER, *OWNED, POD, EVENT, LEASE)
 _BY_NAME = {(kind.api_version, kind.name): kind for kind in ALL}
 
 

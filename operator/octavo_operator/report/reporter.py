@@ -10,8 +10,21 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.kubernetes import REVISION_LABEL
 from octavo_operator.cluster.guard import TokenBucket
+from octavo_operator.decide.adapters import RefusedAdapter
+from octavo_operator.decide.observed import DeploymentKey
+from octavo_operator.errors import Conflict, NotFound
 from octavo_operator.objects import kinds, labels
 from octavo_operator.reasons import Reason
+from octavo_operator.report.adapters import (
+    FEW_ADAPTERS,
+    MAX_LISTED,
+    RENEW_S,
+    AdapterReport,
+    adapter_list,
+    find_reports,
+    refused_status,
+    taken_status,
+)
 from octavo_operator.report.faults import Fault, find_faults, newest_first, unexplained
 from octavo_operator.report.loading import LoadingReader, found_model
 from octavo_operator.report.status import Facts, refused, summarize
@@ -52,6 +65,7 @@ class Reported:
     faults: frozenset[Reason] = frozenset()
     warnings: dict[str, tuple[float, list[Object]]] = field(default_factory=dict)  # by UID
     loading: LoadingState | None = None
+    adapters: tuple[float, list[dict[str, object]]] = (float("-inf"), [])  # the list, and when
 
 
 class Reporter:
@@ -123,6 +137,7 @@ class Reporter:
             unknown=snapshot.deployment.unknown,
             selector=labels.selector_text(labels.engines(snapshot.deployment.name)),
             endpoint=endpoint,
+            adapters=await self._report_adapters(snapshot, last),
         )
         await self._write_status(body, summarize(facts, previous, self._now_text()), previous)
         if refusal is not None:
@@ -139,13 +154,72 @@ class Reporter:
         if await self._write_status(body, status, previous):
             await self._events.record(body, "Warning", reason, text)
 
+    async def report_orphans(self, deployment: str, adapters: Sequence[Object]) -> None:
+        """LLMAdapters whose LLMDeployment does not exist."""
+        for body in adapters:
+            name = kinds.name_of(body)
+            text = f"There is no LLMDeployment {deployment} in this namespace"
+            found = RefusedAdapter(name, Reason.DEPLOYMENT_NOT_FOUND, text)
+            await self._write_adapter(body, found)
+
+    async def _report_adapters(
+        self, snapshot: ReconcileSnapshot, last: Reported
+    ) -> list[dict[str, object]]:
+        """Writes the status of each LLMAdapter; returns the list for the LLMDeployment's."""
+        deployment, decision = snapshot.deployment, snapshot.adapters
+        key = DeploymentKey(deployment.namespace, deployment.name)
+        bodies = {kinds.name_of(body): body for body in self._world.adapters(key)}
+        now, names = self._clock(), [one.adapter.name for one in decision.taken]
+        at, listed = last.adapters
+        is_fresh = now - at < RENEW_S and [entry["name"] for entry in listed] == names[:MAX_LISTED]
+        for one in decision.refused:
+            await self._write_adapter(bodies[one.resource], one)
+        if is_fresh and len(names) > FEW_ADAPTERS:
+            return listed
+        pods = {kinds.uid_of(pod): kinds.name_of(pod) for pod in snapshot.observed.pods}
+        holders = self._demand.adapter_holders(deployment.pool)
+        reports = find_reports(
+            decision.taken,
+            self._demand.adapter_states(deployment.pool),
+            {
+                name: tuple(sorted(pods[uid] for uid in uids if uid in pods))
+                for name, uids in holders.items()
+            },
+            has_engine=any(replica.ready for replica in snapshot.replicas),
+        )
+        for adapter, resource in decision.taken:
+            if resource:
+                await self._write_adapter(bodies[resource], reports[adapter.name])
+        last.adapters = (now, adapter_list(decision, reports))
+        return last.adapters[1]
+
+    async def _write_adapter(self, body: Object, found: AdapterReport | RefusedAdapter) -> None:
+        previous = body.get("status") or {}
+        generation = int(body["metadata"].get("generation") or 0)
+        if isinstance(found, RefusedAdapter):
+            status = refused_status(found, generation, previous, self._now_text())
+        else:
+            status = taken_status(found, generation, previous, self._now_text())
+        if status == previous:
+            return
+        try:
+            stored = await self._apply_status(body, status)
+        except (Conflict, NotFound):
+            return  # it was edited or deleted meanwhile, and its event comes
+        self._world.keep(kinds.LLM_ADAPTER, stored)
+
     async def _write_status(self, body: Object, status: Object, previous: Object) -> bool:
         if status == previous:
             return False
+        stored = await self._apply_status(body, status)
+        self._world.keep(kinds.LLM_DEPLOYMENT, stored)
+        return True
+
+    async def _apply_status(self, body: Object, status: Object) -> Object:
         # NOTE: the status subresource ignores a uid, but not a resourceVersion: a resource that was
         # deleted and created anew, or edited meanwhile, does not get the findings of the old one.
         names = ("namespace", "name", "uid", "resourceVersion")
-        stored = await self._cluster.apply_status(
+        return await self._cluster.apply_status(
             {
                 "apiVersion": body["apiVersion"],
                 "kind": body["kind"],
@@ -153,8 +227,6 @@ class Reporter:
                 "status": status,
             }
         )
-        self._world.keep(kinds.LLM_DEPLOYMENT, stored)
-        return True
 
     def _model(
         self, snapshot: ReconcileSnapshot, pods: Sequence[Object], previous: Object

@@ -50,6 +50,7 @@ class Facts:
     unknown: Sequence[str] = ()  # its fields that this version leaves out
     selector: str = ""
     endpoint: str = ""
+    adapters: Sequence[Mapping[str, object]] = ()  # each with where it is loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,8 @@ def summarize(facts: Facts, previous: Mapping[str, object], now: str) -> Object:
         status["loading"] = facts.loading.to_status()
     if facts.model:
         status["model"] = dict(facts.model)
+    if facts.adapters:
+        status["adapters"] = [dict(entry) for entry in facts.adapters]
     rollout = rollout_to_status(facts.canary, facts.weights.get(facts.canary.revision, 0))
     if rollout:
         status["rollout"] = rollout

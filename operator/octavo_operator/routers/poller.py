@@ -9,7 +9,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -41,7 +41,9 @@ SELECTOR = f"{COMPONENT_LABEL}={ROUTER_COMPONENT}"
 # Older states are ignored.
 MAX_AGE_S = 5.0
 TTFT_WINDOW_S = 60.0
+REFUSED_WINDOW_S = 10.0
 QUIET_S = 60.0  # between two complaints of one kind about one router
+_NO_REVISION: Final = ""  # what speaks against none, such as a lack of room
 _ADVICE: Final = MappingProxyType(
     {
         "unauthorized": "give the operator the routers' state token: --router-token",
@@ -52,6 +54,9 @@ _ADVICE: Final = MappingProxyType(
     }
 )
 
+
+# A router that has not tried yet says less than one that has.
+_RANK: Final = MappingProxyType({"loaded": 0, "loading": 1, "failed": 2, "unloaded": 3})
 
 Trouble = Literal["unauthorized", "tls", "unreachable", "bad_answer"]
 
@@ -82,6 +87,13 @@ class _Past:
     sample: Sample
 
 
+class _Serving(NamedTuple):
+    """How many replicas a pool has, and since when."""
+
+    replicas: int
+    since: float
+
+
 @dataclass(slots=True)
 class _Tally:
     """Counters of one revision, summed over replicas and their restarts."""
@@ -99,6 +111,7 @@ class RouterDemand:
         self._tallies: dict[tuple[str, str], _Tally] = {}
         self._last: dict[tuple[str, str, str, str], Sample] = {}  # replica, epoch, pool, revision
         self._is_known = False
+        self._serving: dict[str, _Serving] = {}  # by pool
 
     @property
     def has_routers(self) -> bool:
@@ -131,6 +144,8 @@ class RouterDemand:
                 self._count(
                     name, state.epoch, pool.pool, revision.revision, _sample(revision), is_known
                 )
+            refused = Sample(refused=pool.refused)
+            self._count(name, state.epoch, pool.pool, _NO_REVISION, refused, is_known)
         return changed
 
     def holders(self, pod_uid: str) -> Holders:
@@ -169,6 +184,25 @@ class RouterDemand:
         reported = (e.model for e in self._endpoints(pool) if e.revision == revision)
         return next((model for model in reported if model is not None), None)
 
+    def adapter_states(self, pool: str) -> dict[str, tuple[str, str]]:
+        """What becomes of each adapter of a pool, and why: the best that any router reports."""
+        best: dict[str, tuple[str, str]] = {}
+        for state in self._fresh():
+            for adapters in (p.adapters for p in state.pools if p.pool == pool):
+                for one in adapters:
+                    known = best.get(one.name)
+                    if known is None or _RANK.get(one.state, 9) < _RANK.get(known[0], 9):
+                        best[one.name] = (one.state, one.reason)
+        return best
+
+    def adapter_holders(self, pool: str) -> dict[str, set[str]]:
+        """By adapter, the ready engines that have it loaded: UIDs of pods."""
+        holders: dict[str, set[str]] = {}
+        for endpoint in self._endpoints(pool):
+            for name in endpoint.adapters if endpoint.state == "ready" else ():
+                holders.setdefault(name, set()).add(endpoint.id)
+        return holders
+
     def max_model_len(self, pool: str, revision: str) -> int:
         """The longest sequence that its engines accept; 0 if none has reported it."""
         reported = [e.max_model_len for e in self._endpoints(pool) if e.revision == revision]
@@ -198,6 +232,7 @@ class RouterDemand:
             + sum(e.queued_tokens for e in engines.values()),
             kv_usage=sum(usages) / len(usages) if usages else None,
             ttft_p95_s=self._recent(pool).ttft_p95_s,
+            refused_share=self._refused_share(pool, serving),
             in_flight=sum(p.in_flight for p in pools),
             held=sum(p.held for p in pools),
             last_request_age_s=min(ages, default=None),
@@ -215,6 +250,7 @@ class RouterDemand:
         for key in [key for key in self._tallies if key[0] == pool]:
             del self._tallies[key]
         self._last = {key: value for key, value in self._last.items() if key[2] != pool}
+        self._serving.pop(pool, None)
 
     def _fresh(self) -> list[State]:
         oldest = self._clock() - MAX_AGE_S
@@ -242,12 +278,25 @@ class RouterDemand:
         while len(tally.history) > 2 and tally.history[1].at <= at - TTFT_WINDOW_S:
             tally.history.pop(0)
 
-    def _recent(self, pool: str) -> Sample:
+    def _recent(self, pool: str, since: float = float("-inf")) -> Sample:
         recent = Sample()
         for (name, _), tally in self._tallies.items():
             if name == pool and tally.history:
-                recent = recent + (tally.total - tally.history[0].sample)
+                before = tally.history[0]
+                for past in tally.history:
+                    before = past if past.at <= since else before
+                recent = recent + (tally.total - before.sample)
         return recent
+
+    def _refused_share(self, pool: str, serving: int) -> float:
+        """Requests refused for lack of room, of those that engines took in, lately. What was
+        refused by fewer or more replicas says nothing about these."""
+        now = self._clock()
+        known = self._serving.get(pool)
+        if known is None or known.replicas != serving:
+            known = self._serving[pool] = _Serving(serving, now)
+        recent = self._recent(pool, max(known.since, now - REFUSED_WINDOW_S))
+        return recent.refused / max(1, recent.requests)
 
 
 class RouterPoller:
@@ -366,6 +415,8 @@ def _standing(state: State) -> Mapping[str, frozenset[tuple[str, str]]]:
     for endpoint in state.endpoints:
         seen.setdefault(endpoint.pool, set()).add((endpoint.id, endpoint.state))
     for pool in state.pools:
+        for adapter in pool.adapters:
+            seen.setdefault(pool.pool, set()).add((adapter.name, adapter.state))
         if _is_waiting(pool):
             seen.setdefault(pool.pool, set()).add(("", "held"))
     return {pool: frozenset(facts) for pool, facts in seen.items()}

@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING, Any
 from octavo_engine.protocol.kubernetes import GROUP, KIND, VERSION
 from octavo_operator.errors import SpecInvalid
 from octavo_operator.objects.names import ENGINE_CONTAINER
+from octavo_operator.spec.adapters import (
+    MAX_ADAPTERS,
+    AdapterSpec,
+    LoraSpec,
+    read_adapter,
+    read_lora,
+)
 from octavo_operator.spec.autoscaling import AutoscalingSpec, read_autoscaling
 from octavo_operator.spec.cache import CacheSpec, read_cache
 from octavo_operator.spec.engine import EngineSpec, ResourcesSpec, read_engine, read_resources
 from octavo_operator.spec.fields import FieldReader, show
-from octavo_operator.spec.model import AdapterSpec, ModelSpec, read_adapter, read_model
+from octavo_operator.spec.model import ModelSpec, read_model
 from octavo_operator.spec.pod_template import read_pod_template
 from octavo_operator.spec.traffic import RolloutSpec, RoutingSpec, read_rollout, read_routing
 
@@ -45,6 +52,7 @@ class LLMDeployment:
     rollout: RolloutSpec = field(default_factory=RolloutSpec)
     autoscaling: AutoscalingSpec | None = None
     cache: CacheSpec = field(default_factory=CacheSpec)
+    lora: LoraSpec | None = None  # as written; see `room_for_adapters`
     adapters: tuple[AdapterSpec, ...] = ()
     pod_template: Mapping[str, Any] = field(default_factory=dict)  # as written, nulls removed
     suspend: bool = False
@@ -61,6 +69,16 @@ class LLMDeployment:
         does not have; what is left belongs to a newer version, during an upgrade or a rollback."""
         unknown: list[str] = []
         return replace(_checked(_read(body, unknown)), unknown=tuple(unknown))
+
+    @property
+    def room_for_adapters(self) -> LoraSpec | None:
+        """None: its engines take no adapters."""
+        return self.lora or (LoraSpec() if self.adapters else None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that clients may ask for by this spec."""
+        return (*self.model.names, *(adapter.name for adapter in self.adapters))
 
     @property
     def pool(self) -> str:
@@ -125,7 +143,7 @@ def _read(body: object, unknown: list[str] | None) -> LLMDeployment:
     model = spec.optional("model")
     if model is None:
         raise SpecInvalid("spec.model", "is required, with at least uri")
-    autoscaling = spec.optional("autoscaling")
+    autoscaling, lora = spec.optional("autoscaling"), spec.optional("lora")
     deployment = LLMDeployment(
         name=name,
         namespace=namespace,
@@ -139,7 +157,8 @@ def _read(body: object, unknown: list[str] | None) -> LLMDeployment:
         rollout=read_rollout(spec.section("rollout")),
         autoscaling=None if autoscaling is None else read_autoscaling(autoscaling),
         cache=read_cache(spec.section("cache")),
-        adapters=spec.objects("adapters", read_adapter, most=32),
+        lora=None if lora is None else read_lora(lora),
+        adapters=spec.objects("adapters", read_adapter, most=MAX_ADAPTERS),
         pod_template=read_pod_template(spec.section("podTemplate")),
         suspend=spec.flag("suspend", default=False),
     )
@@ -161,6 +180,12 @@ def _check_together(deployment: LLMDeployment) -> None:
     names = [adapter.name for adapter in deployment.adapters]
     if len(set(names)) < len(names) or set(names) & set(deployment.model.names):
         raise SpecInvalid("spec.adapters", "must have names unlike each other's and the model's")
+    room = deployment.room_for_adapters
+    num_pinned = sum(adapter.pinned for adapter in deployment.adapters)
+    if room is not None and num_pinned > room.slots:
+        raise SpecInvalid(
+            "spec.adapters", f"pins {num_pinned}, and an engine has room for {room.slots}"
+        )
 
 
 def _check_device(deployment: LLMDeployment) -> None:
@@ -200,15 +225,16 @@ def _check_supported(deployment: LLMDeployment) -> None:
             "spec.engine.tensorParallelSize",
             f"of {ranks} needs device: cpu and executor: mp; use 1 and more replicas elsewhere",
         )
+    if ranks > 1 and deployment.room_for_adapters is not None:
+        raise _unsupported(
+            "spec.engine.tensorParallelSize",
+            f"of {ranks} cannot be combined with adapters; use 1 and more replicas",
+        )
     if engine.pipeline_parallel_size > 1:
         raise _unsupported(
             "spec.engine.pipelineParallelSize",
             f"of {engine.pipeline_parallel_size} needs several ranks that follow each other, which "
             "this version's engine does not have; use 1 and more replicas",
-        )
-    if deployment.adapters:
-        raise _unsupported(
-            "spec.adapters", "cannot be loaded by this version's engine; serve a merged model"
         )
 
 

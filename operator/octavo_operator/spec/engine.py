@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from octavo_engine.protocol.vllm_options import UNSUPPORTED_OPTIONS, refusal
 from octavo_operator.errors import SpecInvalid
 from octavo_operator.objects.quantities import parse_quantity
 from octavo_operator.spec.fields import FieldReader, show
@@ -132,8 +133,12 @@ def read_engine(fields: FieldReader) -> EngineSpec:
         args=fields.mapping("args", _argument, most=64),
         env=fields.objects("env", _variable, most=64),
     )
-    for name in engine.args:
-        _check_argument_name(name, f"{fields.at('args')}.{name[:80]}")
+    for name, value in engine.args.items():
+        path = f"{fields.at('args')}.{name[:80]}"
+        _check_argument_name(name, path)
+        advice = refusal(name, value, UNSUPPORTED_OPTIONS)
+        if advice is not None:
+            raise SpecInvalid(path, f"is not supported: {advice}")
     names = [variable.name for variable in engine.env]
     for name in names:
         if names.count(name) > 1:

@@ -1,4 +1,4 @@
-"""spec.model and spec.adapters: where weights come from and what they are called."""
+"""spec.model: where weights come from and what they are called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from octavo_operator.errors import SpecInvalid
 from octavo_operator.spec.fields import FieldReader, show
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 Scheme = Literal["hf", "s3", "gs", "oci", "http", "https", "pvc", "file", "demo"]
 SCHEMES = get_args(Scheme)
@@ -74,14 +74,6 @@ class ModelSpec:
         return self.location.partition("/")[0] if self.scheme == "pvc" else ""
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterSpec:
-    """A LoRA on top of the model."""
-
-    name: str
-    uri: str
-
-
 def read_model(fields: FieldReader, *, deployment_name: str) -> ModelSpec:
     uri = fields.required_text("uri", longest=LONGEST_URI)
     scheme = check_uri(uri, fields.at("uri"))
@@ -90,7 +82,7 @@ def read_model(fields: FieldReader, *, deployment_name: str) -> ModelSpec:
         uri=uri,
         scheme=scheme,
         served_name=fields.text(
-            "servedName", longest=128, pattern=f"({SERVED_NAME})?", form=_NAME_FORM
+            "servedName", longest=128, pattern=f"({SERVED_NAME})?", form=NAME_FORM
         )
         or deployment_name,
         revision=fields.text(
@@ -117,21 +109,11 @@ def read_model(fields: FieldReader, *, deployment_name: str) -> ModelSpec:
     return model
 
 
-def read_adapter(fields: FieldReader) -> AdapterSpec:
-    adapter = AdapterSpec(
-        name=fields.required_text("name", longest=128, pattern=SERVED_NAME, form=_NAME_FORM),
-        uri=fields.required_text("uri", longest=LONGEST_URI),
-    )
-    check_uri(adapter.uri, fields.at("uri"))
-    fields.end()
-    return adapter
-
-
-def check_uri(uri: str, path: str) -> Scheme:
+def check_uri(uri: str, path: str, schemes: Sequence[str] = SCHEMES) -> Scheme:
     """The scheme of a well-formed URI. Raises SpecInvalid that shows the right form."""
     scheme, separator, rest = uri.partition("://")
-    if not separator or scheme not in SCHEMES:
-        known = ", ".join(f"{known}://" for known in SCHEMES)
+    if not separator or scheme not in schemes:
+        known = ", ".join(f"{known}://" for known in schemes)
         hint = (
             f" (a model of the hub is hf://{uri})" if re.fullmatch(r"[\w.-]+/[\w.-]+", uri) else ""
         )
@@ -144,14 +126,14 @@ def check_uri(uri: str, path: str) -> Scheme:
     return cast("Scheme", scheme)
 
 
-_NAME_FORM = "letters, digits and . _ : / @ -, with a letter or digit at both ends"
+NAME_FORM = "letters, digits and . _ : / @ -, with a letter or digit at both ends"
 
 
 def _served_name(value: object, path: str) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= 128:
         raise SpecInvalid(path, f"must be a name of 1 to 128 characters; got {show(value)}")
     if not re.fullmatch(SERVED_NAME, value):
-        raise SpecInvalid(path, f"must be {_NAME_FORM}; got {show(value)}")
+        raise SpecInvalid(path, f"must be {NAME_FORM}; got {show(value)}")
     return value
 
 

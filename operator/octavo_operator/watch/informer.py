@@ -163,7 +163,8 @@ class Informer:
     async def _compare(self, kind: Kind) -> None:
         """A namespace that refuses, such as one that was deleted with its Role, keeps no other from
         being compared; what is known of it stays. Raises ApiRefused where all do."""
-        selector = "" if kind == kinds.LLM_DEPLOYMENT else DEPLOYMENT_LABEL
+        is_users = kind in (kinds.LLM_DEPLOYMENT, kinds.LLM_ADAPTER)
+        selector = "" if is_users else DEPLOYMENT_LABEL
         refusals: list[ApiRefused] = []
         for namespace in self._namespaces:
             try:

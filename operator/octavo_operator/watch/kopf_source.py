@@ -203,7 +203,7 @@ def make_settings() -> kopf.OperatorSettings:
     settings.queueing.idle_timeout = 1.0  # a task per object lives only as long as its events
     settings.watching.chunk_size = 250
     for kind in WATCHED:
-        if kind != kinds.LLM_DEPLOYMENT:
+        if kind not in (kinds.LLM_DEPLOYMENT, kinds.LLM_ADAPTER):
             where = (kind.group, kind.version, kind.plural)
             settings.watching.label_selectors[where] = DEPLOYMENT_LABEL
     return settings

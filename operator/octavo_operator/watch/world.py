@@ -6,12 +6,13 @@ megabytes this way, and several hundred as dicts. A reconcile decodes its own ha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL
 from octavo_operator.decide.accepted_spec import accepted_of, served_names
+from octavo_operator.decide.adapters import age_of
 from octavo_operator.decide.observed import DeploymentKey, Observed
 from octavo_operator.objects import kinds
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # What watches keep up to date.
 WATCHED = (
     kinds.LLM_DEPLOYMENT,
+    kinds.LLM_ADAPTER,
     kinds.SERVICE_ACCOUNT,
     kinds.CONFIG_MAP,
     kinds.VOLUME_CLAIM,
@@ -66,6 +68,9 @@ class World:
         self._encoder = msgspec.json.Encoder()
         self._servers: dict[str, set[DeploymentKey]] = {}  # by served name, of all namespaces
         self._names: dict[DeploymentKey, _Names] = {}
+        # LLMAdapters: by the LLMDeployment that they name, and by the name that clients use.
+        self._adapters: dict[DeploymentKey, set[str]] = {}
+        self._adapter_names: dict[str, set[tuple[str, str]]] = {}
         self.synced: set[Kind] = set()
 
     def keep(self, kind: Kind, body: Object) -> DeploymentKey | None:
@@ -78,12 +83,17 @@ class World:
         key = self._key_of(kind, body)
         if key is None:
             return None
+        if kind == kinds.LLM_ADAPTER:
+            self._leave_adapter(namespace, name)
         self._versions[(kind, namespace, name)] = (kinds.uid_of(body), version)
         trimmed = {**body, "metadata": {**body["metadata"]}}
         trimmed["metadata"].pop("managedFields", None)
         self._bodies.setdefault(kind, {})[(namespace, name)] = self._encoder.encode(trimmed)
         if kind == kinds.LLM_DEPLOYMENT:
             self._enter_names(key, body)
+        elif kind == kinds.LLM_ADAPTER:
+            self._adapters.setdefault(key, set()).add(name)
+            self._adapter_names.setdefault(_adapter_name(body), set()).add((namespace, name))
         else:
             self._children.setdefault(key, set()).add((kind, name))
         return key
@@ -149,6 +159,24 @@ class World:
                 return name, owner[1]
         return None
 
+    def adapters(self, key: DeploymentKey) -> list[Object]:
+        """The LLMAdapters that name this LLMDeployment, which need not exist."""
+        names = sorted(self._adapters.get(key, ()))
+        return [self._decode(kinds.LLM_ADAPTER, key.namespace, name) for name in names]
+
+    def adapter_owner(self, name: str, body: Object) -> str:
+        """Who has the name that an LLMAdapter asks for, in words; "" where nobody else has."""
+        own = (kinds.namespace_of(body), kinds.name_of(body))
+        if servers := self._servers.get(name):
+            owner = min(servers, key=lambda key: (self._names[key].claim(name), key))
+            return f"LLMDeployment {owner.name}{_elsewhere(owner.namespace, own[0])}"
+        places = self._adapter_names.get(name, set())
+        first = min(
+            (self._decode(kinds.LLM_ADAPTER, *place) for place in places), key=age_of, default=body
+        )
+        place = (kinds.namespace_of(first), kinds.name_of(first))
+        return "" if place == own else f"LLMAdapter {place[1]}{_elsewhere(place[0], own[0])}"
+
     def rivals(self, key: DeploymentKey) -> set[DeploymentKey]:
         """All others that use one of its served names."""
         names = self._names[key].all if key in self._names else ()
@@ -192,6 +220,8 @@ class World:
     def _forget(
         self, kind: Kind, namespace: str, name: str, key: DeploymentKey | None
     ) -> DeploymentKey | None:
+        if kind == kinds.LLM_ADAPTER:
+            self._leave_adapter(namespace, name)
         if self._bodies.get(kind, {}).pop((namespace, name), None) is None:
             return None
         self._versions.pop((kind, namespace, name), None)
@@ -222,12 +252,38 @@ class World:
             if not servers:
                 self._servers.pop(name, None)
 
+    def _leave_adapter(self, namespace: str, name: str) -> None:
+        if (namespace, name) not in self._bodies.get(kinds.LLM_ADAPTER, {}):
+            return
+        body = self._decode(kinds.LLM_ADAPTER, namespace, name)
+        tables: list[tuple[dict[Any, set[Any]], Any, Any]] = [
+            (self._adapters, self._key_of(kinds.LLM_ADAPTER, body), name),
+            (self._adapter_names, _adapter_name(body), (namespace, name)),
+        ]
+        for table, key, entry in tables:
+            entries = table.get(key, set())
+            entries.discard(entry)
+            if not entries:
+                table.pop(key, None)
+
     def _key_of(self, kind: Kind, body: Object) -> DeploymentKey | None:
         namespace = kinds.namespace_of(body)
+        if kind == kinds.LLM_ADAPTER:
+            deployment = (body.get("spec") or {}).get("deployment")
+            return DeploymentKey(namespace, str(deployment)) if deployment else None
         if kind == kinds.LLM_DEPLOYMENT:
             return DeploymentKey(namespace, kinds.name_of(body))
         name = kinds.labels_of(body).get(DEPLOYMENT_LABEL)
         return DeploymentKey(namespace, name) if name else None
+
+
+def _adapter_name(body: Object) -> str:
+    """That clients use."""
+    return str((body.get("spec") or {}).get("name") or kinds.name_of(body))
+
+
+def _elsewhere(namespace: str, here: str) -> str:
+    return "" if namespace == here else f" in namespace {namespace}"
 
 
 def are_synced(world: World, wanted: Collection[Kind]) -> bool:

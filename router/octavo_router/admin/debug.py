@@ -127,7 +127,7 @@ class Debug:
             "epoch": endpoint.epoch,
             "max_model_len": endpoint.max_model_len,
             "max_num_seqs": endpoint.max_num_seqs,
-            "in_flight": endpoint.in_flight,
+            "in_flight": endpoint.num_requests,
             "pending_tokens": endpoint.pending_tokens,
             "told": {
                 "age_s": age_s,

@@ -10,7 +10,6 @@ from octavo_router.residency.api import ScanError
 from octavo_router.routing.request import RouteRequest
 
 if TYPE_CHECKING:
-    from octavo_router.endpoints.registry import Registry
     from octavo_router.residency.api import ScanFunction
     from octavo_router.routing.models import Models
 
@@ -18,10 +17,9 @@ if TYPE_CHECKING:
 class RequestReader:
     """A `debug.Understand`."""
 
-    def __init__(self, scan: ScanFunction, models: Models, registry: Registry) -> None:
+    def __init__(self, scan: ScanFunction, models: Models) -> None:
         self._scan = scan
         self._models = models
-        self._registry = registry
 
     def __call__(self, path: str, body: bytes) -> RouteRequest:
         proxied = PROXIED.get(path)
@@ -29,10 +27,8 @@ class RequestReader:
             raise Rejected(
                 400, "invalid_value", "path must be one that takes a JSON body.", param="path"
             )
-        endpoints = self._registry.endpoints.values()
-        adapters = {name: name for endpoint in endpoints for name in endpoint.adapters}
         try:
-            scan = self._scan(body, proxied.kind, adapters)
+            scan = self._scan(body, proxied.kind, self._models.adapter_names)
         except ScanError as error:
             raise Rejected(400, "invalid_json", error.message) from None
         route = self._models.resolve(scan.model, request_id="debug", session=scan.session)

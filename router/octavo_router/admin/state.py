@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from octavo_engine.protocol.state import EndpointState, PoolState, RevisionState, State
+from octavo_engine.protocol.state import (
+    AdapterState,
+    EndpointState,
+    PoolState,
+    RevisionState,
+    State,
+)
 from octavo_router.errors import Rejected
 from octavo_router.http.messages import Inbound, Reply
 
@@ -36,6 +42,7 @@ class StateReporter:
         token: str = "",
         is_open: bool = False,
         known_pools: Callable[[], Iterable[str]] = lambda: (),
+        adapters: Callable[[str], list[AdapterState]] = lambda pool: [],
         epoch: str = "",
     ) -> None:
         self._registry = registry
@@ -45,6 +52,7 @@ class StateReporter:
         self._admin = admin
         self.change_access(token=token, is_open=is_open)
         self._known_pools = known_pools  # also those that have no endpoint now
+        self._adapters = adapters  # of a pool
         self._epoch = epoch or secrets.token_hex(8)
 
     def change_access(self, *, token: str, is_open: bool) -> None:
@@ -82,7 +90,7 @@ class StateReporter:
     def _pool(self, name: str) -> PoolState:
         waiting = self._demand(name)
         counts = self._metrics.pools.get(name)
-        in_flight = sum(endpoint.in_flight for endpoint in self._registry.pool(name))
+        in_flight = sum(endpoint.num_requests for endpoint in self._registry.pool(name))
         return PoolState(
             pool=name,
             held=waiting.held,
@@ -93,6 +101,8 @@ class StateReporter:
             revisions=[_revision(*pair) for pair in sorted(counts.revisions.items())]
             if counts
             else [],
+            refused=counts.refused if counts else 0,
+            adapters=self._adapters(name),
         )
 
     def _age_s(self, counts: PoolCounts | None, *, is_wanted: bool) -> float | None:
@@ -125,7 +135,7 @@ def _endpoint(endpoint: Endpoint) -> EndpointState:
         revision=endpoint.spec.revision,
         url=endpoint.spec.address.url,
         state=endpoint.state,
-        in_flight=endpoint.in_flight,
+        in_flight=endpoint.num_requests,
         running=load.running,
         waiting=load.waiting,
         queued_tokens=load.queued_tokens,
@@ -134,4 +144,5 @@ def _endpoint(endpoint: Endpoint) -> EndpointState:
         max_model_len=endpoint.max_model_len,
         progress=endpoint.progress,
         model=endpoint.model,
+        adapters=sorted(endpoint.adapters),
     )

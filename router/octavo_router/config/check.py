@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from octavo_router.config.sections import (
         DiscoveryConfig,
         EppConfig,
+        PoolConfig,
         ProfileConfig,
         RoutingConfig,
         ServedModelConfig,
@@ -118,6 +119,8 @@ def _check_routing(config: CheckedSettings) -> None:
     routing = config.routing
     _check_unique("routing.profiles", (profile.name for profile in routing.profiles))
     _check_unique("routing.pools", (pool.name for pool in routing.pools))
+    for number, pool in enumerate(routing.pools):
+        _check_adapters(pool, f"routing.pools[{number}].adapters")
     for number, profile in enumerate(routing.profiles):
         _check_profile(profile, f"routing.profiles[{number}]")
     known = {*POLICIES, *(profile.name for profile in routing.profiles)}
@@ -131,6 +134,18 @@ def _check_routing(config: CheckedSettings) -> None:
     for where, name in named:
         if name not in known:
             raise ConfigInvalid(where, f"there is no policy {name!r}{nearest(name, known)}")
+
+
+def _check_adapters(pool: PoolConfig, where: str) -> None:
+    _check_unique(where, (adapter.name for adapter in pool.adapters))
+    for number, adapter in enumerate(pool.adapters):
+        if not adapter.uri:
+            raise ConfigInvalid(f"{where}[{number}].uri", "must not be empty")
+    num_pinned = sum(adapter.pinned for adapter in pool.adapters)
+    if num_pinned > pool.adapter_slots:
+        raise ConfigInvalid(
+            where, f"{num_pinned} are pinned, and adapter_slots is {pool.adapter_slots}"
+        )
 
 
 def _check_profile(profile: ProfileConfig, where: str) -> None:

@@ -295,11 +295,26 @@ class ProfileConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterConfig:
+    """A LoRA adapter that the router loads on a pool's engines."""
+
+    name: str = setting("", "As clients call it: a model's name.")
+    uri: str = setting("", "Where engines find its files: what they get as lora_path.")
+    pinned: bool = setting(False, "Load it on every engine, and never make room of it.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
     """What differs for one pool."""
 
     name: str = setting("", "The pool.")
     policy: str = setting("", "Its policy; default: routing.policy.")
+    adapters: tuple[AdapterConfig, ...] = setting(
+        (), "LoRA adapters that the router loads on its engines and unloads: all they shall have."
+    )
+    adapter_slots: int = setting(
+        16, "Adapters that the router loads on one of its engines at most.", low=1
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

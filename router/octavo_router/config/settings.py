@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from octavo_router.config.check import POLICIES as POLICIES
 from octavo_router.config.check import check
+from octavo_router.config.sections import AdapterConfig as AdapterConfig
 from octavo_router.config.sections import BackendConfig as BackendConfig
 from octavo_router.config.sections import DiscoveryConfig as DiscoveryConfig
 from octavo_router.config.sections import EppConfig as EppConfig

@@ -130,7 +130,7 @@ class Live:
             "engines": len(members),
             "held": waiting.held,
             "queued": waiting.queued,
-            "in_flight": sum(each.in_flight for each in members),
+            "in_flight": sum(each.num_requests for each in members),
         }
 
     def _endpoint(self, endpoint: Endpoint) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Live:
             # Bytes, rate and what is left say more than that it does not answer yet.
             "reason": str(endpoint.progress or endpoint.reason),
             "loading": endpoint.loading,
-            "in_flight": endpoint.in_flight,
+            "in_flight": endpoint.num_requests,
             "running": load.running if has_load else None,
             "waiting": load.waiting if has_load else None,
             "kv_usage": round(load.kv_usage, 4) if has_load else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from octavo_router.config.settings import BackendConfig, PoolConfig, ServedModelConfig
@@ -36,7 +37,7 @@ def owners_of(routes: Mapping[str, PoolRoute]) -> dict[str, str]:
     """The namespace of each name that pools claim."""
     claims: dict[str, list[Claim]] = {}
     for route in routes.values():
-        for name in route.names if route.claim.namespace else ():
+        for name in _names(route) if route.claim.namespace else ():
             claims.setdefault(name, []).append(route.claim)
     return {name: min(each).namespace for name, each in claims.items()}
 
@@ -47,7 +48,7 @@ def foreign_claims(routes: Mapping[str, PoolRoute]) -> list[tuple[str, str, str]
     return [
         (pool, name, owners[name])
         for pool, route in sorted(routes.items())
-        for name in route.names
+        for name in _names(route)
         if route.claim.namespace not in ("", owners.get(name, ""))
     ]
 
@@ -55,15 +56,29 @@ def foreign_claims(routes: Mapping[str, PoolRoute]) -> list[tuple[str, str, str]
 def discovered_pools(
     routes: Mapping[str, PoolRoute], config: RouterConfig, policies: Collection[str]
 ) -> tuple[PoolConfig, ...]:
-    """The configured pools, then those that name a policy which this router has."""
-    configured = config.routing.pools
-    taken = {pool.name for pool in configured}
-    found = (
-        PoolConfig(name=name, policy=route.policy)
-        for name, route in sorted(routes.items())
-        if name not in taken and route.policy in policies
-    )
-    return (*configured, *found)
+    """The configured pools, then those that name a policy which this router has, or adapters. A
+    name of an adapter belongs to one namespace, as that of a model does."""
+    owners = owners_of(routes)
+    pools = {pool.name: pool for pool in config.routing.pools}
+    for name, route in sorted(routes.items()):
+        policy = route.policy if route.policy in policies else ""
+        adapters = tuple(
+            adapter
+            for adapter in route.adapters
+            if route.claim.namespace in ("", owners.get(adapter.name, ""))
+        )
+        known = pools.get(name)
+        if known is None and (policy or adapters):
+            pools[name] = PoolConfig(
+                name=name, policy=policy, adapters=adapters, adapter_slots=route.adapter_slots
+            )
+        elif known is not None and adapters and not known.adapters:
+            pools[name] = replace(known, adapters=adapters, adapter_slots=route.adapter_slots)
+    return tuple(pools.values())
+
+
+def _names(route: PoolRoute) -> tuple[str, ...]:
+    return (*route.names, *(adapter.name for adapter in route.adapters))
 
 
 def _backends(route: PoolRoute) -> list[BackendConfig]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from octavo_router.config.settings import AdapterConfig
     from octavo_router.endpoints.endpoint import EndpointSpec
 
 
@@ -32,6 +33,8 @@ class PoolRoute:
     hold_s: float | None = None  # how long requests may wait for a first engine; None: as usual
     is_scaled_to_zero: bool = False  # no engine is expected: hold, do not refuse
     claim: Claim = UNCLAIMED  # whose names these are
+    adapters: tuple[AdapterConfig, ...] = ()  # that its engines shall have
+    adapter_slots: int = 16  # of them, on one engine
 
 
 @dataclass(frozen=True, slots=True)

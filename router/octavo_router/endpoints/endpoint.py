@@ -78,7 +78,9 @@ class Endpoint:
     model: ModelState | None = None  # what it serves, in its own words
 
     # kept by this router: work placed there and not finished
-    in_flight: int = 0  # requests
+    in_flight: int = 0  # requests, without those that are paused
+    num_paused: int = 0  # requests whose client does not read its stream: they take no seat
+    adapters_in_use: dict[str, int] = field(default_factory=dict)  # requests by adapter
     pending_tokens: int = 0  # uncached prompt tokens of those without a first token
 
     # the state's two sources; the registry derives `state` from them
@@ -105,6 +107,11 @@ class Endpoint:
     @property
     def pool(self) -> str:
         return self.spec.pool
+
+    @property
+    def num_requests(self) -> int:
+        """All that this router has there."""
+        return self.in_flight + self.num_paused
 
     @property
     def is_routable(self) -> bool:

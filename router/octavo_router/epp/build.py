@@ -17,7 +17,7 @@ def make_server(parts: PickerParts) -> EppServer:
     if find_spec("grpc") is None:
         raise ConfigInvalid(
             "epp.enabled",
-            "the endpoint picker needs gRPC; install it: pip install 'octavo[router]'",
+            "the endpoint picker needs gRPC: pip install grpcio",
         )
     from octavo_router.epp.server import EppServer
 

@@ -10,24 +10,29 @@ from typing import TYPE_CHECKING, Protocol
 from octavo_router.epp.head import HeadReader
 from octavo_router.epp.hints import within
 from octavo_router.epp.messages import NONE
-from octavo_router.epp.request_reader import PickerRequestReader
+from octavo_router.epp.request_reader import PickerRequestReader, no_endpoints
+from octavo_router.epp.watch import PickerWatch
 from octavo_router.flow.admin import AdminAccess
+from octavo_router.flow.quarantine import digest_of, key_of
 from octavo_router.http.fields import ADMIN_KEY_HEADER
 from octavo_router.proxy.prefill_decode.kv_transfer import prompt_question
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from octavo_router.adapters.fleet import AdapterFleet
     from octavo_router.config.settings import RouterConfig
     from octavo_router.endpoints.registry import Registry
     from octavo_router.epp.head import PickerHead
     from octavo_router.epp.messages import Pair
     from octavo_router.epp.request_reader import PlaceableRequest
     from octavo_router.flow.admission import AdmissionGate
+    from octavo_router.flow.quarantine import Quarantine
     from octavo_router.metrics.record import RequestRecord
     from octavo_router.residency.api import ScanFunction
     from octavo_router.routing.dispatcher import Dispatcher, Lease
     from octavo_router.routing.models import Models
+    from octavo_router.routing.request import RouteRequest
 
 logger = logging.getLogger("octavo.router")
 
@@ -53,7 +58,10 @@ class PickerParts:
     metrics: PickerMetrics
     access_log: PickerAccessLog | None
     is_ready: Callable[[], bool]  # its endpoints are known, and it is not ending
+    quarantine: Quarantine
+    note_quarantine: Callable[[RouteRequest, str, str], None]  # the path, and the body's digest
     admin: AdminAccess = field(default_factory=AdminAccess)
+    adapters: AdapterFleet | None = None
 
 
 class Picker:
@@ -62,7 +70,10 @@ class Picker:
     def __init__(self, parts: PickerParts) -> None:
         self.dispatcher = parts.dispatcher
         self.gate = parts.gate
+        self.adapters = parts.adapters
         self.is_ready = parts.is_ready
+        self.quarantine = parts.quarantine
+        self.note_quarantine = parts.note_quarantine
         self.asker = PickerRequestReader(parts.registry, parts.models, parts.scan)
         self._admin = parts.admin
         self._registry = parts.registry
@@ -124,6 +135,27 @@ class Picker:
         if prompt is not None:
             lease.decision.prompt_at = prompt.endpoint.spec.address.authority
         return prompt
+
+    def watch(self, head: PickerHead, placeable: PlaceableRequest) -> PickerWatch:
+        """Of a request that is about to be placed. Raises Rejected where it is quarantined, or
+        where an engine died of it and a copy is under way at another: nothing can wait here."""
+        request, quarantine = placeable.request, self.quarantine
+        watch = PickerWatch(quarantine, key_of(request.pool, head.path, placeable.body))
+        if (error := quarantine.refusal(watch.key)) is not None:
+            raise error
+        if not quarantine.is_suspect(watch.key):
+            return watch
+        watch.digest = digest_of(placeable.body)
+        ids = quarantine.engines(watch.key)
+        if ids is None:
+            return watch
+        found = self._registry.routable(request.pool, request.revision)
+        allowed = tuple(one.spec.address.authority for one in found if one.spec.id in ids)
+        request.subset = within(request.subset, found) if request.subset else allowed
+        request.subset = tuple(one for one in request.subset if one in allowed)
+        if not request.subset:
+            raise no_endpoints("An engine ended while it answered this request; try it later.")
+        return watch
 
     def report(self, record: RequestRecord) -> None:
         """A request is over."""

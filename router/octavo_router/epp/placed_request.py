@@ -12,6 +12,7 @@ from octavo_router.routing.outcome import CLIENT_GONE, OK, AttemptResult, Outcom
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from octavo_router.epp.watch import PickerWatch
     from octavo_router.flow.admission import Ending, Ticket
     from octavo_router.metrics.record import RequestRecord
     from octavo_router.residency.usage import PyUsage
@@ -27,9 +28,23 @@ class Placed:
     """Follows one request at the endpoint that was picked, or at the one that served instead."""
 
     __slots__ = (
-        "_began_at", "_dispatcher", "_failure", "_last_at", "_num_bytes", "_placed_at",
-        "_prompt", "_record", "_tail", "_ttft_s", "is_over", "lease", "sees_body", "status",
+        "_began_at",
+        "_dispatcher",
+        "_failure",
+        "_last_at",
+        "_num_bytes",
+        "_placed_at",
+        "_prompt",
+        "_record",
+        "_tail",
+        "_ttft_s",
+        "is_over",
+        "lease",
+        "sees_body",
+        "status",
         "ticket",
+        "was_quarantined",
+        "watch",
     )  # fmt: skip
 
     def __init__(
@@ -39,11 +54,14 @@ class Placed:
         ticket: Ticket | None,
         record: RequestRecord,
         began_at: float,
+        watch: PickerWatch,
         prompt: Lease | None = None,  # of the engine that computes it, if it is another one
     ) -> None:
         self.lease: Lease | None = lease
         self._prompt = prompt
         self.ticket = ticket
+        self.watch = watch
+        self.was_quarantined = False  # by its end
         self.is_over = False
         self.sees_body = False  # the answer's bytes come by
         self.status = 0  # of the answer; 0: none yet
@@ -53,6 +71,7 @@ class Placed:
         self._tail = UsageTail()
         self._began_at = began_at
         self._placed_at = time.monotonic()
+        watch.begin(lease.endpoint)
         self._ttft_s: float | None = None
         self._last_at = 0.0
         self._num_bytes = 0
@@ -64,11 +83,14 @@ class Placed:
             return
         # Whoever was picked could not be reached, or failed: that speaks against it.
         lease.finish(Outcome(AttemptResult.CONNECT_FAILED))
+        self.was_quarantined |= self.watch.end(AttemptResult.CONNECT_FAILED)
         request = replace(lease.request, subset=(authority,), explain=False)
         self.lease = self._dispatcher.place(request)
         self._record.attempts += 1
         self._record.endpoint = authority
         self._record.endpoint_id = self.lease.endpoint.id if self.lease is not None else ""
+        if self.lease is not None:
+            self.watch.begin(self.lease.endpoint)
 
     def begin_answer(self, status: int, failure: AttemptResult | None, *, sees_body: bool) -> None:
         """`failure`: why the gateway answers in an engine's place."""
@@ -85,6 +107,8 @@ class Placed:
         self._last_at = time.monotonic()
         if self._ttft_s is None:
             self._ttft_s = self._last_at - self._placed_at
+            if self.status < 400:
+                self.watch.first_bytes()
             self._first_token()
         self._num_bytes += len(data)
         self._tail.feed(data)
@@ -111,6 +135,7 @@ class Placed:
                 outcome.itl_s = streamed_s / (usage.output_tokens - 1)
         if self.lease is not None:
             self.lease.finish(outcome)
+        self.was_quarantined |= self.watch.end(outcome.result)
         if self.ticket is not None:
             self._release(self.ticket, usage, _ENDINGS.get(outcome.result, ""))
         record.status = self.status

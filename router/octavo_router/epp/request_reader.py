@@ -44,8 +44,6 @@ class PickerRequestReader:
         self._registry = registry
         self._models = models
         self._scan = scan
-        self._adapters: dict[str, str] = {}
-        self._version = -1  # of the registry, when they were learnt
 
     def ask(
         self, head: PickerHead, body: bytes, subset: tuple[str, ...] | None, limits: KeyLimits
@@ -58,13 +56,12 @@ class PickerRequestReader:
         if head.may_pass_through:
             return self._ask_by_head(request, head, body, subset)
         kind = head.known_path.kind if head.known_path is not None else OTHER
-        if self._version != self._registry.version:
-            self._learn_adapters()
+        adapters = self._models.adapter_names
         try:
-            scan = self._scan(body, kind, self._adapters)
+            scan = self._scan(body, kind, adapters)
             sent, body = body, for_engines(body, scan, limits, head.known_path)
             if body is not sent:
-                scan = self._scan(body, kind, self._adapters)
+                scan = self._scan(body, kind, adapters)
         except ScanError as error:
             raise Rejected(400, "invalid_json", error.message) from None
         request.model = scan.model or head.model
@@ -134,12 +131,6 @@ class PickerRequestReader:
             if within(subset, endpoints) if subset is not None else endpoints:
                 return pool
         raise no_endpoints("No engine is ready.")
-
-    def _learn_adapters(self) -> None:
-        """Names that mean an adapter: it is part of what a prefix is."""
-        self._version = self._registry.version
-        endpoints = self._registry.endpoints.values()
-        self._adapters = {name: name for endpoint in endpoints for name in endpoint.adapters}
 
 
 def no_endpoints(message: str) -> Rejected:

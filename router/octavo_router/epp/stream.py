@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from octavo_router.flow.admission import QueuedRequest
     from octavo_router.flow.tenant import Tenant
     from octavo_router.routing.decision import Decision
+    from octavo_router.routing.request import RouteRequest
 
 logger = logging.getLogger("octavo.router")
 
@@ -224,7 +225,10 @@ class PickerStream:
         began_at = time.monotonic()
         lease = None
         try:
-            lease = picker.dispatcher.place(request, num_fallbacks=picker.config.epp.fallbacks)
+            await self._adapter_loaded(request)
+            watch = picker.watch(head, placeable)
+            num_fallbacks = 0 if watch.digest else picker.config.epp.fallbacks
+            lease = picker.dispatcher.place(request, num_fallbacks=num_fallbacks)
         finally:
             if lease is None and ticket is not None:
                 ticket.release()
@@ -238,11 +242,40 @@ class PickerStream:
         record.endpoint = lease.endpoint.spec.address.authority
         record.endpoint_id = lease.endpoint.id
         prompt = picker.place_prompt(head, placeable, lease, self._subset)
-        self._placed = Placed(picker.dispatcher, lease, ticket, record, self._began_at, prompt)
+        self._placed = Placed(
+            picker.dispatcher, lease, ticket, record, self._began_at, watch, prompt
+        )
         if head.explain:
             line = explanation(lease.decision)
             self._explanation = line.partition(b": ")[2].rstrip(b"\r\n")
         return placeable
+
+    async def _adapter_loaded(self, request: RouteRequest) -> None:
+        """Waits until an engine has its adapter, where this router does the loading. Raises
+        Rejected."""
+        adapters = self._picker.adapters
+        if adapters is None or not request.adapter:
+            return
+        adapters.note(request)
+        while adapters.needed(request):
+            settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+            def done(error: Rejected | None, settled: asyncio.Future[None] = settled) -> None:
+                if error is None:
+                    settled.set_result(None)
+                else:
+                    settled.set_exception(error)
+
+            wait = adapters.wait(request, done)
+            try:
+                async with asyncio.timeout(self._picker.config.timeouts.total_s):
+                    await settled
+            except TimeoutError:
+                raise Rejected(
+                    504, "deadline_exceeded", "The request exceeded its deadline."
+                ) from None
+            finally:
+                wait.cancel()
 
     async def _wait(self, entry: QueuedRequest) -> Ticket:
         """For its turn, or for the gateway's losing interest, whichever comes first."""
@@ -367,6 +400,10 @@ class PickerStream:
         record = self._record
         if self._placed is not None:
             self._placed.end(is_whole=False)
+            if self._placed.was_quarantined and self._placed.lease is not None:
+                request, watch = self._placed.lease.request, self._placed.watch
+                path = self._head.path if self._head is not None else ""
+                self._picker.note_quarantine(request, path, watch.digest)
         elif not record.outcome:
             record.outcome = "client_gone"
         if self._head is not None or self._is_refused:

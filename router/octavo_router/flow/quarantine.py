@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from octavo_router.errors import Rejected
@@ -56,6 +57,11 @@ Watched: TypeAlias = dict[int, "bool | str | DeathWatch"]
 def key_of(pool: str, path: str, body: bytes) -> int:
     """Not to be guessed: Python's hashes of bytes have a secret of the process."""
     return hash((pool, path, body))
+
+
+def digest_of(body: bytes) -> str:
+    """For the log; the same wherever it is sent."""
+    return blake2b(body, digest_size=16).hexdigest()
 
 
 class Quarantine:

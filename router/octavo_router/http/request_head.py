@@ -170,7 +170,7 @@ class HeadParser:
             raise _bad("the method is malformed")
         if len(target) > self._limits.max_target_bytes:
             limit = self._limits.max_target_bytes
-            raise _refused(414, "uri_too_long", f"the path is longer than {limit} bytes")
+            raise _refused(414, "url_too_long", f"the path is longer than {limit} bytes")
         head.method = method.decode()
         head.verb = method + b" "
         if head.method in ("CONNECT", "TRACE"):
@@ -265,7 +265,7 @@ def _settle(
                 raise _refused(417, "expectation_failed", "only 100-continue can be expected")
             head.expects_continue = not head.is_http10
         elif value.lower() != b"identity":
-            raise _refused(415, "content_encoding", "compressed bodies are not accepted")
+            raise _refused(415, "unsupported_media_type", "compressed bodies are not accepted")
     if head.is_chunked and (b"content-length" in seen or head.is_http10):
         raise _bad("the body has two lengths")
     if b"host" not in seen and not head.is_http10:

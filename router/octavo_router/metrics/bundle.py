@@ -43,6 +43,8 @@ _KIND: Final = (
     "model", "is_known_model", "route", "status", "is_stream", "tenant", "pool", "revision",
     "outcome", "code", "attempts", "resumes",
 )  # fmt: skip
+# Codes of requests that more replicas would have served.
+_NO_ROOM: Final = frozenset(("overloaded", "queue_full", "queue_timeout"))
 _SORTER: Final = Sorter(RequestRecord, _KIND, RecordGroup._fields[1:])
 
 
@@ -81,6 +83,8 @@ def count_pool(group: RecordGroup, pool: PoolCounts) -> None:
         pool.client_disconnects += number
     elif one.status >= 400 and one.code and not one.attempts:
         pool.rejections.add(one.code, by=number)
+    if one.code in _NO_ROOM:
+        pool.refused += number
     ttfts = [ttft_s for ttft_s in group.ttft_s if ttft_s is not None]
     decodes = [
         (last_s - ttft_s, tokens - 1)

@@ -59,6 +59,7 @@ class PoolCounts:
     retries: int = 0
     retries_exhausted: int = 0
     quarantined: int = 0
+    refused: int = 0  # for lack of room
     ejections: int = 0
     rejections: LabelledCounter = field(default_factory=LabelledCounter)  # (reason)
     attempts: LabelledCounter = field(default_factory=LabelledCounter)  # (outcome)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from octavo_router.errors import Rejected
 from octavo_router.flow.admission import Ticket
-from octavo_router.flow.quarantine import DeathWatch, key_of
+from octavo_router.flow.quarantine import DeathWatch, digest_of, key_of
 from octavo_router.flow.retry import Failure
 from octavo_router.http.deadlines import NEVER
 from octavo_router.proxy import failures, heads, streams
@@ -33,6 +33,7 @@ from octavo_router.routing.outcome import AttemptResult
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from octavo_router.adapters.fleet import AdapterWait
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.flow.admission import QueuedRequest
     from octavo_router.http.client_connection import ClientConnection
@@ -69,10 +70,10 @@ class ProxyExchange:
     """See the module. Hot: one for each request."""
 
     __slots__ = (
-        "_account", "_answer", "_body", "_connecting", "_connection", "_head", "_key", "_memory",
-        "_num_relayed_before", "_path", "_pieces", "_proxy", "_relay", "_request", "_size",
-        "_state",
-        "_total_at", "_tries", "_turn", "_unproven_at", "_upstream", "_upstream_head", "_waiting",
+        "_account", "_answer", "_body", "_connecting", "_connection", "_head", "_key", "_loading",
+        "_memory", "_num_relayed_before", "_path", "_pieces", "_proxy", "_relay", "_request",
+        "_size", "_state", "_total_at", "_tries", "_turn", "_unproven_at", "_upstream",
+        "_upstream_head", "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +102,7 @@ class ProxyExchange:
         self._waiting: QueuedRequest | None = None
         self._turn: asyncio.Task[None] | None = None
         # of the attempt; memory and tries: over all of them
+        self._loading: AdapterWait | None = None
         self._connecting: OnItsWay | None = None
         self._upstream: UpstreamConnection | None = None
         self._upstream_head: ResponseHead  # once it is there
@@ -163,7 +165,10 @@ class ProxyExchange:
                 return
             if (ids := proxy.quarantine.engines(self._key)) is not None:
                 others = proxy.others(request, ids)
-        lease = proxy.dispatcher.place(request, exclude=[*exclude, *others] if others else exclude)
+        passed_over = [*exclude, *others] if others else exclude
+        if request.adapter and self._waits_for_adapter(passed_over):
+            return
+        lease = proxy.dispatcher.place(request, exclude=passed_over)
         if lease is None and others:
             lease = proxy.dispatcher.place(request, exclude=others)  # where it failed, if need be
         if lease is None and others:  # until those that have it have answered, or died
@@ -183,6 +188,31 @@ class ProxyExchange:
         upstream = proxy.upstreams.of(lease.endpoint)
         self._account.begin_attempt(lease, upstream.lines, now)
         self._reach(upstream, now)
+
+    def _waits_for_adapter(self, exclude: Collection[Endpoint]) -> bool:
+        """Whether no engine has its adapter: the request is placed once one does, or is refused."""
+        adapters = self._proxy.adapters
+        if adapters is None or not adapters.needed(self._request, exclude):
+            return False
+        self._state = ExchangeState.WAITING
+        try:
+            self._loading = adapters.wait(self._request, self._adapter_settled, exclude)
+        except Rejected as error:
+            self._give_up(error, "refused")
+            return True
+        self._expect_a_turn()
+        return True
+
+    def _adapter_settled(self, error: Rejected | None) -> None:
+        self._loading = None
+        try:
+            if error is not None:
+                self._give_up(error, "refused")
+                return
+            tries = self._tries
+            self._place(tries.exclude(was_answered=self._was_answered) if tries else ())
+        except Exception:
+            self.broke()
 
     def _reach(self, upstream: Upstream, now: float) -> None:
         connection = upstream.pool.take(now)
@@ -367,12 +397,13 @@ class ProxyExchange:
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         code = failures.code_of(body) if head.status in (503, 504) else ""
         failure = failures.failure_on(head.status, code)
+        retry_after = head.retry_after
         if head.status == failures.WRONG_POD:
             self._proxy.note_stranger(self._account.lease)
+        if head.status == 404 and self._is_adapter_missing():
+            failure, retry_after = Failure.NOT_ACCEPTED, b"0"  # once it is loaded there again
         is_dead = code == ENGINE_DEAD
-        if failure is not None and self._repeat(
-            failure, retry_after=head.retry_after, is_dead=is_dead
-        ):
+        if failure is not None and self._repeat(failure, retry_after=retry_after, is_dead=is_dead):
             return
         if not body and head.status == 200 and self._path.generates:
             self._fail(Failure.BAD_ANSWER)
@@ -385,6 +416,14 @@ class ProxyExchange:
             answer.send_whole(head, self._account.lines, body)
         self._pieces = [body]
         self._finish(*failures.verdict_on(head.status, body))
+
+    def _is_adapter_missing(self) -> bool:
+        adapters, lease = self._proxy.adapters, self._account.lease
+        return (
+            adapters is not None
+            and lease is not None
+            and adapters.missing(lease.endpoint, self._request)
+        )
 
     def _pass_on(self) -> None:
         """Too large to be kept: from here on it passes through as it comes."""
@@ -455,7 +494,8 @@ class ProxyExchange:
         was_refused = quarantine.refusal(key) is not None
         is_refused = quarantine.lost(key, lease.endpoint, sent_at, is_said=is_said)
         if is_refused and not was_refused:
-            self._proxy.note_quarantine(self._request, self._path.path, self._body)
+            digest = digest_of(self._body)
+            self._proxy.note_quarantine(self._request, self._path.path, digest)
         return is_refused
 
     def _end_watch(self) -> None:
@@ -521,8 +561,12 @@ class ProxyExchange:
     def client_paused(self) -> None:
         if self._upstream is not None:
             self._upstream.pause()
+            if self._account.lease is not None:
+                self._account.lease.pause()
 
     def client_resumed(self) -> None:
+        if self._account.lease is not None:
+            self._account.lease.resume()
         if self._upstream is not None:
             self._upstream.resume()
             stalled_at = time.monotonic() + self._proxy.timeouts.progress_s
@@ -589,10 +633,10 @@ class ProxyExchange:
         self._proxy.over(self, account)
 
     def _release_attempt(self) -> None:
-        for each in (self._turn, self._waiting, self._connecting):
+        for each in (self._turn, self._waiting, self._loading, self._connecting):
             if each is not None:
                 each.cancel()  # a task that waits may not have begun to
-        self._turn = self._waiting = self._connecting = None
+        self._turn = self._waiting = self._loading = self._connecting = None
         self._abort_upstream()
 
     def _abort_upstream(self) -> None:

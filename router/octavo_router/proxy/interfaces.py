@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Collection
 
+    from octavo_router.adapters.fleet import AdapterFleet
     from octavo_router.config.settings import RetryConfig, RouterConfig, TimeoutsConfig
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.endpoints.registry import Registry
@@ -85,6 +86,7 @@ class ExchangeHost(Protocol):
 
     loop: asyncio.AbstractEventLoop
     dispatcher: Dispatching
+    adapters: AdapterFleet | None
     upstreams: Upstreams
     quarantine: Quarantine
     budget: RetryBudget
@@ -100,7 +102,7 @@ class ExchangeHost(Protocol):
 
     def is_end_of(self, lease: Lease | None) -> bool: ...
 
-    def note_quarantine(self, request: RouteRequest, path: str, body: bytes) -> None: ...
+    def note_quarantine(self, request: RouteRequest, path: str, digest: str) -> None: ...
 
     def others(self, request: RouteRequest, ids: Collection[str]) -> list[Endpoint]: ...
 
@@ -150,4 +152,5 @@ class ProxyParts:
     access_log: RequestLog | None
     admin: AdminAccess = field(default_factory=AdminAccess)
     tracing: RouterTracing | None = None
+    adapters: AdapterFleet | None = None
     routes: dict[tuple[str, str], Handler] = field(default_factory=dict)

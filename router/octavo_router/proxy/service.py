@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import time
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from octavo_engine.protocol.endpoints import EXPLAIN_HEADER, OWNER_HEADER
@@ -59,9 +58,9 @@ class Proxy:
     """Implements what a `ClientConnection` calls its service. One for each process."""
 
     __slots__ = (
-        "_access_log", "_adapters", "_admin", "_facts", "_gate", "_hot_path", "_id_prefix",
+        "_access_log", "_admin", "_facts", "_gate", "_hot_path", "_id_prefix",
         "_idempotency", "_kept", "_losses", "_max_event_bytes", "_metrics", "_models", "_num_ids",
-        "_registry", "_routes", "_scan", "_tracing", "_version", "budget", "dispatcher",
+        "_registry", "_routes", "_scan", "_tracing", "adapters", "budget", "dispatcher",
         "exchanges", "find_usage", "loop", "mirrors", "quarantine", "retry", "timeouts",
         "upstreams",
     )  # fmt: skip
@@ -70,6 +69,7 @@ class Proxy:
         self.loop = parts.loop
         self._registry = parts.registry
         self.dispatcher = parts.dispatcher
+        self.adapters = parts.adapters
         self.budget = parts.budget
         self.upstreams = parts.upstreams
         self.exchanges: set[ExchangeHandle] = set()  # under way
@@ -92,8 +92,6 @@ class Proxy:
         self.reconfigure(parts.config)
         self._id_prefix = f"req-{os.urandom(5).hex()}-"
         self._num_ids = 0
-        self._adapters: dict[str, str] = {}
-        self._version = -1  # of the registry, when they were learnt
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Requests from now on go by these settings."""
@@ -148,12 +146,11 @@ class Proxy:
         scan: Scan | None = None
         if path.is_json:
             try:
-                if self._version != self._registry.version:
-                    self._learn_adapters()
-                scan = self._scan(body, path.kind, self._adapters)
+                adapters = self._models.adapter_names
+                scan = self._scan(body, path.kind, adapters)
                 body = for_engines(asked, scan, tenant.limits, path)
                 if body is not asked:
-                    scan = self._scan(body, path.kind, self._adapters)
+                    scan = self._scan(body, path.kind, adapters)
             except ScanError as error:
                 raise Rejected(400, "invalid_json", error.message) from None
             request.model = record.model = scan.model
@@ -180,6 +177,8 @@ class Proxy:
             )
         request.pool, request.revision = route.pool, route.revision
         request.adapter = route.adapter
+        if route.adapter and self.adapters is not None:
+            self.adapters.note(request)
         record.is_known_model = route.is_known
         record.pool, record.revision = route.pool, route.revision
         if route.upstream_model and path.is_json:
@@ -279,10 +278,10 @@ class Proxy:
         if lease is None:
             return False
         endpoint = lease.endpoint
-        return self._losses.covers(endpoint.id, endpoint.in_flight)
+        return self._losses.covers(endpoint.id, endpoint.num_requests)
 
-    def note_quarantine(self, request: RouteRequest, path: str, body: bytes) -> None:
-        """Two engines died of it. Its digest is the same wherever it is sent."""
+    def note_quarantine(self, request: RouteRequest, path: str, digest: str) -> None:
+        """Two engines died of it."""
         self._metrics.pool(request.pool).quarantined += 1
         logger.error(
             "Refuses a request from now on: engines died of it",
@@ -290,7 +289,7 @@ class Proxy:
                 "request_id": request.request_id,
                 "pool": request.pool,
                 "path": path,
-                "digest": blake2b(body, digest_size=16).hexdigest(),
+                "digest": digest,
                 "seconds": self.quarantine.config.quarantine_s,
             },
         )
@@ -381,12 +380,6 @@ class Proxy:
         record.response_bytes = len(kept.body)
         replay(connection, kept, record.request_id)
         self._report(record, connection)
-
-    def _learn_adapters(self) -> None:
-        """Names that mean an adapter: it is part of what a prefix is."""
-        self._version = self._registry.version
-        endpoints = self._registry.endpoints.values()
-        self._adapters = {name: name for endpoint in endpoints for name in endpoint.adapters}
 
     def _report(self, record: RequestRecord, connection: ClientConnection) -> None:
         self._metrics.finish(record)

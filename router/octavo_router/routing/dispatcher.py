@@ -60,6 +60,7 @@ class Lease:
         "_generation",
         "_is_computing",
         "_is_over",
+        "_is_paused",
         "_names",
         "_owes_prompt",
         "_uncached_tokens",
@@ -88,12 +89,28 @@ class Lease:
         self._is_computing = is_computing
         self._owes_prompt = True
         self._is_over = False
+        self._is_paused = False
 
     def first_token(self) -> None:
         """The prompt's work is done."""
         if self._owes_prompt:
             self._release_prompt()
             self._dispatcher._computed(self)
+
+    def pause(self) -> None:
+        """Its client does not read what it streams: it takes no seat until it does."""
+        if self._is_over or self._is_paused or self._owes_prompt:
+            return
+        self._is_paused = True
+        pricing.pause_sequence(self.endpoint, self._generation)
+        if self._dispatcher.on_room is not None:
+            self._dispatcher.on_room(self.request.pool)
+
+    def resume(self) -> None:
+        """Its client reads again."""
+        if self._is_paused and not self._is_over:
+            self._is_paused = False
+            self._generation = pricing.resume_sequence(self.endpoint)
 
     def finish(self, outcome: Outcome = CLIENT_GONE) -> None:
         """It is over: everything is given back, health and metrics hear of it.
@@ -102,6 +119,8 @@ class Lease:
         """
         if self._is_over:
             return
+        if self._is_paused:
+            self.resume()
         self._is_over = True
         if self._owes_prompt:
             self._owes_prompt = False
@@ -129,8 +148,9 @@ class Dispatcher:
     """See the module. Built by routing.build; `tick` wants to be called about once a second."""
 
     __slots__ = (
-        "_clock", "_index", "decisions", "health", "num_picks", "observer", "on_result",
-        "on_room", "policies", "registry", "sample_every", "shadows", "token_rates", "underway",
+        "_clock", "_index", "decisions", "health", "num_picks", "observer", "on_adapter_idle",
+        "on_result", "on_room", "policies", "registry", "sample_every", "shadows", "token_rates",
+        "underway",
     )  # fmt: skip
 
     def __init__(
@@ -156,6 +176,9 @@ class Dispatcher:
             None  # a pool's attempt: throttle
         )
         self.on_room: Callable[[str], None] | None = None  # a pool may have room: the gate
+        self.on_adapter_idle: Callable[[Endpoint], None] | None = (
+            None  # no request uses one of its adapters any more
+        )
         self.decisions: deque[dict[str, Any]] = deque(maxlen=num_kept)  # sampled, newest last
         self.num_picks = 0
         self.token_rates = TokenRates()
@@ -182,14 +205,11 @@ class Dispatcher:
             return None
         policies = self.policies  # `of`, without its frame
         policy = policies.by_pool.get(request.pool, policies.default)
-        if exclude or request.subset or (request.adapter and not policy.places_adapters):
-            endpoints, slots = narrow(
-                request,
-                endpoints,
-                slots,
-                exclude,
-                "" if policy.places_adapters else request.adapter,
-            )
+        adapter = request.adapter
+        if adapter and policy.places_adapters and not request.needs_adapter:
+            adapter = ""
+        if exclude or request.subset or adapter:
+            endpoints, slots = narrow(request, endpoints, slots, exclude, adapter)
             if not endpoints:
                 return None
         prompt_tokens = request.prompt_tokens
@@ -224,6 +244,8 @@ class Dispatcher:
 
         endpoint.last_pick = count
         generation = pricing.reserve(endpoint, uncached_tokens)
+        if request.adapter:
+            _use_adapter(endpoint, request.adapter)
         is_computing = False
         if names:
             self.underway.begin(names)
@@ -267,6 +289,8 @@ class Dispatcher:
         decision = Decision(endpoint, PrefillDecode.name, "computes the prompt", matched[at])
         self.num_picks = endpoint.last_pick = self.num_picks + 1
         generation = pricing.reserve(endpoint, uncached_tokens)
+        if request.adapter:
+            _use_adapter(endpoint, request.adapter)
         if self.observer is not None:
             self.observer.placed(request, decision)
         return Lease(
@@ -311,6 +335,8 @@ class Dispatcher:
         request = lease.request
         if lease._names:
             self.underway.end(lease._names)
+        if request.adapter:
+            self._release_adapter(lease.endpoint, request.adapter)
         if outcome.prompt_tokens:
             self.token_rates.learn(request.pool, request.prompt_bytes, outcome.prompt_tokens)
         if self.health is not None:
@@ -321,6 +347,14 @@ class Dispatcher:
             self.on_result(request.pool, outcome.result)
         if self.on_room is not None:
             self.on_room(request.pool)
+
+    def _release_adapter(self, endpoint: Endpoint, adapter: str) -> None:
+        in_use = endpoint.adapters_in_use
+        in_use[adapter] -= 1
+        if not in_use[adapter]:
+            del in_use[adapter]
+            if self.on_adapter_idle is not None:
+                self.on_adapter_idle(endpoint)
 
     def _changed(self, change: Change) -> None:
         endpoint = change.endpoint
@@ -372,3 +406,8 @@ class Dispatcher:
             pick = pricing.cheapest(request.prompt_tokens, rest, [m for _, m in left])
             chosen.append(left.pop(pick)[0])
         return tuple(chosen)
+
+
+def _use_adapter(endpoint: Endpoint, adapter: str) -> None:
+    in_use = endpoint.adapters_in_use
+    in_use[adapter] = in_use.get(adapter, 0) + 1

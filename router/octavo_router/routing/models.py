@@ -19,7 +19,7 @@ from octavo_router.errors import Rejected
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from octavo_router.config.settings import BackendConfig, ServedModelConfig
+    from octavo_router.config.settings import BackendConfig, PoolConfig, ServedModelConfig
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.endpoints.registry import Registry
 
@@ -86,11 +86,19 @@ class Models:
     """See the module. Cheap for names without weights: one dictionary look-up."""
 
     __slots__ = (
-        "_adapters", "_claims", "_config", "_parents", "_plain", "_registry", "_served", "_version",
+        "_adapter_names", "_adapters", "_claims", "_config", "_parents", "_plain", "_pools",
+        "_registry", "_served", "_version",
     )  # fmt: skip
 
-    def __init__(self, registry: Registry, config: Sequence[ServedModelConfig] = ()) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        config: Sequence[ServedModelConfig] = (),
+        pools: Sequence[PoolConfig] = (),
+    ) -> None:
         self._registry = registry
+        self._pools = pools
+        self._adapter_names: dict[str, str] = {}
         self._config = {model.name: model for model in config}
         self._claims: Mapping[str, tuple[str, str]] = {}
         self._version = -1
@@ -103,8 +111,10 @@ class Models:
         self,
         config: Sequence[ServedModelConfig],
         claims: Mapping[str, tuple[str, str]] | None = None,
+        pools: Sequence[PoolConfig] = (),
     ) -> None:
         """New settings. `claims`: since when each pool asks for its names, and its namespace."""
+        self._pools = pools
         self._claims = claims or {}
         self._config = {model.name: model for model in config}
         self._version = -1
@@ -145,6 +155,13 @@ class Models:
             "" if upstream_model == name else upstream_model,
             copies,
         )
+
+    @property
+    def adapter_names(self) -> dict[str, str]:
+        """Names that mean an adapter, and the adapter: it is part of what a prefix is."""
+        if self._version != self._registry.version:
+            self._learn()
+        return self._adapter_names
 
     def cards(self) -> list[Card]:
         """All names that can be asked for, of all pools, each once."""
@@ -193,6 +210,29 @@ class Models:
                 self._parents.setdefault(name, model.name)
                 for pool in pools:
                     self._adapters.setdefault(name, {}).setdefault(pool, 0)
+        self._learn_placed()
+        self._adapter_names = {name: name for name in self._adapters if name not in self._served}
+        for model in self._config.values():
+            target = self._target(model.name)
+            if target in self._adapter_names:
+                self._adapter_names[model.name] = target
+
+    def _learn_placed(self) -> None:
+        """Adapters that this router loads: they belong to their pool, wherever they lie now."""
+        found: dict[str, dict[str, int]] = {}
+        for pool in self._pools:
+            bases = [name for name, pools in self._served.items() if pool.name in pools]
+            bases += [
+                model.name
+                for model in self._config.values()
+                if any(backend.pool == pool.name for backend in model.backends)
+            ]
+            for adapter in pool.adapters:
+                found.setdefault(adapter.name, {})[pool.name] = 0
+                if bases:
+                    self._parents[adapter.name] = bases[0]
+        for name, pools in found.items():
+            self._adapters[name] = self._owned(pools) if len(pools) > 1 else pools
 
     def _owned(self, pools: dict[str, int]) -> dict[str, int]:
         """Those of the namespace that owns the name, and those that are in none."""

@@ -107,6 +107,18 @@ def reserve(endpoint: Endpoint, uncached_tokens: int) -> int:
     return endpoint.generation
 
 
+def pause_sequence(endpoint: Endpoint, generation: int) -> None:
+    """Its client does not read: the engine is about to set it aside."""
+    release_sequence(endpoint, generation)
+    endpoint.num_paused += 1
+
+
+def resume_sequence(endpoint: Endpoint) -> int:
+    """It takes a seat again; its new generation."""
+    endpoint.num_paused -= 1
+    return reserve(endpoint, 0)
+
+
 def release_prompt(endpoint: Endpoint, uncached_tokens: int, generation: int) -> None:
     """Its prompt is computed."""
     endpoint.pending_tokens -= uncached_tokens

@@ -17,6 +17,7 @@ class RouteRequest:
     pool: str = ""  # that serves it, aliases and weights settled
     revision: str = ""  # "" for any; set where a canary's weights chose one
     adapter: str = ""
+    needs_adapter: bool = False  # only who has it may serve it: this router does the loading
     keys: bytes = b""  # the prompt's route keys: packed u64, one per 64 bytes of prompt
     prompt_bytes: int = 0
     prompt_tokens: int = 0  # exact for token-id prompts, else an estimate from bytes

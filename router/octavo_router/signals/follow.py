@@ -146,7 +146,15 @@ class Follower:
                     "load", f"the engine reported a KV usage of {delta.load.kv_usage}"
                 )
             endpoint.load = delta.load
+        if delta.adapters is not None:
+            self._take_adapters(frozenset(delta.adapters))
         endpoint.load_at = self.last_frame_at
+
+    def _take_adapters(self, adapters: frozenset[str]) -> None:
+        endpoint = self._endpoint
+        if adapters != endpoint.adapters:
+            endpoint.adapters = adapters
+            self._on_changed(endpoint)
 
 
 def _profile(endpoint: Endpoint) -> tuple[object, ...]:

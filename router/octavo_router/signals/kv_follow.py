@@ -46,7 +46,7 @@ class KvFollower:
             import zmq.asyncio
         except ImportError as error:
             logger.warning(
-                "Cannot follow KV events: install octavo[kv-events]", extra={"reason": str(error)}
+                "Cannot follow KV events: pip install pyzmq", extra={"reason": str(error)}
             )
             return
         context = zmq.asyncio.Context()

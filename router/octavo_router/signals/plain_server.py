@@ -105,7 +105,7 @@ class PlainFollower:
         def has_work() -> bool:
             load = endpoint.load
             return bool(
-                endpoint.in_flight
+                endpoint.num_requests
                 or endpoint.last_pick != last_pick
                 or load.running
                 or load.waiting

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from octavo_engine.caches import CacheLayout
+
 LIMITS = BackendLimits(max_tokens=512, max_seqs=8, max_logit_rows=512, max_model_len=512)
 NUM_BLOCKS = 128
 
@@ -23,6 +25,8 @@ NUM_BLOCKS = 128
 class LogitsBackend(Protocol):
     """Both real backends: a Backend that also shows its logits."""
 
+    @property
+    def cache_layout(self) -> CacheLayout: ...
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None: ...
     def logits(self, step: BackendStep) -> NDArray[np.float32]: ...
     def poison_blocks(self, block_ids: list[int]) -> None: ...
@@ -40,16 +44,41 @@ class Request:
 
 
 class Driver:
-    """Requests over one prepared backend."""
+    """Requests over one prepared backend. A request's block stands for one in each group of layers.
 
-    def __init__(self, backend: LogitsBackend, *, limits: BackendLimits = LIMITS) -> None:
+    With `frees`, what leaves a group's window is given back: poisoned, and out of the table.
+    """
+
+    def __init__(
+        self, backend: LogitsBackend, *, limits: BackendLimits = LIMITS, frees: bool = False
+    ) -> None:
         self.backend = backend
         self.limits = limits
-        backend.prepare(limits, NUM_BLOCKS)
-        backend.poison_blocks(list(range(NUM_BLOCKS)))
+        self._windows = backend.cache_layout.windows if frees else (None,)
+        self._num_groups = len(backend.cache_layout.groups)
+        backend.prepare(limits, NUM_BLOCKS * self._num_groups)
+        self.poison(list(range(NUM_BLOCKS)))
         self._free = list(range(NUM_BLOCKS))
         random.Random(7).shuffle(self._free)
-        self._tables = np.full((limits.max_seqs, limits.max_model_len // BLOCK_SIZE), -1, np.int32)
+        width = limits.max_model_len // BLOCK_SIZE
+        self._tables = np.full((self._num_groups, limits.max_seqs, width), -1, np.int32)
+
+    def poison(self, blocks: Sequence[int]) -> None:
+        self.backend.poison_blocks(
+            [self._place(b, group) for b in blocks for group in range(self._num_groups)]
+        )
+
+    def _place(self, block: int, group: int) -> int:
+        return block * self._num_groups + group
+
+    def _give_back(self, request: Request) -> None:
+        for group, window in enumerate(self._windows):
+            if window is None:
+                continue
+            first = max(0, request.num_computed - window + 1) // BLOCK_SIZE
+            gone = [self._place(block, group) for block in request.blocks[:first]]
+            self.backend.poison_blocks(gone)
+            self._tables[group, request.row, :first] = -1
 
     def add(self, row: int, token_ids: list[int], *, prefix: Request | None = None) -> Request:
         """A request; with `prefix`, its first whole blocks that are the same are shared."""
@@ -73,6 +102,7 @@ class Driver:
         parts = np.split(logits, step.seq_starts[1:-1])
         for (request, _), part in zip(work, parts, strict=True):
             request.logits.extend(part)
+            self._give_back(request)
         return parts
 
     def plan(
@@ -86,9 +116,14 @@ class Driver:
             request.num_computed += count
             while len(request.blocks) * BLOCK_SIZE < request.num_computed:
                 request.blocks.append(self._free.pop())
-            self._tables[request.row, : len(request.blocks)] = request.blocks
-            blocks = np.array(request.blocks, np.int32)
-            slots.append(blocks[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE)
+            for group, table in enumerate(self._tables[:, request.row]):
+                # What was given back stays out.
+                first = np.argmax(table >= 0) if request.num_computed > count else 0
+                table[first : len(request.blocks)] = [
+                    self._place(b, group) for b in request.blocks[first:]
+                ]
+            table = self._tables[:, request.row]
+            slots.append(table[:, at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE)
         token_ids = [
             np.array(r.token_ids, np.int32)[at] for (r, _), at in zip(work, positions, strict=True)
         ]
@@ -96,13 +131,20 @@ class Driver:
         return BackendStep(
             token_ids=np.concatenate(token_ids),
             positions=np.concatenate(positions),
-            slots=np.concatenate(slots).astype(np.int32),
+            slots=np.ascontiguousarray(np.concatenate(slots, axis=1), np.int32),
             seq_starts=np.cumsum([0, *(count for _, count in work)]).astype(np.int32),
             seq_lens=np.array([request.num_computed for request, _ in work], np.int32),
             rows=np.array([request.row for request, _ in work], np.int32),
             block_tables=self._tables,
             logit_rows=np.arange(num_tokens, dtype=np.int32),
-            copies=np.array(copies, np.int32).reshape(-1, 3),
+            copies=np.array(
+                [
+                    (self._place(source, group), self._place(target, group), count)
+                    for source, target, count in copies
+                    for group in range(self._num_groups)
+                ],
+                np.int32,
+            ).reshape(-1, 3),
         )
 
     def take_block(self) -> int:
@@ -110,10 +152,14 @@ class Driver:
 
 
 def run_alone(
-    backend: LogitsBackend, token_ids: list[int], chunks: Sequence[int] = ()
+    backend: LogitsBackend,
+    token_ids: list[int],
+    chunks: Sequence[int] = (),
+    *,
+    frees: bool = False,
 ) -> NDArray[np.float32]:
     """The logits of one request, computed in chunks of these sizes and then the rest."""
-    driver = Driver(backend)
+    driver = Driver(backend, frees=frees)
     request = driver.add(0, token_ids)
     for count in chunks:
         driver.step([(request, count)])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.backends.backend import BackendLimits, BackendStep
+    from octavo_engine.caches import CacheLayout
     from tests.engine.models.tiny import TinyModel
 
 MAX_MODEL_LEN = 160
@@ -40,6 +41,10 @@ class ThreadRanks:
             for rank in range(size)
         ]
         self._threads = ThreadPoolExecutor(size)
+
+    @property
+    def cache_layout(self) -> CacheLayout:
+        return self.ranks[0].cache_layout
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         for backend in self.ranks:

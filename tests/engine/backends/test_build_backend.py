@@ -52,7 +52,9 @@ def test_a_folder_becomes_a_backend_that_samples(tmp_path: Path, device: Any) ->
     )
     assert backend.name.startswith("torch/" if device == "torch" else "native/")
     assert backend.vocab_size == 256
-    assert backend.kv_bytes_per_block == 3 * 2 * 16 * 2 * 32 * 4
+    # A page is of one of its layers: two have a window, and one has none.
+    assert len(backend.cache_layout.groups) == 3
+    assert backend.kv_bytes_per_block == 2 * 16 * 2 * 32 * 4
     assert progress[-1][0] == progress[-1][1] == sum(t.nbytes for t in model.tensors.values())
 
     driver = Driver(backend)  # type: ignore[arg-type]  # both real backends show their logits
@@ -105,7 +107,7 @@ def test_copied_blocks_and_poison_on_native() -> None:
     driver.step([(second, 3)], copies=[(first.blocks[2], copy, 6)])
     assert np.array_equal(second.logits, alone.logits[38:])
 
-    driver.backend.poison_blocks(alone.blocks[:1])
+    driver.poison(alone.blocks[:1])
     alone.token_ids.append(1)
     assert np.isnan(driver.step([(alone, 1)])[0]).all()
 
@@ -179,7 +181,7 @@ def test_the_kv_cache_has_the_format_that_was_asked_for(
     save_file(model.tensors, tmp_path / "model.safetensors")
     config = EngineConfig(num_threads=1, max_model_len=128, kv_cache_dtype=kv_cache_dtype)
     backend = build_backend(config, files(model.config, tmp_path))
-    assert backend.kv_bytes_per_block == 3 * 2 * 16 * 2 * row_bytes
+    assert backend.kv_bytes_per_block == 2 * 16 * 2 * row_bytes  # of one of its layers
     Driver(backend)  # type: ignore[arg-type]  # as above: its cache is as large as it says
 
 

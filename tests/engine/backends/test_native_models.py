@@ -24,7 +24,7 @@ from tests.engine.backends.tolerance import (
     KV_AGAINST_FLOAT32,
     error,
 )
-from tests.engine.models.tiny import FAMILIES, TinyModel, tiny_model
+from tests.engine.models.tiny import FAMILIES, MIXTURES, TinyModel, tiny_model
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,9 +82,6 @@ def test_float32_equals_the_reference(name: str) -> None:
     token_ids = random_tokens(130, seed=1)
     logits = run_alone(native(model, "f32"), token_ids, chunks=[50, 1, 1])
     np.testing.assert_allclose(logits, reference_logits(model, token_ids), **FLOAT32)
-
-
-MIXTURES = ["mixtral", "qwen2-moe", "qwen3-moe", "qwen3-moe-shares"]
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in MIXTURES])
@@ -177,7 +174,13 @@ def test_bits_depend_on_nothing_but_the_tokens(
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 @pytest.mark.parametrize("quantization", ["none", "int4"])
-@pytest.mark.parametrize("name", ["llama-tied-biased", "granite", "gemma3", "phi3-longrope"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama-tied-biased", "granite", "gemma3", "phi3-longrope", "gpt2", "falcon-new", "olmo2",
+        "mpt-clipped-six-heads", "hunyuan", "cohere-plus",
+    ],
+)  # fmt: skip
 def test_fused_and_unfused_programs_give_the_same_bits(
     name: str, quantization: Quantization, dtype: Dtype
 ) -> None:
@@ -217,9 +220,10 @@ def test_fp8_is_e4m3() -> None:
     assert not np.array_equal(logits, other)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "bloom", "olmo2", "cohere-plus", "nemotron"])
 @pytest.mark.parametrize("isa", _native.available_isas())
-def test_every_instruction_set_keeps_both_promises(isa: str) -> None:
-    model = tiny_model("qwen3")
+def test_every_instruction_set_keeps_both_promises(isa: str, name: str) -> None:
+    model = tiny_model(name)
     config = ModelConfig.from_hf(model.config)
     token_ids = random_tokens(90, seed=6)
     for dtype in ("f32", "bf16"):

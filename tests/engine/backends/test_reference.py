@@ -75,5 +75,5 @@ def test_a_poisoned_block_is_seen() -> None:
     driver = Driver(reference(tiny_model("llama")))
     request = driver.add(0, random_tokens(20))
     driver.step([(request, 19)])
-    driver.backend.poison_blocks(request.blocks[:1])
+    driver.poison(request.blocks[:1])
     assert np.isnan(driver.step([(request, 1)])[0]).all()

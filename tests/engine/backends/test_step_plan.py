@@ -15,12 +15,14 @@ from octavo_engine.backends.step_plan import StepPlan, StepPlanError, max_plan_b
 from octavo_engine.config import BLOCK_SIZE
 
 
-def make_step(counts: list[int], lengths: list[int], *, seed: int = 0) -> BackendStep:
+def make_step(
+    counts: list[int], lengths: list[int], *, seed: int = 0, num_groups: int = 1
+) -> BackendStep:
     """Sequences in rows that are not theirs in order, over a table far wider than they need."""
     rng = np.random.default_rng(seed)
     num_seqs = len(counts)
     rows = rng.permutation(num_seqs + 3)[:num_seqs].astype(np.int32)
-    tables = rng.integers(0, 1000, (num_seqs + 3, 50), dtype=np.int32)
+    tables = rng.integers(0, 1000, (num_groups, num_seqs + 3, 50), dtype=np.int32)
     starts = np.cumsum([0, *counts]).astype(np.int32)
     positions = [np.arange(end - n, end) for n, end in zip(counts, lengths, strict=True)]
     flat = np.concatenate(positions).astype(np.int32)
@@ -28,13 +30,14 @@ def make_step(counts: list[int], lengths: list[int], *, seed: int = 0) -> Backen
     return BackendStep(
         token_ids=rng.integers(0, 256, len(flat), dtype=np.int32),
         positions=flat,
-        slots=tables[owners, flat // BLOCK_SIZE] * BLOCK_SIZE + flat % BLOCK_SIZE,
+        slots=tables[:, owners, flat // BLOCK_SIZE] * BLOCK_SIZE + flat % BLOCK_SIZE,
         seq_starts=starts,
         seq_lens=np.array(lengths, np.int32),
         rows=rows,
         block_tables=tables,
         logit_rows=starts[1:] - 1,
         copies=rng.integers(0, 99, (seed % 3, 3), dtype=np.int32),
+        adapters=np.arange(num_seqs, dtype=np.int32) - 1 if num_groups > 1 else None,
     )
 
 
@@ -43,8 +46,13 @@ STEP = make_step([1, 5, 20], [40, 5, 600], seed=2)
 
 @pytest.mark.parametrize(
     "step",
-    [STEP, make_step([1], [1]), make_step([1] * 32, list(range(100, 132)), seed=1)],
-    ids=["mixed", "one token", "decode"],
+    [
+        STEP,
+        make_step([1], [1]),
+        make_step([1] * 32, list(range(100, 132)), seed=1),
+        make_step([1, 9], [70, 9], seed=4, num_groups=3),
+    ],
+    ids=["mixed", "one token", "decode", "groups and adapters"],
 )
 def test_what_goes_in_comes_out(step: BackendStep) -> None:
     plan = StepPlan.of(step)
@@ -54,7 +62,7 @@ def test_what_goes_in_comes_out(step: BackendStep) -> None:
     back = again.step()
     num_blocks = -(-int(step.seq_lens.max()) // BLOCK_SIZE)
     np.testing.assert_array_equal(
-        back.block_tables[back.rows], step.block_tables[step.rows, :num_blocks]
+        back.block_tables[:, back.rows], step.block_tables[:, step.rows, :num_blocks]
     )
     np.testing.assert_array_equal(back.slots, step.slots)
 
@@ -62,8 +70,9 @@ def test_what_goes_in_comes_out(step: BackendStep) -> None:
 def test_the_largest_step_has_room() -> None:
     limits = BackendLimits(max_tokens=96, max_seqs=3, max_logit_rows=8, max_model_len=600)
     counts = [32, 32, 32]
-    step = make_step(counts, [600, 600, 600], seed=2)
-    assert len(StepPlan.of(step).encode()) <= max_plan_bytes(limits)
+    for num_groups in (1, 4):
+        step = make_step(counts, [600, 600, 600], seed=2, num_groups=num_groups)
+        assert len(StepPlan.of(step).encode()) <= max_plan_bytes(limits, num_groups)
 
 
 def test_a_plan_is_small() -> None:
@@ -87,9 +96,9 @@ def with_word(place: int, value: int) -> bytes:
         (DATA[:-4], "copies of a step plan has the shape"),
         (DATA[:40], "the head of a step plan is cut off"),
         (DATA + b"\0\0\0\0", "4 bytes behind its arrays"),
-        (with_word(1, 9), "has 9 arrays; 8 are known"),
+        (with_word(1, 10), "has 10 arrays; 9 are known"),
         (with_word(1, 7), "bytes behind its arrays"),
-        (with_word(2, 99), "has an array 99; 8 are known"),
+        (with_word(2, 99), "has an array 99; 9 are known"),
         (with_word(3, 9), "token_ids of a step plan has 9 dimensions"),
         (with_word(4, 1 << 31), "token_ids of a step plan has the shape"),
         (with_word(5, 0), "has token_ids twice"),
@@ -103,8 +112,12 @@ def test_what_is_no_plan_is_refused(data: bytes, message: str) -> None:
 
 def test_arrays_must_agree() -> None:
     plan = StepPlan.of(STEP)
-    for name in ("positions", "slots", "seq_lens", "block_tables"):
+    for name in ("positions", "seq_lens"):
         changed = dataclasses.replace(plan, **{name: getattr(plan, name)[:-1]})
+        with pytest.raises(StepPlanError, match=f"{name} of a step plan has the shape"):
+            StepPlan.decode(changed.encode())
+    for name in ("slots", "block_tables"):
+        changed = dataclasses.replace(plan, **{name: getattr(plan, name)[:, :-1]})
         with pytest.raises(StepPlanError, match=f"{name} of a step plan has the shape"):
             StepPlan.decode(changed.encode())
 
@@ -120,5 +133,5 @@ def test_any_bytes_are_a_plan_or_an_error(place: int, junk: bytes, length: int) 
             plan = StepPlan.decode(data)
         except StepPlanError:
             continue
-        assert len(plan.seq_starts) == len(plan.seq_lens) + 1 == len(plan.block_tables) + 1
-        assert len(plan.token_ids) == len(plan.positions) == len(plan.slots)
+        assert len(plan.seq_starts) == len(plan.seq_lens) + 1 == plan.block_tables.shape[1] + 1
+        assert len(plan.token_ids) == len(plan.positions) == plan.slots.shape[1]

@@ -147,14 +147,22 @@ def odd_request(rng: random.Random, name: str, stems: list[list[int]]) -> Engine
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_answers_are_those_of_an_engine_that_waits(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "windows", "num_blocks"),
+    [
+        (0, (None,), 12), (1, (None,), 12), (2, (None,), 12), (3, (80,), 11),
+        (4, (None, 24, 40), 36),
+    ],
+)  # fmt: skip
+def test_answers_are_those_of_an_engine_that_waits(
+    seed: int, windows: tuple[int | None, ...], num_blocks: int
+) -> None:
     """Of everything in company, in so little memory that sequences are preempted."""
     told = []
     for config in (CONFIG, WAITING):
         rng = random.Random(seed)
         stems = [[rng.randrange(512) for _ in range(60)] for _ in range(3)]
-        backend = LaunchingBackend(12, peak=0.0)
+        backend = LaunchingBackend(num_blocks, peak=0.0, windows=windows)
         engine, log = make_engine(backend, config)
         answers = Answers()
         for number in range(24):

@@ -169,13 +169,18 @@ def answers_to(
     return run(engine, wishes, rng)
 
 
-def check(make_backend: Any, wishes: list[dict[str, Any]], rng: random.Random) -> None:
-    plain = make_engine(make_backend(), num_blocks=60)
+def check(
+    make_backend: Any, wishes: list[dict[str, Any]], rng: random.Random, *, pages: int = 1
+) -> None:
+    """`pages`: blocks that 16 tokens take."""
+    plain = make_engine(make_backend(), num_blocks=60 * pages)
     truth = run(plain, wishes, rng)
     plain.close()
     num_accepted = 0
     for num_blocks, budget, caching in ((10, 16, True), (60, 64, True), (60, 9, False)):
-        engine = make_engine(make_backend(), num_blocks=num_blocks, budget=budget, caching=caching)
+        engine = make_engine(
+            make_backend(), num_blocks=num_blocks * pages, budget=budget, caching=caching
+        )
         told = answers_to(engine, wishes, rng, truth)
         for name, answer in told.items():
             assert answer.all == truth[name].all
@@ -194,6 +199,18 @@ def test_it_changes_nothing_on_a_backend_that_knows_the_truth(seed: int) -> None
         lambda: FakeBackend(60, 512, peak=0.5),
         random_wishes(rng, vocab=512, with_grammars=True),
         rng,
+    )
+
+
+@pytest.mark.parametrize("windows", [(24,), (None, 24, 40)])
+def test_it_changes_nothing_where_layers_have_windows(windows: tuple[int | None, ...]) -> None:
+    rng = random.Random(7)
+    num_blocks = 60 * len(windows)
+    check(
+        lambda: FakeBackend(num_blocks, 512, peak=0.5, windows=windows),
+        random_wishes(rng, vocab=512, with_grammars=True),
+        rng,
+        pages=len(windows),
     )
 
 

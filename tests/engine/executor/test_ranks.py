@@ -187,7 +187,7 @@ def test_the_core_is_replaced_when_a_rank_is_lost() -> None:
     config = CONFIG.replace(tensor_parallel_size=2, max_model_len=2048, kv_cache_memory_bytes=None)
 
     async def lose_rank(engine: AsyncEngine) -> None:
-        core = psutil.Process(engine._client.pid)  # type: ignore[attr-defined,union-attr]
+        core = psutil.Process(engine._client.pid)  # type: ignore[union-attr]
         workers_of(core)[0].kill()
         await until(lambda: "rank 1 of 2 was ended by SIGKILL" in engine.health().reason)
         await until(lambda: engine.health().state == "ready")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.kv.manager import KVManager
-from octavo_engine.state.batch import BlockCopy
+from octavo_engine.state.batch import BlockCopy, BlockGrowth
 from tests.fakes.requests import make_prompt, make_sequence
 
 if TYPE_CHECKING:
     from octavo_engine.state.sequence import Sequence
 
 
-def admit(kv: KVManager, sequence: Sequence) -> BlockCopy | None:
+def admit(kv: KVManager, sequence: Sequence) -> list[BlockCopy]:
     kv.name_blocks(sequence)
     return kv.admit(sequence, kv.match(sequence))
 
@@ -29,11 +29,12 @@ def free_ids(kv: KVManager) -> list[int]:
 def test_blocks_come_at_admission_and_one_by_one_afterwards():
     kv = KVManager(6)
     sequence = make_sequence(40)
-    assert admit(kv, sequence) is None
+    assert admit(kv, sequence) == []
     assert sequence.block_table == [0, 1, 2]
-    assert kv.grow(sequence) == 3
+    assert kv.grow(sequence) == [BlockGrowth(sequence.row, place=3, block_id=3)]
     assert sequence.block_table == [0, 1, 2, 3]
-    assert [kv.grow(sequence), kv.grow(sequence), kv.grow(sequence)] == [4, 5, None]
+    grown = [[growth.block_id for growth in kv.grow(sequence)] for _ in range(3)]
+    assert grown == [[4], [5], []]
 
 
 def test_the_end_of_a_prefix_is_reused_before_its_beginning():
@@ -96,7 +97,7 @@ def test_a_copy_holds_its_source_until_the_step_is_over():
     kv.release(first)
     assert free_ids(kv) == [2, 1, 0]
     again = make_sequence(20)
-    assert admit(kv, again) == BlockCopy(source=1, target=2, num_tokens=3)
+    assert admit(kv, again) == [BlockCopy(source=1, target=2, num_tokens=3)]
     assert again.block_table == [0, 2]
     assert (again.num_computed_tokens, free_ids(kv)) == (19, [])
     kv.end_step()
@@ -111,7 +112,7 @@ def test_without_room_for_source_and_target_the_tokens_are_computed():
     compute(kv, first, 20)
     kv.release(first)
     again = make_sequence(20)
-    assert admit(kv, again) is None
+    assert admit(kv, again) == []
     assert again.block_table == [0, 1]
     assert again.num_computed_tokens == 16
 

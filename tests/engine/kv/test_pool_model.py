@@ -20,6 +20,7 @@ from octavo_engine.kv.pool import BlockPool
 from octavo_engine.protocol.prefix_hash import block_digest, pack_tokens
 
 ROOT = b"root"
+NUM_GROUPS = 2  # of layers: one's blocks are never found by the other
 
 
 @dataclass
@@ -30,16 +31,19 @@ class Model:
     free: list[int] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)
     published: dict[int, tuple[bytes, tuple[int, ...]]] = field(default_factory=dict)
+    groups: dict[int, int] = field(default_factory=dict)  # whose a block was last
 
     def __post_init__(self) -> None:
         self.free = list(range(self.num_blocks))
         self.counts = dict.fromkeys(self.free, 0)
+        self.groups = dict.fromkeys(self.free, 0)
 
-    def allocate(self, count: int) -> list[int]:
+    def allocate(self, count: int, group: int) -> list[int]:
         taken, self.free = self.free[:count], self.free[count:]
         for block_id in taken:
             self.published.pop(block_id, None)
             self.counts[block_id] = 1
+            self.groups[block_id] = group
         return taken
 
     def touch(self, block_id: int) -> None:
@@ -57,7 +61,9 @@ class Model:
 
     def publish(self, block_id: int, parent: bytes, tokens: tuple[int, ...]) -> bool:
         self.published.pop(block_id, None)
-        for other_parent, other in self.published.values():
+        for other_id, (other_parent, other) in self.published.items():
+            if self.groups[other_id] != self.groups[block_id]:
+                continue
             is_full = len(tokens) == BLOCK_SIZE
             is_known = other == tokens if is_full else other[: len(tokens)] == tokens
             if other_parent == parent and is_known:
@@ -65,8 +71,12 @@ class Model:
         self.published[block_id] = (parent, tokens)
         return True
 
-    def longest(self, parent: bytes, tokens: tuple[int, ...]) -> int:
-        siblings = [other for p, other in self.published.values() if p == parent]
+    def longest(self, parent: bytes, tokens: tuple[int, ...], group: int) -> int:
+        siblings = [
+            other
+            for block_id, (p, other) in self.published.items()
+            if p == parent and self.groups[block_id] == group
+        ]
         return max((common(other, tokens) for other in siblings), default=0)
 
 
@@ -81,11 +91,12 @@ class Pair:
     """The pool and its model, moved together and compared after every move."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, NUM_GROUPS)
         self.model = Model(num_blocks)
 
-    def allocate(self, count: int) -> None:
-        assert [b.id for b in self.pool.allocate(count)] == self.model.allocate(count)
+    def allocate(self, count: int, group: int = 0) -> None:
+        taken = [block.id for block in self.pool.allocate(count, group)]
+        assert taken == self.model.allocate(count, group)
 
     def touch(self, block_id: int) -> None:
         self.pool.touch([self.pool.blocks[block_id]])
@@ -100,36 +111,39 @@ class Pair:
         packed = pack_tokens(tokens)
         digest = block_digest(parent, packed) if len(tokens) == BLOCK_SIZE else None
         block = self.pool.blocks[block_id]
-        done = self.pool.cache.publish(block, parent, packed, digest)
+        done = self.pool.caches[block.group].publish(block, parent, packed, digest)
         assert done == self.model.publish(block_id, parent, tokens)
 
     def retract(self, block_id: int) -> None:
-        self.pool.cache.retract(self.pool.blocks[block_id])
+        block = self.pool.blocks[block_id]
+        self.pool.caches[block.group].retract(block)
         del self.model.published[block_id]
 
     def match(self, parent: bytes, tokens: tuple[int, ...]) -> None:
         """A match of less than a block, which finds the best sibling."""
-        found = self.pool.cache.match(parent, [], tokens, len(tokens))
-        assert found.blocks == []
-        assert found.num_copied == self.model.longest(parent, tokens)
-        if found.source is not None:
-            held_by, held = self.model.published[found.source.id]
-            assert held_by == parent
-            assert held[: found.num_copied] == tokens[: found.num_copied]
+        for group, cache in enumerate(self.pool.caches):
+            found = cache.match(parent, [], tokens, len(tokens))
+            assert found.blocks == []
+            assert found.num_copied == self.model.longest(parent, tokens, group)
+            if found.source is not None:
+                held_by, held = self.model.published[found.source.id]
+                assert held_by == parent
+                assert held[: found.num_copied] == tokens[: found.num_copied]
 
     def compare(self) -> None:
         pool, model = self.pool, self.model
         assert [block.id for block in pool.free_blocks()] == model.free
         assert pool.num_free == len(model.free)
-        assert len(pool.cache) == len(model.published)
+        assert sum(map(len, pool.caches)) == len(model.published)
         for block in pool.blocks:
             assert block.ref_count == model.counts[block.id]
+            assert block.group == model.groups[block.id]
             assert block.is_published == (block.id in model.published)
             if block.is_published:
                 parent, tokens = model.published[block.id]
                 assert (block.parent, block.tokens) == (parent, pack_tokens(tokens))
                 if block.digest is not None:
-                    assert pool.cache.get(block.digest) is block
+                    assert pool.caches[block.group].get(block.digest) is block
 
     @property
     def held(self) -> list[int]:
@@ -150,7 +164,7 @@ def test_thirty_thousand_random_operations_match_the_model(seed):
         kind, held, published = rng.randrange(7), pair.held, list(pair.model.published)
         parent = rng.choice([ROOT, b"other", b"third"])
         if kind <= 1:
-            pair.allocate(rng.randint(0, min(3, pair.pool.num_free)))
+            pair.allocate(rng.randint(0, min(3, pair.pool.num_free)), rng.randrange(NUM_GROUPS))
         elif kind == 2 and published:
             pair.touch(rng.choice(published))
         elif kind == 3 and held:
@@ -176,7 +190,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def allocate(self, data):
-        self.pair.allocate(data.draw(st.integers(0, self.pair.pool.num_free)))
+        count = data.draw(st.integers(0, self.pair.pool.num_free))
+        self.pair.allocate(count, data.draw(st.integers(0, NUM_GROUPS - 1)))
 
     @precondition(lambda self: self.pair.model.published)
     @rule(data=st.data())

@@ -43,7 +43,7 @@ def make_request(
 def make_sequence(request: EngineRequest, *, row: int, blocks: list[int]) -> Sequence:
     sequence = Sequence(request, max_num_tokens=128)
     sequence.row = row
-    sequence.block_table = blocks
+    sequence.set_block_tables([blocks])
     return sequence
 
 

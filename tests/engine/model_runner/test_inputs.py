@@ -33,11 +33,11 @@ def test_a_prompt_and_a_chunk_lie_one_behind_the_other() -> None:
     step, sampling = built.step, built.sampling
     assert step.token_ids.tolist() == [100, 101, 102, 214, 215, 216, 217]
     assert step.positions.tolist() == [0, 1, 2, 14, 15, 16, 17]
-    assert step.slots.tolist() == [112, 113, 114, 94, 95, 48, 49]
+    assert step.slots.tolist() == [[112, 113, 114, 94, 95, 48, 49]]
     assert step.seq_starts.tolist() == [0, 3, 7]
     assert step.seq_lens.tolist() == [3, 18]
     assert step.rows.tolist() == [2, 0]
-    assert step.block_tables[0].tolist() == [5, 3, 9, 0]
+    assert step.block_tables[0, 0].tolist() == [5, 3, 9, 0]
     assert step.logit_rows.tolist() == [2]
     assert step.copies.shape == (0, 3)
     assert sampling.rows.tolist() == [2]
@@ -76,7 +76,7 @@ def test_decoding_gives_the_same_arrays_by_its_short_way() -> None:
             if hasattr(got, name):
                 assert getattr(got, name).tolist() == getattr(expected, name).tolist(), name
                 assert getattr(got, name).dtype == np.int32, name
-    assert short.step.slots.tolist() == [128, 96]
+    assert short.step.slots.tolist() == [[128, 96]]
     assert short.logit_starts.tolist() == long.logit_starts.tolist()
 
 
@@ -118,8 +118,8 @@ def test_growth_and_copies_reach_the_step() -> None:
     )
     step = make_inputs().build(batch).step
     assert step.copies.tolist() == [[6, 2, 5], [8, 1, 16]] and step.copies.dtype == np.int32
-    assert step.block_tables[0].tolist() == [1, 2, 9, 0]
-    assert step.block_tables[3, 0] == 4
+    assert step.block_tables[0, 0].tolist() == [1, 2, 9, 0]
+    assert step.block_tables[0, 3, 0] == 4
 
 
 def test_nothing_of_a_former_owner_remains_in_a_row() -> None:

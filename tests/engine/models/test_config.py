@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo_engine.errors import ModelError
+from octavo_engine.models.alibi import alibi_slopes
 from octavo_engine.models.config import LayerConfig, ModelConfig
 from octavo_engine.models.families import FAMILIES as KNOWN
 from octavo_engine.models.rope import RopeConfig
-from tests.engine.models.tiny import FAMILIES, architecture_of
+from tests.engine.models.tiny import known_architectures, tiny_model
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -69,8 +72,9 @@ def test_old_and_new_spellings_of_rope_and_dtype_are_the_same() -> None:
 
 
 def test_every_family_is_tried_by_a_tiny_model() -> None:
-    tried = {architecture_of(kind) for kind, _ in FAMILIES.values()}
-    assert tried == set(KNOWN) - {"Gemma3ForConditionalGeneration"}  # the same, in a wrapper
+    # In a wrapper, or by another spelling.
+    same = {"Gemma3ForConditionalGeneration", "BaiChuanForCausalLM", "MPTForCausalLM"}
+    assert known_architectures() == set(KNOWN) - same
 
 
 def test_what_a_family_leaves_unsaid() -> None:
@@ -235,6 +239,79 @@ def test_hostile_values_of_families(architecture: str, field: str, value: object
 
 
 def test_an_unknown_architecture_error_lists_the_known_ones() -> None:
-    with pytest.raises(ModelError, match="'GPT2LMHeadModel' is not supported") as caught:
-        read(architectures=["GPT2LMHeadModel"])
+    with pytest.raises(ModelError, match="'MambaForCausalLM' is not supported") as caught:
+        read(architectures=["MambaForCausalLM"])
     assert all(name in str(caught.value) for name in KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "advice"),
+    [
+        ("ChatGLMModel", "ends in -hf"),
+        ("ChatGLMForConditionalGeneration", "ends in -hf"),
+        ("QWenLMHeadModel", "Qwen 1.5"),
+        ("RWForCausalLM", "FalconForCausalLM"),
+        ("MiniCPM3ForCausalLM", "MiniCPM 1, 2 or 4"),
+    ],
+)
+def test_a_format_of_its_own_code_is_refused_with_advice(architecture: str, advice: str) -> None:
+    with pytest.raises(ModelError, match=f"{architecture}' is not supported: .*{advice}"):
+        read(architectures=[architecture])
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("gpt2", "scale_attn_by_inverse_layer_idx", True),
+        ("gpt2", "n_embd", 0),
+        ("bigcode", "n_layer", "2"),
+        ("opt", "do_layer_norm_before", False),
+        ("opt", "word_embed_proj_dim", 32),
+        ("bloom", "apply_residual_connection_post_layernorm", True),
+        ("phi", "qk_layernorm", True),
+        ("mpt", "attn_config.alibi", False),
+        ("mpt", "attn_config.alibi_bias_max", 16),
+        ("olmoe", "clip_qkv", 8.0),
+        ("dbrx", "ffn_config.moe_normalize_expert_weights", 2),
+        ("dbrx", "attn_config.kv_n_heads", 3),
+        ("falcon-new", "num_kv_heads", 3),
+        ("falcon-new", "num_ln_in_parallel_attn", []),
+        ("gptj", "rotary_dim", 17),
+        ("cohere", "logit_scale", -1.0),
+        ("exaone4", "sliding_window_pattern", "LLLG"),
+        ("hunyuan-alpha", "rope_parameters.alpha", -2.0),
+        ("baichuan-13b", "model_max_length", 0),
+    ],
+)
+def test_hostile_values_of_classics(name: str, field: str, value: object) -> None:
+    config: dict[str, Any] = copy.deepcopy(tiny_model(name).config)
+    *outer, last = field.split(".")
+    inner = config
+    for part in outer:
+        inner = inner[part]
+    inner[last] = value
+    config.pop("layer_types", None)
+    with pytest.raises(ModelError, match=f"config.json.*{last}"):
+        ModelConfig.from_hf(config)
+
+
+def test_names_of_their_own_are_those_of_the_error() -> None:
+    config = {k: v for k, v in tiny_model("gpt2").config.items() if k != "n_embd"}
+    with pytest.raises(ModelError, match="n_embd is missing"):
+        ModelConfig.from_hf(config)
+
+
+def test_command_r_turns_only_where_it_sees_a_window() -> None:
+    layers = ModelConfig.from_hf(tiny_model("cohere2").config).layers
+    assert [(layer.window, layer.rope is not None) for layer in layers] == [
+        (24, True), (24, True), (24, True), (None, False)
+    ]  # fmt: skip
+
+
+def test_slopes_of_linear_biases() -> None:
+    four = alibi_slopes(ModelConfig.from_hf(tiny_model("bloom").config))
+    assert four.tolist() == [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]
+    six = alibi_slopes(ModelConfig.from_hf(tiny_model("bloom-six-heads").config))
+    np.testing.assert_allclose(six, [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3])
+    strided = alibi_slopes(ModelConfig.from_hf(tiny_model("mpt-clipped-six-heads").config))
+    np.testing.assert_allclose(strided, [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3])

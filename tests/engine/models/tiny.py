@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from dataclasses import dataclass
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from octavo_engine.errors import ModelError
+from octavo_engine.models.config import ModelConfig
+from octavo_engine.models.decoder_names import under_our_names
 from octavo_engine.weights.checkpoint import StoredTensor
+from tests.engine.models.classics import ARCHITECTURES, CLASSES, CLASSICS, TWINS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import numpy as np
     from numpy.typing import NDArray
+
+    from octavo_engine.weights.checkpoint import Checkpoint
 
 VOCABULARY = 256
 SHAPE: dict[str, Any] = {
@@ -176,7 +182,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": GEMMA3_ROPES,
         },
     ),
+    **CLASSICS,
+    **{name: (twin.kind, twin.fields) for name, twin in TWINS.items()},
 }
+MIXTURES = [name for name, (kind, _) in FAMILIES.items() if kind in (
+    "Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe", "Dbrx", "GraniteMoe",
+)]  # fmt: skip
 
 
 class MemoryCheckpoint:
@@ -199,7 +210,7 @@ class MemoryCheckpoint:
         return sum(stored.data.nbytes for stored in self._tensors.values())
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class TinyModel:
     """One model, known to transformers and to us."""
 
@@ -208,8 +219,10 @@ class TinyModel:
     config: dict[str, Any]  # config.json
     tensors: dict[str, torch.Tensor]
 
-    def checkpoint(self, dtype: str = "F32") -> MemoryCheckpoint:
-        return MemoryCheckpoint(self.tensors, dtype)
+    def checkpoint(self, dtype: str = "F32") -> Checkpoint:
+        """As the model's page asks for it."""
+        stored = MemoryCheckpoint(self.tensors, dtype)
+        return under_our_names(ModelConfig.from_hf(self.config), stored)
 
     def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
         """What transformers says, [tokens, vocabulary]."""
@@ -223,24 +236,44 @@ class TinyModel:
 def tiny_model(name: str, **changes: Any) -> TinyModel:
     """The model of that name in FAMILIES, its weights a function of the name."""
     kind, fields = FAMILIES[name]
-    return make_model(name, kind, {**fields, **changes})
+    model = make_model(name, kind, {**fields, **changes})
+    twin = TWINS.get(name)
+    if twin is None:
+        return model
+    with torch.no_grad():
+        twin.prepare(model.reference)
+    config = twin.config(model.config) | {"architectures": [twin.architecture]}
+    return TinyModel(name, model.reference, config, twin.tensors(model.tensors, model.config))
 
 
 def architecture_of(kind: str) -> str:
-    """transformers' class, and so what config.json calls the model."""
-    return f"{kind.removesuffix('Text')}ForCausalLM"
+    """What config.json calls the model."""
+    return ARCHITECTURES.get(kind, f"{kind.removesuffix('Text')}ForCausalLM")
+
+
+def known_architectures() -> set[str]:
+    """All that a tiny model is made of."""
+    made = {architecture_of(kind) for name, (kind, _) in FAMILIES.items() if name not in TWINS}
+    return made | {twin.architecture for twin in TWINS.values()}
 
 
 def make_model(name: str, kind: str, fields: dict[str, Any]) -> TinyModel:
     import transformers
 
-    config = getattr(transformers, f"{kind}Config")(**{**SHAPE, **fields})
+    config_class = getattr(transformers, f"{kind}Config")
+    known = {field.name for field in dataclasses.fields(config_class)}
+    sizes = {field: value for field, value in SHAPE.items() if field in known}
+    config = config_class(**{**sizes, **fields})
+    config._attn_implementation = fields.get("attn_implementation", "eager")
     architecture = architecture_of(kind)
-    model = getattr(transformers, architecture)(config).eval()
+    model = getattr(transformers, CLASSES.get(kind, architecture))(config).eval()
     generator = torch.Generator().manual_seed(sum(name.encode()))
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            _fill(parameter_name, parameter, generator, gemma=kind.startswith("Gemma"))
+            gemma = kind.startswith(("Gemma", "Nemotron"))
+            _fill(parameter_name, parameter, generator, gemma=gemma)
+    if kind in {own for own, _ in CLASSICS.values()}:
+        return _saved(name, model, architecture)
     tensors = {
         stored: part
         for name, tensor in model.state_dict().items()
@@ -250,6 +283,20 @@ def make_model(name: str, kind: str, fields: dict[str, Any]) -> TinyModel:
     as_json = config.to_dict()
     as_json["architectures"] = [architecture]
     return TinyModel(name, model, as_json, tensors)
+
+
+def _saved(name: str, model: Any, architecture: str) -> TinyModel:
+    """As transformers itself writes the model's files."""
+    import json
+    from pathlib import Path
+
+    from safetensors.torch import load_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        config = json.loads((Path(folder) / "config.json").read_text())
+        tensors = load_file(Path(folder) / "model.safetensors")
+    return TinyModel(name, model, config | {"architectures": [architecture]}, tensors)
 
 
 def _as_published(name: str, tensor: torch.Tensor, kind: str) -> list[tuple[str, torch.Tensor]]:
@@ -278,7 +325,7 @@ def _fill(name: str, parameter: torch.Tensor, generator: torch.Generator, *, gem
     values = torch.randn(parameter.shape, generator=generator)
     if parameter.ndim >= 2:
         parameter.copy_(values * (1.2 / math.sqrt(parameter.shape[-1])))
-    elif name.endswith("norm.weight"):
+    elif name.endswith(".weight"):
         parameter.copy_((0.0 if gemma else 1.0) + 0.2 * values)
     else:
         parameter.copy_(0.2 * values)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Workload:
     """One random engine and what comes to it."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, windows: tuple[int | None, ...] = (None,)) -> None:
         rng = self.rng = random.Random(seed)
         self.config = SchedulerConfig(
             max_num_seqs=rng.choice([1, 2, 4, 8]),
@@ -42,9 +42,12 @@ class Workload:
             max_step_ms=rng.choice([1.0, 200.0]),
             enable_prefix_caching=rng.random() < 0.85,
         )
-        self.num_blocks = rng.choice([1, 2, 4, 8, 16])
+        self.num_blocks = rng.choice([1, 2, 4, 8, 16]) * len(windows)
         self.clock = ManualClock()
-        scheduler = Scheduler(self.config, num_blocks=self.num_blocks, now=self.clock)
+        scheduler = Scheduler(
+            self.config, num_blocks=self.num_blocks, windows=windows, now=self.clock
+        )
+        self.capacity = scheduler.kv.needs.tokens(self.num_blocks, self.config.max_model_len)
         scheduler._admission.ratio = rng.choice([0.0, 0.7])
         self.loop = Loop(scheduler)
         self.loop.between = lambda _: self.maybe_abort(0.03)
@@ -101,7 +104,7 @@ class Workload:
         prompt, resumed = request.prompt_token_ids, request.output_token_ids
         whole = resumed + self.loop.outputs[request.request_id]
         assert whole == true_output(prompt, len(whole))
-        limit = min(self.config.max_model_len, self.num_blocks * 16 + 1) - len(prompt)
+        limit = min(self.config.max_model_len, self.capacity + 1) - len(prompt)
         if request.params.max_tokens is not None:
             limit = min(limit, request.params.max_tokens)
         stops = [
@@ -127,6 +130,24 @@ def test_random_workloads(batch):
             Workload(seed).run()
         except BaseException as error:
             error.add_note(f"Workload({seed})")
+            raise
+
+
+ONE_IN_SIX = (None, *[24] * 5)
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [(24,), (2,), (100,), (None, 24), (None, 2, 40), ONE_IN_SIX],
+    ids=lambda windows: "-".join(map(str, windows)),
+)
+@pytest.mark.parametrize("batch", range(2))
+def test_random_workloads_of_layers_with_windows(windows, batch):
+    for seed in range(1000 + batch * 40, 1000 + (batch + 1) * 40):
+        try:
+            Workload(seed, windows).run()
+        except BaseException as error:
+            error.add_note(f"Workload({seed}, {windows})")
             raise
 
 

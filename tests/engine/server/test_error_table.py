@@ -14,6 +14,7 @@ import pytest
 
 import octavo_engine
 from octavo_engine import errors
+from octavo_engine.config import EngineConfig
 from octavo_engine.errors import (
     DeadlineExceeded,
     EngineDead,
@@ -179,7 +180,11 @@ MEET: dict[str, Callable[[], Met]] = {
         limits=RequestLimits(max_header_bytes=2000)),
     "internal_error": failing(ZeroDivisionError("at 0x7f00deadbeef in /srv/secret.py")),
     "model_error": failing(GenerationFailed("the logits of layer 3 are not finite")),
-    "not_implemented": asked("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b"}),
+    "not_implemented": asked("/v1/realtime", b"", method="GET"),
+    "adapters_fixed": asked("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b"}),
+    "adapter_not_found": asked("/v1/unload_lora_adapter", {"lora_name": "a"},
+        engine=FakeEngine(config=EngineConfig(model="fake", device="sim", enable_lora=True)),
+        allow_runtime_lora_updating=True),
     "queue_full": full,
     "loading": in_state("loading"),
     "draining": draining,

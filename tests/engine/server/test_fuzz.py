@@ -98,6 +98,34 @@ def test_proper_json_is_read_as_the_standard_library_reads_it(value: Any):
     assert strict_json.parse(body, max_depth=64) == json.loads(body)
 
 
+BODIES = st.one_of(
+    values.map(json.dumps),
+    st.dictionaries(st.text(max_size=3), values, max_size=4).map(json.dumps),
+    st.sampled_from(
+        [
+            '{"a":1,"a":2}', '{"a":"b:c"}', '{"a":NaN}', '{"a":1e999}', '{"a":-0}', '{"a":01}',
+            '{"a":1}x', '{"a":' + "9" * 30 + "}", '{"a":' + "9" * 5000 + "}", '{"a":"\\ud800"}',
+            '{"a":"\\u0000"}', '{"a":[[[[[[[[1]]]]]]]]}', '{"a":[1,2.0,"x"],"b":null}', "{}", "",
+        ]
+    ),
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(BODIES, st.sampled_from([3, 8, 64]))
+def test_plain_objects_are_read_the_quick_way_as_the_strict_one_reads_them(text, depth):
+    def outcome(parse: Any) -> Any:
+        try:
+            return repr(parse(text.encode(), depth))
+        except RequestError as error:
+            return error.message, error.param, error.code
+
+    def either(body: bytes, depth: int) -> Any:
+        return strict_json.parse(body, max_depth=depth)
+
+    assert outcome(either) == outcome(strict_json._strictly)
+
+
 def test_every_sampling_field_has_the_name_it_is_documented_under():
     # A rename of a field would make clients' requests silently lose it.
     documented = {

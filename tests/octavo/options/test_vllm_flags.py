@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from octavo import cli
-from octavo.options.vllm_flags import translate
+from octavo.options import flags
+from octavo.options.vllm_flags import ALWAYS_SO, IGNORED, RENAMED, REPLACED, translate
+from octavo_engine.errors import ConfigError
+from octavo_engine.protocol.vllm_options import (
+    UNSUPPORTED_OPTIONS,
+    UNSUPPORTED_PYTHON,
+    UNSUPPORTED_SAMPLING,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +31,15 @@ from octavo.options.vllm_flags import translate
         (["--otlp-traces-endpoint=http://c"], ["--otlp-endpoint=http://c"]),
         (["--collect-detailed-traces", "all", "m"], ["m"]),
         (["--unknown", "--port", "1"], ["--unknown", "--port", "1"]),
+        (["--load-format", "safetensors", "m"], ["--load-format", "auto", "m"]),
+        (["--load-format=gguf"], ["--load-format=auto"]),
+        (["--swap-space", "0", "m"], ["m"]),
+        (["--swap_space=0.0", "m"], ["m"]),
+        (["--block-size=16", "--runner", "auto", "m"], ["m"]),
+        (["--no-trust-remote-code", "m"], ["m"]),
+        (["--disable-cascade-attn", "m"], ["m"]),
+        (["--hf-overrides", "{}", "m"], ["m"]),
+        (["--chat-template", "-x"], ["--chat-template", "-x"]),
     ],
 )
 def test_translation(given, ours):
@@ -71,3 +87,85 @@ def test_keys_may_come_by_either_name_and_are_not_shown(capsys, monkeypatch):
     assert "# ssl-keyfile-password = (set, not shown)  # flag" in out
     for secret in ("boss", "word  ", "k1", "k3"):
         assert secret not in out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--trust-remote-code"], "--trust-remote-code is not supported: code of a model's"),
+        (["--swap-space", "4"], "--swap-space is not supported: a preempted sequence is"),
+        (["--gpu_memory_utilization=0.9"], "--gpu_memory_utilization is not supported: --memory-"),
+        (["--quantization", "awq"], "--quantization awq is not supported: how weights are packed"),
+        (["--load-format=pt"], "--load-format pt is not supported: weights are read from"),
+        (["--limit-mm-per-prompt", '{"image": 1}'], "images, audio and video are not read"),
+        (["--download-dir", "/x"], "set HF_HOME"),
+        (["--swap-space"], "--swap-space is not supported"),
+        (["-O3"], "-O3: models are not compiled"),
+    ],
+)
+def test_what_cannot_be_had_is_one_sentence(given, message):
+    with pytest.raises(ConfigError) as caught:
+        translate(["m", *given])
+    assert message in str(caught.value)
+
+
+def test_the_command_ends_with_the_sentence(capsys):
+    assert cli.main(("serve", "m", "--trust-remote-code")) == 2
+    assert capsys.readouterr().err.startswith("octavo: --trust-remote-code is not supported: ")
+
+
+OWN = {flag.flag for flag in (*flags.ENGINE_FLAGS, *flags.SERVER_FLAGS)}
+
+
+def test_no_setting_is_in_two_tables():
+    """A flag of ours that vLLM's name shadowed would be refused."""
+    others = {flag.removeprefix("--") for flag in {*RENAMED, *REPLACED, *IGNORED, *ALWAYS_SO}}
+    assert set(UNSUPPORTED_OPTIONS) & (OWN | others) == set()
+
+
+@pytest.mark.parametrize("table", [UNSUPPORTED_OPTIONS, UNSUPPORTED_PYTHON, UNSUPPORTED_SAMPLING])
+def test_each_advice_is_one_sentence_that_names_what_exists(table):
+    for name, option in table.items():
+        assert not option.advice.endswith("."), name
+        assert len(option.advice) < 130, name
+        named = {word.strip(";,.`") for word in option.advice.split() if word.startswith("--")}
+        assert {flag.removeprefix("--") for flag in named - {"--to"}} <= OWN, name
+
+
+def test_vllm_s_yaml_file_is_read(tmp_path, capsys):
+    file = tmp_path / "vllm.yaml"
+    file.write_text(
+        "model: m\nmax-model-len: 512\nuvicorn-log-level: debug\nenable-chunked-prefill: true\n"
+        "swap_space: 0\nload-format: safetensors\nserved-model-name: [a, b]\n"
+    )
+    assert cli.main(("serve", "--config", str(file), "--print-config")) == 0
+    out = capsys.readouterr().out
+    for line in ('model = "m"', "max-model-len = 512", 'log-level = "debug"',
+                 'load-format = "auto"', 'served-model-name = ["a", "b"]'):  # fmt: skip
+        assert f"\n{line}  # config file" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("swap-space: 4\n", "config file: swap-space is not supported: a preempted sequence is"),
+        ("quantization: awq\n", "config file: quantization awq is not supported"),
+        ("- a\n", "must be a YAML mapping of flags to values"),
+        ("a: [\n", "is not valid YAML: while parsing"),
+    ],
+)
+def test_a_yaml_file_that_cannot_be_had_is_one_sentence(tmp_path, capsys, text, message):
+    file = tmp_path / "vllm.yml"
+    file.write_text(text)
+    assert cli.main(("serve", "m", "--config", str(file), "--print-config")) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+
+
+def test_a_variable_for_such_a_setting_warns_with_the_sentence(monkeypatch, capsys):
+    monkeypatch.setenv("OCTAVO_SWAP_SPACE", "4")
+    monkeypatch.setenv("OCTAVO_SWAP_SPICE", "4")
+    cli.main(("serve", "m", "--print-config"))
+    err = capsys.readouterr().err
+    assert "OCTAVO_SWAP_SPACE is set, but a preempted sequence is computed again" in err
+    assert "OCTAVO_SWAP_SPICE is set, but nothing reads it" in err

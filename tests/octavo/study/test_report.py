@@ -109,12 +109,12 @@ def test_a_picture_needs_matplotlib_and_a_name_that_says_what_it_is(tmp_path, mo
         return true_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=r"--plot needs matplotlib; install octavo\[plot\]"):
+    with pytest.raises(ConfigError, match="--plot needs matplotlib: pip install matplotlib"):
         plotting.require(tmp_path / "x.png")
 
 
 def test_a_picture_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib", reason="octavo[plot] is not installed")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     path = tmp_path / "study.png"
     plot.draw(path, [("one", [make_figures(), make_figures("random")]), ("two", [make_figures()])])
 

@@ -53,8 +53,9 @@ def test_nothing_dangerous_is_granted():
 def test_rules_are_rendered_once_per_group_and_verbs():
     rendered = rbac.role("octavo-operator", rbac.SERVED)
     assert rendered["kind"] == "ClusterRole"
-    assert {"apiGroups": ["octavo.dev"], "resources": ["llmdeployments/status"],
-            "verbs": ["patch"]} in rendered["rules"]  # fmt: skip
+    resources = ["llmdeployments/status", "llmadapters/status"]
+    rule = {"apiGroups": ["octavo.dev"], "resources": resources, "verbs": ["patch"]}
+    assert rule in rendered["rules"]
     own = rbac.role("lease", rbac.leading("octavo-operator"), namespace="ops", labels={"a": "b"})
     assert own["metadata"] == {"name": "lease", "namespace": "ops", "labels": {"a": "b"}}
     assert own["rules"][1]["resourceNames"] == ["octavo-operator"]

@@ -52,6 +52,7 @@ AROUND: dict[str, dict[str, Any]] = {
     "autoscaling.prometheusURL": {
         "autoscaling": {"maxReplicas": 8, "provider": "keda", "targets": {"inFlight": 8}}
     },
+    "adapters": {"adapters": [{"name": "a", "uri": "hf://a/b"}]},
     "cache.kind": {"cache": {"accessMode": "ReadWriteMany"}},
     "cache.size": {"cache": {"kind": "PersistentVolumeClaim", "accessMode": "ReadWriteMany"}},
     "cache.storageClassName": {
@@ -91,6 +92,12 @@ CHANGES: dict[str, tuple[str, Any, Any]] = {
     "engine.env.[].valueFrom.configMapKeyRef.name": (PODS, "a", "c"),
     "engine.env.[].valueFrom.configMapKeyRef.key": (PODS, "b", "c"),
     "engine.env.[].valueFrom.configMapKeyRef.optional": (PODS, True, False),
+    "lora.maxLoras": (PODS, 8, 16),
+    "lora.maxCpuLoras": (PODS, 32, 33),
+    "lora.maxRank": (PODS, 16, 64),
+    "adapters.[].name": (OBJECTS, "a", "b"),  # and no other pods
+    "adapters.[].uri": (OBJECTS, "hf://a/b", "file:///adapters/c"),
+    "adapters.[].pinned": (OBJECTS, False, True),
     "replicas": (OBJECTS, 4, 5),
     "resources.requests.{}": (PODS, "1Gi", "2Gi"),
     "resources.limits.{}": (PODS, "1Gi", "2Gi"),
@@ -167,8 +174,6 @@ CHANGES: dict[str, tuple[str, Any, Any]] = {
 # Refused in words, for as long as nothing can carry them out: the leaf, and what would need it.
 REFUSED: dict[str, Any] = {
     "engine.pipelineParallelSize": 2,
-    "adapters.[].name": "lora",
-    "adapters.[].uri": "hf://org/lora",
 }
 
 
@@ -189,9 +194,8 @@ def test_a_leaf_changes_what_it_is_for_and_back(leaf: str):
 
 @pytest.mark.parametrize("leaf", REFUSED)
 def test_what_nothing_can_carry_out_is_refused(leaf: str):
-    spec = BASE | {"adapters": [{"name": "a", "uri": "hf://a/b"}]} if "adapters" in leaf else BASE
     with pytest.raises(SpecInvalid) as refused:
-        make_deployment(placed(leaf, REFUSED[leaf], spec))
+        make_deployment(placed(leaf, REFUSED[leaf]))
     assert refused.value.reason == "Unsupported"
 
 

@@ -62,6 +62,13 @@ class TestOneDecision:
         assert decision.reason == "ScaledUp"
         assert decision.message == "KV use is 75%; the target is 50%"
 
+    def test_refused_requests_ask_for_more_though_the_queue_is_short(self):
+        decision = once(RULES, known(queued_tokens=100, refused_share=0.5), 2)
+        assert (decision.replicas, decision.reason) == (3, "ScaledUp")
+        assert decision.message == "for 100 requests served, 50 were refused"
+        assert once(RULES, known(queued_tokens=2000, refused_share=0.05), 2).replicas == 2
+        assert once(RULES, partly_known(refused_share=0.5), 2).replicas == 3
+
     def test_slow_first_tokens_ask_for_more(self):
         rules = replace(RULES, targets=Targets(ttft_s=1.0))
         assert once(rules, known(ttft_p95_s=1.9), 2).replicas == 4

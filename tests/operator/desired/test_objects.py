@@ -96,6 +96,13 @@ SAME_POD = [
     {"autoscaling": {"maxReplicas": 3}},
     {"cache": {"accessMode": "ReadWriteMany"}},
 ]
+ADAPTER = {"name": "law", "uri": "hf://org/law"}
+WITH_LORA = [
+    {"adapters": [ADAPTER]},
+    {"lora": {}, "adapters": [ADAPTER]},
+    {"lora": {"maxLoras": 16, "maxRank": 64}},
+    {"adapters": [ADAPTER, {"name": "tax", "uri": "file:///tax", "pinned": True}]},
+]
 ANOTHER_POD = [
     {"model": {"uri": "demo://other"}},
     {"model": {"uri": "demo://smollm2", "aliases": ["b"]}},
@@ -112,6 +119,24 @@ ANOTHER_POD = [
 @pytest.mark.parametrize("spec", SAME_POD, ids=str)
 def test_what_no_pod_notices_restarts_none(spec: dict[str, Any]):
     assert revision(spec) == revision()
+
+
+@pytest.mark.parametrize("spec", WITH_LORA, ids=str)
+def test_which_adapters_there_are_is_in_no_revision(spec: dict[str, Any]):
+    assert revision(spec) == revision({"lora": {}}) != revision()
+    assert objects(spec)["Deployment"] == objects({"lora": {}})["Deployment"]
+
+
+def test_routers_learn_of_adapters_from_the_annotation():
+    spec = {"adapters": [ADAPTER, {"name": "tax", "uri": "file:///tax", "pinned": True}]}
+    text = objects(spec)["Service"]["metadata"]["annotations"]["octavo.dev/routing"]
+    routing = json.loads(text)
+    assert routing["adapters"] == [
+        {"name": "law", "uri": "hf://org/law"}, {"name": "tax", "uri": "/tax", "pinned": True},
+    ]  # fmt: skip
+    assert routing["adapterSlots"] == 64
+    plain = objects()["Service"]["metadata"]["annotations"]["octavo.dev/routing"]
+    assert "adapter" not in plain
 
 
 @pytest.mark.parametrize("spec", ANOTHER_POD, ids=str)
@@ -163,7 +188,6 @@ def test_every_leaf_of_the_spec_changes_something():
     }  # fmt: skip
     refused = {  # and say so: nothing can carry them out yet
         "engine.pipelineParallelSize",
-        "adapters.[].name", "adapters.[].uri",
     }  # fmt: skip
     all_leaves = {".".join(path) for path in leaves(spec_schema())}
     moved = {leaf for leaf, (before, after) in CHANGES.items() if made(before) != made(after)}
@@ -219,6 +243,12 @@ def _scale(direction: str, **fields: Any) -> tuple[dict[str, Any], dict[str, Any
 
 
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "lora.maxLoras": ({"lora": {}}, {"lora": {"maxLoras": 4}}),
+    "lora.maxCpuLoras": ({"lora": {}}, {"lora": {"maxCpuLoras": 99}}),
+    "lora.maxRank": ({"lora": {}}, {"lora": {"maxRank": 8}}),
+    "adapters.[].name": ({"adapters": [ADAPTER]}, {"adapters": [{**ADAPTER, "name": "b"}]}),
+    "adapters.[].uri": ({"adapters": [ADAPTER]}, {"adapters": [{**ADAPTER, "uri": "hf://a/b"}]}),
+    "adapters.[].pinned": ({"adapters": [ADAPTER]}, {"adapters": [{**ADAPTER, "pinned": True}]}),
     "model.uri": ({}, {"model": {"uri": "hf://org/other"}}),
     "model.revision": _model(revision="v1"),
     "model.digest": _model(digest="sha256:" + "0" * 64),

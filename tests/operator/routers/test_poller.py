@@ -92,6 +92,27 @@ class TestSignals:
         partial = demand.signals(POOL, serving=1)
         assert (partial.is_known, partial.is_complete) == (True, False)
 
+    def test_refusals_count_against_the_replicas_that_refused(self):
+        demand, clock = make_demand("a")
+
+        def seen(requests: int, refused: int, *, serving: int) -> float:
+            demand.learn("a", make_state(revisions=(outcomes(requests),), refused=refused))
+            return demand.signals(POOL, serving=serving).refused_share
+
+        for _ in range(2):
+            assert seen(0, 0, serving=2) == 0.0
+            clock.advance(2.0)
+        assert seen(40, 60, serving=2) == 1.5
+        clock.advance(2.0)
+        assert seen(80, 120, serving=2) == 1.5
+        assert seen(80, 120, serving=4) == 0.0  # those were refused by two
+        clock.advance(2.0)
+        assert seen(120, 130, serving=4) == 0.25
+        for _ in range(6):
+            clock.advance(2.0)
+            last = seen(120, 130, serving=4)
+        assert last == 0.0  # long ago
+
     def test_what_engines_run_counts_once_and_not_after_they_went(self):
         demand, _ = make_demand("a", "b")
         for name, running in (("a", 2), ("b", 5)):

@@ -117,6 +117,11 @@ def test_values_are_values():
             "spec.engine.dtype must be one of auto, bfloat16, float16, float32; got 'fp8'",
         ),
         (
+            {"engine": {"args": {"swap-space": 4}}},
+            "spec.engine.args.swap-space is not supported: a preempted sequence is computed again; "
+            "leave it out",
+        ),
+        (
             {"engine": {"args": {"dtype": "auto"}}},
             "spec.engine.args.dtype is set by spec.engine.dtype; leave it out here",
         ),
@@ -175,7 +180,6 @@ def test_another_version_is_not_guessed_at():
             "of 2 needs device: cpu and executor: mp",
         ),
         ({"engine": {"pipelineParallelSize": 2}}, "pipelineParallelSize of 2 needs several ranks"),
-        ({"adapters": [{"name": "a", "uri": "hf://a/b"}]}, "serve a merged model"),
     ],
 )
 def test_what_nothing_can_carry_out_yet(spec: dict[str, Any], message: str):

@@ -40,7 +40,7 @@ class Rig:
         registry = self.world.registry
         registry.changed(self.world.endpoints[0])
         self.world.dispatcher._index = self.index  # the one that debug reads
-        self.reader = RequestReader(scan, Models(registry), registry)
+        self.reader = RequestReader(scan, Models(registry))
         debug = Debug(
             self.world.dispatcher,
             self.index,

@@ -142,6 +142,7 @@ def test_refusals_count_by_reason_and_speak_against_no_revision():
     assert value(samples, names.ROUTER_CLIENT_DISCONNECTS + "_total", pool="p") == 1
     assert value(samples, names.ROUTER_TENANT_REJECTIONS + "_total", tenant="t") == 1
     assert metrics.pool("p").revisions == {}
+    assert metrics.pool("p").refused == 1  # for lack of room
 
 
 def test_a_revisions_errors_and_latencies_are_kept_for_canary_analysis():

@@ -175,6 +175,37 @@ async def test_a_slow_reader_pauses_the_engine_and_is_ended():
 
 
 @on_loop
+async def test_clients_that_do_not_read_take_no_seats_from_others():
+    gone = asyncio.Event()
+
+    async def pour(peer: Peer, request: Received) -> None:
+        if b"slow" not in request.body:
+            await fixed(peer, request)
+            return
+        await peer.begin_stream()
+        while not gone.is_set():
+            await peer.chunk(event("x" * 4000))
+
+    config = fast_config(flow={"max_in_flight": 2})
+    async with ScriptedUpstream(pour) as upstream, routing_to(upstream.port, config=config) as rig:
+        slow = [await RawClient.open(rig.port, receive_buffer=4096) for _ in range(6)]
+        for client in slow:
+            await client.post(chat("slow", stream=True))
+        # Two at a time take the seats; each gives its seat up once it does not read.
+        await rig.until(lambda: sum(c.is_paused for c in rig.shared.connections) == 6)
+        [endpoint] = rig.registry.endpoints.values()
+        assert (endpoint.in_flight, endpoint.num_paused, endpoint.num_requests) == (0, 6, 6)
+        other = await RawClient.open(rig.port)
+        await other.post(chat())
+        assert (await other.answer()).status == 200
+        for client in [*slow, other]:
+            client.writer.close()
+        gone.set()
+        await rig.settled()
+        assert endpoint.num_requests == 0
+
+
+@on_loop
 async def test_a_reader_that_catches_up_gets_everything():
     async def pour(peer: Peer, request: Received) -> None:
         await peer.begin_stream()

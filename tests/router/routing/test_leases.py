@@ -12,11 +12,16 @@ def counts(world):
     return [(e.in_flight, e.pending_tokens, e.own_tokens) for e in world.endpoints]
 
 
+def num_paused(world):
+    return [e.num_paused for e in world.endpoints]
+
+
 def is_clean(world):
     underway = world.dispatcher.underway
     assert isinstance(underway, PyUnderway)
     return (
         counts(world) == [(0, 0, 0)] * len(world.endpoints)
+        and not any(num_paused(world))
         and not underway._requests
         and not underway._computing
         and underway.num_computing == 0
@@ -44,6 +49,27 @@ def test_the_first_token_releases_the_prompt_and_keeps_the_seat():
     lease.first_token()
     assert counts(world) == [(1, 0, 64)]
     lease.finish()
+    assert is_clean(world)
+
+
+def test_a_paused_request_takes_no_seat_until_its_client_reads_again():
+    world = World(1)
+    rooms: list[str] = []
+    world.dispatcher.on_room = rooms.append
+    lease = world.place(make_request(("p", 40)))
+    lease.pause()  # its prompt is still computed
+    assert (counts(world), num_paused(world)) == ([(1, 640, 704)], [0])
+    lease.first_token()
+    for _ in range(2):
+        lease.pause()
+        assert (counts(world), num_paused(world)) == ([(0, 0, 0)], [1])
+    assert rooms == ["pool"]
+    for _ in range(2):
+        lease.resume()
+        assert (counts(world), num_paused(world)) == ([(1, 0, 64)], [0])
+    lease.pause()
+    lease.finish()
+    lease.resume()
     assert is_clean(world)
 
 

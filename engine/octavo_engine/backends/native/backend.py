@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from octavo_engine import _native
+from octavo_engine.backends.adapters import match_sites
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.facts import timed
-from octavo_engine.backends.native.kv_format import settle_kv_format
+from octavo_engine.backends.native.kv_format import make_kv_cache, settle_kv_format
 from octavo_engine.backends.native.loader import NativeLoader
 from octavo_engine.backends.native.placement import make_team
-from octavo_engine.backends.native.shard import Shard, cut_heads
+from octavo_engine.backends.native.shard import Shard, own_cache
 from octavo_engine.backends.sampled import sample_rows
+from octavo_engine.caches import group_layers
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.registry import build_model
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from octavo_engine.backends.adapters import AdapterLimits
     from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.backends.native.emit import CompiledProgram
     from octavo_engine.backends.native.graph import Dtype
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from octavo_engine.ops import Model
     from octavo_engine.profile import Laps
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
+    from octavo_engine.weights.adapter import AdapterFiles
     from octavo_engine.weights.checkpoint import Checkpoint
 
 HEAD_DIM_MULTIPLE = 16  # the kernels' panel width
@@ -63,35 +68,47 @@ class NativeBackend:
         num_threads: int | None = None,
         isa: str = "",
         is_fused: bool = True,
+        adapters: AdapterLimits | None = None,
         progress: Callable[[int, int], None] | None = None,
         place: RankPlace | None = None,
     ) -> None:
-        if config.head_dim % HEAD_DIM_MULTIPLE:
-            raise ModelError(
-                f"config.json: head_dim must be a multiple of {HEAD_DIM_MULTIPLE} on this device; "
-                f"got {config.head_dim}; --device torch takes it"
-            )
+        for spec in config.caches():
+            if spec.head_dim % HEAD_DIM_MULTIPLE:
+                raise ModelError(
+                    f"config.json: head_dim must be a multiple of {HEAD_DIM_MULTIPLE} on this "
+                    f"device; got {spec.head_dim}; --device torch takes it"
+                )
         self.config = config
+        self.cache_layout = group_layers(config.caches())
         self.dtype = dtype
         self.kv_format = settle_kv_format(kv_cache_dtype, dtype)
         self._is_fused = is_fused  # tests compare both
         self._activation_bits = activation_bits
         shard = Shard() if place is None else place.shard
         self._shard = shard
-        self._own_heads = cut_heads(config.num_heads, config.num_kv_heads, shard)
         team = make_team(num_threads, isa, rank=shard.rank, num_ranks=shard.size)
         self.isa = team.isa
         self.ranks: _native.Ranks | None = None
         if place is not None:
             assert is_fused, "a rank has the halves of a gated layer for one instruction"
             self.ranks = _native.Ranks(*shard, team.num_threads, place.file, place.patience_s)
+        self._adapters: _native.AdapterSlots | None = None
+        if adapters is not None:
+            self._adapters = _native.AdapterSlots(adapters.num_slots, adapters.max_rank, dtype)
         loader = NativeLoader(
-            checkpoint, team, dtype, progress, quantization=quantization, shard=shard
+            checkpoint,
+            team,
+            dtype,
+            progress,
+            quantization=quantization,
+            shard=shard,
+            adapters=self._adapters,
         )
         self._loaded: _Loaded | None = _Loaded(team, build_model(config, loader, max_model_len))
         loader.finish()
         if activation_bits == 8:
             loader.check_integers()
+        self._sites = loader.sites
         self._compiled: CompiledProgram | None = None
         self._kv: _native.KVCache | None = None
         self._num_blocks = 0
@@ -108,8 +125,12 @@ class NativeBackend:
     @property
     def kv_bytes_per_block(self) -> int:
         """Of all ranks together: their memory is one host's."""
-        num_kv_heads = max(self.config.num_kv_heads, self._shard.size)
-        return self._block_bytes(num_kv_heads)
+        return self.cache_layout.page_bytes(
+            lambda spec: sum(
+                self.kv_format.bytes_of(own_cache(spec, self.config.num_heads, shard))
+                for shard in self._shard.all()
+            )
+        )
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         return None
@@ -121,6 +142,7 @@ class NativeBackend:
                 model.forward,
                 team,
                 limits,
+                groups=[place.group for place in self.cache_layout.places()],
                 is_fused=self._is_fused,
                 activation_bits=self._activation_bits,
                 ranks=self.ranks,
@@ -162,10 +184,23 @@ class NativeBackend:
             step.block_tables,
             step.logit_rows,
             op_times=times,
+            adapters=step.adapters,
         )
         if self.laps is not None and times is not None:
             self.laps.inside += timed(ops, times, len(step.token_ids), len(step.logit_rows))
         return program.read(logits, len(step.logit_rows))
+
+    def pack_adapter(self, files: AdapterFiles) -> _native.PackedAdapter:
+        assert self._adapters is not None, "made without adapters"
+        packed = _native.PackedAdapter(self._adapters)
+        for site, found in match_sites(files, self._sites).items():
+            parts, downs, ups, scales = map(list, zip(*found, strict=True))
+            packed.add(self._adapters, site, parts, downs, ups, scales)
+        return packed
+
+    def set_adapter(self, slot: int, packed: _native.PackedAdapter | None) -> None:
+        assert self._adapters is not None, "made without adapters"
+        self._adapters.set(slot, packed)
 
     def poison_blocks(self, block_ids: list[int]) -> None:
         assert self._kv is not None, "prepare() comes first"
@@ -189,13 +224,8 @@ class NativeBackend:
         return self._loaded
 
     def _make_kv(self, num_blocks: int) -> _native.KVCache:
-        c, num_kv_heads = self.config, self._own_heads.num_kv_heads
-        kv = _native.KVCache(
-            c.num_layers, num_blocks, num_kv_heads, c.head_dim, self.kv_format.name
-        )
-        assert kv.bytes_per_block == self._block_bytes(num_kv_heads)
+        own = [own_cache(s, self.config.num_heads, self._shard) for s in self.cache_layout.specs]
+        layout = dataclasses.replace(self.cache_layout, specs=tuple(own))
+        kv = make_kv_cache(layout, num_blocks, self.kv_format)
+        assert kv.bytes_per_block == layout.page_bytes(self.kv_format.bytes_of)
         return kv
-
-    def _block_bytes(self, num_kv_heads: int) -> int:
-        c = self.config
-        return self.kv_format.bytes_per_block(c.num_layers, num_kv_heads, c.head_dim)

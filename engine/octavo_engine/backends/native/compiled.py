@@ -9,7 +9,7 @@ from octavo_engine.backends.native.fusion import fuse, settle_dtypes
 from octavo_engine.backends.native.recorder import record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from octavo_engine import _native
     from octavo_engine.backends.backend import BackendLimits
@@ -23,12 +23,14 @@ def compile_forward(
     team: _native.Team,
     limits: BackendLimits,
     *,
+    groups: Sequence[int] = (0,),
     is_fused: bool,
     activation_bits: int = 16,
     ranks: _native.Ranks | None = None,
 ) -> CompiledProgram:
-    """Raises MemoryError where steps of this size have no room."""
+    """`groups`: of each layer, whose block tables it reads. Raises MemoryError where steps of this
+    size have no room."""
     graph = record(forward)
     graph = fuse(graph) if is_fused else graph
     settled = settle_dtypes(graph, elide=is_fused)
-    return compile_graph(settled, team, limits, activation_bits, ranks)
+    return compile_graph(settled, team, limits, groups, activation_bits, ranks)

@@ -12,7 +12,7 @@ from octavo_engine.backends.native.rope_table import RopeTables
 from octavo_engine.backends.native.shard import Shard, cut_heads
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from octavo_engine.backends.backend import BackendLimits
 
@@ -29,11 +29,13 @@ def compile_graph(
     graph: g.Graph,
     team: _native.Team,
     limits: BackendLimits,
+    groups: Sequence[int],
     activation_bits: int = 16,
     ranks: _native.Ranks | None = None,
 ) -> CompiledProgram:
-    """Plan the arena for the largest step and add all instructions. The arena is all ranks': it has
-    whole values, of which each rank writes the columns and heads that it has weights for."""
+    """Plan the arena for the largest step and add all instructions. `groups`: of each layer, whose
+    block tables it reads. The arena is all ranks': it has whole values, of which each rank writes
+    the columns and heads that it has weights for."""
     shard = Shard() if ranks is None else Shard(ranks.rank, ranks.size)
     plan = plan_memory(graph, {"T": limits.max_tokens, "S": limits.max_logit_rows})
     program = _native.Program(
@@ -45,7 +47,7 @@ def compile_graph(
     }
     tables = RopeTables(limits.max_model_len)
     for instruction in graph.instructions:
-        _emit(program, instruction, buffers, tables, shard)
+        _emit(program, instruction, buffers, tables, groups, shard)
     return CompiledProgram(program, buffers[graph.result], facts_of(graph.instructions))
 
 
@@ -54,6 +56,7 @@ def _emit(
     instruction: g.Instruction,
     buffers: Mapping[g.Value, int],
     tables: RopeTables,
+    groups: Sequence[int],
     shard: Shard,
 ) -> None:
     out = buffers[instruction.out]
@@ -69,7 +72,9 @@ def _emit(
             added = -1 if add is None else buffers[add]
             program.layer_norm(out, buffers[x], weight, bias, eps, added, add_scale)
         case g.AttentionNode():
-            _emit_attention(program, out, buffers[instruction.qkv], instruction, tables, shard)
+            _emit_attention(
+                program, out, buffers[instruction.qkv], instruction, tables, groups, shard
+            )
         case g.Moe():
             _emit_moe(program, instruction, buffers)
         case g.Glu(x=x, activation=activation):
@@ -84,6 +89,8 @@ def _emit(
             program.gate(out, buffers[x], buffers[scores])
         case g.SoftCap(x=x, cap=cap):
             program.soft_cap(out, buffers[x], cap)
+        case g.Clamp(x=x, limit=limit):
+            program.clamp(out, buffers[x], limit)
         case g.Convert(x=x):
             program.convert(out, buffers[x])
         case g.SelectRows(x=x):
@@ -102,6 +109,7 @@ def _emit_linear(
         mode, activation = "glu", instruction.glu
     elif instruction.onto is not None:
         mode = "add"
+    slots, site = instruction.linear.adapters or (None, 0)
     program.linear(
         buffers[instruction.out],
         buffers[instruction.x],
@@ -110,6 +118,9 @@ def _emit_linear(
         mode,
         activation,
         instruction.scale,
+        slots,
+        site,
+        -1 if instruction.u is None else buffers[instruction.u],
     )
 
 
@@ -135,13 +146,15 @@ def _emit_attention(
     qkv: int,
     attention: g.AttentionNode,
     tables: RopeTables,
+    groups: Sequence[int],
     shard: Shard,
 ) -> None:
     spec = attention.spec
+    layer = 0 if attention.is_whole else spec.layer  # what is not kept can share its place
     program.attention(
         out,
         qkv,
-        layer=0 if attention.is_whole else spec.layer,  # what is not kept can share its place
+        layer=layer,
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
@@ -153,7 +166,11 @@ def _emit_attention(
         q_norm=spec.q_norm,
         k_norm=spec.k_norm,
         norm_eps=spec.norm_eps,
+        norm=spec.norm,
+        norm_after_rope=spec.norm_after_rope,
+        alibi=spec.alibi,
         is_causal=spec.is_causal,
         is_whole=attention.is_whole,
+        group=groups[layer],
         own_heads=cut_heads(spec.num_heads, spec.num_kv_heads, shard),
     )

@@ -80,6 +80,7 @@ def _facts(instruction: g.Instruction) -> OpFacts:
 
 _NAMES = {
     g.Embed: "embedding", g.Glu: "glu", g.Activate: "activation", g.Add: "add", g.Scale: "scale",
-    g.GateNode: "gate", g.SoftCap: "soft_cap", g.Convert: "convert", g.SelectRows: "select_rows",
+    g.GateNode: "gate", g.SoftCap: "soft_cap", g.Clamp: "clamp", g.Convert: "convert",
+    g.SelectRows: "select_rows",
     g.PoolRows: "pool",
 }  # fmt: skip

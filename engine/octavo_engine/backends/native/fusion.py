@@ -21,6 +21,7 @@ from octavo_engine.backends.native.graph import (
     Activate,
     Add,
     AttentionNode,
+    Clamp,
     Convert,
     Glu,
     Graph,
@@ -186,7 +187,7 @@ def _can_round(instruction: Instruction) -> bool:
     if isinstance(instruction, Linear):
         return instruction.glu is not None or instruction.activation is not None
     return isinstance(
-        instruction, (RmsNorm, LayerNorm, AttentionNode, Glu, Activate, Scale, SoftCap)
+        instruction, (RmsNorm, LayerNorm, AttentionNode, Glu, Activate, Scale, SoftCap, Clamp)
     )
 
 

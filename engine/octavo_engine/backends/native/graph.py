@@ -31,11 +31,19 @@ class Value:
     dtype: Dtype = "f32"
 
 
+class LinearAdapters(NamedTuple):
+    """Where the adapters of a linear layer are."""
+
+    slots: _native.AdapterSlots
+    site: int
+
+
 class NativeLinear(NamedTuple):
     """A packed weight [out, in] and its bias."""
 
     weight: _native.Packed
     bias: NDArray[np.float32] | None = None
+    adapters: LinearAdapters | None = None
 
 
 class NativeExperts(NamedTuple):
@@ -55,10 +63,11 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """out = x · weightᵀ + bias.
+    """out = x · weightᵀ + bias, and what adapters add to x · weightᵀ.
 
     With `activation`: of that. With `glu`: activation(left half) * right half of that. With `onto`:
-    onto + scale * that, in onto's memory.
+    onto + scale * that, in onto's memory. `u` is for the rows as adapters shrink them; no other
+    node reads it.
     """
 
     out: Value
@@ -68,6 +77,7 @@ class Linear:
     glu: Activation | None = None
     onto: Value | None = None
     scale: float = 1.0
+    u: Value | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,6 +180,13 @@ class SoftCap:
 
 
 @dataclass(frozen=True, slots=True)
+class Clamp:
+    out: Value
+    x: Value
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class Convert:
     """The same numbers rounded to another dtype."""
 
@@ -203,6 +220,7 @@ Instruction: TypeAlias = (
     | Scale
     | GateNode
     | SoftCap
+    | Clamp
     | Convert
     | SelectRows
     | PoolRows
@@ -219,6 +237,8 @@ class Graph(NamedTuple):
 def written(instruction: Instruction) -> list[Value]:
     if isinstance(instruction, Moe):
         return [instruction.gathered, instruction.hidden, instruction.results, instruction.out]
+    if isinstance(instruction, Linear) and instruction.u is not None:
+        return [instruction.u, instruction.out]
     total = instruction.total if isinstance(instruction, (RmsNorm, LayerNorm)) else None
     return [instruction.out] if total is None else [total, instruction.out]
 

@@ -1,13 +1,15 @@
-"""What `--kv-cache-dtype` means here: a format of the extension's KV cache, and its bytes."""
+"""The extension's KV cache: what `--kv-cache-dtype` means here, and its layers' places."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from octavo_engine import _native
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
     from octavo_engine.backends.native.graph import Dtype
+    from octavo_engine.caches import CacheLayout, CacheSpec
     from octavo_engine.config import KVCacheDType
 
 FormatName = Literal["f32", "bf16", "int8", "fp8_e4m3", "fp8_e5m2"]
@@ -20,9 +22,10 @@ class KVFormat(NamedTuple):
     element_bytes: int
     scale_bytes: int = 0
 
-    def bytes_per_block(self, num_layers: int, num_kv_heads: int, head_dim: int) -> int:
-        row = head_dim * self.element_bytes + self.scale_bytes
-        return num_layers * 2 * BLOCK_SIZE * num_kv_heads * row
+    def bytes_of(self, spec: CacheSpec) -> int:
+        """What a layer takes of a block of 16 tokens."""
+        row = spec.head_dim * self.element_bytes + self.scale_bytes
+        return 2 * BLOCK_SIZE * spec.num_kv_heads * row
 
 
 _FORMATS: dict[KVCacheDType, KVFormat] = {
@@ -40,3 +43,13 @@ def settle_kv_format(asked: KVCacheDType, dtype: Dtype) -> KVFormat:
     if asked == "auto":
         asked = "float32" if dtype == "f32" else "bfloat16"
     return _FORMATS[asked]
+
+
+def make_kv_cache(layout: CacheLayout, num_blocks: int, kv_format: KVFormat) -> _native.KVCache:
+    """Raises MemoryError."""
+    layers = [
+        (place.group, place.region, spec.num_kv_heads, spec.head_dim)
+        for spec, place in zip(layout.specs, layout.places(), strict=True)
+    ]
+    windows = [window or 0 for window in layout.windows]
+    return _native.KVCache(num_blocks, layers, windows, kv_format.name)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo_engine import _native
+from octavo_engine.backends.adapters import AdapterSite, is_adaptable
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.backends.ledger import WeightLedger
-from octavo_engine.backends.native.graph import NativeExperts, NativeLinear
+from octavo_engine.backends.native.graph import LinearAdapters, NativeExperts, NativeLinear
 from octavo_engine.backends.native.packing import PANEL_ROWS, choose_packings
 from octavo_engine.backends.native.shard import Shard, cut_rows, pieces_of
 from octavo_engine.backends.native.stored_form import form_of, in_form, rows_of
@@ -46,6 +47,7 @@ class NativeLoader:
         *,
         quantization: Quantization = "auto",
         shard: Shard | None = None,
+        adapters: _native.AdapterSlots | None = None,
     ) -> None:
         self._ledger = WeightLedger(checkpoint, progress)
         self._team = team
@@ -53,6 +55,8 @@ class NativeLoader:
         self._quantization = quantization
         self._shard = shard or Shard()
         self._has_integers = False
+        self._adapters = adapters
+        self.sites: list[AdapterSite] = []  # of the adapters
 
     def embedding(self, name: str, rows: int, columns: int) -> _native.Packed:
         return self._pack([f"{name}.weight"], [rows], columns, is_vocabulary=True)
@@ -73,11 +77,21 @@ class NativeLoader:
             in_features,
             is_vocabulary=list(names) == ["lm_head"] or names[0].endswith(_ROUTERS),
         )
+        adapters = self._add_site(names, sizes, in_features)
         if not bias:
-            return NativeLinear(weight)
+            return NativeLinear(weight, adapters=adapters)
         parts = [self.vector(f"{name}.bias", size) for name, size in zip(names, sizes, strict=True)]
         whole, cut = np.concatenate(parts), self._cut(names[0], sizes)
-        return NativeLinear(weight, np.concatenate([whole[a:b] for a, b in cut.ranges]))
+        bias_of_cut = np.concatenate([whole[first:end] for first, end in cut.ranges])
+        return NativeLinear(weight, bias_of_cut, adapters)
+
+    def _add_site(
+        self, names: Sequence[str], sizes: Sequence[int], columns: int
+    ) -> LinearAdapters | None:
+        if self._adapters is None or not is_adaptable(names):
+            return None
+        self.sites.append(AdapterSite(tuple(names), tuple(sizes), columns))
+        return LinearAdapters(self._adapters, self._adapters.add_site(list(sizes), columns))
 
     def experts(
         self, names: Sequence[Sequence[str]], in_features: int, out_features: Sequence[int]
@@ -88,7 +102,11 @@ class NativeLoader:
                 f"{names[0][0]}: experts of a width of {halves} cannot be computed on this device; "
                 f"it must be a multiple of {PANEL_ROWS}"
             )
-        packed = tuple(self.linear(own, in_features, out_features).weight for own in names)
+        packed = tuple(
+            self._pack([f"{name}.weight" for name in own], out_features, in_features,
+                       is_vocabulary=False)
+            for own in names
+        )  # fmt: skip
         kinds = {weight.dtype for weight in packed}
         if len(kinds) > 1:
             raise ModelError(

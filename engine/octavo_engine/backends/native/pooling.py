@@ -97,7 +97,9 @@ class NativePoolingBackend:
         num_blocks = max_tokens // BLOCK_SIZE + max_texts  # each text's last one is partly filled
         self._pooled = self._compile(self._in_memory.model.forward)
         try:
-            self._kv = _native.KVCache(1, num_blocks, num_kv_heads, body.head_dim, "f32")
+            self._kv = _native.KVCache(
+                num_blocks, [(0, 0, num_kv_heads, body.head_dim)], [0], "f32"
+            )
         except MemoryError as error:
             raise ConfigError(
                 f"no memory for steps of {max_tokens} tokens; lower --max-num-batched-tokens"
@@ -176,8 +178,8 @@ def _places(step: PoolingStep) -> _Places:
     columns = np.arange(int(num_blocks.max(initial=1)))
     tables = np.minimum(first_blocks[:, None] + columns, last)
     return _Places(
-        slots.astype(np.int32),
+        slots.astype(np.int32)[None],
         lengths.astype(np.int32),
         np.arange(len(lengths), dtype=np.int32),
-        np.ascontiguousarray(tables, np.int32),
+        np.ascontiguousarray(tables, np.int32)[None],
     )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from octavo_engine.backends.native.graph import (
     Activate,
     Add,
     AttentionNode,
+    Clamp,
     Embed,
     GateNode,
     Glu,
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Literal
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from octavo_engine import _native
@@ -57,14 +59,24 @@ class Recorder:
         return self._add(Embed(self._value(table.cols, None), table, 1.0, of, offset))
 
     def linear(self, x: Value, weight: NativeLinear) -> Value:
-        return self._add(Linear(self._value(weight.weight.total_rows, x), x, weight))
+        out, u = self._value(weight.weight.total_rows, x), None
+        if weight.adapters is not None:
+            slots, site = weight.adapters
+            # An id below zero: no other instruction writes it.
+            u = Value(-1 - 3 * out.id, slots.shrunken_cols(site), x.rows)
+        return self._add(Linear(out, x, weight, u=u))
 
     def rms_norm(self, x: Value, weight: NDArray[np.float32], eps: float) -> Value:
         return self._add(RmsNorm(self._value(x.cols, x), x, weight, eps))
 
     def layer_norm(
-        self, x: Value, weight: NDArray[np.float32], bias: NDArray[np.float32] | None, eps: float
+        self,
+        x: Value,
+        weight: NDArray[np.float32] | None,
+        bias: NDArray[np.float32] | None,
+        eps: float,
     ) -> Value:
+        weight = np.ones(x.cols, np.float32) if weight is None else weight
         return self._add(LayerNorm(self._value(x.cols, x), x, weight, bias, eps))
 
     def attention(self, qkv: Value, spec: AttentionSpec) -> Value:
@@ -105,6 +117,9 @@ class Recorder:
 
     def gate(self, x: Value, scores: Value) -> Value:
         return self._add(GateNode(self._value(x.cols, x), x, scores))
+
+    def clamp(self, x: Value, limit: float) -> Value:
+        return self._add(Clamp(self._value(x.cols, x), x, limit))
 
     def soft_cap(self, x: Value, cap: float) -> Value:
         return self._add(SoftCap(self._value(x.cols, x), x, cap))

@@ -6,6 +6,7 @@ number of ranks, and an answer's bits are those of one process.
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,12 +16,18 @@ from octavo_engine.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from octavo_engine.caches import CacheSpec
+
 
 class Shard(NamedTuple):
     """One rank of so many."""
 
     rank: int = 0
     size: int = 1
+
+    def all(self) -> list[Shard]:
+        """Every rank's."""
+        return [Shard(rank, self.size) for rank in range(self.size)]
 
 
 class RankPlace(NamedTuple):
@@ -109,3 +116,9 @@ def cut_heads(num_heads: int, num_kv_heads: int, shard: Shard) -> HeadShard:
     sharers = [r for r in range(size) if r * num_kv_heads // size == kv_head]
     first, end = split(group, Shard(sharers.index(rank), len(sharers)))
     return HeadShard(kv_head * group + first, end - first, kv_head, 1)
+
+
+def own_cache(spec: CacheSpec, num_heads: int, shard: Shard) -> CacheSpec:
+    """What a rank keeps of a layer's cache. Raises ConfigError."""
+    own = cut_heads(num_heads, spec.num_kv_heads, shard)
+    return dataclasses.replace(spec, num_kv_heads=own.num_kv_heads)

@@ -9,6 +9,7 @@ import numpy as np
 from octavo_engine.backends.sim.clock import RealClock
 from octavo_engine.backends.sim.masked import keep_to_masks
 from octavo_engine.backends.sim.text import sim_tokens
+from octavo_engine.caches import KVSpec, one_group
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.sampling.batch import SAMPLED_NOTHING_ALLOWED, SAMPLED_OK, Sampled
 
@@ -17,11 +18,14 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.backends.sim.clock import Clock
+    from octavo_engine.caches import CacheLayout
     from octavo_engine.config import EngineConfig, SimConfig
     from octavo_engine.sampling.batch import Ragged, SamplingBatch
+    from octavo_engine.weights.adapter import AdapterFiles
 
 KV_BYTES_PER_TOKEN = 1024  # what a block pretends to take; only sums over it are ever shown
 GREEDY_BELOW = np.float32(1e-5)  # a greedy request asks for no randomness: all say the same
+_NO_SEEDS = np.zeros(1, np.uint64)
 CHOSEN_LOGPROB = float(np.log(0.5))  # each alternative is half as likely as the one before
 
 
@@ -37,6 +41,8 @@ class SimBackend:
         self._sim = config.sim
         self._clock = RealClock() if clock is None else clock
         self._limits: BackendLimits | None = None
+        self._adapters = np.zeros(config.max_loras, np.uint64)  # by slot
+        self._row_seeds = _NO_SEEDS  # of the step under way
 
     @property
     def name(self) -> str:
@@ -51,6 +57,10 @@ class SimBackend:
         return self._sim.vocab_size
 
     @property
+    def cache_layout(self) -> CacheLayout:
+        return one_group([KVSpec(num_kv_heads=1, head_dim=KV_BYTES_PER_TOKEN // 2)])
+
+    @property
     def kv_bytes_per_block(self) -> int:
         return BLOCK_SIZE * KV_BYTES_PER_TOKEN
 
@@ -59,6 +69,13 @@ class SimBackend:
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         self._limits = limits
+
+    def pack_adapter(self, files: AdapterFiles) -> int:
+        """What it changes: the seed of the words."""
+        return int(files.digest[:15], 16)
+
+    def set_adapter(self, slot: int, packed: int | None) -> None:
+        self._adapters[slot] = packed or 0
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         """Take the step's time, then say what was sampled."""
@@ -72,6 +89,7 @@ class SimBackend:
         duration_s = step_seconds(
             self._sim, num_decodes=num_decodes, num_prefill_tokens=int(counts.sum()) - num_decodes
         )
+        self._row_seeds = self._adapter_seeds(step)
         sampled = self._sample(sampling)
         self._clock.sleep(duration_s - (self._clock.now() - started_at))
         return sampled
@@ -82,9 +100,18 @@ class SimBackend:
     def close(self) -> None:
         """Nothing is held."""
 
+    def _adapter_seeds(self, step: BackendStep) -> NDArray[np.uint64]:
+        """Of each row of logits, or one for all; 0 without an adapter."""
+        if step.adapters is None:
+            return _NO_SEEDS
+        owners = np.searchsorted(step.seq_starts, step.logit_rows, side="right") - 1
+        slots = step.adapters[owners]
+        return np.where(slots < 0, np.uint64(0), self._adapters[slots])
+
     def _sample(self, sampling: SamplingBatch) -> Sampled:
         params = sampling.table[sampling.rows]
         seeds = np.where(params["temperature"] < GREEDY_BELOW, 0, params["seed"])
+        seeds = seeds.astype(np.uint64) ^ self._row_seeds
         tokens = sim_tokens(seeds, sampling.positions)
         if sampling.allowed is not None:
             _keep_to_allowed(tokens, sampling.allowed)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from octavo_engine.backends.adapters import match_sites
 from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.backends.torch.loader import TorchLoader
 from octavo_engine.backends.torch.precision import Precision
-from octavo_engine.backends.torch.reference import PagedKV, ReferenceOps
+from octavo_engine.backends.torch.reference import PagedKV, ReferenceOps, TorchPart
+from octavo_engine.caches import group_layers
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.models.registry import build_model
 
@@ -20,10 +22,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine import _native
+    from octavo_engine.backends.adapters import AdapterLimits, AdapterSite, SitePart
     from octavo_engine.backends.backend import BackendLimits, BackendStep
+    from octavo_engine.backends.torch.reference import TorchAdapter
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
+    from octavo_engine.weights.adapter import AdapterFiles
     from octavo_engine.weights.checkpoint import Checkpoint
 
 
@@ -38,14 +43,18 @@ class TorchBackend:
         max_model_len: int,
         precision: Precision | None = None,
         num_threads: int | None = None,
+        adapters: AdapterLimits | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.config = config
+        self.cache_layout = group_layers(config.caches())
         self.precision = precision or Precision()
         self._num_threads = num_threads
         loader = TorchLoader(checkpoint, self.precision, progress)
         self._model: Model | None = build_model(config, loader, max_model_len)
         loader.finish()
+        self._sites = loader.sites
+        self._adapters: dict[int, TorchAdapter] = {}  # by slot
         self._kv: PagedKV | None = None
         self._team: _native.Team | None = None
 
@@ -63,17 +72,16 @@ class TorchBackend:
 
     @property
     def kv_bytes_per_block(self) -> int:
-        values = 2 * BLOCK_SIZE * self.config.num_kv_heads * self.config.head_dim
-        return self.config.num_layers * values * self.precision.dtype.itemsize
+        itemsize = self.precision.dtype.itemsize
+        return self.cache_layout.page_bytes(
+            lambda spec: 2 * BLOCK_SIZE * spec.num_kv_heads * spec.head_dim * itemsize
+        )
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         return None
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
-        c = self.config
-        self._kv = PagedKV(
-            c.num_layers, num_blocks, c.num_kv_heads, c.head_dim, self.precision.dtype
-        )
+        self._kv = PagedKV(self.cache_layout, num_blocks, self.precision.dtype)
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         from octavo_engine import _native
@@ -88,8 +96,28 @@ class TorchBackend:
         with torch.inference_mode():
             for source, target, num_tokens in step.copies.tolist():
                 self._kv.copy(source, target, num_tokens)
-            logits = self._model.forward(ReferenceOps(step, self._kv, self.precision))
+            ops = ReferenceOps(step, self._kv, self.precision, self._adapters)
+            logits = self._model.forward(ops)
             return np.ascontiguousarray(logits.float().numpy())
+
+    def pack_adapter(self, files: AdapterFiles) -> TorchAdapter:
+        return {
+            number: [self._part(self._sites[number], part) for part in parts]
+            for number, parts in match_sites(files, self._sites).items()
+        }
+
+    def _part(self, site: AdapterSite, part: SitePart) -> TorchPart:
+        first = sum(site.sizes[: part.part])
+        down, up = (
+            self.precision.stored(torch.from_numpy(half).to(self.precision.dtype))
+            for half in (part.down, part.up)
+        )
+        return TorchPart(slice(first, first + site.sizes[part.part]), down, up, part.scale)
+
+    def set_adapter(self, slot: int, packed: TorchAdapter | None) -> None:
+        self._adapters.pop(slot, None)
+        if packed is not None:
+            self._adapters[slot] = packed
 
     def poison_blocks(self, block_ids: list[int]) -> None:
         assert self._kv is not None, "prepare() comes first"

@@ -52,11 +52,11 @@ def step_of(shape: WarmUpStep) -> BackendStep:
     return BackendStep(
         token_ids=np.zeros(seqs * count, np.int32),
         positions=positions,
-        slots=np.full(seqs * count, -1, np.int32),
+        slots=np.full((1, seqs * count), -1, np.int32),
         seq_starts=starts,
         seq_lens=np.full(seqs, count, np.int32),
         rows=np.zeros(seqs, np.int32),
-        block_tables=np.zeros((1, width), np.int32),
+        block_tables=np.zeros((1, 1, width), np.int32),
         logit_rows=starts[1:] - 1,
         copies=np.zeros((0, 3), np.int32),
     )

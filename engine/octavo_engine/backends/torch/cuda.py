@@ -42,8 +42,9 @@ from octavo_engine.backends.torch.parking import Parking
 from octavo_engine.backends.torch.ropes import DeviceRopeTables
 from octavo_engine.backends.torch.token_counts import TokenCounts
 from octavo_engine.backends.torch.upload import Uploader
+from octavo_engine.caches import one_group
 from octavo_engine.config import BLOCK_SIZE
-from octavo_engine.errors import ConfigError
+from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.registry import build_model
 from octavo_engine.sampling.batch import SamplingBatch
 from octavo_engine.sampling.rows import new_table
@@ -81,6 +82,21 @@ class Loaded(NamedTuple):
 Load: TypeAlias = "Callable[[Callable[[int, int], None] | None], Loaded]"
 
 
+def _check_kernels(config: ModelConfig, kernels: Kernels) -> None:
+    """Raises ModelError where only plain torch and the CPU compute a model's attention."""
+    block = config.block
+    what = None
+    if block.positions == "alibi":
+        what = "attention with linear biases"
+    elif block.qk_norm != "none" and block.qk_norm_after_rope:
+        what = "queries and keys that are normed after their rope"
+    if what is not None and kernels.name != "plain":
+        raise ModelError(
+            f"config.json: {config.architecture} needs {what}, which the {kernels.name} kernels do "
+            "not compute; --device cpu does, and so does --kernels plain"
+        )
+
+
 class CudaBackend:
     """A model on one device."""
 
@@ -108,6 +124,7 @@ class CudaBackend:
             settled, dtype, config,
             choice=kernels, attention=attention, batch_invariant=batch_invariant,
         )  # fmt: skip
+        _check_kernels(config, chosen)
         formats = chosen.formats if keep_quantized else frozenset[Format]()
 
         def load(progress: Callable[[int, int], None] | None) -> Loaded:
@@ -143,6 +160,7 @@ class CudaBackend:
             device, dtype, config,
             choice=kernels, attention=attention, batch_invariant=batch_invariant,
         )  # fmt: skip
+        _check_kernels(config, chosen)
         backend._init(config, model, device, dtype, chosen, use_graphs=use_graphs)
         return backend
 
@@ -161,6 +179,7 @@ class CudaBackend:
         load: Load | None = None,
     ) -> None:
         self.config = config
+        self.cache_layout = one_group(config.caches())  # as DeviceKV has it
         self.device = device
         self._label = label
         self._memory_of = memory_of
@@ -205,8 +224,10 @@ class CudaBackend:
 
     @property
     def kv_bytes_per_block(self) -> int:
-        values = 2 * BLOCK_SIZE * self.config.num_kv_heads * self.config.head_dim
-        return self.config.num_layers * values * self._dtype.itemsize
+        itemsize = self._dtype.itemsize
+        return self.cache_layout.page_bytes(
+            lambda spec: 2 * BLOCK_SIZE * spec.num_kv_heads * spec.head_dim * itemsize
+        )
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         """As the protocol says. Raises ConfigError if nothing is left."""
@@ -302,15 +323,10 @@ class CudaBackend:
     def restore_kv(self) -> None:
         if self._context is not None:
             return
-        c, limits = self.config, self._limits
+        limits = self._limits
         assert limits is not None, "prepare() comes first"
         kv = DeviceKV(
-            num_layers=c.num_layers,
-            num_blocks=self._num_blocks,
-            num_kv_heads=c.num_kv_heads,
-            head_dim=c.head_dim,
-            dtype=self._dtype,
-            device=self.device,
+            self.cache_layout, num_blocks=self._num_blocks, dtype=self._dtype, device=self.device
         )
         ropes = DeviceRopeTables(limits.max_model_len, self.device)
         self._context = Context(self._kernels, kv, ropes, self._dtype)

@@ -7,14 +7,17 @@ norm which follows most sums can form it on its way.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch.nn import functional
 
-from octavo_engine.backends.torch.plain import activate
+from octavo_engine.backends.torch.plain import activate, norm_heads
 
 if TYPE_CHECKING:
+    from typing import Literal
+
     from torch import Tensor
 
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
@@ -72,6 +75,10 @@ class CudaOps:
         x = functional.embedding(self._step.token_ids, table).float()
         return x if scale == 1.0 else x * scale
 
+    def table(self, table: Tensor, of: Literal["positions", "types"], *, offset: int = 0) -> Tensor:
+        assert of == "positions", "texts of a pair are of models that pool"
+        return functional.embedding(self._step.positions.long() + offset, table).float()
+
     def linear(self, x: Value, weight: DeviceLinear) -> Tensor:
         # float32 between operations is rounded here, as the weights were.
         return self._kernels.linear(_formed(x).to(self._dtype), weight)
@@ -83,10 +90,19 @@ class CudaOps:
             return normed
         return self._kernels.rms_norm(_formed(x), weight, eps, self._dtype)
 
+    def layer_norm(
+        self, x: Value, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        formed = _formed(x).float()
+        return functional.layer_norm(formed, formed.shape[-1:], weight, bias, eps).to(self._dtype)
+
     def attention(self, qkv: Value, spec: AttentionSpec) -> Tensor:
         k_cache, v_cache = self._kv.layer(spec.layer)
         cos_sin = None if spec.rope is None else self._ropes.table(spec.rope)
-        q = self._kernels.turn_and_store(_formed(qkv), cos_sin, k_cache, v_cache, self._step, spec)
+        qkv = _formed(qkv)
+        if has_own_norm(spec):
+            qkv, spec = _normed_before(qkv, spec)
+        q = self._kernels.turn_and_store(qkv, cos_sin, k_cache, v_cache, self._step, spec)
         return self._kernels.attend(q, k_cache, v_cache, self._step, spec)
 
     def glu(self, x: Value, activation: Activation) -> Tensor:
@@ -116,6 +132,9 @@ class CudaOps:
         x = _formed(x)
         return (x.float() * torch.sigmoid(_formed(scores).float())).to(x.dtype)
 
+    def clamp(self, x: Value, limit: float) -> Tensor:
+        return _formed(x).clamp(-limit, limit)
+
     def soft_cap(self, x: Value, cap: float) -> Tensor:
         return cap * torch.tanh(_formed(x) / cap)
 
@@ -126,6 +145,23 @@ class CudaOps:
         if isinstance(x, Sum) and not x.is_formed:
             return Sum(x.x[rows], x.y[rows], x.scale)
         return _formed(x)[rows]
+
+
+def has_own_norm(spec: AttentionSpec) -> bool:
+    """Whether heads are normed, before rope, in a way that kernels do not know."""
+    if spec.q_norm is None or spec.norm_after_rope:
+        return False
+    return spec.norm != "rms" or len(spec.q_norm) != spec.head_dim
+
+
+def _normed_before(qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, AttentionSpec]:
+    """With q and k normed in torch, and the spec of what is left to do."""
+    sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+    q, k, v = torch.split(qkv.view(len(qkv), sum(sizes), spec.head_dim), sizes, dim=1)
+    q = norm_heads(q.float(), spec.q_norm, spec).to(qkv.dtype)
+    k = norm_heads(k.float(), spec.k_norm, spec).to(qkv.dtype)
+    rest = dataclasses.replace(spec, q_norm=None, k_norm=None)
+    return torch.cat([q, k, v], dim=1).flatten(1), rest
 
 
 def _formed(x: Value) -> Tensor:

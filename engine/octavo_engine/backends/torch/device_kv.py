@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,23 +14,32 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from octavo_engine.caches import CacheLayout
+
 
 class DeviceKV:
-    """Two tensors [layers, blocks, 16, kv heads, head_dim]."""
+    """For each shape of a layer a tensor [2 (K, V), layers, blocks, 16, kv heads, head_dim].
+
+    All layers are in one group here: captured graphs and FlashInfer read one block table.
+    """
 
     def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_blocks: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, layout: CacheLayout, *, num_blocks: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (2, num_layers, num_blocks, BLOCK_SIZE, num_kv_heads, head_dim)
-        self._data = torch.zeros(shape, dtype=dtype, device=device)
-        self._layers = [(self._data[0, i], self._data[1, i]) for i in range(num_layers)]
+        assert len(layout.groups) == 1, "the device has one block table"
+        shapes = [(spec.num_kv_heads, spec.head_dim) for spec in layout.specs]
+        self._data = {
+            shape: torch.zeros(
+                (2, count, num_blocks, BLOCK_SIZE, *shape), dtype=dtype, device=device
+            )
+            for shape, count in Counter(shapes).items()
+        }
+        taken = dict.fromkeys(self._data, 0)
+        self._layers: list[tuple[Tensor, Tensor]] = []
+        for shape in shapes:
+            data, index = self._data[shape], taken[shape]
+            self._layers.append((data[0, index], data[1, index]))
+            taken[shape] += 1
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer."""
@@ -38,7 +48,9 @@ class DeviceKV:
     def copy(self, copies: NDArray[np.int32]) -> None:
         """Rows (source block, target block, number of tokens), over all layers."""
         for source, target, num_tokens in copies.tolist():
-            self._data[:, :, target, :num_tokens] = self._data[:, :, source, :num_tokens]
+            for data in self._data.values():
+                data[:, :, target, :num_tokens] = data[:, :, source, :num_tokens]
 
     def poison(self, block_ids: list[int]) -> None:
-        self._data[:, :, block_ids] = torch.nan
+        for data in self._data.values():
+            data[:, :, block_ids] = torch.nan

@@ -191,7 +191,7 @@ class StepBuffer:
         else:
             _put(views["kept_with_step_at"], kept, self._spare_row)
         _put(views["positions"], step.positions, 0)
-        _put(views["slots"], step.slots, -1)
+        _put(views["slots"], step.slots[0], -1)
         _put(views["seq_lens"], step.seq_lens, 0)
         views["seq_starts"][: num_seqs + 1] = step.seq_starts
         self._pad(views, sizes, step, tiles)

@@ -56,7 +56,7 @@ class DeviceTables:
             return TableChanges(
                 np.empty(0, np.int32), np.empty(0, np.int32), rows[:0], lengths, None
             )
-        tables = step.block_tables[rows, :width]
+        tables = step.block_tables[0, rows, :width]
         differs = tables != self._sent[rows, :width]
         differs &= np.arange(width) < lengths[:, None]
         owners, columns = np.nonzero(differs)

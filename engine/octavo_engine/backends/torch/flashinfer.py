@@ -105,7 +105,7 @@ class FlashInferAttention:
             wrapper = self._module.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
             self._wrappers[kind] = wrapper
         counts = -(-step.seq_lens // BLOCK_SIZE)
-        pages = [step.block_tables[row, :n] for row, n in zip(step.rows, counts, strict=True)]
+        pages = [step.block_tables[0, row, :n] for row, n in zip(step.rows, counts, strict=True)]
         wrapper.plan(
             torch.from_numpy(step.seq_starts),
             torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)),

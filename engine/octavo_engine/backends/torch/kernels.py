@@ -148,14 +148,12 @@ def _settle(device: torch.device, choice: KernelChoice) -> tuple[str, str]:
     has_triton = importlib.util.find_spec("triton") is not None
     if choice == "triton":
         if not has_triton:
-            raise ConfigError(
-                "the Triton kernels need the package triton: pip install octavo[cuda]"
-            )
+            raise ConfigError("the Triton kernels need the package triton: pip install triton")
         return "triton", "asked for"
     if device.type != "cuda":
         return "plain", f"Triton compiles for GPUs, not for {device.type}"
     if not has_triton:
-        return "plain", "triton is not installed (pip install octavo[cuda])"
+        return "plain", "triton is not installed (pip install triton)"
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
         return "plain", f"the device is older than compute capability {MIN_CAPABILITY}"
     return "triton", "triton is installed and the device can run it"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from octavo_engine.backends.adapters import AdapterSite, is_adaptable
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.backends.ledger import WeightLedger
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 class TorchLinear(NamedTuple):
     weight: Tensor  # [out, in]
     bias: Tensor | None  # [out]
+    site: int = -1  # of the adapters; -1: none may add to it
 
 
 class TorchExperts(NamedTuple):
@@ -38,6 +40,7 @@ class TorchLoader:
     ) -> None:
         self._ledger = WeightLedger(checkpoint, progress)
         self._precision = precision
+        self.sites: list[AdapterSite] = []  # of the adapters
 
     def embedding(self, name: str, rows: int, columns: int) -> Tensor:
         return self._precision.stored(self._read(f"{name}.weight", (rows, columns)))
@@ -55,13 +58,24 @@ class TorchLoader:
         parts = list(zip(names, sizes, strict=True))
         weight = torch.cat([self._read(f"{name}.weight", (n, in_features)) for name, n in parts])
         total = torch.cat([self._read(f"{name}.bias", (n,)) for name, n in parts]) if bias else None
-        return TorchLinear(self._precision.stored(weight), total)
+        if not is_adaptable(names):
+            return TorchLinear(self._precision.stored(weight), total)
+        self.sites.append(AdapterSite(tuple(names), tuple(sizes), in_features))
+        return TorchLinear(self._precision.stored(weight), total, len(self.sites) - 1)
 
     def experts(
         self, names: Sequence[Sequence[str]], in_features: int, out_features: Sequence[int]
     ) -> TorchExperts:
-        parts = [self.linear(own, in_features, out_features).weight for own in names]
-        return TorchExperts(torch.stack(parts))
+        experts = [
+            torch.cat(
+                [
+                    self._read(f"{name}.weight", (size, in_features))
+                    for name, size in zip(own, out_features, strict=True)
+                ]
+            )
+            for own in names
+        ]
+        return TorchExperts(torch.stack([self._precision.stored(weight) for weight in experts]))
 
     def tied(self, embedding: Tensor) -> TorchLinear:
         return TorchLinear(embedding, None)

@@ -90,13 +90,13 @@ class PlainKernels:
         heads = qkv.view(len(qkv), sum(sizes), spec.head_dim)
         q, k, v = torch.split(heads, sizes, dim=1)
         q, k = q.float(), k.float()
-        if spec.q_norm is not None:
-            q = _norm(q, spec.q_norm, spec.norm_eps)
-        if spec.k_norm is not None:
-            k = _norm(k, spec.k_norm, spec.norm_eps)
+        if not spec.norm_after_rope:
+            q, k = norm_heads(q, spec.q_norm, spec), norm_heads(k, spec.k_norm, spec)
         if cos_sin is not None:
             angles = cos_sin[step.positions.long()][:, None]
             q, k = _turn(q, angles), _turn(k, angles)
+        if spec.norm_after_rope:
+            q, k = norm_heads(q, spec.q_norm, spec), norm_heads(k, spec.k_norm, spec)
         kept = step.slots >= 0
         slots = step.slots[kept].long()
         k_cache.flatten(0, 1)[slots] = k[kept].to(k_cache.dtype)
@@ -143,12 +143,26 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
             return functional.gelu(x, approximate="tanh")
         case "relu":
             return functional.relu(x)
+        case "relu2":
+            return functional.relu(x).square()
         case "tanh":
             return torch.tanh(x)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def norm_heads(x: Tensor, weight: Tensor | None, spec: AttentionSpec) -> Tensor:
+    """[T, heads, head_dim] by a weight for one head's columns or for all heads'."""
+    if weight is None:
+        return x
+    if spec.norm == "row":
+        return _norm(x.flatten(1), weight, spec.norm_eps).view(x.shape)
+    weight = weight.view(-1, spec.head_dim)
+    if spec.norm == "layer":
+        return functional.layer_norm(x, x.shape[-1:], eps=spec.norm_eps) * weight
+    return _norm(x, weight, spec.norm_eps)
 
 
 def _turn(x: Tensor, angles: Tensor) -> Tensor:
@@ -184,7 +198,13 @@ def _attend_one(
     visible = columns <= own
     if spec.window is not None:
         visible &= columns > own - spec.window
-    if spec.soft_cap is None:
+    if spec.alibi is not None:
+        slopes = torch.from_numpy(spec.alibi).to(q.device)[:, None, None]
+        group = spec.num_heads // spec.num_kv_heads
+        k, v = (x.repeat_interleave(group, dim=0).float() for x in (k, v))
+        scores = heads.float() @ k.transpose(1, 2) * spec.scale + slopes * (columns - own)
+        result = (scores.masked_fill(~visible, -torch.inf).softmax(-1) @ v).to(q.dtype)
+    elif spec.soft_cap is None:
         result = functional.scaled_dot_product_attention(
             heads[None], k[None], v[None], attn_mask=visible, scale=spec.scale,
             enable_gqa=spec.num_heads != spec.num_kv_heads,

@@ -2,45 +2,86 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Literal
+
     from torch import Tensor
 
     from octavo_engine.backends.backend import BackendStep
     from octavo_engine.backends.torch.loader import TorchExperts, TorchLinear
     from octavo_engine.backends.torch.precision import Precision
+    from octavo_engine.caches import CacheLayout, CacheSpec
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, Rope
 
 
 class PagedKV:
-    """K and V of all layers in blocks of 16 tokens."""
+    """K and V of all layers in blocks of 16 tokens; a block is one group's at a time."""
 
-    def __init__(
-        self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
-    ) -> None:
-        shape = (num_layers, num_blocks, BLOCK_SIZE, num_kv_heads, head_dim)
-        self.k = torch.zeros(shape, dtype=dtype)
-        self.v = torch.zeros(shape, dtype=dtype)
+    def __init__(self, layout: CacheLayout, num_blocks: int, dtype: torch.dtype) -> None:
+        places = layout.places()
+        sizes: dict[int, int] = {}
+        for spec, place in zip(layout.specs, places, strict=True):
+            sizes[place.region] = max(sizes.get(place.region, 0), _values(spec))
+        self._regions = {
+            region: torch.zeros((num_blocks, size), dtype=dtype) for region, size in sizes.items()
+        }
+        self.groups = [place.group for place in places]
+        # Of each layer: [2 (K, V), blocks, 16, KV heads, head_dim].
+        self.layers: list[Tensor] = []
+        for spec, place in zip(layout.specs, places, strict=True):
+            region = self._regions[place.region]
+            shape = (2, num_blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
+            token = spec.num_kv_heads * spec.head_dim
+            strides = (BLOCK_SIZE * token, region.shape[1], token, spec.head_dim, 1)
+            self.layers.append(region.as_strided(shape, strides))
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
-        for cache in (self.k, self.v):
-            cache[:, target, :num_tokens] = cache[:, source, :num_tokens]
+        for layer in self.layers:  # of other groups too: what they copy is not valid anywhere
+            layer[:, target, :num_tokens] = layer[:, source, :num_tokens]
 
     def poison(self, block_ids: list[int]) -> None:
-        for cache in (self.k, self.v):
-            cache[:, block_ids] = torch.nan
+        for region in self._regions.values():
+            region[block_ids] = torch.nan
+
+
+def _values(spec: CacheSpec) -> int:
+    """Numbers that a layer has in a block."""
+    return 2 * BLOCK_SIZE * spec.num_kv_heads * spec.head_dim
+
+
+class TorchPart(NamedTuple):
+    """What an adapter adds to some of a linear layer's outputs."""
+
+    columns: slice
+    down: Tensor  # [rank, in]
+    up: Tensor  # [columns, rank]
+    scale: float
+
+
+TorchAdapter: TypeAlias = "dict[int, list[TorchPart]]"  # by site
 
 
 class ReferenceOps:
     """Ops over one step."""
 
-    def __init__(self, step: BackendStep, kv: PagedKV, precision: Precision) -> None:
+    def __init__(
+        self,
+        step: BackendStep,
+        kv: PagedKV,
+        precision: Precision,
+        adapters: Mapping[int, TorchAdapter] = MappingProxyType({}),
+    ) -> None:
+        """`adapters` by slot."""
         self._step = step
         self._kv = kv
         self._precision = precision
@@ -48,15 +89,40 @@ class ReferenceOps:
         self._positions = torch.from_numpy(step.positions)
         self._slots = torch.from_numpy(step.slots).long()
         self._logit_rows = torch.from_numpy(step.logit_rows).long()
+        self._adapters = adapters
+        self._row_slots: Tensor | None = None  # of the rows of values, as far as it got
+        if step.adapters is not None:
+            counts = np.diff(step.seq_starts)
+            self._row_slots = torch.from_numpy(np.repeat(step.adapters, counts))
 
     def embedding(self, table: Tensor, *, scale: float = 1.0) -> Tensor:
         return table[self._token_ids] * scale
 
+    def table(self, table: Tensor, of: Literal["positions", "types"], *, offset: int = 0) -> Tensor:
+        assert of == "positions", "texts of a pair are of models that pool"
+        return table[self._positions.long() + offset]
+
     def linear(self, x: Tensor, weight: TorchLinear) -> Tensor:
-        return functional.linear(self._precision.stored(x), weight.weight, weight.bias)
+        y = functional.linear(self._precision.stored(x), weight.weight, weight.bias)
+        if self._row_slots is None or weight.site < 0:
+            return y
+        for slot, adapter in self._adapters.items():
+            rows = torch.nonzero(self._row_slots == slot)[:, 0]
+            for part in adapter.get(weight.site, ()):
+                shrunken = functional.linear(self._precision.stored(x[rows]), part.down)
+                y[rows, part.columns] += part.scale * functional.linear(shrunken, part.up)
+        return y
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+    def layer_norm(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+        normed = normed if weight is None else normed * weight
+        return normed if bias is None else normed + bias
 
     def glu(self, x: Tensor, activation: Activation) -> Tensor:
         left, right = x.chunk(2, dim=-1)
@@ -91,6 +157,8 @@ class ReferenceOps:
                 return functional.gelu(x, approximate="tanh")
             case "relu":
                 return functional.relu(x)
+            case "relu2":
+                return functional.relu(x).square()
             case "tanh":
                 return torch.tanh(x)
 
@@ -106,13 +174,18 @@ class ReferenceOps:
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         return cap * torch.tanh(x / cap)
 
+    def clamp(self, x: Tensor, limit: float) -> Tensor:
+        return x.clamp(-limit, limit)
+
     def select_rows(self, x: Tensor) -> Tensor:
         return x[self._logit_rows]
 
     def attention(self, qkv: Tensor, spec: AttentionSpec) -> Tensor:
         q, k, v = self._heads(qkv, spec)
-        self._kv.k[spec.layer].flatten(0, 1)[self._slots] = self._precision.stored(k)
-        self._kv.v[spec.layer].flatten(0, 1)[self._slots] = self._precision.stored(v)
+        slots = self._slots[self._kv.groups[spec.layer]]
+        k_cache, v_cache = self._kv.layers[spec.layer]
+        k_cache[slots // BLOCK_SIZE, slots % BLOCK_SIZE] = self._precision.stored(k)
+        v_cache[slots // BLOCK_SIZE, slots % BLOCK_SIZE] = self._precision.stored(v)
         outputs = [
             self._attend(q, index, spec) for index in range(len(self._step.seq_lens))
         ]  # tokens lie in the order of their sequences
@@ -123,13 +196,24 @@ class ReferenceOps:
         sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
         heads = qkv.view(len(qkv), sum(sizes), spec.head_dim)
         q, k, v = torch.split(heads, sizes, dim=1)
-        if spec.q_norm is not None:
-            q = self.rms_norm(q, spec.q_norm, spec.norm_eps)
-        if spec.k_norm is not None:
-            k = self.rms_norm(k, spec.k_norm, spec.norm_eps)
+        if not spec.norm_after_rope:
+            q, k = self._normed(q, spec.q_norm, spec), self._normed(k, spec.k_norm, spec)
         if spec.rope is not None:
             q, k = self._rotate(q, spec.rope), self._rotate(k, spec.rope)
+        if spec.norm_after_rope:
+            q, k = self._normed(q, spec.q_norm, spec), self._normed(k, spec.k_norm, spec)
         return q, k, v
+
+    def _normed(self, x: Tensor, weight: Tensor | None, spec: AttentionSpec) -> Tensor:
+        """Heads, [T, heads, head_dim], by a weight for one head's columns or for all heads'."""
+        if weight is None:
+            return x
+        if spec.norm == "row":
+            return self.rms_norm(x.flatten(1), weight, spec.norm_eps).view(x.shape)
+        weight = weight.view(-1, spec.head_dim)
+        if spec.norm == "layer":
+            return self.layer_norm(x, weight, None, spec.norm_eps)
+        return self.rms_norm(x, weight, spec.norm_eps)
 
     def _rotate(self, x: Tensor, rope: Rope) -> Tensor:
         # Angles in float32 whatever the precision: they are part of what a rope is.
@@ -145,25 +229,30 @@ class ReferenceOps:
         step = self._step
         own = slice(int(step.seq_starts[index]), int(step.seq_starts[index + 1]))
         length = int(step.seq_lens[index])
-        num_blocks = -(-length // BLOCK_SIZE)
-        blocks = torch.from_numpy(step.block_tables[step.rows[index], :num_blocks]).long()
-        group = spec.num_heads // spec.num_kv_heads
-        k = self._kv.k[spec.layer, blocks].flatten(0, 1)[:length].repeat_interleave(group, dim=1)
-        v = self._kv.v[spec.layer, blocks].flatten(0, 1)[:length].repeat_interleave(group, dim=1)
         own_positions = self._positions[own]
         first = 0
         if spec.window is not None:  # memory before the window may be gone: do not read it
             first = max(0, int(own_positions.min()) - spec.window + 1)
+        table = step.block_tables[self._kv.groups[spec.layer], step.rows[index]]
+        first_block = first // BLOCK_SIZE
+        blocks = torch.from_numpy(table[first_block : -(-length // BLOCK_SIZE)]).long()
+        seen = slice(first - first_block * BLOCK_SIZE, length - first_block * BLOCK_SIZE)
+        group = spec.num_heads // spec.num_kv_heads
+        k_cache, v_cache = self._kv.layers[spec.layer]
+        k = k_cache[blocks].flatten(0, 1)[seen].repeat_interleave(group, dim=1)
+        v = v_cache[blocks].flatten(0, 1)[seen].repeat_interleave(group, dim=1)
         positions = torch.arange(first, length)
         distance = own_positions[:, None] - positions  # [tokens, length - first]
         visible = distance >= 0
         if spec.window is not None:
             visible &= distance < spec.window
         rounded = self._precision.multiplied
-        scores = torch.einsum("thd,shd->hts", rounded(q[own]), k[first:]) * spec.scale
+        scores = torch.einsum("thd,shd->hts", rounded(q[own]), k) * spec.scale
         if spec.soft_cap is not None:
             scores = self.soft_cap(scores, spec.soft_cap)
+        if spec.alibi is not None:
+            scores = scores - torch.from_numpy(spec.alibi)[:, None, None] * distance
         scores = scores.masked_fill(~visible, -torch.inf)
         weights = (scores - scores.amax(-1, keepdim=True)).exp()
-        values = torch.einsum("hts,shd->thd", rounded(weights), v[first:])
+        values = torch.einsum("hts,shd->thd", rounded(weights), v)
         return (values / weights.sum(-1).T[..., None]).flatten(1)

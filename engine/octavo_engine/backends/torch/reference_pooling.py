@@ -29,16 +29,12 @@ class ReferencePoolingOps(ReferenceOps):
         self._positions = torch.from_numpy(step.positions)
         self._type_ids = torch.from_numpy(step.type_ids).long()
         self._logit_rows = torch.from_numpy(step.pooled_rows).long()
+        self._row_slots = None  # models that pool take no adapters
         self._texts = [slice(a, b) for a, b in itertools.pairwise(step.starts.tolist())]
 
     def table(self, table: Tensor, of: Literal["positions", "types"], *, offset: int = 0) -> Tensor:
         ids = self._positions.long() if of == "positions" else self._type_ids
         return table[ids + offset]
-
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True)
-        normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight
-        return normed if bias is None else normed + bias
 
     def pool(self, x: Tensor, how: Pool) -> Tensor:
         return torch.stack([_pooled(x[text], how) for text in self._texts])
@@ -73,5 +69,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     scores = torch.einsum("thd,shd->hts", q, k) * spec.scale
     if spec.soft_cap is not None:
         scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+    if spec.alibi is not None:
+        scores = scores - torch.from_numpy(spec.alibi)[:, None, None] * distance
     weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
     return torch.einsum("hts,shd->thd", weights, v).flatten(1)

@@ -154,7 +154,6 @@ def _import_zmq() -> Any:
         import zmq
     except ImportError:
         raise ConfigError(
-            "--kv-events-config needs pyzmq, which is not installed: "
-            "pip install 'octavo[kv-events]'"
+            "--kv-events-config needs pyzmq, which is not installed: pip install pyzmq"
         ) from None
     return zmq

@@ -53,6 +53,9 @@ class KVEventRecorder:
                 token_ids=list(tokens),
                 block_size=BLOCK_SIZE,
                 medium=MEDIUM,
+                lora_name=None
+                if sequence.request.adapter is None
+                else sequence.request.adapter.name,
                 extra_keys=None if extra is None else [extra],
                 group_idx=0,
                 kv_cache_spec_kind=FULL_ATTENTION,
@@ -95,5 +98,10 @@ class KVEventRecorder:
 
 
 def _extra_keys(sequence: Sequence, index: int) -> tuple[Any, ...] | None:
-    salt = sequence.request.cache_salt
-    return (("cache_salt", salt),) if salt and index == 0 else None
+    request = sequence.request
+    keys: list[tuple[str, ...]] = []
+    if request.adapter is not None:
+        keys.append(("lora", request.adapter.name, request.adapter.path))
+    if request.cache_salt and index == 0:
+        keys.append(("cache_salt", request.cache_salt))
+    return tuple(keys) or None

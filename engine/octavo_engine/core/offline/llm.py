@@ -28,6 +28,8 @@ from octavo_engine.config import (
 from octavo_engine.core.build import load_model_tokenizer, localized, resolve
 from octavo_engine.core.build_core import build_core
 from octavo_engine.core.offline.beam_search import beam_search
+from octavo_engine.core.offline.lora_request import LoRARequest
+from octavo_engine.core.offline.options import check_llm_options, llm_value
 from octavo_engine.core.offline.pooling import PoolingMethods
 from octavo_engine.core.offline.progress_bar import generation_bar, loading_bar
 from octavo_engine.core.pooling.async_pooling import check_task
@@ -36,6 +38,7 @@ from octavo_engine.core.text.output_processor import OutputProcessor, SettledSub
 from octavo_engine.core.validate import settle_params
 from octavo_engine.errors import InvalidRequest, OctavoError, RequestError
 from octavo_engine.profile import StepProfile
+from octavo_engine.state.adapter import AdapterRef
 from octavo_engine.state.sampling_params import SamplingParams
 from octavo_engine.tokenization.tokenizer import check_vocab, ends_of_text
 
@@ -96,15 +99,21 @@ class LLM(PoolingMethods):
         memory_fraction: float | None = None,
         num_threads: int | None = None,
         tensor_parallel_size: int = 1,
-        pipeline_parallel_size: int = 1,
-        data_parallel_size: int = 1,
         distributed_executor_backend: ExecutorBackend | None = None,
         seed: int = 0,
         chat_template: str | None = None,
         speculative_config: Mapping[str, Any] | None = None,
+        enable_lora: bool = False,
+        max_loras: int = 16,
+        max_cpu_loras: int | None = None,
+        max_lora_rank: int = 64,
+        enforce_eager: bool = False,
         sim: SimConfig | None = None,
+        **others: object,
     ) -> None:
-        """Names as in vLLM. Raises ConfigError or ModelError."""
+        """Names as in vLLM. Raises ConfigError or ModelError, and TypeError for unknown names.
+        `others` may be settings of vLLM's that ask for what is done here anyway."""
+        check_llm_options(others, LLM.__init__)
         scheduler = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -116,23 +125,26 @@ class LLM(PoolingMethods):
             revision=revision,
             device=device,
             dtype=dtype,
-            quantization=quantization,
+            quantization=llm_value("quantization", quantization),
             activation_bits=activation_bits,
             kv_cache_dtype=kv_cache_dtype,
-            load_format=load_format,
+            load_format=llm_value("load-format", load_format),
             max_model_len=max_model_len,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             memory_fraction=memory_fraction,
             num_threads=num_threads,
             tensor_parallel_size=tensor_parallel_size,
-            pipeline_parallel_size=pipeline_parallel_size,
-            data_parallel_size=data_parallel_size,
             distributed_executor_backend=distributed_executor_backend or "auto",
             seed=seed,
             chat_template=chat_template,
             speculative_config=(
                 None if speculative_config is None else json.dumps(dict(speculative_config))
             ),
+            enable_lora=enable_lora,
+            max_loras=max_loras,
+            max_cpu_loras=max_cpu_loras,
+            max_lora_rank=max_lora_rank,
+            enforce_eager=enforce_eager,
             scheduler=scheduler,
             sim=sim or SimConfig(),
         )
@@ -151,8 +163,12 @@ class LLM(PoolingMethods):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """The answers in the order of the prompts. A list of ints is one prompt of token ids.
+
+        With `lora_request`, one for all prompts or one for each, they are those of the model with
+        that adapter.
 
         All prompts are checked before the first is computed. One whose computation fails has
         finish_reason "error"; the others are not touched. Ctrl-C aborts all and leaves this usable.
@@ -161,11 +177,12 @@ class LLM(PoolingMethods):
         check_task("generate", self._info)
         listed = _as_list(prompts)
         submissions = []
-        for index, (prompt, params) in enumerate(
-            zip(listed, self._params_list(sampling_params, len(listed)), strict=True)
+        adapters = self._adapters_list(lora_request, len(listed))
+        for index, (prompt, params, adapter) in enumerate(
+            zip(listed, self._params_list(sampling_params, len(listed)), adapters, strict=True)
         ):
             try:
-                submissions.append(self._submission(index, prompt, params))
+                submissions.append(self._submission(index, prompt, params, adapter))
             except RequestError as error:
                 error.add_note(f"in prompt {index}")
                 raise
@@ -181,6 +198,7 @@ class LLM(PoolingMethods):
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """The next message of one conversation, or of each of several."""
         template = self._tokenizer.chat_template
@@ -202,7 +220,7 @@ class LLM(PoolingMethods):
             }
             for conversation in _as_conversations(messages)
         ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
@@ -278,6 +296,7 @@ class LLM(PoolingMethods):
         check_vocab(self._tokenizer, self._info.vocab_size)
         self._processor = OutputProcessor(self._tokenizer)
         self._seeds = Seeds(config.seed)
+        self._adapters: dict[str, AdapterRef] = {}  # read before, by name
 
     def _params_list(
         self, given: SamplingParams | Sequence[SamplingParams] | None, length: int
@@ -292,7 +311,43 @@ class LLM(PoolingMethods):
             )
         return given
 
-    def _submission(self, index: int, prompt: Prompt, params: SamplingParams) -> SettledSubmission:
+    def _adapters_list(
+        self, given: LoRARequest | Sequence[LoRARequest | None] | None, length: int
+    ) -> Sequence[AdapterRef | None]:
+        if given is None or isinstance(given, LoRARequest):
+            return [None if given is None else self._adapter(given)] * length
+        if len(given) != length:
+            raise InvalidRequest(
+                f"{length} prompts, but {len(given)} lora_request", param="lora_request"
+            )
+        return [None if each is None else self._adapter(each) for each in given]
+
+    def _adapter(self, request: LoRARequest) -> AdapterRef:
+        """Read when it is first asked for, or asked for anew with `load_inplace`."""
+        known = self._adapters.get(request.lora_name)
+        if known is not None and known.path == request.lora_path and not request.load_inplace:
+            return known
+        load_id = f"adapter-{request.lora_name}"
+        self._engine.load_adapter(load_id, request.lora_path)
+        while True:
+            step = self._engine.step()
+            for refused_id, error in self._engine.take_refused():
+                if refused_id == load_id:
+                    error.param = "lora_request"
+                    raise error
+            for loaded in step.adapters:
+                if loaded.load_id == load_id:
+                    ref = AdapterRef(request.lora_name, request.lora_path, loaded.digest)
+                    self._adapters[request.lora_name] = ref
+                    return ref
+
+    def _submission(
+        self,
+        index: int,
+        prompt: Prompt,
+        params: SamplingParams,
+        adapter: AdapterRef | None = None,
+    ) -> SettledSubmission:
         text, token_ids = _parts(prompt)
         if token_ids is None:
             assert text is not None
@@ -309,6 +364,7 @@ class LLM(PoolingMethods):
             seed=self._seeds.settle(params.seed),
             eos_token_ids=ends_of_text(self._tokenizer, self._info.eos_token_ids),
             arrival_at=time.monotonic(),
+            adapter=adapter,
         )
 
     def _run(

@@ -97,6 +97,12 @@ class PoolingEngine:
             self._waiting[request.request_id] = request
             self._waiting_tokens += len(request.token_ids)
 
+    def load_adapter(self, load_id: str, path: str, *, is_pinned: bool = False) -> None:
+        raise WrongTask("LoRA adapters are of models that generate", param="lora_name")
+
+    def unload_adapter(self, digest: str) -> None:
+        """There are none."""
+
     def abort(self, request_id: str, *, has_left: bool = False) -> SequenceOutput | None:
         self._take(request_id)
         return None

@@ -122,6 +122,20 @@ class ProfileCommand(CoreMessage, frozen=True):
     path: str = ""
 
 
+class LoadAdapter(CoreMessage, frozen=True):
+    """Read a LoRA adapter; the answer is in a step's output, or a refusal with this id."""
+
+    load_id: str
+    path: str
+    is_pinned: bool = False
+
+
+class UnloadAdapter(CoreMessage, frozen=True):
+    """No name stands for the adapter any more."""
+
+    digest: str
+
+
 class Shutdown(CoreMessage, frozen=True):
     """Stop now, or, when graceful, once all that runs is done."""
 
@@ -186,6 +200,8 @@ ToEngine: TypeAlias = (
     | Label
     | WatchResidency
     | ProfileCommand
+    | LoadAdapter
+    | UnloadAdapter
 )
 ToCore: TypeAlias = Configure | ToEngine | CorePing | Shutdown
 FromCore: TypeAlias = CoreProgress | Ready | Pong | Outputs | RequestRefused | Fatal

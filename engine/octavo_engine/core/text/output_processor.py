@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.core.text.outputs import PromptLogprobs
     from octavo_engine.core.text.resumed import ResumedOutput
+    from octavo_engine.state.adapter import AdapterRef
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import FinishReason, SequenceOutput, TokenLogprobs
     from octavo_engine.state.sampling_params import SamplingParams
@@ -73,6 +74,7 @@ class SettledSubmission:
     priority: int = 0
     is_whole: bool = False  # nothing is read before its end
     cache_salt: str = ""
+    adapter: AdapterRef | None = None
     labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
     group: str = ""  # the client's request, where it has several prompts; else empty
 
@@ -431,6 +433,7 @@ class OutputProcessor:
             priority=submission.priority,
             is_whole=submission.is_whole,
             cache_salt=submission.cache_salt,
+            adapter=submission.adapter,
             labels=submission.labels,
             group=submission.group,
         )

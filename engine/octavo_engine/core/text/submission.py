@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from octavo_engine.core.text.resumed import ResumedOutput
+    from octavo_engine.state.adapter import AdapterRef
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.sampling_params import SamplingParams
 
@@ -24,6 +25,7 @@ class Submission:
     deadline_s: float | None = None  # from its arrival
     cache_salt: str = ""
     resumed: Sequence[ResumedOutput] = ()  # one an answer, if another engine began it
+    adapter: AdapterRef | None = None
     labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
     stream: bool = True  # false: one output, at the end
     # Submissions of one group are parts of one request, which shares the engine with others.

@@ -69,6 +69,8 @@ def _state(service: Service) -> str:
     state: str = service.engine.health().state
     if state == "ready" and service.admission.is_draining:
         return "draining"
+    if state == "ready" and service.admission.awaits_adapters:
+        return "loading"
     if state == "ready" and service.admission.is_saturated:
         return "saturated"
     return state

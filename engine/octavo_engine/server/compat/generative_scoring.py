@@ -74,7 +74,7 @@ async def generative_scoring(exchange: Exchange, service: Service) -> None:
     prompts = [await _prompt(service, request, item) for item in request.items]
     labels = request.label_token_ids
     jobs = [
-        _job(service, request, id_, prompts, labels[start : start + MAX_LOGPROB_TOKEN_IDS])
+        _job(service, request, model, id_, prompts, labels[start : start + MAX_LOGPROB_TOKEN_IDS])
         for start in range(0, len(labels), MAX_LOGPROB_TOKEN_IDS)
     ]
     async with exchange.while_present():
@@ -135,14 +135,14 @@ async def _prompt(service: Service, request: GenerativeScoringRequest, item: Tex
 
 
 def _job(
-    service: Service, request: GenerativeScoringRequest, id_: str, prompts: list[list[int]],
-    labels: list[int],
+    service: Service, request: GenerativeScoringRequest, model: str, id_: str,
+    prompts: list[list[int]], labels: list[int],
 ) -> Job:  # fmt: skip
     fields = SamplingFields(cache_salt=request.cache_salt, priority=request.priority)
     params = SamplingParams(
         max_tokens=1, temperature=0.0, logprob_token_ids=tuple(labels), detokenize=False
     )
-    return make_job(service, fields, id_, prompts, params)
+    return make_job(service, fields, id_, prompts, params, model)
 
 
 async def _logprobs(service: Service, job: Job) -> list[list[float]]:

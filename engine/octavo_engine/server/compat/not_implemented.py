@@ -1,4 +1,4 @@
-"""Routes that exist so that their callers learn why: audio, LoRA adapters, weights, workers."""
+"""Routes that exist so that their callers learn why: audio, weights, workers."""
 
 from __future__ import annotations
 
@@ -24,15 +24,6 @@ class AudioForm(msgspec.Struct, kw_only=True):
     stream: bool | None = None
 
 
-class LoadAdapter(msgspec.Struct, kw_only=True):
-    lora_name: str
-    lora_path: str
-
-
-class UnloadAdapter(msgspec.Struct, kw_only=True):
-    lora_name: str
-
-
 class WorkerCall(msgspec.Struct, kw_only=True):
     method: str
 
@@ -51,14 +42,6 @@ async def audio(exchange: Exchange, service: Service) -> None:
         f"the model {info.names[0]} is not a speech model; it supports {', '.join(info.tasks)}",
         param="model",
     )
-
-
-async def load_adapter(exchange: Exchange, service: Service) -> None:
-    _refuse("LoRA adapters cannot be loaded yet; serve a model they are merged into")
-
-
-async def unload_adapter(exchange: Exchange, service: Service) -> None:
-    _refuse("LoRA adapters cannot be loaded yet, so there is none to unload")
 
 
 async def realtime(exchange: Exchange, service: Service) -> None:

@@ -102,6 +102,7 @@ async def beam_search(
             priority=job.priority,
             deadline_s=left_s,
             cache_salt=job.cache_salt,
+            adapter=job.adapter,
             stream=False,
             group=job.group,
         )

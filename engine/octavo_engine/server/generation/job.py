@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.protocol.route_keys import Kind
     from octavo_engine.server.routers.route_labels import RoutedPrompt
+    from octavo_engine.state.adapter import AdapterRef
     from octavo_engine.state.sampling_params import SamplingParams
 
     Note = Callable[[int, RequestOutput], None]
@@ -27,6 +28,7 @@ class Job:
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    adapter: AdapterRef | None = None  # the model's own answers where there is none
     deadline_s: float | None = None
     # Of a stream that a router can go on with elsewhere, see server.resume:
     seed: int | None = None  # that all seeds follow from

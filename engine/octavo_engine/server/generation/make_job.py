@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 def make_job(
     service: Service, request: SamplingFields, request_id: str, prompts: list[list[int]],
-    params: SamplingParams,
+    params: SamplingParams, model: str,
 ) -> Job:  # fmt: skip
-    """Raises InvalidRequest, ContextLengthExceeded."""
+    """Of a model or adapter that is served. Raises InvalidRequest, ContextLengthExceeded."""
     if request.priority and service.engine.config.scheduler.policy != "priority":
         raise InvalidRequest(
             "priority needs a server started with --scheduling-policy priority", param="priority"
@@ -54,6 +54,7 @@ def make_job(
         params=params,
         priority=request.priority or 0,
         cache_salt=salt,
+        adapter=service.model.adapters.get(model),
         deadline_s=service.settings.request_timeout_s,
         beams=read_beams(
             request, params, service.engine.info.max_model_len - max(map(len, prompts))
@@ -75,6 +76,7 @@ async def with_route(exchange: Exchange, service: Service, job: Job, source: Rou
             job.prompts[0],
             source.text,
             render_next=source.render_next,
+            adapter="" if job.adapter is None else job.adapter.name,
         )
     if exchange.is_background:
         job = dataclasses.replace(job, priority=BACKGROUND)

@@ -92,7 +92,7 @@ async def prepare(exchange: Exchange, service: Service, reader: ProtocolReader) 
     params = await reader.settle(params)
     note_left_over(exchange, params.grammar)
     id_ = f"{reader.id_prefix}-{exchange.request_id}"
-    job = make_job(service, fields, id_, prompts, params)
+    job = make_job(service, fields, id_, prompts, params, model)
     route = reader.route()
     if route is None:
         return PreparedRequest(id=id_, model=model, created=int(time.time()), job=job, opened=set())

@@ -170,6 +170,7 @@ def _submission(job: Job, prompt_index: int, request_id: str, *, stream: bool) -
         priority=job.priority,
         deadline_s=job.deadline_s,
         cache_salt=job.cache_salt,
+        adapter=job.adapter,
         resumed=job.resumed[prompt_index * n : (prompt_index + 1) * n],
         labels=job.route.labels if job.route is not None and prompt_index == 0 else None,
         stream=stream,

@@ -62,6 +62,12 @@ CATALOGUE = (
     ErrorRow(401, "invalid_api_key", "authentication_error", "The API key is missing or wrong."),
     ErrorRow(403, "admin_key_required", "permission_error",
              "The API key is right, but this route changes the server and needs an admin key."),
+    ErrorRow(403, "adapters_fixed", "permission_error",
+             "Adapters are loaded and unloaded only on a server with "
+             "--allow-runtime-lora-updating."),
+    ErrorRow(404, "adapter_not_found", "not_found_error",
+             "There is no LoRA adapter of that name, or none at that path.",
+             param="lora_name or lora_path"),
     ErrorRow(404, "model_not_found", "not_found_error", "No model of that name is served here.",
              param="model"),
     ErrorRow(404, "response_not_found", "not_found_error",

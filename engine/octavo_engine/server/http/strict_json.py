@@ -17,6 +17,8 @@ from octavo_engine.errors import RequestError
 
 T = TypeVar("T")
 
+_PLAIN = msgspec.json.Decoder(dict[str, Any])
+
 _PLACE = re.compile(r" - at `(key in )?\$\.?(.*)`$")
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -29,6 +31,24 @@ def decode(body: bytes, type_: type[T], *, max_depth: int) -> T:
 
 def parse(body: bytes, *, max_depth: int) -> Any:
     """The body as dicts and lists. Raises RequestError (400)."""
+    value = _quickly(body, max_depth)
+    return _strictly(body, max_depth) if value is None else value
+
+
+def _quickly(body: bytes, max_depth: int) -> dict[str, Any] | None:
+    """A body of one plain object, in a third of the time: a million token ids are such a body.
+    None where anything is to be said against it, or more is to be known."""
+    if body.count(b"{") != 1 or body.count(b"[") >= max_depth:
+        return None
+    try:
+        value = _PLAIN.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    # Each key has a colon behind it: no more of them than keys, no key twice.
+    return value if body.count(b":") == len(value) else None
+
+
+def _strictly(body: bytes, max_depth: int) -> Any:
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:

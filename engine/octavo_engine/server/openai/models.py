@@ -30,7 +30,7 @@ async def list_models(exchange: Exchange, service: Service) -> None:
         page = _page(service, read_query(exchange, ModelsQuery))
         await exchange.reply(msgspec.json.encode(page))
         return
-    cards = [_card(service, name) for name in service.model.names]
+    cards = [_card(service, name) for name in _names(service)]
     await exchange.reply(msgspec.json.encode({"object": "list", "data": cards}))
 
 
@@ -53,7 +53,7 @@ async def load(exchange: Exchange, service: Service) -> None:
 
 def _page(service: Service, query: ModelsQuery) -> AnthropicModelList:
     page, has_more = page_of(
-        service.model.names, str, "model",
+        _names(service), str, "model",
         limit=query.limit, after_id=query.after_id, before_id=query.before_id,
     )  # fmt: skip
     return AnthropicModelList(
@@ -72,15 +72,20 @@ def _anthropic(service: Service, name: str) -> AnthropicModel:
     )  # fmt: skip
 
 
+def _names(service: Service) -> list[str]:
+    return [*service.model.names, *service.model.adapters.names]
+
+
 def _card(service: Service, name: str) -> dict[str, Any]:
     info = optional(lambda: service.engine.info)
+    adapter = service.model.adapters.get(name)
     return {
         "id": name,
         "object": "model",
         "created": service.started_at,
         "owned_by": "octavo",
-        "root": service.engine.config.model,
-        "parent": None,
+        "root": service.engine.config.model if adapter is None else adapter.path,
+        "parent": None if adapter is None else service.model.names[0],
         "max_model_len": None if info is None else info.max_model_len,
         "permission": [_permission(service, name)],
         "vocab_size": None if info is None else info.vocab_size,  # ours; for load generators

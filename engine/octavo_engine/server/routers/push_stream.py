@@ -63,6 +63,7 @@ class Subscriber:
         self.is_cut = False
         self._task = asyncio.current_task()
         self._seq = 0
+        self.adapters: list[str] = []  # that it knows of
         self._frames: list[bytes] = []
         self._num_bytes = 0
         self._has_ended = False
@@ -78,9 +79,11 @@ class Subscriber:
         self._frames += _snapshot_frames(snapshot)
         self._news.set()
 
-    def delta(self, stored: bytes, evicted: bytes, load: Load | None) -> None:
+    def delta(self, stored: bytes, evicted: bytes, load: Load | None, adapters: list[str]) -> None:
+        changed = None if adapters == self.adapters else adapters
+        self.adapters = adapters
         self._seq += 1
-        self.put(frame(DELTA, Delta(self._seq, stored, evicted, load)))
+        self.put(frame(DELTA, Delta(self._seq, stored, evicted, load, changed)))
 
     def put(self, payload: bytes) -> None:
         if self.is_cut:
@@ -124,6 +127,7 @@ class SubscriberHub:
         self._admission = admission
         self._metrics = metrics
         self._pod_uid = pod_uid
+        self._adapters: list[str] = []  # names that are served
         self._feed = engine.residency
         self._feed.listen(self)
         self._subscribers: set[Subscriber] = set()
@@ -150,10 +154,12 @@ class SubscriberHub:
         info = engine.info
         self.was_joined = True
         subscriber = Subscriber()
+        subscriber.adapters = self._adapters
         hello = Hello(
             epoch=self._feed.epoch,
             model=info.names[0],
-            names=list(info.names),
+            names=[*info.names, *self._adapters],
+            adapters=self._adapters,
             block_size=BLOCK_SIZE,
             num_blocks=info.num_blocks,
             max_model_len=info.max_model_len,
@@ -175,6 +181,13 @@ class SubscriberHub:
             self._feed.watch(on=False)
             self._changes.clear()
             self._stop_timer()
+
+    def set_adapters(self, names: list[str]) -> None:
+        """Informs all subscribers, later ones too."""
+        self._adapters = names
+        for subscriber in self._subscribers:
+            if subscriber.is_live:
+                subscriber.delta(b"", b"", None, names)
 
     def drain(self, deadline_s: float) -> None:
         """Informs all subscribers, later ones too."""
@@ -221,7 +234,7 @@ class SubscriberHub:
             if subscriber.is_live:
                 continue
             subscriber.start(snapshot)
-            subscriber.delta(b"", b"", self._load_now())
+            subscriber.delta(b"", b"", self._load_now(), self._adapters)
             if self._draining is not None:
                 subscriber.put(frame(DRAINING, self._draining))
         self._wake_at(_now() + HEARTBEAT_S)
@@ -241,7 +254,7 @@ class SubscriberHub:
         if stored or evicted or load is not None:
             for subscriber in self._subscribers:
                 if subscriber.is_live:
-                    subscriber.delta(stored, evicted, load)
+                    subscriber.delta(stored, evicted, load, self._adapters)
             self._sent_at = now
         if self._changes:
             self._changes.clear()

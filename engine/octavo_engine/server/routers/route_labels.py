@@ -91,20 +91,22 @@ class Labeller:
         text: str | None = None,
         *,
         render_next: Callable[[str], Awaitable[str]] | None = None,
+        adapter: str = "",
     ) -> RoutedPrompt | None:
-        """Of a request's first prompt: `ids`, and `text`, as it was rendered if it is a chat."""
+        """Of a request's first prompt: `ids`, and `text`, as it was rendered if it is a chat.
+        Routers know an adapter by its name."""
         if body.get("truncate_prompt_tokens") is not None:
             return None  # where the prompt begins depends on how it ends
         if len(ids) <= _INLINE_BYTES // 4:
-            return self._route(body, kind, ids, text, render_next)
-        return await asyncio.to_thread(self._route, body, kind, ids, text, render_next)
+            return self._route(body, kind, ids, text, render_next, adapter)
+        return await asyncio.to_thread(self._route, body, kind, ids, text, render_next, adapter)
 
     def _route(
         self, body: Mapping[str, Any], kind: Kind, ids: Sequence[int], text: str | None,
-        render_next: Callable[[str], Awaitable[str]] | None,
+        render_next: Callable[[str], Awaitable[str]] | None, adapter: str,
     ) -> RoutedPrompt | None:  # fmt: skip
         try:
-            canonical = route_keys.canonical(body, kind=kind)
+            canonical = route_keys.canonical(body, kind=kind, adapter=adapter)
             if canonical is None:
                 return None
             keys = route_keys.chain(canonical.root, canonical.data)

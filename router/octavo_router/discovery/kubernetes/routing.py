@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL, ROUTING_ANNOTATION
+from octavo_router.config.settings import AdapterConfig
 from octavo_router.discovery.source import Claim, PoolRoute
 
 if TYPE_CHECKING:
     from octavo_router.discovery.kubernetes.objects import KubernetesService
+
+
+class RoutedAdapter(msgspec.Struct, frozen=True):
+    """One of the adapters that a pool's engines shall have."""
+
+    name: str
+    uri: str
+    pinned: bool = False
 
 
 class RoutingAnnotation(msgspec.Struct, frozen=True, rename="camel"):
@@ -26,6 +35,8 @@ class RoutingAnnotation(msgspec.Struct, frozen=True, rename="camel"):
     kv_replay_port: int | None = None
     # The Service whose pool these engines compute prompts for; that one says all the rest.
     prefill_for: str = ""
+    adapters: list[RoutedAdapter] = []  # that routers load on its engines, and unload
+    adapter_slots: Annotated[int, msgspec.Meta(ge=1)] = 16  # of them, on one engine at most
 
 
 class RoutingInvalid(ValueError):
@@ -65,4 +76,9 @@ def pool_route(service: KubernetesService, routing: RoutingAnnotation) -> PoolRo
         hold_s=routing.hold_seconds,
         is_scaled_to_zero=routing.scaled_to_zero,
         claim=Claim(service.metadata.creation_timestamp, service.metadata.namespace),
+        adapters=tuple(
+            AdapterConfig(name=adapter.name, uri=adapter.uri, pinned=adapter.pinned)
+            for adapter in routing.adapters
+        ),
+        adapter_slots=routing.adapter_slots,
     )

@@ -35,7 +35,7 @@ def make_step(*counts: int) -> BackendStep:
     return BackendStep(
         token_ids=np.zeros(starts[-1], np.int32),
         positions=none,
-        slots=none,
+        slots=none[None],
         seq_starts=starts,
         seq_lens=none,
         rows=none,

@@ -58,11 +58,11 @@ def make_step(
     return BackendStep(
         token_ids=np.array(ids, np.int32),
         positions=np.array(positions, np.int32),
-        slots=np.array(slots, np.int32),
+        slots=np.array(slots, np.int32)[None],
         seq_starts=starts.astype(np.int32),
         seq_lens=np.array([context + count for context, count in sequences], np.int32),
         rows=rows,
-        block_tables=tables,
+        block_tables=tables[None],
         logit_rows=logit_rows.astype(np.int32),
         copies=np.zeros((0, 3), np.int32),
     )

@@ -21,6 +21,7 @@ from octavo_engine.backends.torch.triton.attention import (
     plan_parts,
 )
 from octavo_engine.backends.torch.triton.heads import turn_and_store
+from octavo_engine.caches import KVSpec, one_group
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.ops import AttentionSpec, Rope
 from tests.engine.backends.torch_cuda.steps import NUM_BLOCKS, make_step, on_device
@@ -48,7 +49,7 @@ class Paged:
         for index, (context, _) in enumerate(sequences):
             first = 0 if spec.window is None else max(0, context + 1 - spec.window)
             for position in range(first, context):
-                block = self.step.block_tables[self.step.rows[index], position // BLOCK_SIZE]
+                block = self.step.block_tables[0, self.step.rows[index], position // BLOCK_SIZE]
                 value = torch.randn((2, *shape[2:]), generator=rng)
                 kv[:, block, position % BLOCK_SIZE] = value
         self.kv = kv.to(device, dtype)
@@ -58,12 +59,13 @@ class Paged:
     def reference(self) -> torch.Tensor:
         """In float32 on the host, from the values as they were rounded."""
         spec = on_host(self.spec)
-        paged = PagedKV(1, NUM_BLOCKS, spec.num_kv_heads, spec.head_dim, torch.float32)
-        paged.k[0], paged.v[0] = self.kv.float().cpu()
+        layout = one_group([KVSpec(spec.num_kv_heads, spec.head_dim)])
+        paged = PagedKV(layout, NUM_BLOCKS, torch.float32)
+        paged.layers[0][:] = self.kv.float().cpu()
         storage = None if self.kv.dtype == torch.float32 else self.kv.dtype
         ops = ReferenceOps(self.step, paged, Precision(storage=storage))
         result = ops.attention(self.qkv.float().cpu(), spec)
-        self.expected_kv = torch.stack([paged.k[0], paged.v[0]])
+        self.expected_kv = paged.layers[0]
         return result
 
 
@@ -165,8 +167,8 @@ def test_fixed_cuts_make_a_token_independent_of_its_company(device):
     together = run(whole, tile, num_splits=3, split_tokens=32)
     alone = Paged([(75, 1)], spec, device)
     alone.step.block_tables[:] = 0
-    alone.step.block_tables[alone.step.rows[0]] = whole.step.block_tables[whole.step.rows[0]]
-    alone.step.slots[:] = whole.step.slots[-1:]
+    alone.step.block_tables[0, alone.step.rows[0]] = whole.step.block_tables[0, whole.step.rows[0]]
+    alone.step.slots[:] = whole.step.slots[:, -1:]
     alone.kv, alone.qkv = whole.kv, whole.qkv[-1:].clone()
     assert torch.equal(run(alone, tile, num_splits=5, split_tokens=32)[0], together[-1])
 
@@ -226,7 +228,7 @@ def test_a_row_of_padding_writes_nothing_and_reads_nothing(device):
     spec = make_spec()
     paged = Paged([(20, 1)], spec, device)
     expected = paged.reference()
-    paged.step.slots = np.array([*paged.step.slots, -1], np.int32)
+    paged.step.slots = np.array([[*paged.step.slots[0], -1]], np.int32)
     paged.step.positions = np.array([*paged.step.positions, 0], np.int32)
     paged.step.token_ids = np.array([*paged.step.token_ids, 0], np.int32)
     paged.step.seq_starts = np.array([0, 1, 2], np.int32)

@@ -37,7 +37,7 @@ def test_a_host_gets_plain_kernels_unless_told_otherwise(caplog):
 
 def test_triton_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install octavo\[cuda\]"):
+    with pytest.raises(ConfigError, match=r"pip install triton"):
         choose("triton")
 
 

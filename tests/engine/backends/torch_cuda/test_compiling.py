@@ -42,7 +42,8 @@ def warmed(family, device, variants, *, checkpoint=None, use_graphs=False, **opt
         backend._use_graphs, backend._recorder = True, RunAgain(backend)
     driver = Driver(backend, limits=LIMITS)
     assert backend._context is not None
-    backend._context.kv._data.zero_()  # as it is when a model was loaded
+    for data in backend._context.kv._data.values():
+        data.zero_()  # as it is when a model was loaded
     backend.warm_up(Heartbeat())
     assert backend._hooks is not None
     backend._hooks.remove()

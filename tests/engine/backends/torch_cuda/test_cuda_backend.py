@@ -24,7 +24,7 @@ from tests.engine.backends.tolerance import (
     error,
 )
 from tests.engine.backends.torch_cuda.recorders import RunAgain
-from tests.engine.models.tiny import FAMILIES, tiny_model
+from tests.engine.models.tiny import FAMILIES, MemoryCheckpoint, tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -51,12 +51,19 @@ def test_every_family_equals_transformers(name, device):
 
 
 # The interpreter is slow: families whose kernels differ, and few tokens.
-@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "olmo2", "gpt2"])
 def test_triton_kernels_give_whole_models(name, device):
     model = tiny_model(name)
     token_ids = random_tokens(19, seed=1)
     logits = run_alone(build(name, device, kernels="triton"), token_ids, chunks=[17, 1])
     np.testing.assert_allclose(logits, model.logits(token_ids), **FLOAT32)
+
+
+@pytest.mark.parametrize("name", ["bloom", "hunyuan"])
+def test_triton_kernels_refuse_what_they_do_not_compute(name, device):
+    architecture = tiny_model(name).config["architectures"][0]
+    with pytest.raises(ModelError, match=f"{architecture} needs .* --device cpu does"):
+        build(name, device, kernels="triton")
 
 
 @pytest.mark.parametrize("kernels", ["plain", pytest.param("triton", marks=pytest.mark.gpu)])
@@ -134,7 +141,7 @@ def test_weights_are_converted_on_their_way(stored, device):
 
 def test_missing_tensors_are_listed_and_progress_is_told(device):
     model = tiny_model("llama")
-    checkpoint = model.checkpoint()
+    checkpoint = MemoryCheckpoint(model.tensors)
     seen = []
     CudaBackend(
         ModelConfig.from_hf(model.config), checkpoint, max_model_len=64, device=device.type,

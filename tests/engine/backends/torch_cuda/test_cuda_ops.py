@@ -9,6 +9,7 @@ from octavo_engine.backends.torch.cuda_ops import Context, CudaOps, Sum
 from octavo_engine.backends.torch.device_kv import DeviceKV
 from octavo_engine.backends.torch.plain import PlainKernels
 from octavo_engine.backends.torch.ropes import DeviceRopeTables
+from octavo_engine.caches import KVSpec, one_group
 from tests.engine.backends.torch_cuda.steps import make_step, on_device
 
 WEIGHT = torch.ones(8)
@@ -18,7 +19,10 @@ WEIGHT = torch.ones(8)
 def ops():
     cpu = torch.device("cpu")
     kv = DeviceKV(
-        num_layers=1, num_blocks=2, num_kv_heads=1, head_dim=8, dtype=torch.bfloat16, device=cpu
+        one_group([KVSpec(num_kv_heads=1, head_dim=8)]),
+        num_blocks=2,
+        dtype=torch.bfloat16,
+        device=cpu,
     )
     context = Context(PlainKernels(), kv, DeviceRopeTables(8, cpu), torch.bfloat16)
     step = on_device(make_step([(0, 3), (2, 2)]), cpu, 1, is_decode=False)

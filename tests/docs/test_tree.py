@@ -1,4 +1,4 @@
-"""README's tree names every room, and a feature stands where the tree leads one to look."""
+"""The tree of docs/tree.md names every room, and a feature is where the tree leads one to look."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.docs.pages import ROOT
 
-TREE = re.search(r"## The tree\n.*?```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+TREE = re.search(r"```\n(.*?)```", (ROOT / "docs" / "tree.md").read_text(), re.DOTALL)
 PACKAGES = (
     "common/octavo_common",
     "engine/octavo_engine",

@@ -1,0 +1,98 @@
+// LoRA adapters: what each adds to which linear layers, packed for the kernels, and the slots that
+// hold those which steps may use.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "common/memory.h"
+#include "cpu/kernels.h"
+
+namespace octavo {
+
+// A matrix of numbers, row by row.
+struct FloatMatrix {
+    const float* data;
+    int64_t rows;
+    int64_t cols;
+};
+
+// What an adapter adds to one of the parts that a linear layer is stacked from.
+struct AdapterPart {
+    int64_t part;
+    FloatMatrix down;  // [rank, in]
+    FloatMatrix up;    // [outputs of the part, rank]
+    float scale;
+};
+
+// A linear layer that adapters may add to.
+struct AdapterSite {
+    std::vector<int64_t> sizes;  // outputs of its parts, one below the other
+    int64_t cols;
+
+    int64_t rows() const;
+};
+
+class PackedAdapter;
+
+// Made with its sites before the first adapter is packed.
+class AdapterSlots {
+  public:
+    // Throws ValueError on what cannot be.
+    AdapterSlots(int64_t num_slots, int64_t max_rank, Dtype dtype);
+
+    int64_t add_site(std::vector<int64_t> sizes, int64_t cols);
+    // Null empties the slot. Not while a program runs.
+    void set(int64_t slot, std::shared_ptr<const PackedAdapter> adapter);
+
+    int64_t num_slots() const { return static_cast<int64_t>(held_.size()); }
+    bool is_set(int64_t slot) const { return held_[static_cast<size_t>(slot)] != nullptr; }
+    Dtype dtype() const { return dtype_; }
+    const AdapterSite& site(int64_t index) const;
+    int64_t num_sites() const { return static_cast<int64_t>(sites_.size()); }
+    // Columns of a site's shrunken rows: of all parts at the highest rank.
+    int64_t shrunken_cols(int64_t site) const;
+    int64_t max_rank() const { return max_rank_; }
+    // By slot; null where a slot adds nothing to the site. Lives as long as this does.
+    const cpu::AdapterWeights* const* of_site(int64_t site) const;
+
+  private:
+    int64_t max_rank_;
+    Dtype dtype_;
+    std::vector<AdapterSite> sites_;
+    std::vector<std::shared_ptr<const PackedAdapter>> held_;
+    std::vector<std::vector<const cpu::AdapterWeights*>> weights_;  // [site][slot]
+};
+
+class PackedAdapter {
+  public:
+    // With the sites that the slots have.
+    explicit PackedAdapter(const AdapterSlots& slots);
+    PackedAdapter(const PackedAdapter&) = delete;
+    PackedAdapter& operator=(const PackedAdapter&) = delete;
+
+    // Packs what it adds to a site, parts ascending. Throws ValueError when shapes do not agree.
+    void add(const AdapterSlots& slots, int64_t site, std::span<const AdapterPart> parts);
+
+    int64_t num_bytes() const { return num_bytes_; }
+    int64_t num_sites() const { return static_cast<int64_t>(layers_.size()); }
+    const cpu::AdapterWeights* of_site(int64_t site) const {
+        const auto& layer = layers_[static_cast<size_t>(site)];
+        return layer == nullptr ? nullptr : &layer->weights;
+    }
+
+  private:
+    struct Layer {
+        Memory memory;
+        std::vector<cpu::AdapterPanel> panels;
+        std::vector<float> scales;
+        cpu::AdapterWeights weights;
+    };
+
+    std::vector<std::unique_ptr<Layer>> layers_;  // by site
+    int64_t num_bytes_ = 0;
+};
+
+}  // namespace octavo

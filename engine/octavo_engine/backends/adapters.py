@@ -1,0 +1,96 @@
+"""Which parts of a LoRA adapter belong to which linear layers of a model, and whether they fit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from octavo_engine.backends.dequantize import to_float32
+from octavo_engine.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from octavo_engine.weights.adapter import AdapterFiles, AdapterPart
+
+
+class AdapterLimits(NamedTuple):
+    """What a backend must have room for."""
+
+    num_slots: int
+    max_rank: int
+
+
+class AdapterSite(NamedTuple):
+    """A linear layer that adapters may add to, stacked from parts with names of their own."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]  # outputs of each
+    columns: int
+
+
+class SitePart(NamedTuple):
+    """What an adapter adds to one part of a site: scale * up · (down · x)."""
+
+    part: int
+    down: NDArray[np.float32]  # [rank, columns]
+    up: NDArray[np.float32]  # [size, rank]
+    scale: float
+
+
+def is_adaptable(names: Sequence[str]) -> bool:
+    """The head is not: it shares its matrix with the embedding where they are tied."""
+    return list(names) != ["lm_head"]
+
+
+def match_sites(files: AdapterFiles, sites: Sequence[AdapterSite]) -> dict[int, list[SitePart]]:
+    """What the adapter adds to each site, by its number. Raises ModelError that names the layer."""
+    places = {
+        name: (number, part)
+        for number, site in enumerate(sites)
+        for part, name in enumerate(site.names)
+    }
+    found: dict[int, list[SitePart]] = defaultdict(list)
+    for module, part in files.parts.items():
+        if module not in places:
+            raise ModelError(f"{files.path}: {_why_not(module, places)}")
+        number, index = places[module]
+        site = sites[number]
+        wanted = (part.rank, site.columns), (site.sizes[index], part.rank)
+        if (part.down.shape, part.up.shape) != wanted:
+            raise ModelError(
+                f"{files.path}: {module} has lora_A of {list(part.down.shape)} and lora_B of "
+                f"{list(part.up.shape)}; this model's layer takes {list(wanted[0])} and "
+                f"{list(wanted[1])}: the adapter is of another model"
+            )
+        found[number].append(_numbers(index, part))
+    for parts in found.values():
+        parts.sort(key=lambda each: each.part)
+    return found
+
+
+def _numbers(index: int, part: AdapterPart) -> SitePart:
+    down, up = (
+        np.ascontiguousarray(to_float32(half).reshape(half.shape)) for half in (part.down, part.up)
+    )
+    return SitePart(index, down, up, part.scale)
+
+
+def _why_not(module: str, places: dict[str, tuple[int, int]]) -> str:
+    last = module.rpartition(".")[2]
+    if ".experts." in module or last == "experts":
+        return (
+            f"{module} is an expert; adapters of experts are not computed: train one of the "
+            "attention's layers, or merge it into the model"
+        )
+    if last in ("lm_head", "embed_tokens"):
+        return (
+            f"{module} is the embedding or the head; adapters of those are not computed: merge "
+            "it into the model"
+        )
+    known = sorted({name.rpartition(".")[2] for name in places})
+    return f"the model has no linear layer {module}; its layers end in {', '.join(known)}"

@@ -1,0 +1,70 @@
+"""The longest prefix that is cached in all groups of layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.kv.prefix_cache import CachedPrefix
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from octavo_engine.kv.needs import GroupNeeds
+    from octavo_engine.kv.prefix_cache import PrefixCache
+
+
+def match_groups(
+    caches: Sequence[PrefixCache],
+    needs: Sequence[GroupNeeds],
+    root: bytes,
+    digests: Sequence[bytes],
+    token_ids: Sequence[int],
+    limit: int,
+) -> list[CachedPrefix]:
+    """Of the first `limit` tokens; of each group the blocks that what comes next would see, all of
+    equally many tokens."""
+    if len(caches) == 1 and needs[0].behind is None:
+        return [caches[0].match(root, digests, token_ids, limit)]
+    end = _common_end(caches, needs, digests[: limit // BLOCK_SIZE])
+    parent = digests[end - 1] if end else root
+    following = token_ids[end * BLOCK_SIZE : min((end + 1) * BLOCK_SIZE, limit)]
+    sources = [cache.longest(parent, following) for cache in caches]
+    num_copied = min(count for _, count in sources)
+    matches = []
+    for cache, need, (source, _) in zip(caches, needs, sources, strict=True):
+        first = need.first(end * BLOCK_SIZE)
+        found = [cache.get(digest) for digest in digests[first:end]]
+        blocks = [block for block in found if block is not None]
+        assert len(blocks) == end - first, "the end was chosen so that all are there"
+        matches.append(CachedPrefix(blocks, source if num_copied else None, num_copied, first))
+    return matches
+
+
+def _common_end(
+    caches: Sequence[PrefixCache], needs: Sequence[GroupNeeds], digests: Sequence[bytes]
+) -> int:
+    """The largest number of full blocks such that each group has all that are seen from there."""
+    end = len(digests)
+    for cache, need in zip(caches, needs, strict=True):
+        if need.behind is None:
+            missing = (i for i in range(end) if cache.get(digests[i]) is None)
+            end = next(missing, end)
+    windowed = [pair for pair in zip(caches, needs, strict=True) if pair[1].behind is not None]
+    is_settled = False
+    while not is_settled:
+        before = end
+        for cache, need in windowed:
+            end = _end_in_window(cache, need, digests, end)
+        is_settled = end == before
+    return end
+
+
+def _end_in_window(cache: PrefixCache, need: GroupNeeds, digests: Sequence[bytes], end: int) -> int:
+    """The largest end up to `end` before which the whole window is there."""
+    place = end
+    while place > need.first(end * BLOCK_SIZE):
+        place -= 1
+        if cache.get(digests[place]) is None:
+            end = place  # every end behind it that sees it is out
+    return end

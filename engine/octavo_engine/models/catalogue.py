@@ -1,0 +1,168 @@
+"""The supported families as people know them, and docs/models.md, which is made of that and of the
+tables of architectures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from octavo_engine.models.encoder_config import known_encoders
+from octavo_engine.models.families import FAMILIES
+from octavo_engine.weights.gguf_names import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class FamilyEntry(NamedTuple):
+    """One family: its classes in config.json, and a checkpoint of it."""
+
+    name: str
+    architectures: tuple[str, ...]
+    example: str
+    # transformers' class that computes the same, where it has none of the family's own.
+    tested_as: str = ""
+    limits: str = ""
+
+
+_PLAIN_ATTENTION = "CUDA by `--kernels plain` only"
+
+CATALOGUE = (
+    FamilyEntry("Arcee", ("ArceeForCausalLM",), "arcee-ai/AFM-4.5B"),
+    FamilyEntry(
+        "Baichuan 1, 2",
+        ("BaichuanForCausalLM", "BaiChuanForCausalLM"),
+        "baichuan-inc/Baichuan2-7B-Chat",
+        "Llama",
+        "the 13B: " + _PLAIN_ATTENTION,
+    ),
+    FamilyEntry("BLOOM", ("BloomForCausalLM",), "bigscience/bloom-560m", limits=_PLAIN_ATTENTION),
+    FamilyEntry("Command-R, Command-R+", ("CohereForCausalLM",), "CohereLabs/c4ai-command-r-v01"),
+    FamilyEntry(
+        "Command-R7B, Command A", ("Cohere2ForCausalLM",), "CohereLabs/c4ai-command-r7b-12-2024"
+    ),
+    FamilyEntry("DBRX", ("DbrxForCausalLM",), "databricks/dbrx-instruct"),
+    FamilyEntry("ERNIE 4.5 (dense)", ("Ernie4_5ForCausalLM",), "baidu/ERNIE-4.5-0.3B-PT"),
+    FamilyEntry(
+        "EXAONE 3, 3.5", ("ExaoneForCausalLM",), "LGAI-EXAONE/EXAONE-3.5-2.4B-Instruct", "Llama"
+    ),
+    FamilyEntry("EXAONE 4", ("Exaone4ForCausalLM",), "LGAI-EXAONE/EXAONE-4.0-1.2B"),
+    FamilyEntry(
+        "Falcon",
+        ("FalconForCausalLM",),
+        "tiiuae/falcon-7b",
+        limits="with `alibi`: " + _PLAIN_ATTENTION,
+    ),
+    FamilyEntry("Gemma 1", ("GemmaForCausalLM",), "google/gemma-2b-it"),
+    FamilyEntry("Gemma 2", ("Gemma2ForCausalLM",), "google/gemma-2-2b-it"),
+    FamilyEntry(
+        "Gemma 3 (text)",
+        ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+        "google/gemma-3-1b-it",
+    ),
+    FamilyEntry("GLM-4", ("GlmForCausalLM",), "zai-org/glm-4-9b-chat-hf"),
+    FamilyEntry("GLM-4-0414", ("Glm4ForCausalLM",), "zai-org/GLM-4-9B-0414"),
+    FamilyEntry("GPT-2", ("GPT2LMHeadModel",), "openai-community/gpt2"),
+    FamilyEntry(
+        "GPT-BigCode (SantaCoder, StarCoder)", ("GPTBigCodeForCausalLM",), "bigcode/starcoder"
+    ),
+    FamilyEntry("GPT-J", ("GPTJForCausalLM",), "EleutherAI/gpt-j-6b"),
+    FamilyEntry("GPT-NeoX, Pythia", ("GPTNeoXForCausalLM",), "EleutherAI/pythia-1b"),
+    FamilyEntry("Granite 3", ("GraniteForCausalLM",), "ibm-granite/granite-3.3-2b-instruct"),
+    FamilyEntry(
+        "Granite 3 MoE", ("GraniteMoeForCausalLM",), "ibm-granite/granite-3.1-1b-a400m-instruct"
+    ),
+    FamilyEntry(
+        "Hunyuan (dense)",
+        ("HunYuanDenseV1ForCausalLM",),
+        "tencent/Hunyuan-1.8B-Instruct",
+        limits=_PLAIN_ATTENTION,
+    ),
+    FamilyEntry("InternLM 1", ("InternLMForCausalLM",), "internlm/internlm-7b", "Llama"),
+    FamilyEntry("InternLM 2", ("InternLM2ForCausalLM",), "internlm/internlm2_5-7b-chat", "Llama"),
+    FamilyEntry("InternLM 3", ("InternLM3ForCausalLM",), "internlm/internlm3-8b-instruct"),
+    FamilyEntry("Llama 1 to 3", ("LlamaForCausalLM",), "meta-llama/Llama-3.2-1B-Instruct"),
+    FamilyEntry("MiniCPM 1, 2", ("MiniCPMForCausalLM",), "openbmb/MiniCPM-2B-sft-bf16", "Granite"),
+    FamilyEntry("Mistral", ("MistralForCausalLM",), "mistralai/Mistral-7B-Instruct-v0.3"),
+    FamilyEntry("Mixtral", ("MixtralForCausalLM",), "mistralai/Mixtral-8x7B-Instruct-v0.1"),
+    FamilyEntry(
+        "MPT",
+        ("MptForCausalLM", "MPTForCausalLM"),
+        "mosaicml/mpt-7b",
+        limits=_PLAIN_ATTENTION,
+    ),
+    FamilyEntry("Nemotron", ("NemotronForCausalLM",), "nvidia/Minitron-4B-Base"),
+    FamilyEntry("OLMo 1", ("OlmoForCausalLM",), "allenai/OLMo-1B-hf"),
+    FamilyEntry("OLMo 2", ("Olmo2ForCausalLM",), "allenai/OLMo-2-0425-1B-Instruct"),
+    FamilyEntry("OLMo 3", ("Olmo3ForCausalLM",), "allenai/Olmo-3-7B-Instruct"),
+    FamilyEntry("OLMoE", ("OlmoeForCausalLM",), "allenai/OLMoE-1B-7B-0924-Instruct"),
+    FamilyEntry("OPT", ("OPTForCausalLM",), "facebook/opt-125m", limits="all but opt-350m"),
+    FamilyEntry("Phi 1, 1.5, 2", ("PhiForCausalLM",), "microsoft/phi-2"),
+    FamilyEntry("Phi 3, 3.5, 4-mini", ("Phi3ForCausalLM",), "microsoft/Phi-4-mini-instruct"),
+    FamilyEntry("Qwen 1.5, 2, 2.5", ("Qwen2ForCausalLM",), "Qwen/Qwen2.5-0.5B-Instruct"),
+    FamilyEntry("Qwen 2 MoE", ("Qwen2MoeForCausalLM",), "Qwen/Qwen1.5-MoE-A2.7B-Chat"),
+    FamilyEntry("Qwen 3", ("Qwen3ForCausalLM",), "Qwen/Qwen3-0.6B"),
+    FamilyEntry("Qwen 3 MoE", ("Qwen3MoeForCausalLM",), "Qwen/Qwen3-30B-A3B"),
+    FamilyEntry("Seed-OSS", ("SeedOssForCausalLM",), "ByteDance-Seed/Seed-OSS-36B-Instruct"),
+    FamilyEntry("SmolLM 3", ("SmolLM3ForCausalLM",), "HuggingFaceTB/SmolLM3-3B"),
+    FamilyEntry("StableLM", ("StableLmForCausalLM",), "stabilityai/stablelm-2-1_6b-chat"),
+    FamilyEntry("StarCoder 2", ("Starcoder2ForCausalLM",), "bigcode/starcoder2-3b"),
+)
+
+_INTRO = """<!-- Made by `python -m octavo_engine.models`: edit models/catalogue.py. -->
+# Supported models
+
+{count} families that generate text, as checkpoints of safetensors and, where the table names an
+architecture, as GGUF files. SmolLM 1 and 2, Yi, TinyLlama, Vicuna and others whose `config.json`
+says `LlamaForCausalLM` are Llamas here.
+
+Every family runs by `--device cpu` and `--device torch`, and by `--device cuda` unless the table
+limits it. The weights of all can be quantised in memory on the CPU (`--quantization int8`, `int4`).
+
+**What is tested.** Of each family a tiny random checkpoint is written by transformers. The torch
+reference, the native backend and the plain kernels for devices give its logits in float32 (relative
+error 2e-5): in a batch, in chunks, token by token. On the CPU, bfloat16, int8, int4 and each type
+of KV cache stay within their tolerances, and a sequence's bits do not depend on the batch or on how
+its prompt was cut. Where the column *tested as* names another class, transformers has none for the
+family: the weights of the named class are written in the family's own format. Of checkpoints in the
+sizes that people use, only SmolLM 2's is run by the tests.
+
+| family | architecture | example | GGUF | tested as | limits |
+|---|---|---|---|---|---|
+"""
+
+_END = """
+Architectures of models for embeddings and scores: {encoders}, and the bodies of the families above;
+see [Embeddings and ranking](embeddings.md).
+
+A model that is not listed can be added as
+[one page in a package of your own](adding-a-model.md#a-model-in-a-package-of-your-own).
+"""
+
+
+def models_page() -> str:
+    """docs/models.md."""
+    encoders = ", ".join(f"`{name}`" for name in sorted(known_encoders()))
+    rows = "\n".join(_rows())
+    return _INTRO.format(count=len(CATALOGUE)) + rows + "\n" + _END.format(encoders=encoders)
+
+
+def _rows() -> Iterator[str]:
+    by_class: dict[str, list[str]] = {}
+    for name, architecture in ARCHITECTURES.items():
+        by_class.setdefault(architecture.class_name, []).append(name)
+    for entry in CATALOGUE:
+        files = [f"`{name}`" for own in entry.architectures for name in by_class.get(own, [])]
+        cells = (
+            entry.name,
+            ", ".join(f"`{own}`" for own in entry.architectures),
+            f"`{entry.example}`",
+            ", ".join(files),
+            entry.tested_as,
+            entry.limits,
+        )
+        yield "| " + " | ".join(cells) + " |"
+
+
+def missing_architectures() -> set[str]:
+    """Those of the table of families that no entry names."""
+    return set(FAMILIES) - {own for entry in CATALOGUE for own in entry.architectures}

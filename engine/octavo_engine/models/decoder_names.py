@@ -1,0 +1,268 @@
+"""How files name a decoder's weights and in which order rows lie in them, and how our pages do.
+
+Pages know Llama's names. A rule may also say that a tensor holds several of ours, lies transposed,
+or has the rows of its heads in another order: what `weights.views.Arranged` undoes.
+"""
+
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo_engine.weights.views import Arranged, StoredPlace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from octavo_engine.models.config import ModelConfig
+    from octavo_engine.models.families import Naming
+    from octavo_engine.weights.checkpoint import Checkpoint
+
+Rules = tuple[tuple[str, str], ...]
+
+_GPT2: Rules = (
+    (r"^(?:transformer\.)?wte\.", "model.embed_tokens."),
+    (r"^(?:transformer\.)?wpe\.", "model.embed_positions."),
+    (r"^(?:transformer\.)?h\.", "model.layers."),
+    (r"^(?:transformer\.)?ln_f\.", "model.norm."),
+    (r"\.ln_1\.", ".input_layernorm."),
+    (r"\.ln_2\.", ".post_attention_layernorm."),
+    (r"\.attn\.c_attn\.", ".self_attn.qkv_proj."),
+    (r"\.attn\.c_proj\.", ".self_attn.o_proj."),
+    (r"\.mlp\.c_fc\.", ".mlp.up_proj."),
+    (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
+)
+_QKV: Rules = ((r"\.(?:attention|self_attention)\.query_key_value\.", ".self_attn.qkv_proj."),)
+_DENSE: Rules = (
+    (r"\.(?:attention|self_attention)\.dense\.", ".self_attn.o_proj."),
+    (r"\.mlp\.dense_h_to_4h\.", ".mlp.up_proj."),
+    (r"\.mlp\.dense_4h_to_h\.", ".mlp.down_proj."),
+)
+_FALCON: Rules = (
+    (r"^transformer\.word_embeddings\.", "model.embed_tokens."),
+    (r"^transformer\.h\.", "model.layers."),
+    (r"^transformer\.ln_f\.", "model.norm."),
+    *_QKV,
+    *_DENSE,
+)
+
+# In this order, each at most once.
+_RULES: Mapping[Naming, Rules] = MappingProxyType(
+    {
+        "llama": (),
+        "gpt2": _GPT2,
+        "bigcode": _GPT2,
+        "gptj": (
+            *_GPT2[:5],
+            (r"\.attn\.([qkv])_proj\.", r".self_attn.\1_proj."),
+            (r"\.attn\.out_proj\.", ".self_attn.o_proj."),
+            (r"\.mlp\.fc_in\.", ".mlp.up_proj."),
+            (r"\.mlp\.fc_out\.", ".mlp.down_proj."),
+        ),
+        "neox": (
+            (r"^gpt_neox\.embed_in\.", "model.embed_tokens."),
+            (r"^gpt_neox\.layers\.", "model.layers."),
+            (r"^gpt_neox\.final_layer_norm\.", "model.norm."),
+            (r"^embed_out\.", "lm_head."),
+            *_QKV,
+            *_DENSE,
+        ),
+        "falcon": (
+            *_FALCON,
+            (r"\.ln_attn\.", ".input_layernorm."),
+            (r"\.ln_mlp\.", ".post_attention_layernorm."),
+        ),
+        "bloom": (
+            (r"^(?=word_embeddings|h\.|ln_f\.)", "transformer."),
+            (r"^transformer\.word_embeddings_layernorm\.", "model.embedding_norm."),
+            *_FALCON,
+        ),
+        "mpt": (
+            *_GPT2[:4],
+            (r"^transformer\.blocks\.", "model.layers."),
+            (r"^transformer\.norm_f\.", "model.norm."),
+            (r"\.norm_1\.", ".input_layernorm."),
+            (r"\.norm_2\.", ".post_attention_layernorm."),
+            (r"\.attn\.Wqkv\.", ".self_attn.qkv_proj."),
+            (r"\.attn\.out_proj\.", ".self_attn.o_proj."),
+            (r"\.ffn\.", ".mlp."),
+        ),
+        "starcoder2": (
+            (r"\.mlp\.c_fc\.", ".mlp.up_proj."),
+            (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
+        ),
+        "opt": (
+            (r"^(?:model\.)?decoder\.", "model."),
+            (r"^model\.final_layer_norm\.", "model.norm."),
+            (r"\.self_attn_layer_norm\.", ".input_layernorm."),
+            (r"\.final_layer_norm\.", ".post_attention_layernorm."),
+            (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
+            (r"\.fc1\.", ".mlp.up_proj."),
+            (r"\.fc2\.", ".mlp.down_proj."),
+        ),
+        "phi": (
+            (r"^model\.final_layernorm\.", "model.norm."),
+            (r"\.self_attn\.dense\.", ".self_attn.o_proj."),
+            (r"\.mlp\.fc1\.", ".mlp.up_proj."),
+            (r"\.mlp\.fc2\.", ".mlp.down_proj."),
+        ),
+        "stablelm": (
+            (r"\.self_attn\.q_layernorm\.norms\.", ".self_attn.q_norm."),
+            (r"\.self_attn\.k_layernorm\.norms\.", ".self_attn.k_norm."),
+        ),
+        "dbrx": (
+            *_GPT2[:4],
+            (r"^transformer\.blocks\.", "model.layers."),
+            (r"^transformer\.norm_f\.", "model.norm."),
+            (r"\.norm_attn_norm\.norm_1\.", ".input_layernorm."),
+            (r"\.norm_attn_norm\.norm_2\.", ".post_attention_layernorm."),
+            (r"\.norm_attn_norm\.attn\.Wqkv\.", ".self_attn.qkv_proj."),
+            (r"\.norm_attn_norm\.attn\.out_proj\.", ".self_attn.o_proj."),
+            (r"\.ffn\.router\.layer\.", ".block_sparse_moe.gate."),
+        ),
+        "glm4": (
+            (r"\.post_attention_layernorm\.", ".pre_feedforward_layernorm."),
+            (r"\.post_self_attn_layernorm\.", ".post_attention_layernorm."),
+            (r"\.post_mlp_layernorm\.", ".post_feedforward_layernorm."),
+        ),
+        "exaone": (
+            *_GPT2[:6],
+            (r"\.attn\.attention\.([qkv])_proj\.", r".self_attn.\1_proj."),
+            (r"\.attn\.attention\.out_proj\.", ".self_attn.o_proj."),
+            (r"\.mlp\.c_fc_0\.", ".mlp.gate_proj."),
+            (r"\.mlp\.c_fc_1\.", ".mlp.up_proj."),
+            (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
+        ),
+        "internlm2": (
+            (r"^model\.tok_embeddings\.", "model.embed_tokens."),
+            (r"^output\.", "lm_head."),
+            (r"\.attention_norm\.", ".input_layernorm."),
+            (r"\.ffn_norm\.", ".post_attention_layernorm."),
+            (r"\.attention\.wqkv\.", ".self_attn.qkv_proj."),
+            (r"\.attention\.wo\.", ".self_attn.o_proj."),
+            (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
+            (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
+            (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
+        ),
+        "baichuan": ((r"\.self_attn\.W_pack\.", ".self_attn.qkv_proj."),),
+        "hunyuan": (
+            (r"\.self_attn\.query_layernorm\.", ".self_attn.q_norm."),
+            (r"\.self_attn\.key_layernorm\.", ".self_attn.k_norm."),
+        ),
+        "granitemoe": ((r"\.block_sparse_moe\.router\.layer\.", ".block_sparse_moe.gate."),),
+    }
+)
+
+_TRANSPOSED = frozenset(("gpt2",))  # projections are stored as [in, out]
+# qkv_proj holds head after head: the queries that share a key, their key, their value.
+_BY_HEAD = frozenset(("neox", "bloom", "falcon", "bigcode", "internlm2"))
+_PROJECTION = re.compile(r"_proj\.weight$")
+_HEADS = re.compile(r"\.self_attn\.(qkv_proj|q_proj|k_proj|q_norm|k_norm)\.(?:weight|bias)$")
+_NORM_OF_HEAD = re.compile(r"(\.self_attn\.[qk]_norm)\.(\d+)\.weight$")
+_EXPERTS = re.compile(
+    r"^(model\.layers\.\d+)\.(?:block_sparse_moe|ffn\.experts\.mlp)\."
+    r"(input_linear|output_linear|w1|v1|w2)(?:\.weight)?$"
+)
+_BAICHUAN2_TOKENS = 125696  # its head's rows are brought to length one
+
+
+def under_our_names(config: ModelConfig, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint as the model's page asks for it."""
+    family = config.family
+    if family.naming == "llama" and not family.turns_neighbours:
+        return checkpoint
+    return Arranged(checkpoint, dict(_sources(config, checkpoint.names())))
+
+
+def _sources(config: ModelConfig, names: Iterable[str]) -> Iterator[tuple[str, StoredPlace]]:
+    naming = config.family.naming
+    rules = [(re.compile(pattern), ours) for pattern, ours in _RULES[naming]]
+    norms: dict[str, dict[int, str]] = {}
+    for name in names:
+        ours = name
+        for pattern, replacement in rules:
+            ours = pattern.sub(replacement, ours, count=1)
+        if match := _EXPERTS.match(ours):
+            yield from _experts(config, name, match)
+        elif match := _NORM_OF_HEAD.search(ours):
+            whole = ours[: match.start()] + f"{match[1]}.weight"
+            norms.setdefault(whole, {})[int(match[2])] = name
+        else:
+            yield ours, _one(config, name, ours)
+    for whole, by_head in norms.items():
+        yield whole, StoredPlace(tuple(by_head[head] for head in sorted(by_head)))
+
+
+def _one(config: ModelConfig, name: str, ours: str) -> StoredPlace:
+    naming = config.family.naming
+    if naming == "baichuan" and ours == "lm_head.weight":
+        return StoredPlace((name,), has_unit_rows=config.vocab_size == _BAICHUAN2_TOKENS)
+    is_transposed = naming in _TRANSPOSED and _PROJECTION.search(ours) is not None
+    match = _HEADS.search(ours)
+    shape = None
+    if match is not None and match[1].endswith("norm") and config.block.qk_norm == "own":
+        heads = config.num_heads if match[1] == "q_norm" else config.num_kv_heads
+        shape = (heads, config.head_dim)
+    rows = None if match is None else _rows(config, match[1])
+    return StoredPlace((name,), shape=shape, row_map=rows, is_transposed=is_transposed)
+
+
+def _rows(config: ModelConfig, part: str) -> NDArray[np.int32] | None:
+    """For each of our rows the one of the file, where they differ."""
+    by_head, turns = config.family.naming in _BY_HEAD, config.family.turns_neighbours
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    if part != "qkv_proj":
+        if not turns:
+            return None
+        count = heads if part.startswith("q") else kv_heads
+        if part.endswith("norm") and config.block.qk_norm == "head":
+            count = 1
+        rows = np.arange(count * dim, dtype=np.int32).reshape(count, dim)
+        return np.ascontiguousarray(rows[:, _turned_columns(config)]).reshape(-1)
+    if not by_head:
+        return None
+    whole = np.arange((heads + 2 * kv_heads) * dim, dtype=np.int32)
+    groups = whole.reshape(kv_heads, heads // kv_heads + 2, dim)
+    q, k, v = groups[:, :-2], groups[:, -2], groups[:, -1]
+    return np.concatenate([part.reshape(-1) for part in (q, k, v)])
+
+
+def _turned_columns(config: ModelConfig) -> NDArray[np.int32]:
+    """For each column of a head the file's: pairs of neighbours become pairs half a rope apart."""
+    rope = next((layer.rope for layer in config.layers if layer.rope is not None), None)
+    rotary = 0 if rope is None else rope.rotary_dim
+    turned = np.arange(rotary, dtype=np.int32).reshape(-1, 2).T.reshape(-1)
+    return np.concatenate([turned, np.arange(rotary, config.head_dim, dtype=np.int32)])
+
+
+def _experts(
+    config: ModelConfig, name: str, match: re.Match[str]
+) -> Iterator[tuple[str, StoredPlace]]:
+    """Each expert's matrices, of one that holds all of a layer's."""
+    experts = config.experts
+    assert experts is not None, "the family has them"
+    count, width, hidden = experts.num_experts, experts.width, config.hidden_size
+    kind = match[2]
+    parts = {"input_linear": ("w1", "w3"), "output_linear": ("w2",),
+             "w1": ("w1",), "v1": ("w3",), "w2": ("w2",)}[kind]  # fmt: skip
+    shape: tuple[int, ...] = {
+        "input_linear": (count, 2 * width, hidden),
+        "output_linear": (count, hidden, width),
+    }.get(kind, (count * width, hidden))
+    for expert in range(count):
+        for place, part in enumerate(parts):
+            yield (
+                f"{match[1]}.block_sparse_moe.experts.{expert}.{part}.weight",
+                StoredPlace(
+                    (name,),
+                    shape=shape,
+                    part=expert * len(parts) + place,
+                    parts=count * len(parts),
+                    is_transposed=kind == "w2",
+                ),
+            )

@@ -1,0 +1,94 @@
+"""`LLM(...)` and `SamplingParams(...)` with vLLM's names: accepted, or refused with advice."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo_engine.errors import ConfigError, InvalidRequest
+
+
+def _any(**fields: Any) -> dict[str, Any]:
+    return fields
+
+
+def test_settings_that_change_nothing_are_accepted():
+    theirs: dict[str, Any] = {
+        "swap_space": 0, "trust_remote_code": False, "block_size": 16, "hf_overrides": None,
+        "load_format": "safetensors", "enable_chunked_prefill": True, "disable_log_stats": False,
+        "enforce_eager": True,
+    }  # fmt: skip
+    with LLM(device="sim", **theirs) as llm:
+        assert llm.info.backend.startswith("sim")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gpu_memory_utilization": 0.9}, "LLM(gpu_memory_utilization=0.9) is not supported: "
+         "memory_fraction is the share of the memory that is free after loading"),
+        ({"trust_remote_code": True}, "code of a model's repository is never run"),
+        ({"swap_space": 4}, "a preempted sequence is computed again"),
+        ({"quantization": "awq"}, "LLM(quantization='awq') is not supported: how weights are"),
+        ({"limit_mm_per_prompt": {"image": 1}}, "images, audio and video are not read"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_had_are_one_sentence(settings, message):
+    with pytest.raises(ConfigError) as caught:
+        LLM(device="sim", **settings)
+    assert message in str(caught.value)
+
+
+def test_an_unknown_argument_is_guessed_at():
+    with pytest.raises(
+        TypeError, match=r"LLM\(\) has no argument max_modellen; did you mean max_mo"
+    ):
+        LLM(device="sim", max_modellen=4)
+    with pytest.raises(TypeError, match="LLM\\(\\) has no argument zzz; it has model, tokenizer, "):
+        LLM(device="sim", zzz=4)
+
+
+def test_sampling_parameters_that_change_nothing_are_accepted():
+    theirs: dict[str, Any] = {
+        "best_of": None, "structured_outputs": None, "spaces_between_special_tokens": True,
+        "skip_clone": True, "truncate_prompt_tokens": None,
+    }  # fmt: skip
+    params = SamplingParams(top_k=4, **theirs)
+    assert params == SamplingParams(top_k=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("structured_outputs", {"json": {}}, "use grammar=structured_output(json=…)"),
+        ("best_of", 4, "use n, and choose among the answers"),
+        ("use_beam_search", True, "use LLM.beam_search with octavo.BeamSearchParams"),
+        ("spaces_between_special_tokens", False, "texts are as the tokenizer decodes them"),
+        ("extra_args", {"a": 1}, "in logits_processors"),
+    ],
+)
+def test_sampling_parameters_that_cannot_be_had_name_ours(name, value, message):
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**{name: value})
+    assert str(caught.value).startswith(f"{name} is not supported: ")
+    assert message in str(caught.value)
+    assert caught.value.param == name
+
+
+def test_an_unknown_sampling_parameter_is_guessed_at():
+    with pytest.raises(TypeError, match=r"has no field max_token; did you mean max_tokens\?"):
+        SamplingParams(**_any(max_token=3))
+    with pytest.raises(InvalidRequest, match="temperature must be a number"):
+        SamplingParams(**_any(temperature="x", best_of=1))
+
+
+def test_the_values_still_travel():
+    params = SamplingParams(max_tokens=3, stop=("x",))
+    packed = msgspec.msgpack.encode(params)
+    assert msgspec.msgpack.decode(packed, type=SamplingParams) == params
+    assert pickle.loads(pickle.dumps(params)) == params
+    assert msgspec.structs.replace(params, max_tokens=4).max_tokens == 4
